@@ -1,0 +1,215 @@
+//! The seam between routing and those who receive: sessions (net) and gRPC streams (grpc).
+
+use std::{any::Any, sync::Arc};
+
+use crate::types::{ClientId, DropReason, Message, QoS, SharedMessage};
+
+use super::{MatchCache, SessionCore};
+
+/// How one target receives one message.
+#[derive(Debug, Clone, Copy)]
+pub struct MatchOptions<'a> {
+    /// Highest QoS granted by the matching subscriptions.
+    pub qos: QoS,
+    /// Any matching subscription has Retain As Published [MQTT-3.3.1-13].
+    pub retain_as_published: bool,
+    /// The message is replayed because of a new subscription; RETAIN is set [MQTT-3.3.1-8].
+    pub replay: bool,
+    /// Subscription identifiers of all matching subscriptions [MQTT-3.3.4-4].
+    pub ids: &'a [u32],
+    /// The shared group that chose this target, 0 for none; see [`super::Broker::redeliver`].
+    pub group: u32,
+    /// Whether the message may wait while the target has no connection.
+    pub queue_offline: bool,
+}
+
+/// What a target did with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Encoded into the out-buffer, or waiting for a connected receiver.
+    Sent,
+    /// Waiting for a receiver that is not connected.
+    Queued,
+    /// Not taken.
+    Dropped(DropReason),
+}
+
+/// Result of [`Target::deliver`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivered {
+    /// What happened.
+    pub outcome: Outcome,
+    /// The target has bytes to flush and is in no flush list yet: the broker adds it to the turn's.
+    pub flush: bool,
+}
+
+/// Receives messages. Called under no broker lock; must not call back into the broker.
+pub trait Target: Any + Send + Sync {
+    /// Takes or refuses one message without blocking and without a system call.
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, turn: &mut Frames) -> Delivered;
+
+    /// Sends what earlier deliveries left. Called once for each `flush: true`, at the end of the turn.
+    fn flush(self: Arc<Self>);
+
+    /// Whether the receiver is connected.
+    fn is_online(&self) -> bool;
+
+    /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
+    fn load(&self) -> usize;
+}
+
+/// A target that is an MQTT session.
+pub trait Session: Target {
+    /// The broker's part of the session.
+    fn core(&self) -> &SessionCore;
+
+    /// Asks the connection of `epoch` or older to end for `reason`. Does not wait.
+    fn close(&self, epoch: u64, reason: CloseReason);
+
+    /// The session is over: drops what waits, and hands back what a shared group may give to another
+    /// member: (group, message), never QoS 2 in flight [MQTT-4.8.2-5].
+    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)>;
+
+    /// For getting the concrete type back.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+
+    /// Counts for `Devices.Get` and metrics.
+    fn queue(&self) -> QueueInfo;
+}
+
+/// Queue figures of one session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Sent and not acknowledged.
+    pub inflight: usize,
+    /// Waiting.
+    pub pending: usize,
+    /// Bytes waiting.
+    pub pending_bytes: usize,
+    /// Dropped since the session began.
+    pub dropped: u64,
+}
+
+/// Why the gateway ends a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// Another connection uses the client id [MQTT-3.1.4-3].
+    TakenOver,
+    /// An administrator (gRPC Devices.Disconnect) asked for it, with this v5 reason code.
+    Administrative(u8),
+    /// Its queue overflowed and the policy is to disconnect.
+    SlowConsumer,
+    /// The gateway shuts down.
+    ServerShutdown,
+    /// Nothing was read for 1.5 times the keep alive [MQTT-3.1.2-22].
+    KeepAlive,
+    /// A write made no progress.
+    WriteTimeout,
+    /// The session's expiry ended while it was connected, or the session was discarded.
+    SessionEnded,
+}
+
+/// An opaque cache of encoded frames that lives for one message, supplied by net.
+pub type Frames = Option<Box<dyn Any + Send>>;
+
+/// Everything that one turn of a thread collects. See DESIGN "The seam".
+#[derive(Default)]
+pub struct Turn {
+    /// Frames of the message being delivered; cleared by the broker before each message.
+    pub frames: Frames,
+    /// Targets with bytes to flush.
+    pub dirty: Vec<Arc<dyn Target>>,
+    /// This thread's match cache.
+    pub matches: MatchCache,
+}
+
+impl Turn {
+    /// Flushes every target in the list. Call before the turn ends.
+    pub fn flush(&mut self) {
+        while let Some(target) = self.dirty.pop() {
+            target.flush();
+        }
+    }
+}
+
+/// A will, published when its connection ends without DISCONNECT 0x00.
+#[derive(Debug, Clone)]
+pub struct Will {
+    /// The message, retain flag and all. `expires` is set from `expiry` when it is published.
+    pub message: Arc<SharedMessage>,
+    /// Message expiry interval in seconds, counted from publication.
+    pub expiry: Option<u32>,
+    /// Will Delay Interval in seconds.
+    pub delay: u32,
+}
+
+/// What is known of a connection, for `Devices` and events.
+#[derive(Debug, Clone)]
+pub struct ConnectionInfo {
+    /// Remote address as text.
+    pub peer: String,
+    /// Listener name.
+    pub listener: String,
+    /// Protocol level.
+    pub protocol: crate::types::Protocol,
+    /// Effective keep alive in seconds.
+    pub keep_alive: u16,
+    /// User name, if any.
+    pub username: Option<String>,
+}
+
+/// Something that happened, for `Events.Watch` and logs.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// When.
+    pub at: crate::types::Timestamp,
+    /// The device concerned.
+    pub client_id: ClientId,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// Kinds of events.
+#[derive(Debug, Clone)]
+pub enum EventKind {
+    /// A connection was accepted.
+    Connected {
+        /// Its details.
+        info: Arc<ConnectionInfo>,
+        /// Whether an earlier session was resumed.
+        session_present: bool,
+    },
+    /// A connection ended.
+    Disconnected {
+        /// Why, in a few words of a fixed set.
+        reason: &'static str,
+    },
+    /// Another connection took the session over.
+    TakenOver,
+    /// A subscription was made.
+    Subscribed {
+        /// Full filter.
+        filter: String,
+        /// Granted QoS.
+        qos: QoS,
+    },
+    /// A subscription was removed.
+    Unsubscribed {
+        /// Full filter.
+        filter: String,
+    },
+    /// The session is over.
+    SessionEnded {
+        /// Why: `expired`, `clean_start`, `administrative`.
+        reason: &'static str,
+    },
+    /// Messages were dropped for this session (rate-limited to one event a second).
+    Dropped {
+        /// Why.
+        reason: DropReason,
+        /// How many since the last event.
+        count: u64,
+    },
+    /// Authentication failed.
+    AuthFailed,
+}

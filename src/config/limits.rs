@@ -1,0 +1,169 @@
+//! Every bound that a peer can run into. Sizes in bytes, rates per second.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::units::{ByteSize, Span};
+
+/// What to do with a QoS 1 or 2 message for a full queue. QoS 0 is always dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverflowPolicy {
+    /// Drop the oldest waiting message.
+    DropOldest,
+    /// Drop the new message.
+    #[default]
+    DropNewest,
+    /// Close the subscriber's connection.
+    Disconnect,
+}
+
+/// How a shared group chooses a member.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SharedStrategy {
+    /// In turn.
+    #[default]
+    RoundRobin,
+    /// At random.
+    Random,
+    /// By the publisher's client id.
+    HashClient,
+    /// By topic.
+    HashTopic,
+    /// One member until it leaves.
+    Sticky,
+    /// The member with the fewest messages waiting or un-acknowledged.
+    LeastInflight,
+}
+
+/// `[limits]` of the configuration.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Largest MQTT packet accepted (announced in v5 CONNACK).
+    pub max_packet_size: ByteSize,
+    /// Longest topic name or filter.
+    pub max_topic_bytes: usize,
+    /// Most levels in a topic name or filter.
+    pub max_topic_levels: usize,
+    /// Longest client id.
+    pub max_client_id_bytes: usize,
+    /// Subscriptions per session.
+    pub max_subscriptions: usize,
+    /// Un-acknowledged QoS 1 and 2 messages towards a client.
+    pub max_inflight: u16,
+    /// Un-acknowledged QoS 2 messages from a client (v5 Receive Maximum).
+    pub receive_maximum: u16,
+    /// Inbound topic aliases (v5 Topic Alias Maximum).
+    pub topic_alias_maximum: u16,
+    /// Messages waiting for a connected session.
+    pub mailbox_messages: usize,
+    /// Bytes waiting for a connected session.
+    pub mailbox_bytes: ByteSize,
+    /// Messages waiting for a session without a connection.
+    pub offline_messages: usize,
+    /// Bytes waiting for a session without a connection.
+    pub offline_bytes: ByteSize,
+    /// Whether QoS 0 messages wait for a session without a connection.
+    pub offline_qos0: bool,
+    /// Full queues: what happens to QoS 1 and 2.
+    pub overflow: OverflowPolicy,
+    /// Bytes queued in the whole process.
+    pub memory_budget: ByteSize,
+    /// Retained messages in all.
+    pub retained_messages: usize,
+    /// Bytes of retained messages in all.
+    pub retained_bytes: ByteSize,
+    /// Most retained messages replayed for one subscription; 0 is no limit.
+    pub retained_per_subscribe: usize,
+    /// Connections in all.
+    pub max_connections: usize,
+    /// TLS, WebSocket and CONNECT handshakes under way at once.
+    pub max_handshakes: usize,
+    /// New connections per second, 0 is no limit.
+    pub accept_rate: u32,
+    /// Messages per second from one client, 0 is no limit; reading pauses.
+    pub client_message_rate: u32,
+    /// Bytes per second from one client, 0 is no limit; reading pauses.
+    pub client_byte_rate: ByteSize,
+    /// From accept to a complete CONNECT.
+    pub connect_timeout: Span,
+    /// A write that makes no progress for so long closes the connection.
+    pub write_timeout: Span,
+    /// Smallest keep alive granted, seconds; a smaller one is raised (v5) or refused nothing (v3).
+    pub keep_alive_min: u16,
+    /// Largest keep alive granted, seconds, 0 is no limit; also applies to clients that ask for none.
+    pub keep_alive_max: u16,
+    /// Longest session expiry granted, seconds; v3 persistent sessions get it too.
+    pub session_expiry_max: u32,
+    /// Sessions without a connection, in all.
+    pub max_offline_sessions: usize,
+    /// Highest QoS granted and accepted.
+    pub max_qos: u8,
+    /// Retained messages allowed.
+    pub retain_available: bool,
+    /// Wildcard filters allowed.
+    pub wildcard_available: bool,
+    /// Shared subscriptions allowed.
+    pub shared_available: bool,
+    /// Subscription identifiers allowed (v5).
+    pub subscription_id_available: bool,
+    /// Check payloads that claim to be UTF-8 (v5 payload format indicator).
+    pub validate_payload_format: bool,
+    /// Strategy of shared groups without their own.
+    pub shared_strategy: SharedStrategy,
+    /// Strategy by group name.
+    pub shared_groups: std::collections::BTreeMap<String, SharedStrategy>,
+    /// Messages waiting for a shared group while all its members are away.
+    pub group_queue_messages: usize,
+    /// Bytes buffered for one gRPC stream.
+    pub stream_buffer: ByteSize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_packet_size: ByteSize(1 << 20),
+            max_topic_bytes: 4096,
+            max_topic_levels: 128,
+            max_client_id_bytes: 256,
+            max_subscriptions: 10_000,
+            max_inflight: 1024,
+            receive_maximum: 1024,
+            topic_alias_maximum: 64,
+            mailbox_messages: 10_000,
+            mailbox_bytes: ByteSize(16 << 20),
+            offline_messages: 10_000,
+            offline_bytes: ByteSize(16 << 20),
+            offline_qos0: false,
+            overflow: OverflowPolicy::DropNewest,
+            memory_budget: ByteSize(1 << 30),
+            retained_messages: 1_000_000,
+            retained_bytes: ByteSize(512 << 20),
+            retained_per_subscribe: 0,
+            max_connections: 1_000_000,
+            max_handshakes: 1_000,
+            accept_rate: 0,
+            client_message_rate: 0,
+            client_byte_rate: ByteSize(0),
+            connect_timeout: Span(Duration::from_secs(10)),
+            write_timeout: Span(Duration::from_secs(20)),
+            keep_alive_min: 0,
+            keep_alive_max: 0,
+            session_expiry_max: 7 * 24 * 3600,
+            max_offline_sessions: 1_000_000,
+            max_qos: 2,
+            retain_available: true,
+            wildcard_available: true,
+            shared_available: true,
+            subscription_id_available: true,
+            validate_payload_format: false,
+            shared_strategy: SharedStrategy::RoundRobin,
+            shared_groups: std::collections::BTreeMap::new(),
+            group_queue_messages: 10_000,
+            stream_buffer: ByteSize(4 << 20),
+        }
+    }
+}

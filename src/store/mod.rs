@@ -1,0 +1,89 @@
+//! What the gateway remembers beyond a process: traits for each role and their backends.
+//!
+//! Callers know the traits; only the backends know a database. Nothing here knows the protocol.
+
+use std::{future::Future, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use thiserror::Error;
+
+use crate::types::{ClientId, Properties, QoS, Timestamp};
+
+/// A boxed future, as store traits return.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Why a store call failed.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The store cannot be reached or answered with an error; a retry may succeed.
+    #[error("store unavailable: {0}")]
+    Unavailable(String),
+    /// The data cannot be read; see the operations guide.
+    #[error("store damaged: {0}")]
+    Damaged(String),
+    /// The page token is not one of ours.
+    #[error("page token is not valid")]
+    BadPageToken,
+}
+
+/// The last payload of a (device, topic).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatestValue {
+    /// Who sent it.
+    pub device: ClientId,
+    /// On which topic.
+    pub topic: Arc<str>,
+    /// Payload.
+    pub payload: Bytes,
+    /// QoS of the publish.
+    pub qos: QoS,
+    /// MQTT 5 properties, if any.
+    pub properties: Option<Arc<Properties>>,
+    /// When the gateway received it.
+    pub received: Timestamp,
+    /// Order of writes: grows with every value of the process, never goes back.
+    pub version: u64,
+}
+
+/// Which latest values to list.
+#[derive(Debug, Clone, Default)]
+pub struct LatestQuery {
+    /// Only these devices; empty is all.
+    pub devices: Vec<String>,
+    /// Only topics that match this MQTT filter.
+    pub filter: Option<String>,
+    /// Most values in the page (1 to 10,000).
+    pub limit: usize,
+    /// `next` of the page before.
+    pub page_token: String,
+}
+
+/// One page of latest values, ordered by device, then topic.
+#[derive(Debug, Clone, Default)]
+pub struct LatestPage {
+    /// The values.
+    pub values: Vec<LatestValue>,
+    /// Token of the next page; empty at the end.
+    pub next: String,
+}
+
+/// Keeps the latest value of every (device, topic).
+///
+/// A value with a lower `version` than the stored one never replaces it.
+pub trait LatestStore: Send + Sync + 'static {
+    /// Writes all of `batch`; durable when it returns `Ok`. Idempotent.
+    fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// The value of `topic` of `device`, or without a device the newest over all devices.
+    fn get<'a>(
+        &'a self,
+        topic: &'a str,
+        device: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>>;
+
+    /// One page of values.
+    fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
+}
+
+/// Latest values with write-behind in front of a [`LatestStore`].
+pub struct Latest {}

@@ -1,0 +1,120 @@
+//! Counters of the whole process: one set per thread, written without contention, added up when read.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread_local,
+};
+
+use parking_lot::Mutex;
+
+/// One counter of one thread. Only its own thread adds; any thread reads.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. A load and a store: no other thread writes it.
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $field:ident: $name:literal, $help:literal, $label:literal;)*) => {
+        /// Every counter of the process. `$SYS`, `/metrics` and tests read [`totals`].
+        #[derive(Debug, Default)]
+        pub struct Counters { $($(#[$doc])* #[doc = $help] pub $field: Counter,)* }
+
+        /// The sums over all threads.
+        #[derive(Debug, Default, Clone, Copy)]
+        pub struct Totals { $(#[doc = $help] pub $field: u64,)* }
+
+        impl Totals {
+            /// (metric name, help, labels, value) of every counter.
+            pub fn rows(&self) -> Vec<(&'static str, &'static str, &'static str, u64)> {
+                vec![$(($name, $help, $label, self.$field),)*]
+            }
+
+            fn add(&mut self, counters: &Counters) {
+                $(self.$field = self.$field.wrapping_add(counters.$field.0.load(Relaxed));)*
+            }
+        }
+    };
+}
+
+counters! {
+    connections_accepted: "mqtt_connections_accepted_total", "Sockets accepted", "";
+    connections_established: "mqtt_connections_established_total", "CONNECT packets accepted", "";
+    connections_closed: "mqtt_connections_closed_total", "Connections that ended after CONNACK", "";
+    refused_connections_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"limit\"";
+    refused_listener_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"listener_limit\"";
+    refused_handshakes: "mqtt_connections_refused_total", "Connections refused", "reason=\"handshakes\"";
+    refused_connect: "mqtt_connections_refused_total", "Connections refused", "reason=\"connack\"";
+    handshake_tls_ok: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"ok\"";
+    handshake_tls_failed: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"failed\"";
+    handshake_timeout: "mqtt_connections_refused_total", "Connections refused", "reason=\"connect_timeout\"";
+    protocol_errors: "mqtt_protocol_errors_total", "Connections ended for malformed packets or protocol errors", "";
+    keep_alive_timeouts: "mqtt_keep_alive_timeouts_total", "Connections ended because the client was silent", "";
+    write_timeouts: "mqtt_write_timeouts_total", "Connections ended because a write made no progress", "";
+    takeovers: "mqtt_takeovers_total", "Connections ended by another with the same client id", "";
+    messages_in_0: "mqtt_messages_received_total", "PUBLISH packets received", "qos=\"0\"";
+    messages_in_1: "mqtt_messages_received_total", "PUBLISH packets received", "qos=\"1\"";
+    messages_in_2: "mqtt_messages_received_total", "PUBLISH packets received", "qos=\"2\"";
+    messages_out_0: "mqtt_messages_sent_total", "PUBLISH packets sent", "qos=\"0\"";
+    messages_out_1: "mqtt_messages_sent_total", "PUBLISH packets sent", "qos=\"1\"";
+    messages_out_2: "mqtt_messages_sent_total", "PUBLISH packets sent", "qos=\"2\"";
+    bytes_in: "mqtt_bytes_received_total", "Bytes read from devices", "";
+    bytes_out: "mqtt_bytes_sent_total", "Bytes written to devices", "";
+    packets_in: "mqtt_packets_received_total", "MQTT packets received", "";
+    dropped_offline: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"offline\"";
+    dropped_queue_full: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"queue_full\"";
+    dropped_memory: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"memory\"";
+    dropped_expired: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"expired\"";
+    dropped_too_large: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"too_large\"";
+    dropped_connection_lost: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"connection_lost\"";
+    dropped_session_ended: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"session_ended\"";
+    no_match: "mqtt_messages_unmatched_total", "Messages without a subscriber", "";
+    refused_memory: "mqtt_messages_refused_total", "Publishes refused with 0x97", "reason=\"memory\"";
+    rate_limited: "mqtt_rate_limit_pauses_total", "Times reading of a client was paused by its rate limit", "";
+    subscribe_refused: "mqtt_subscriptions_refused_total", "Filters refused", "";
+    retained_refused: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "";
+    sessions_expired: "mqtt_sessions_expired_total", "Sessions ended by expiry", "";
+    wills_published: "mqtt_wills_published_total", "Wills published", "";
+    non_broker_blocked: "mqtt_non_broker_blocked_total", "Deliveries between devices withheld in non-broker mode", "";
+    latest_updates: "gateway_latest_updates_total", "Latest values recorded", "";
+    latest_written: "gateway_latest_written_total", "Latest values written to the store", "";
+    latest_dropped_topics: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"device_topics\"";
+    latest_dropped_bytes: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"bytes\"";
+    latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
+    grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
+    grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
+    grpc_stream_dropped: "gateway_grpc_stream_dropped_total", "Messages dropped for slow backend streams", "";
+    grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
+    auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "";
+}
+
+static ALL: Mutex<Vec<Arc<Counters>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static LOCAL: Arc<Counters> = {
+        let counters = Arc::new(Counters::default());
+        ALL.lock().push(Arc::clone(&counters));
+        counters
+    };
+}
+
+/// Changes this thread's counters.
+pub fn count(change: impl FnOnce(&Counters)) {
+    LOCAL.with(|counters| change(counters));
+}
+
+/// Sums of all threads that ever counted.
+pub fn totals() -> Totals {
+    let mut totals = Totals::default();
+    for counters in ALL.lock().iter() {
+        totals.add(counters);
+    }
+    totals
+}

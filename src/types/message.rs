@@ -1,0 +1,180 @@
+//! An application message on its way through the gateway.
+//!
+//! [`Message`] borrows from the publisher's read buffer, so that QoS 0 needs no allocation.
+//! Whoever must keep it calls [`Message::share`], which copies once for all keepers.
+
+use std::{cell::OnceCell, sync::Arc};
+
+use bytes::Bytes;
+
+use super::{ClientId, QoS, Receipt, Timestamp};
+
+/// MQTT 5 properties that travel with a message from publisher to receivers, in order
+/// [MQTT-3.3.2-15] [MQTT-3.3.2-16] [MQTT-3.3.2-17] [MQTT-3.3.2-20].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Properties {
+    /// Payload format indicator: 0 bytes, 1 UTF-8 text.
+    pub payload_format: Option<u8>,
+    /// MIME type of the payload.
+    pub content_type: Option<String>,
+    /// Topic for a reply.
+    pub response_topic: Option<String>,
+    /// Opaque data for matching a reply to its request.
+    pub correlation_data: Option<Bytes>,
+    /// Name and value pairs in the publisher's order; names may repeat.
+    pub user: Vec<(String, String)>,
+}
+
+impl Properties {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What kind of party sent a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OriginKind {
+    /// An MQTT client (its will included).
+    Device,
+    /// A gRPC caller.
+    Backend,
+    /// The gateway itself (`$SYS`).
+    Server,
+}
+
+/// Who sent a message.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// Kind of sender.
+    pub kind: OriginKind,
+    /// The device's id; `None` unless `kind` is `Device`.
+    pub client_id: Option<&'a ClientId>,
+    /// The sending session's slot in the broker (for No Local), 0 if none.
+    pub slot: u32,
+}
+
+impl Origin<'_> {
+    /// A message of the gateway itself.
+    pub const SERVER: Self = Self { kind: OriginKind::Server, client_id: None, slot: 0 };
+    /// A message of a gRPC caller.
+    pub const BACKEND: Self = Self { kind: OriginKind::Backend, client_id: None, slot: 0 };
+}
+
+/// A message being routed. Valid for one turn.
+#[derive(Debug)]
+pub struct Message<'a> {
+    /// Topic name, valid UTF-8 without wildcards.
+    pub topic: &'a str,
+    /// Payload.
+    pub payload: &'a [u8],
+    /// QoS of the publish.
+    pub qos: QoS,
+    /// RETAIN flag as the publisher set it; on replay of a retained message, true.
+    pub retain: bool,
+    /// MQTT 5 properties, if any.
+    pub properties: Option<&'a Arc<Properties>>,
+    /// When the message expires, if it does [MQTT-3.3.2-5].
+    pub expires: Option<Timestamp>,
+    /// When the gateway received it.
+    pub received: Timestamp,
+    /// Who sent it.
+    pub origin: Origin<'a>,
+    /// Where to report what became of it (gRPC `wait`).
+    pub receipt: Option<&'a Arc<Receipt>>,
+    shared: OnceCell<Arc<SharedMessage>>,
+}
+
+impl<'a> Message<'a> {
+    /// A QoS 0 message without properties; set the public fields as needed.
+    pub fn new(topic: &'a str, payload: &'a [u8], received: Timestamp, origin: Origin<'a>) -> Self {
+        Self {
+            topic,
+            payload,
+            qos: QoS::AtMostOnce,
+            retain: false,
+            properties: None,
+            expires: None,
+            received,
+            origin,
+            receipt: None,
+            shared: OnceCell::new(),
+        }
+    }
+
+    /// An owned form that outlives the turn; copied on first use, then shared.
+    pub fn share(&self) -> &Arc<SharedMessage> {
+        self.shared.get_or_init(|| {
+            Arc::new(SharedMessage {
+                topic: Arc::from(self.topic),
+                payload: Bytes::copy_from_slice(self.payload),
+                qos: self.qos,
+                retain: self.retain,
+                properties: self.properties.cloned(),
+                expires: self.expires,
+                received: self.received,
+                kind: self.origin.kind,
+                client_id: self.origin.client_id.cloned(),
+                slot: self.origin.slot,
+                receipt: self.receipt.cloned(),
+            })
+        })
+    }
+}
+
+/// An owned message: payload and topic stored once for all receivers.
+#[derive(Debug)]
+pub struct SharedMessage {
+    /// Topic name.
+    pub topic: Arc<str>,
+    /// Payload.
+    pub payload: Bytes,
+    /// QoS of the publish.
+    pub qos: QoS,
+    /// RETAIN flag as published.
+    pub retain: bool,
+    /// MQTT 5 properties, if any.
+    pub properties: Option<Arc<Properties>>,
+    /// When it expires, if it does.
+    pub expires: Option<Timestamp>,
+    /// When the gateway received it.
+    pub received: Timestamp,
+    /// Kind of sender.
+    pub kind: OriginKind,
+    /// The sending device.
+    pub client_id: Option<ClientId>,
+    /// The sending session's slot.
+    pub slot: u32,
+    /// Where to report what became of it.
+    pub receipt: Option<Arc<Receipt>>,
+}
+
+impl SharedMessage {
+    /// The borrowed form, for routing; sharing it again costs a reference count.
+    pub fn borrow(self: &Arc<Self>) -> Message<'_> {
+        let shared = OnceCell::new();
+        let _ = shared.set(Self::clone(self));
+        Message {
+            topic: &self.topic,
+            payload: &self.payload,
+            qos: self.qos,
+            retain: self.retain,
+            properties: self.properties.as_ref(),
+            expires: self.expires,
+            received: self.received,
+            origin: Origin { kind: self.kind, client_id: self.client_id.as_ref(), slot: self.slot },
+            receipt: self.receipt.as_ref(),
+            shared,
+        }
+    }
+
+    /// Bytes counted against memory caps: payload, topic and a fixed overhead.
+    pub fn cost(&self) -> usize {
+        self.payload.len() + self.topic.len() + 160
+    }
+
+    /// Whether it has expired at `now`.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
+}

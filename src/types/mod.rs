@@ -1,0 +1,13 @@
+//! The words every layer shares: identifiers, topics, messages and their properties.
+//!
+//! Knows nothing of wire formats, sockets, stores or time sources.
+
+mod id;
+mod message;
+mod receipt;
+mod topic;
+
+pub use id::{ClientId, Protocol, QoS, Timestamp};
+pub use message::{Message, Origin, OriginKind, Properties, SharedMessage};
+pub use receipt::{DropReason, Receipt, ReceiptState};
+pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};
