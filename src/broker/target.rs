@@ -70,6 +70,9 @@ pub trait Session: Target {
     /// member: (group, message), never QoS 2 in flight [MQTT-4.8.2-5].
     fn end(&self) -> Vec<(u32, Arc<SharedMessage>)>;
 
+    /// The connection ended: hands back what a shared group queued here and was not yet sent.
+    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)>;
+
     /// For getting the concrete type back.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 

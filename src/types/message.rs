@@ -153,7 +153,7 @@ impl SharedMessage {
     /// The borrowed form, for routing; sharing it again costs a reference count.
     pub fn borrow(self: &Arc<Self>) -> Message<'_> {
         let shared = OnceCell::new();
-        let _ = shared.set(Self::clone(self));
+        let _ = shared.set(Arc::clone(self));
         Message {
             topic: &self.topic,
             payload: &self.payload,
