@@ -71,6 +71,16 @@ class Client:
         self.paho.on_message = lambda _c, _u, message: self.messages.put(message)
         self.paho.on_connect = lambda _c, _u, flags, code, props: self.connected.put((flags, code, props))
         self.paho.on_disconnect = lambda _c, _u, _f, code, props: self.disconnected.put((code, props))
+        # paho 2.1 reads the reason of a server's DISCONNECT only when properties with content follow it.
+        self.server_reason = None
+        handle = self.paho._handle_disconnect
+
+        def handle_disconnect():
+            packet = self.paho._in_packet["packet"]
+            self.server_reason = packet[0] if len(packet) else 0
+            handle()
+
+        self.paho._handle_disconnect = handle_disconnect
         self.paho.on_subscribe = lambda _c, _u, mid, codes, props: self.acks.put((mid, codes))
         self.paho.on_unsubscribe = lambda _c, _u, mid, codes, props: self.acks.put((mid, codes))
 
@@ -136,9 +146,9 @@ class Client:
         assert message.payload == mark, f"unexpected message on {message.topic}: {message.payload[:40]!r}"
 
     def ended(self):
-        """Waits for the end of the connection; the reason code."""
-        code, _ = self.disconnected.get(timeout=WAIT)
-        return code
+        """Waits for the end of the connection; the reason code of the server's DISCONNECT, if one came."""
+        self.disconnected.get(timeout=WAIT)
+        return self.server_reason
 
     def will(self, topic, payload, qos=0, retain=False, delay=None, **fields):
         properties = None

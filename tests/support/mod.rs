@@ -1,4 +1,5 @@
-//! Starts the real binary for the integration tests: own directory, own ports, stopped on drop.
+//! Starts the real binary for the integration tests: own directory, own certificates, own ports, stopped
+//! on drop. Not with `--dev`, which would open its fixed plaintext ports as well.
 //!
 //! Every test of the suite that needs a server starts its own, so tests run in parallel. Ports come from
 //! the system (bind to 0, note, release); a start that loses a port to another process is tried anew.
@@ -41,7 +42,7 @@ impl Ports {
     }
 }
 
-/// A running `mqtt-server --dev` in a temporary directory, with TCP, TLS, WS and WSS listeners.
+/// A running `mqtt-server` in a temporary directory, with TLS, TCP, WS and WSS listeners and gRPC over TLS.
 pub struct Server {
     child: Child,
     dir: tempfile::TempDir,
@@ -75,10 +76,12 @@ impl Server {
         let dir = tempfile::tempdir().expect("make a directory for the server");
         let config = dir.path().join("test.toml");
         fs::write(&config, format!("{toml}\n{}", listeners(ports))).expect("write the configuration");
+        certificates(&dir.path().join("certs"));
         let log = fs::File::create(dir.path().join("server.log")).expect("create the log");
         let child = Command::new(env!("CARGO_BIN_EXE_mqtt-server"))
             .current_dir(dir.path())
-            .args(["--dev", "--config", "test.toml", "--data-dir", "data"])
+            .args(["--config", "test.toml", "--data-dir", "data"])
+            .args(["--cert", "certs/server.crt", "--key", "certs/private.key"])
             .arg("--addr")
             .arg(local(ports.tls).to_string())
             .arg("--grpc-addr")
@@ -183,9 +186,34 @@ pub fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
+/// Makes an authority and a server certificate for `localhost` as files of `dir`.
+fn certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+    let mut ca = CertificateParams::default();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    ca.distinguished_name.push(DnType::CommonName, "mqtt-server test CA");
+    let ca_key = KeyPair::generate().expect("generate the authority's key");
+    let ca_cert = ca.self_signed(&ca_key).expect("sign the authority");
+    let issuer = Issuer::new(ca, ca_key);
+    let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let mut leaf = CertificateParams::new(names).expect("name the server");
+    leaf.use_authority_key_identifier_extension = true;
+    leaf.distinguished_name.push(DnType::CommonName, "localhost");
+    let key = KeyPair::generate().expect("generate the server's key");
+    let cert = leaf.signed_by(&key, &issuer).expect("sign the server's certificate");
+    fs::create_dir_all(dir).expect("make the directory of certificates");
+    for (name, text) in [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("private.key", key.serialize_pem())]
+    {
+        fs::write(dir.join(name), text).expect("write a certificate");
+    }
+}
+
 fn listeners(ports: Ports) -> String {
     let entry = |kind: &str, port: u16| {
-        format!("[[listeners]]\nkind = \"{kind}\"\naddr = \"127.0.0.1:{port}\"\n\n")
+        format!(
+            "[[listeners]]\nname = \"test-{kind}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:{port}\"\n\n"
+        )
     };
     entry("tcp", ports.tcp) + &entry("ws", ports.ws) + &entry("wss", ports.wss)
 }
