@@ -62,7 +62,8 @@ fn root() -> PathBuf {
 }
 
 fn is_tests(path: &str) -> bool {
-    path.split('/').any(|part| matches!(part, "tests" | "tests.rs" | "suite.rs") || part.ends_with("_tests.rs"))
+    path.split('/')
+        .any(|part| matches!(part, "tests" | "tests.rs" | "suite.rs") || part.ends_with("_tests.rs"))
 }
 
 fn sources() -> Vec<Source> {
@@ -193,9 +194,10 @@ fn sockets_tonic_and_databases_stay_in_their_layer() {
     let mut wrong = Vec::new();
     for source in sources().iter().filter(|source| !is_tests(&source.path)) {
         for (path, owners) in OWNED {
-            let used = source.code.match_indices(path).any(|(at, _)| {
-                !source.code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
-            });
+            let used = source
+                .code
+                .match_indices(path)
+                .any(|(at, _)| !source.code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
             if used && !owners.contains(&source.layer.as_str()) {
                 wrong.push(format!("src/{}: {path} belongs to {owners:?}", source.path));
             }
@@ -225,7 +227,8 @@ fn the_wall_test_sees_groups_and_super_paths() {
     let source = Source {
         path: "net/flush.rs".to_owned(),
         layer: "net".to_owned(),
-        code: "use crate::{types::{A, b}, broker::C};\nuse super::super::store::D;\ncrate::codec::e();".to_owned(),
+        code: "use crate::{types::{A, b}, broker::C};\nuse super::super::store::D;\ncrate::codec::e();"
+            .to_owned(),
         lines: 3,
     };
     let expected = ["types", "broker", "store", "codec"].map(str::to_owned);

@@ -203,7 +203,8 @@ fn certificates(dir: &Path) {
     let key = KeyPair::generate().expect("generate the server's key");
     let cert = leaf.signed_by(&key, &issuer).expect("sign the server's certificate");
     fs::create_dir_all(dir).expect("make the directory of certificates");
-    for (name, text) in [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("private.key", key.serialize_pem())]
+    for (name, text) in
+        [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("private.key", key.serialize_pem())]
     {
         fs::write(dir.join(name), text).expect("write a certificate");
     }
