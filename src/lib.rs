@@ -1,7 +1,8 @@
 //! A gRPC-fronted device gateway: MQTT for devices, a typed gRPC API for backends.
-pub mod broker;
-pub mod codec;
+pub mod types;
 pub mod config;
+pub mod codec;
+pub mod broker;
 pub mod store;
 pub mod telemetry;
-pub mod types;
+pub mod session;

@@ -46,7 +46,6 @@ struct World {
     purse: Purse,
     now: Timestamp,
     protocol: Protocol,
-    receive_maximum: u16,
     /// Numbers taken by the session at QoS 1 and 2.
     taken: BTreeMap<u32, QoS>,
     next: u32,
@@ -75,7 +74,6 @@ impl World {
             purse: Purse::default(),
             now: Timestamp(1_000),
             protocol: Protocol::V4,
-            receive_maximum: 0,
             taken: BTreeMap::new(),
             next: 0,
             received: BTreeMap::new(),
@@ -145,10 +143,10 @@ impl World {
             self.order[0].push(number);
             return;
         }
-        let open = self.unacknowledged.len() + self.awaiting_release.len();
         let fresh = self.unacknowledged.insert(publish.packet_id);
         assert!(fresh || publish.dup, "id {} reused in flight", publish.packet_id);
-        assert!(!fresh || open <= usize::from(self.receive_maximum.min(8)), "receive maximum exceeded");
+        let open = self.unacknowledged.union(&self.awaiting_release).count();
+        assert!(open <= 8, "receive maximum exceeded: {open}");
         let known = publish.qos == QoS::ExactlyOnce && !self.awaiting_release.insert(publish.packet_id);
         if !known {
             let times = self.received.entry(number).or_default();
@@ -197,15 +195,12 @@ impl World {
             return;
         }
         self.protocol = if argument & 1 == 0 { Protocol::V4 } else { Protocol::V5 };
-        self.receive_maximum = u16::from(argument >> 4) + 1;
         let link = LinkParams {
             protocol: self.protocol,
-            receive_maximum: self.receive_maximum,
+            receive_maximum: u16::from(argument >> 4) + 1,
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: u16::from(argument & 2),
         };
-        // What was sent before stays in flight even if the new window is smaller.
-        self.receive_maximum = u16::MAX;
         let env = Env { limits: &self.limits, now: self.now, budget: &self.purse };
         self.outbound.attach(link, &[], &env);
     }
