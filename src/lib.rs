@@ -4,4 +4,5 @@ pub mod codec;
 pub mod config;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod types;
