@@ -12,7 +12,7 @@ use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
     session::{Begin, PublishError, refusal},
-    telemetry::count,
+    telemetry::{count, trace_clients},
     types::{Message, Origin, OriginKind, QoS, Timestamp},
 };
 
@@ -65,7 +65,7 @@ impl Connection {
     }
 
     fn is_traced(&self) -> bool {
-        let traced = &self.device.shared.traced;
+        let traced = trace_clients();
         traced.any() && traced.is_traced(self.device.core().client_id().as_str())
     }
 

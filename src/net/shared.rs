@@ -12,7 +12,6 @@ use crate::{
     broker::Broker,
     config::Limits,
     session::{Budget, Env},
-    telemetry::TraceClients,
     types::Timestamp,
 };
 
@@ -24,8 +23,6 @@ pub struct Shared {
     pub limits: Arc<Limits>,
     /// Who may connect.
     pub auth: Arc<dyn Authenticator>,
-    /// Clients whose packets are logged.
-    pub traced: Arc<TraceClients>,
     /// Connections in all, handshakes included.
     pub connections: Arc<AtomicUsize>,
     /// Handshakes that may be under way.
@@ -34,10 +31,10 @@ pub struct Shared {
 
 impl Shared {
     /// For a new gateway.
-    pub fn new(broker: Broker, auth: Arc<dyn Authenticator>, traced: Arc<TraceClients>) -> Arc<Self> {
+    pub fn new(broker: Broker, auth: Arc<dyn Authenticator>) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
         let handshakes = Arc::new(Semaphore::new(limits.max_handshakes.clamp(1, Semaphore::MAX_PERMITS)));
-        Arc::new(Self { broker, limits, auth, traced, connections: Arc::default(), handshakes })
+        Arc::new(Self { broker, limits, auth, connections: Arc::default(), handshakes })
     }
 
     /// What the session needs from outside at `now`.
