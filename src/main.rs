@@ -1,1 +1,106 @@
-fn main() {}
+//! The `mqtt-server` command: arguments, configuration, logs, runtime, signals.
+//!
+//! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
+
+use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode, sync::Arc};
+
+use clap::Parser as _;
+use mqtt_server::{
+    config::{Config, ConfigError, DEV_CERTS_DIR, Flags},
+    gateway::{Gateway, StartError},
+    shutdown::{Shutdown, Signals},
+    telemetry, tls,
+};
+use tracing::{error, info, warn};
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let config = match load(&flags) {
+        Ok(config) => config,
+        Err(error) => return fail(2, &error),
+    };
+    if flags.check {
+        return match tls::check_files(&config) {
+            Ok(()) => say("configuration is valid"),
+            Err(error) => fail(2, &error),
+        };
+    }
+    if let Err(error) = telemetry::init(&config.log, None) {
+        return fail(1, &error);
+    }
+    let threads = config.effective_shards().clamp(1, 4);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(run(config)),
+        Err(error) => fail(1, &error),
+    }
+}
+
+fn load(flags: &Flags) -> Result<Config, ConfigError> {
+    let env: BTreeMap<String, String> = std::env::vars().collect();
+    let text = match flags.config_file(&env) {
+        None => None,
+        Some(path) => Some(Config::read_file(&path)?),
+    };
+    Config::load(flags, text.as_deref(), &env)
+}
+
+async fn run(config: Config) -> ExitCode {
+    let dev = config.dev;
+    let signals = match Signals::install() {
+        Ok(signals) => signals,
+        Err(error) => return fail(1, &error),
+    };
+    if !config.tls.require_client_cert {
+        warn!("devices are anonymous: nothing checks who connects; see docs/operations.md");
+    }
+    let gateway = match Gateway::builder(config).start().await {
+        Ok(gateway) => gateway,
+        Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
+        Err(error) => return fail(1, &error),
+    };
+    for (listener, address) in gateway.addresses() {
+        info!(listener, %address, "listening");
+    }
+    if dev {
+        let _ = say(&welcome(&gateway));
+    }
+    let shutdown = Shutdown::new();
+    let tls = Arc::clone(gateway.tls());
+    let reload = move || tls.reload_and_log();
+    tokio::spawn(signals.run(shutdown.clone(), reload, || std::process::exit(1)));
+    shutdown.wait().await;
+    gateway.shutdown().await;
+    ExitCode::SUCCESS
+}
+
+/// Addresses and what to try next.
+fn welcome(gateway: &Gateway) -> String {
+    let mut text = String::from("\nmqtt-server is running (development mode)\n");
+    for (name, address) in gateway.addresses() {
+        text.push_str(&format!("  {name:<10} {address}\n"));
+    }
+    let ca = Path::new(DEV_CERTS_DIR).join("ca.crt");
+    let (ca, port) = (ca.display(), gateway.address("default").map_or(8883, |address| address.port()));
+    text.push_str(&format!(
+        "\nTry, each in its own terminal:\n  \
+         mosquitto_sub --cafile {ca} -h localhost -p {port} -t 'demo/#' -v\n  \
+         mosquitto_pub --cafile {ca} -h localhost -p {port} -i device-1 -t demo/temperature -m 21.5\n  \
+         cargo run --release --example grpc_client -- --ca {ca} latest demo/temperature\n\
+         More in README.md. Stop with Ctrl-C.\n"
+    ));
+    text
+}
+
+fn say(text: &str) -> ExitCode {
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn fail(code: u8, problem: &dyn std::error::Error) -> ExitCode {
+    error!(%problem, "mqtt-server ends");
+    let _ = writeln!(std::io::stderr(), "mqtt-server: {problem}");
+    ExitCode::from(code)
+}

@@ -60,7 +60,7 @@ pub trait Target: Any + Send + Sync {
 
 /// A target that is an MQTT session.
 pub trait Session: Target {
-    /// The broker's part of the session.
+    /// The broker's part of the session. A plain accessor: it is called under registry locks.
     fn core(&self) -> &SessionCore;
 
     /// Asks the connection of `epoch` or older to end for `reason`. Does not wait.

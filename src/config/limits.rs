@@ -1,13 +1,16 @@
 //! Every bound that a peer can run into. Sizes in bytes, rates per second.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Serialize,
+    de::{IntoDeserializer, value},
+};
 
 use super::units::{ByteSize, Span};
 
 /// What to do with a QoS 1 or 2 message for a full queue. QoS 0 is always dropped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverflowPolicy {
     /// Drop the oldest waiting message.
@@ -20,7 +23,7 @@ pub enum OverflowPolicy {
 }
 
 /// How a shared group chooses a member.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedStrategy {
     /// In turn.
@@ -38,8 +41,22 @@ pub enum SharedStrategy {
     LeastInflight,
 }
 
+impl fmt::Display for SharedStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl FromStr for SharedStrategy {
+    type Err = value::Error;
+
+    fn from_str(text: &str) -> Result<Self, value::Error> {
+        Self::deserialize(text.into_deserializer())
+    }
+}
+
 /// `[limits]` of the configuration.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Largest MQTT packet accepted (announced in v5 CONNACK).

@@ -2,8 +2,31 @@
 //!
 //! A leaf: knows no other module. Immutable after start.
 
+mod address;
+mod effective;
+mod error;
+mod flags;
 mod limits;
+mod load;
+mod sections;
 mod units;
+mod validate;
 
+#[cfg(test)]
+mod tests;
+
+pub use address::Address;
+pub use effective::TlsFiles;
+pub use error::{ConfigError, Problem};
+pub use flags::{Flags, version};
 pub use limits::{Limits, OverflowPolicy, SharedStrategy};
+pub use sections::{
+    Config, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel, ShutdownTimes, Sys, Tls,
+    TlsVersion,
+};
 pub use units::{ByteSize, Span};
+
+/// Where `--dev` makes its certificates.
+pub const DEV_CERTS_DIR: &str = "certs";
+
+use load::CONFIG_VARIABLE;

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A number of bytes; text such as `64 KiB`, `2 MB` or `1000`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,6 +11,39 @@ pub struct ByteSize(pub usize);
 /// A duration; text such as `500ms`, `30s`, `5m`, `1h`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub Duration);
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        match units.iter().find(|(factor, _)| self.0 >= *factor && self.0.is_multiple_of(*factor)) {
+            Some((factor, unit)) => write!(f, "{} {unit}", self.0 / factor),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_millis();
+        let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+        match units.iter().find(|(factor, _)| millis >= *factor && millis.is_multiple_of(*factor)) {
+            Some((factor, unit)) => write!(f, "{}{unit}", millis / factor),
+            None => write!(f, "{millis}ms"),
+        }
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 impl FromStr for ByteSize {
     type Err = String;
@@ -105,6 +138,9 @@ mod tests {
         assert_eq!("1000".parse(), Ok(ByteSize(1000)));
         assert_eq!("30s".parse(), Ok(Span(Duration::from_secs(30))));
         assert_eq!("500ms".parse(), Ok(Span(Duration::from_millis(500))));
+        assert_eq!(ByteSize(3 << 20).to_string(), "3 MiB");
+        assert_eq!(ByteSize(1001).to_string(), "1001");
+        assert_eq!(Span(Duration::from_secs(90)).to_string(), "90s");
         assert!("30".parse::<Span>().is_err());
         assert!("2 XB".parse::<ByteSize>().is_err());
         assert!("99999999999 GiB".parse::<ByteSize>().is_err());

@@ -2,10 +2,31 @@
 //!
 //! Callers know the traits; only the backends know a database. Nothing here knows the protocol.
 
+mod data_dir;
+mod embedded;
+mod latest;
+mod memory;
+mod page;
+mod stripe;
+#[cfg(test)]
+mod suite;
+#[cfg(test)]
+mod tests;
+mod versions;
+mod watch;
+
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use thiserror::Error;
+
+pub use data_dir::DataDir;
+pub use embedded::{EmbeddedLatest, EmbeddedOptions};
+pub use latest::{Latest, LatestGauges, LatestOptions};
+pub use memory::MemoryLatest;
+pub use page::{PageBuilder, PageToken, Selection};
+pub use versions::{VersionClock, VersionMark};
+pub use watch::{Watch, WatchSelector};
 
 use crate::types::{ClientId, Properties, QoS, Timestamp};
 
@@ -59,11 +80,14 @@ pub struct LatestQuery {
 }
 
 /// One page of latest values, ordered by device, then topic.
+///
+/// A page may hold fewer values than the limit, even none, and still have a `next`: it also ends after
+/// so many bytes, or after so much work without a match.
 #[derive(Debug, Clone, Default)]
 pub struct LatestPage {
     /// The values.
     pub values: Vec<LatestValue>,
-    /// Token of the next page; empty at the end.
+    /// Token of the next page, a [`PageToken`] of the last key this page covers; empty at the end.
     pub next: String,
 }
 
@@ -84,6 +108,3 @@ pub trait LatestStore: Send + Sync + 'static {
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
 }
-
-/// Latest values with write-behind in front of a [`LatestStore`].
-pub struct Latest {}

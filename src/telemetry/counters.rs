@@ -68,6 +68,9 @@ counters! {
     bytes_in: "mqtt_bytes_received_total", "Bytes read from devices", "";
     bytes_out: "mqtt_bytes_sent_total", "Bytes written to devices", "";
     packets_in: "mqtt_packets_received_total", "MQTT packets received", "";
+    packets_out: "mqtt_packets_sent_total", "MQTT packets sent", "";
+    payload_bytes_in: "mqtt_payload_bytes_received_total", "Bytes of payload in PUBLISH packets received", "";
+    payload_bytes_out: "mqtt_payload_bytes_sent_total", "Bytes of payload in PUBLISH packets sent", "";
     dropped_offline: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"offline\"";
     dropped_queue_full: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"queue_full\"";
     dropped_memory: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"memory\"";

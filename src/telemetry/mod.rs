@@ -1,5 +1,15 @@
-//! Logs, counters and the HTTP page that shows them. A leaf.
+//! Logs, counters and the HTTP page that shows them. A leaf beside `config`.
 
 mod counters;
+mod http;
+mod logs;
+mod metrics;
+mod process;
+mod rate_limit;
 
 pub use counters::{Counter, Counters, Totals, count, totals};
+pub use http::{HttpLimits, Pages, serve};
+pub use logs::{CLIENT_TRACE, ExtraLayer, TraceClients, init, trace_clients};
+pub use metrics::{Gauge, escape_label, render};
+pub use process::ProcessStats;
+pub use rate_limit::RateLimit;

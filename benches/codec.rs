@@ -1,0 +1,74 @@
+//! Cost of decoding and encoding a PUBLISH of 256 B.
+#![allow(missing_docs)]
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use mqtt_server::{
+    codec::{PublishFrame, decode_publish, frame},
+    types::{Protocol, QoS},
+};
+
+const PAYLOAD: [u8; 256] = [0x5a; 256];
+
+fn publish(protocol: Protocol, qos: QoS) -> PublishFrame<'static> {
+    PublishFrame {
+        protocol,
+        topic: "devices/sensor-000123/telemetry",
+        payload: &PAYLOAD,
+        qos,
+        dup: false,
+        retain: false,
+        packet_id: 7,
+        alias: None,
+        expiry: None,
+        ids: &[],
+        properties: None,
+    }
+}
+
+fn cases() -> impl Iterator<Item = (Protocol, QoS, String)> {
+    [Protocol::V4, Protocol::V5].into_iter().flat_map(|protocol| {
+        [QoS::AtMostOnce, QoS::AtLeastOnce]
+            .into_iter()
+            .map(move |qos| (protocol, qos, format!("{protocol:?}-QoS{}", qos as u8)))
+    })
+}
+
+fn decoding(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decode-publish-256");
+    group.throughput(Throughput::Elements(1));
+    for (protocol, qos, name) in cases() {
+        let mut bytes = Vec::new();
+        publish(protocol, qos).encode(&mut bytes);
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                let found =
+                    frame(black_box(&bytes), 1 << 20).expect("a valid header").expect("a whole frame");
+                let publish = decode_publish(found.first, found.body, protocol).expect("a valid packet");
+                black_box(publish.payload.len())
+            });
+        });
+    }
+    group.finish();
+}
+
+fn encoding(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("encode-publish-256");
+    group.throughput(Throughput::Elements(1));
+    for (protocol, qos, name) in cases() {
+        let publish = publish(protocol, qos);
+        let mut out = Vec::with_capacity(4096);
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                out.clear();
+                black_box(&publish).encode(&mut out);
+                black_box(out.len())
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decoding, encoding);
+criterion_main!(benches);

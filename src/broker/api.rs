@@ -1,0 +1,191 @@
+//! What goes into and comes out of the broker's calls.
+
+use std::sync::Arc;
+
+use super::{ConnectionInfo, Outcome, QueueInfo, RetainedCursor, Session, Will};
+use crate::{
+    config::Limits,
+    types::{ClientId, DropReason, QoS, Timestamp},
+};
+
+/// Start parameters.
+pub struct BrokerConfig {
+    /// Bounds.
+    pub limits: Arc<Limits>,
+    /// Devices talk to backends only.
+    pub non_broker: bool,
+    /// Pattern of a device's own namespace in non-broker mode, with `{client_id}`.
+    pub namespace: String,
+    /// Latest values; `None` switches them off.
+    pub latest: Option<Arc<crate::store::Latest>>,
+}
+
+/// A CONNECT that passed validation and authentication.
+pub struct OpenRequest {
+    /// Client id, assigned if it was empty.
+    pub client_id: ClientId,
+    /// Discard an earlier session.
+    pub clean_start: bool,
+    /// Session expiry in seconds after the connection ends; `u32::MAX` never.
+    pub expiry: u32,
+    /// Will.
+    pub will: Option<Will>,
+    /// Connection details.
+    pub info: Arc<ConnectionInfo>,
+    /// Time.
+    pub now: Timestamp,
+}
+
+/// Result of [`super::Broker::open`].
+pub struct Opened {
+    /// The session, old or new.
+    pub session: Arc<dyn Session>,
+    /// Whether state was resumed [MQTT-3.2.2-2].
+    pub present: bool,
+    /// Grows with every open; the connection owns the session while no higher one exists.
+    pub epoch: u64,
+}
+
+/// How a connection ended, for [`super::Broker::closed`].
+#[derive(Debug, Clone, Copy)]
+pub struct Closed {
+    /// Publish the will (false after DISCONNECT 0x00 [MQTT-3.14.4-3]).
+    pub publish_will: bool,
+    /// New session expiry from a v5 DISCONNECT.
+    pub expiry: Option<u32>,
+    /// Reason for the event and log.
+    pub reason: &'static str,
+}
+
+/// One filter of a SUBSCRIBE.
+pub struct SubscribeRequest<'a> {
+    /// Full text with `$share/group/` if shared.
+    pub filter: &'a str,
+    /// Wanted QoS.
+    pub qos: QoS,
+    /// No Local.
+    pub no_local: bool,
+    /// Retain As Published.
+    pub retain_as_published: bool,
+    /// Retain Handling 0, 1, 2.
+    pub retain_handling: u8,
+    /// Subscription identifier.
+    pub id: Option<u32>,
+}
+
+/// A subscription that was made.
+pub struct Subscribed {
+    /// Granted QoS.
+    pub qos: QoS,
+    /// Retained messages to replay after the SUBACK, paced by the connection.
+    pub replay: Option<RetainedCursor>,
+}
+
+/// Why a filter was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubscribeError {
+    /// Not a valid filter (0x8F).
+    Invalid,
+    /// Shared subscription without group or with No Local (protocol error) [MQTT-3.8.3-4].
+    NoLocalShared,
+    /// Subscriptions per session (0x97).
+    Quota,
+    /// Not allowed, also outside the namespace in non-broker mode (0x87).
+    NotAuthorized,
+    /// Switched off (0xA2).
+    WildcardUnavailable,
+    /// Switched off (0x9E).
+    SharedUnavailable,
+    /// Switched off (0xA1).
+    IdUnavailable,
+}
+
+/// What [`super::Broker::publish`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Published {
+    /// Subscribers matched (sessions and streams).
+    pub matched: u32,
+    /// Of those that took it now.
+    pub sent: u32,
+    /// Of those that queued it for an offline session.
+    pub queued: u32,
+    /// Of those that dropped it.
+    pub dropped: u32,
+    /// Why the last one dropped it.
+    pub reason: Option<DropReason>,
+    /// Refused as a whole before any target had it (0x97).
+    pub refused: bool,
+}
+
+/// What to do when the device of [`super::Broker::publish_to_device`] has no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offline {
+    /// Wait in its session.
+    Queue,
+    /// Report it.
+    Fail,
+    /// Drop quietly.
+    Drop,
+}
+
+/// Result of [`super::Broker::publish_to_device`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectOutcome {
+    /// As [`Outcome`].
+    Done(Outcome),
+    /// No session of that client id.
+    UnknownDevice,
+    /// Offline, and the policy is `Fail`.
+    DeviceOffline,
+}
+
+/// A device as `Devices` shows it.
+#[derive(Debug, Clone)]
+pub struct DeviceInfo {
+    /// Client id.
+    pub client_id: ClientId,
+    /// Connected now.
+    pub online: bool,
+    /// Details of the current or last connection.
+    pub connection: Arc<ConnectionInfo>,
+    /// When the current state (connected or not) began.
+    pub since: Timestamp,
+    /// Session expiry in seconds.
+    pub expiry: u32,
+    /// Subscriptions: full filter and granted QoS.
+    pub subscriptions: Vec<(String, QoS)>,
+    /// Queue figures.
+    pub queue: QueueInfo,
+}
+
+/// Retained message operations refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetainError {
+    /// Count or bytes limit.
+    Quota,
+    /// Switched off.
+    Unavailable,
+}
+
+/// Current sizes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Gauges {
+    /// Sessions with a connection.
+    pub online: usize,
+    /// Sessions in all.
+    pub sessions: usize,
+    /// Highest number of sessions with a connection so far.
+    pub online_peak: usize,
+    /// Subscriptions.
+    pub subscriptions: usize,
+    /// Shared groups.
+    pub shared_groups: usize,
+    /// Retained messages.
+    pub retained: usize,
+    /// Bytes of retained messages.
+    pub retained_bytes: usize,
+    /// Bytes charged against the memory budget.
+    pub queued_bytes: usize,
+    /// gRPC streams.
+    pub streams: usize,
+}

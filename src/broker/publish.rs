@@ -1,0 +1,194 @@
+//! Routing of one message: retained store, latest value, subscribers.
+
+use std::sync::Arc;
+
+use super::{
+    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, RetainError, Turn,
+    index::MatchList,
+    shared::{Delivery, drop_message},
+};
+use crate::{
+    telemetry::count,
+    types::{DropReason, Message, OriginKind, QoS, SharedMessage, Timestamp},
+};
+
+impl Broker {
+    /// Routes one message by MQTT rules: retained store, latest value (devices only), subscribers.
+    ///
+    /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds
+    /// the memory budget used up; QoS 0 is left to each target. The message's receipt learns of every
+    /// delivery taken or dropped here; what targets drop later they report themselves.
+    pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
+        if !self.has_room_for(message) {
+            count(|c| c.refused_memory.add(1));
+            return Published { refused: true, ..Published::default() };
+        }
+        let from_device = message.origin.kind == OriginKind::Device;
+        let withheld = self.inner.non_broker && from_device;
+        if message.retain && !withheld && self.inner.retained.set(message) == Err(RetainError::Quota) {
+            count(|c| c.retained_refused.add(1));
+        }
+        if from_device && let Some(latest) = &self.inner.latest {
+            latest.record(message);
+        }
+        // The seam for more nodes: the one place to ask who else wants this message.
+        let published = self.route(message, withheld, turn);
+        if published.matched == 0 {
+            count(|c| c.no_match.add(1));
+        }
+        report(message, &published);
+        published
+    }
+
+    /// Hands one message to one device, subscribed or not. It never sets a retained message.
+    pub fn publish_to_device(
+        &self,
+        device: &str,
+        message: &Message<'_>,
+        offline: Offline,
+        turn: &mut Turn,
+    ) -> DirectOutcome {
+        let Some(session) = self.inner.registry.get(device) else { return DirectOutcome::UnknownDevice };
+        if offline == Offline::Fail && !session.is_online() {
+            return DirectOutcome::DeviceOffline;
+        }
+        let mut published = Published { matched: 1, ..Published::default() };
+        if !self.has_room_for(message) {
+            count(|c| c.dropped_memory.add(1));
+            published.add(Outcome::Dropped(DropReason::Memory));
+            report(message, &published);
+            return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
+        }
+        turn.frames = None;
+        let options = MatchOptions {
+            qos: QoS::ExactlyOnce,
+            retain_as_published: false,
+            replay: false,
+            ids: &[],
+            group: 0,
+            queue_offline: offline == Offline::Queue,
+        };
+        let Delivered { outcome, flush } = session.deliver(message, options, &mut turn.frames);
+        if flush {
+            turn.dirty.push(session);
+        }
+        if offline == Offline::Fail && outcome == Outcome::Dropped(DropReason::Offline) {
+            return DirectOutcome::DeviceOffline;
+        }
+        published.add(outcome);
+        report(message, &published);
+        DirectOutcome::Done(outcome)
+    }
+
+    /// Gives a shared group's messages to other members, or to the group's queue [MQTT-4.8.2-4].
+    pub fn redeliver(&self, messages: Vec<(u32, Arc<SharedMessage>)>, now: Timestamp, turn: &mut Turn) {
+        for (group, message) in messages {
+            let Some(group) = self.inner.index.group(group) else {
+                drop_message(&message.receipt, DropReason::SessionEnded);
+                continue;
+            };
+            if message.is_expired(now) {
+                drop_message(&message.receipt, DropReason::Expired);
+                continue;
+            }
+            let mut frames = None;
+            let mut delivery = Delivery {
+                frames: &mut frames,
+                dirty: &mut turn.dirty,
+                budget: &self.inner.budget,
+                now,
+            };
+            let outcome = group.deliver(&message.borrow(), &mut delivery);
+            // It was accepted before: only a drop is news for the publisher.
+            if let Outcome::Dropped(reason) = outcome
+                && let Some(receipt) = &message.receipt
+            {
+                receipt.update(|state| {
+                    state.dropped += 1;
+                    state.reason = Some(reason);
+                });
+            }
+        }
+    }
+
+    fn has_room_for(&self, message: &Message<'_>) -> bool {
+        message.qos == QoS::AtMostOnce
+            || self.inner.budget.has_room(message.payload.len() + message.topic.len())
+    }
+
+    fn route(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Published {
+        let inner = &*self.inner;
+        turn.frames = None;
+        let Turn { frames, dirty, matches } = turn;
+        let list = matches.find(&inner.index, &inner.slots, message.topic);
+        let mut published = Published::default();
+        if only_streams {
+            let blocked = list.targets.iter().filter(|matched| !matched.stream).count() + list.groups.len();
+            count(|c| c.non_broker_blocked.add(blocked as u64));
+        }
+        let offline_qos0 = inner.limits.offline_qos0;
+        for matched in &list.targets {
+            if only_streams && !matched.stream {
+                continue;
+            }
+            let Some(merged) = matched.for_sender(message.origin.slot) else { continue };
+            let options = MatchOptions {
+                qos: merged.qos,
+                retain_as_published: merged.retain_as_published,
+                replay: false,
+                ids: list.ids(&merged),
+                group: 0,
+                queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
+            };
+            let Delivered { outcome, flush } = matched.target.deliver(message, options, frames);
+            if flush {
+                dirty.push(Arc::clone(&matched.target));
+            }
+            published.matched += 1;
+            published.add(outcome);
+        }
+        if only_streams || list.groups.is_empty() {
+            return published;
+        }
+        let mut delivery = Delivery { frames, dirty, budget: &inner.budget, now: message.received };
+        deliver_to_groups(list, message, &mut delivery, &mut published);
+        published
+    }
+}
+
+/// Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
+fn deliver_to_groups(
+    list: &MatchList,
+    message: &Message<'_>,
+    delivery: &mut Delivery<'_>,
+    published: &mut Published,
+) {
+    for group in &list.groups {
+        published.matched += 1;
+        published.add(group.deliver(message, delivery));
+    }
+}
+
+impl Published {
+    fn add(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Sent => self.sent += 1,
+            Outcome::Queued => self.queued += 1,
+            Outcome::Dropped(reason) => {
+                self.dropped += 1;
+                self.reason = Some(reason);
+            }
+        }
+    }
+}
+
+/// Tells the waiting publisher, if there is one.
+fn report(message: &Message<'_>, published: &Published) {
+    let Some(receipt) = message.receipt else { return };
+    receipt.update(|state| {
+        state.accepted += published.sent + published.queued;
+        state.queued += published.queued;
+        state.dropped += published.dropped;
+        state.reason = published.reason.or(state.reason);
+    });
+}

@@ -1,0 +1,177 @@
+//! The broker's part of one session. Small: there is one per connection, busy or idle.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{ConnectionInfo, OpenRequest, Will};
+use crate::types::{ClientId, Timestamp};
+
+/// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
+pub struct SessionCore {
+    client_id: ClientId,
+    slot: u32,
+    /// Locked after a registry shard and before the index; never while a target is called.
+    pub(super) state: Mutex<State>,
+}
+
+/// What changes in a session.
+pub(super) struct State {
+    /// Of the connection that owns the session.
+    pub(super) epoch: u64,
+    /// When `online` last changed.
+    pub(super) since: Timestamp,
+    pub(super) info: Arc<ConnectionInfo>,
+    /// Boxed: most sessions have none.
+    pub(super) will: Option<Box<Will>>,
+    pub(super) subscriptions: References,
+    /// Seconds after the connection's end; `u32::MAX` never.
+    pub(super) expiry: u32,
+    pub(super) online: bool,
+    /// The session is over: it takes no subscription and its connection no longer counts.
+    pub(super) ended: bool,
+}
+
+impl SessionCore {
+    pub(super) fn new(request: OpenRequest, slot: u32, epoch: u64) -> Self {
+        let state = State {
+            epoch,
+            since: request.now,
+            info: request.info,
+            will: request.will.map(Box::new),
+            subscriptions: References::None,
+            expiry: request.expiry,
+            online: true,
+            ended: false,
+        };
+        Self { client_id: request.client_id, slot, state: Mutex::new(state) }
+    }
+
+    /// The client id.
+    pub fn client_id(&self) -> &ClientId {
+        &self.client_id
+    }
+
+    /// The session's slot; never 0, reused only after the session ended.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
+impl State {
+    /// When the will is due, if the session waits with one: after its delay or when the session expires,
+    /// whichever is first [MQTT-3.1.3-9].
+    pub(super) fn will_at(&self) -> Option<Timestamp> {
+        let will = self.will.as_ref()?;
+        if self.online || self.ended {
+            return None;
+        }
+        Some(self.since.plus_secs(will.delay.min(self.expiry)))
+    }
+
+    /// When the session expires, if it waits to [MQTT-3.1.2-23].
+    pub(super) fn expires_at(&self) -> Option<Timestamp> {
+        if self.online || self.ended || self.expiry == u32::MAX {
+            return None;
+        }
+        Some(self.since.plus_secs(self.expiry))
+    }
+
+    /// The next thing to do without a connection.
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        match (self.will_at(), self.expires_at()) {
+            (Some(will), Some(expiry)) => Some(will.min(expiry)),
+            (will, expiry) => will.or(expiry),
+        }
+    }
+}
+
+/// A session's subscriptions as the index numbers them; filter texts are only in the index.
+#[derive(Debug, Default)]
+pub(super) enum References {
+    #[default]
+    None,
+    One(u32),
+    Two([u32; 2]),
+    // Boxed so that the usual one or two cost 16 bytes.
+    #[expect(clippy::box_collection)]
+    Many(Box<Vec<u32>>),
+}
+
+impl References {
+    pub(super) fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::None => &[],
+            Self::One(reference) => std::slice::from_ref(reference),
+            Self::Two(references) => references,
+            Self::Many(references) => references,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    pub(super) fn push(&mut self, reference: u32) {
+        *self = match self {
+            Self::None => Self::One(reference),
+            Self::One(first) => Self::Two([*first, reference]),
+            Self::Two([first, second]) => Self::Many(Box::new(vec![*first, *second, reference])),
+            Self::Many(references) => {
+                if references.len() == references.capacity() && references.len() >= 64 {
+                    // A quarter more, not twice: sessions with many subscriptions are what costs memory.
+                    references.reserve_exact(references.len() / 4);
+                }
+                references.push(reference);
+                return;
+            }
+        };
+    }
+
+    pub(super) fn remove(&mut self, reference: u32) {
+        *self = match self {
+            Self::One(first) if *first == reference => Self::None,
+            Self::Two([first, second]) if *first == reference => Self::One(*second),
+            Self::Two([first, second]) if *second == reference => Self::One(*first),
+            Self::Many(references) => {
+                if let Some(position) = references.iter().position(|other| *other == reference) {
+                    references.swap_remove(position);
+                }
+                match references.as_slice() {
+                    [first, second] => Self::Two([*first, *second]),
+                    _ => return,
+                }
+            }
+            _ => return,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_keep_what_was_pushed() {
+        let mut references = References::None;
+        for reference in 1..=100 {
+            references.push(reference);
+        }
+        assert_eq!(references.len(), 100);
+        for reference in 3..=100 {
+            references.remove(reference);
+        }
+        assert!(matches!(references, References::Two(_)));
+        references.remove(2);
+        references.remove(77);
+        assert_eq!(references.as_slice(), [1]);
+        references.remove(1);
+        assert_eq!(references.len(), 0);
+    }
+
+    #[test]
+    fn a_session_core_is_small() {
+        assert!(size_of::<References>() <= 16);
+        assert!(size_of::<SessionCore>() <= 88, "{}", size_of::<SessionCore>());
+    }
+}

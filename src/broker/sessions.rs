@@ -1,0 +1,303 @@
+//! Life of sessions: open, takeover, close, expiry, administrative end.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use super::{
+    Broker, CloseReason, Closed, EventKind, OpenRequest, Opened, Session, SessionCore, Target, Turn, Will,
+    session_core::{References, State},
+    shared::Delivery,
+};
+use crate::{telemetry::count, types::Timestamp};
+
+/// Timers run per tick at most.
+const TIMERS_PER_TICK: usize = 10_000;
+
+/// A session that was marked as ended and removed from the registry, not yet cleared away.
+struct Ended {
+    session: Arc<dyn Session>,
+    subscriptions: References,
+    will: Option<Box<Will>>,
+}
+
+/// The old half of an open.
+#[derive(Default)]
+struct Former {
+    /// A connection to end.
+    connection: Option<u64>,
+    /// A will that is due although the session goes on.
+    will: Option<Box<Will>>,
+    ended: Option<Ended>,
+}
+
+impl Broker {
+    /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
+    /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
+    /// broker. Asynchronous for clustered registries.
+    ///
+    /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
+    /// the session is resumed within the delay [MQTT-3.1.3-9].
+    pub async fn open(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+        turn: &mut Turn,
+    ) -> Opened {
+        let (now, info) = (request.now, Arc::clone(&request.info));
+        let (opened, former) = self.open_locked(request, make);
+        let Opened { session, present, .. } = &opened;
+        if let Some(epoch) = former.connection {
+            let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
+            old.close(epoch, CloseReason::TakenOver);
+            count(|c| c.takeovers.add(1));
+            self.emit_with(now, old.core(), || EventKind::TakenOver);
+        }
+        if let Some(will) = former.will {
+            self.publish_will(session, &will, session.core().slot(), now, turn);
+        }
+        if let Some(ended) = former.ended {
+            self.clear_away(ended, "clean_start", now, turn);
+        }
+        self.emit_with(now, session.core(), || EventKind::Connected { info, session_present: *present });
+        opened
+    }
+
+    /// Tells that the connection of `epoch` ended. Ignored if a later epoch exists. Publishes or schedules the
+    /// will, ends the session if its expiry is 0. The session must no longer be online as a target.
+    pub fn closed(
+        &self,
+        session: &Arc<dyn Session>,
+        epoch: u64,
+        closed: Closed,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) {
+        let inner = &*self.inner;
+        let core = session.core();
+        let (will, ended) = {
+            let mut place = inner.registry.lock(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.ended || state.epoch != epoch || !state.online {
+                return;
+            }
+            inner.online.fetch_sub(1, Relaxed);
+            let due = inner.timers.update(session, &mut state, |state| {
+                state.online = false;
+                state.since = now;
+                state.expiry = closed.expiry.unwrap_or(state.expiry);
+                if !closed.publish_will {
+                    // [MQTT-3.1.2-10]
+                    state.will = None;
+                }
+                state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
+            });
+            if state.expiry == 0 {
+                place.remove(session);
+                (None, Some(self.mark_ended(session, &mut state)))
+            } else if due {
+                (inner.timers.update(session, &mut state, |state| state.will.take()), None)
+            } else {
+                (None, None)
+            }
+        };
+        self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
+        match ended {
+            Some(ended) => self.clear_away(ended, "expired", now, turn),
+            None => {
+                let left = session.yield_shared();
+                self.redeliver(left, now, turn);
+                self.limit_offline(session, now, turn);
+            }
+        }
+        if let Some(will) = will {
+            self.publish_will(session, &will, core.slot(), now, turn);
+        }
+    }
+
+    /// Called by net after a session has its new link: group queues drain to it.
+    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) {
+        let core = session.core();
+        let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
+        for group in groups {
+            let mut frames = None;
+            let budget = &self.inner.budget;
+            let mut delivery = Delivery { frames: &mut frames, dirty: &mut turn.dirty, budget, now };
+            group.drain_to(core.slot(), &mut delivery);
+        }
+    }
+
+    /// Ends a device's connection and, with `discard`, its session. False if there is no such session.
+    pub fn disconnect(
+        &self,
+        client_id: &str,
+        code: u8,
+        discard: bool,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> bool {
+        let (session, epoch, ended) = {
+            let mut place = self.inner.registry.lock(client_id);
+            let Some(session) = place.find(client_id).cloned() else { return false };
+            let mut state = session.core().state.lock();
+            let epoch = state.epoch;
+            let ended = discard.then(|| {
+                place.remove(&session);
+                self.mark_ended(&session, &mut state)
+            });
+            drop(state);
+            (session, epoch, ended)
+        };
+        session.close(epoch, CloseReason::Administrative(code));
+        if let Some(ended) = ended {
+            self.clear_away(ended, "administrative", now, turn);
+        }
+        true
+    }
+
+    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second.
+    pub fn tick(&self, now: Timestamp, turn: &mut Turn) {
+        for _ in 0..TIMERS_PER_TICK {
+            let Some((at, session)) = self.inner.timers.first_due(now) else { break };
+            self.run_timer(&session, at, now, turn);
+        }
+        self.inner.retained.sweep(now);
+    }
+
+    fn run_timer(&self, session: &Arc<dyn Session>, at: Timestamp, now: Timestamp, turn: &mut Turn) {
+        let inner = &*self.inner;
+        let core = session.core();
+        let mut will = None;
+        let mut ended = None;
+        {
+            let mut place = inner.registry.lock(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.deadline() != Some(at) {
+                // Resumed in between; the entry went with it.
+                return;
+            }
+            if state.expires_at().is_some_and(|at| at <= now) {
+                place.remove(session);
+                ended = Some(self.mark_ended(session, &mut state));
+            } else {
+                will = inner.timers.update(session, &mut state, |state| state.will.take());
+            }
+        }
+        if let Some(will) = will {
+            self.publish_will(session, &will, core.slot(), now, turn);
+        }
+        if let Some(ended) = ended {
+            count(|c| c.sessions_expired.add(1));
+            self.clear_away(ended, "expired", now, turn);
+        }
+    }
+
+    /// Everything of an open that needs the registry's lock.
+    fn open_locked(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+    ) -> (Opened, Former) {
+        let inner = &*self.inner;
+        let client_id = request.client_id.clone();
+        let mut place = inner.registry.lock(client_id.as_str());
+        let epoch = inner.epoch.fetch_add(1, Relaxed) + 1;
+        let mut former = Former::default();
+        let old = place.find(client_id.as_str()).cloned();
+        if let Some(old) = &old {
+            let mut state = old.core().state.lock();
+            former.connection = state.online.then_some(state.epoch);
+            let expired = state.expires_at().is_some_and(|at| at <= request.now);
+            // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
+            let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
+            if resumes {
+                let was_online = state.online;
+                let due = state.will_at().is_some_and(|at| at <= request.now);
+                let will = inner.timers.update(old, &mut state, |state| {
+                    state.epoch = epoch;
+                    state.online = true;
+                    state.since = request.now;
+                    state.expiry = request.expiry;
+                    state.info = request.info;
+                    std::mem::replace(&mut state.will, request.will.map(Box::new))
+                });
+                former.will = will.filter(|will| due || was_online && will.delay == 0);
+                drop(state);
+                if !was_online {
+                    self.count_online();
+                }
+                return (Opened { session: Arc::clone(old), present: true, epoch }, former);
+            }
+            former.ended = Some(self.mark_ended(old, &mut state));
+        }
+        let slot = inner.slots.reserve();
+        let session = make(SessionCore::new(request, slot, epoch));
+        inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
+        place.replace(old.as_ref(), Arc::clone(&session));
+        inner.sessions.fetch_add(1, Relaxed);
+        self.count_online();
+        (Opened { session, present: false, epoch }, former)
+    }
+
+    /// Marks a session as ended under its locks; the caller removes it from the registry.
+    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut State) -> Ended {
+        let inner = &*self.inner;
+        let was_online = state.online;
+        let will = inner.timers.update(session, state, |state| {
+            state.ended = true;
+            state.online = false;
+            state.will.take()
+        });
+        if was_online {
+            inner.online.fetch_sub(1, Relaxed);
+        }
+        inner.sessions.fetch_sub(1, Relaxed);
+        let subscriptions = std::mem::take(&mut state.subscriptions);
+        Ended { session: Arc::clone(session), subscriptions, will }
+    }
+
+    /// The rest of a session's end, without locks: subscriptions, shared messages, will, slot.
+    fn clear_away(&self, ended: Ended, reason: &'static str, now: Timestamp, turn: &mut Turn) {
+        let inner = &*self.inner;
+        let Ended { session, subscriptions, will } = ended;
+        let core = session.core();
+        let groups = inner.index.remove_all(subscriptions.as_slice(), core.slot());
+        for group in groups {
+            group.close(&inner.budget);
+        }
+        let left = session.end();
+        self.redeliver(left, now, turn);
+        inner.slots.free(core.slot());
+        self.emit_with(now, core, || EventKind::SessionEnded { reason });
+        // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].
+        if let Some(will) = will {
+            self.publish_will(&session, &will, 0, now, turn);
+        }
+    }
+
+    /// Above the limit of sessions without a connection, the one nearest to its deadline ends.
+    fn limit_offline(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) {
+        let inner = &*self.inner;
+        let offline = inner.sessions.load(Relaxed).saturating_sub(inner.online.load(Relaxed));
+        if offline <= inner.limits.max_offline_sessions {
+            return;
+        }
+        // Sessions that never expire have no timer; then it is the one that has just closed.
+        let victim = inner.timers.first().unwrap_or_else(|| Arc::clone(session));
+        let ended = {
+            let core = victim.core();
+            let mut place = inner.registry.lock(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.online || state.ended {
+                return;
+            }
+            place.remove(&victim);
+            self.mark_ended(&victim, &mut state)
+        };
+        count(|c| c.sessions_expired.add(1));
+        self.clear_away(ended, "expired", now, turn);
+    }
+
+    fn count_online(&self) {
+        let online = self.inner.online.fetch_add(1, Relaxed) + 1;
+        self.inner.online_peak.fetch_max(online, Relaxed);
+    }
+}

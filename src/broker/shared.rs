@@ -1,0 +1,450 @@
+//! Shared subscriptions: a group of sessions of which one gets each message [MQTT-4.8.2-4].
+//!
+//! Online members come first. While none is online, QoS 1 and 2 messages wait in the group's bounded queue, not
+//! in a member's session, so that whoever returns first gets them. Members are read as a snapshot: no lock is
+//! held while one is called.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+use parking_lot::{Mutex, RwLock};
+
+use super::{Delivered, Frames, MatchOptions, Outcome, Target, budget::Budget, index::Options};
+use crate::{
+    config::SharedStrategy,
+    telemetry::count,
+    types::{DropReason, Message, QoS, SharedMessage, Timestamp, parse_shared},
+};
+
+/// Queued messages handed out before one new message, at most.
+const DRAIN_PER_MESSAGE: usize = 64;
+
+/// One session in a group.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) target: Arc<dyn Target>,
+    pub(super) slot: u32,
+    /// Subscription identifier, 0 for none.
+    pub(super) id: u32,
+    pub(super) options: Options,
+}
+
+impl Member {
+    pub(super) fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
+/// Sessions that share one filter under one group name.
+pub(super) struct Group {
+    id: u32,
+    /// `$share/name/filter`.
+    full_name: Box<str>,
+    strategy: SharedStrategy,
+    hasher: RandomState,
+    members: RwLock<Arc<[Member]>>,
+    /// Round robin: the next member; random: the generator's state.
+    next: AtomicU64,
+    /// Sticky: the slot of the chosen member.
+    sticky: AtomicU32,
+    queue: Mutex<Queue>,
+    /// Length of `queue`, readable without its lock.
+    queued: AtomicUsize,
+    queue_limit: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    messages: VecDeque<Arc<SharedMessage>>,
+    /// The group is gone: nothing may be added.
+    closed: bool,
+}
+
+/// Where a group's deliveries leave their traces.
+pub(super) struct Delivery<'a> {
+    pub(super) frames: &'a mut Frames,
+    pub(super) dirty: &'a mut Vec<Arc<dyn Target>>,
+    pub(super) budget: &'a Budget,
+    pub(super) now: Timestamp,
+}
+
+impl Group {
+    pub(super) fn new(
+        id: u32,
+        full_name: &str,
+        strategy: SharedStrategy,
+        hasher: RandomState,
+        queue_limit: usize,
+    ) -> Self {
+        Self {
+            id,
+            full_name: Box::from(full_name),
+            strategy,
+            hasher,
+            members: RwLock::new(Arc::from([])),
+            next: AtomicU64::new(0),
+            sticky: AtomicU32::new(0),
+            queue: Mutex::new(Queue::default()),
+            queued: AtomicUsize::new(0),
+            queue_limit,
+        }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+
+    pub(super) fn full_name(&self) -> &str {
+        &self.full_name
+    }
+
+    /// The filter without `$share/name/`.
+    pub(super) fn filter(&self) -> &str {
+        parse_shared(&self.full_name).ok().flatten().map_or("", |(_, filter)| filter)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.read().is_empty()
+    }
+
+    pub(super) fn has_member(&self, slot: u32) -> bool {
+        self.member_options(slot).is_some()
+    }
+
+    pub(super) fn member_options(&self, slot: u32) -> Option<Options> {
+        self.members.read().iter().find(|member| member.slot == slot).map(|member| member.options)
+    }
+
+    /// Adds or replaces a member.
+    pub(super) fn set_member(&self, member: Member) {
+        let mut members = self.members.write();
+        let mut list = members.to_vec();
+        match list.iter_mut().find(|other| other.slot == member.slot) {
+            Some(other) => *other = member,
+            None => list.push(member),
+        }
+        *members = list.into();
+    }
+
+    /// Removes a member; false if it is none.
+    pub(super) fn remove_member(&self, slot: u32) -> bool {
+        let mut members = self.members.write();
+        let list: Arc<[Member]> = members.iter().filter(|member| member.slot != slot).cloned().collect();
+        let removed = list.len() < members.len();
+        *members = list;
+        removed
+    }
+
+    /// Gives one message to one member, or keeps it for the first that returns.
+    pub(super) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+        let members = Arc::clone(&*self.members.read());
+        if self.queued.load(Ordering::Acquire) > 0 {
+            // Messages left by a member that could not take all of them come first.
+            self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
+        }
+        if let Some(outcome) = self.offer(message, &members, delivery) {
+            return outcome;
+        }
+        let outcome = self.enqueue(message, &members, delivery.budget);
+        if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
+            // A member came between the choice and the queue, and may have drained it just before.
+            self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
+        }
+        outcome
+    }
+
+    /// Hands the queue to a member that has come online, until it refuses.
+    pub(super) fn drain_to(&self, slot: u32, delivery: &mut Delivery<'_>) {
+        if self.queued.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let members = Arc::clone(&*self.members.read());
+        self.drain(&members, Some(slot), usize::MAX, delivery);
+    }
+
+    /// Ends the group: what still waits is dropped and counted.
+    pub(super) fn close(&self, budget: &Budget) {
+        let messages = {
+            let mut queue = self.queue.lock();
+            queue.closed = true;
+            std::mem::take(&mut queue.messages)
+        };
+        self.queued.store(0, Ordering::Release);
+        for message in messages {
+            budget.release(message.cost());
+            drop_message(&message.receipt, DropReason::SessionEnded);
+        }
+    }
+
+    /// Offers to online members in the strategy's order. `None` if none is online.
+    fn offer(
+        &self,
+        message: &Message<'_>,
+        members: &[Member],
+        delivery: &mut Delivery<'_>,
+    ) -> Option<Outcome> {
+        if members.is_empty() {
+            return None;
+        }
+        let start = self.start(message, members);
+        let mut refused = None;
+        for step in 0..members.len() {
+            let member = &members[(start + step) % members.len()];
+            if !member.target.is_online() {
+                continue;
+            }
+            let outcome = self.hand(member, message, delivery);
+            match outcome {
+                // Another member may have room; QoS 0 is not worth the search.
+                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
+                _ => return Some(outcome),
+            }
+        }
+        refused
+    }
+
+    fn hand(&self, member: &Member, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+        let ids = [member.id];
+        let options = MatchOptions {
+            qos: member.options.qos(),
+            retain_as_published: member.options.retain_as_published(),
+            replay: false,
+            ids: if member.id == 0 { &[] } else { &ids },
+            group: self.id,
+            queue_offline: false,
+        };
+        let Delivered { outcome, flush } = member.target.deliver(message, options, delivery.frames);
+        if flush {
+            delivery.dirty.push(Arc::clone(&member.target));
+        }
+        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
+            self.sticky.store(member.slot, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Where the search for a member begins.
+    fn start(&self, message: &Message<'_>, members: &[Member]) -> usize {
+        let len = members.len() as u64;
+        let number = match self.strategy {
+            SharedStrategy::RoundRobin => self.next.fetch_add(1, Ordering::Relaxed),
+            SharedStrategy::Random => {
+                const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+                let state = self.next.fetch_add(STEP, Ordering::Relaxed);
+                self.hasher.hash_one(state)
+            }
+            SharedStrategy::HashClient => match message.origin.client_id {
+                Some(client_id) => self.hasher.hash_one(client_id.as_str()),
+                None => 0,
+            },
+            SharedStrategy::HashTopic => self.hasher.hash_one(message.topic),
+            SharedStrategy::Sticky => {
+                let slot = self.sticky.load(Ordering::Relaxed);
+                return members.iter().position(|member| member.slot == slot).unwrap_or(0);
+            }
+            SharedStrategy::LeastInflight => return self.least_loaded(members),
+        };
+        (number % len) as usize
+    }
+
+    /// The online member with the least to do; in turn among equals.
+    fn least_loaded(&self, members: &[Member]) -> usize {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize % members.len();
+        let mut best = turn;
+        let mut least = usize::MAX;
+        for step in 0..members.len() {
+            let position = (turn + step) % members.len();
+            let target = &members[position].target;
+            let load = if least > 0 && target.is_online() { target.load() } else { usize::MAX };
+            if load < least {
+                (best, least) = (position, load);
+            }
+        }
+        best
+    }
+
+    fn enqueue(&self, message: &Message<'_>, members: &[Member], budget: &Budget) -> Outcome {
+        let granted = members.iter().map(|member| member.options.qos()).max().unwrap_or_default();
+        if message.qos.min(granted) == QoS::AtMostOnce {
+            count(|c| c.dropped_offline.add(1));
+            return Outcome::Dropped(DropReason::Offline);
+        }
+        let message = Arc::clone(message.share());
+        let cost = message.cost();
+        if !budget.charge(cost) {
+            count(|c| c.dropped_memory.add(1));
+            return Outcome::Dropped(DropReason::Memory);
+        }
+        let refused = {
+            let mut queue = self.queue.lock();
+            if queue.closed {
+                Some(DropReason::SessionEnded)
+            } else if queue.messages.len() >= self.queue_limit {
+                Some(DropReason::QueueFull)
+            } else {
+                queue.messages.push_back(message);
+                self.queued.store(queue.messages.len(), Ordering::Release);
+                None
+            }
+        };
+        let Some(reason) = refused else { return Outcome::Queued };
+        budget.release(cost);
+        count_drop(reason);
+        Outcome::Dropped(reason)
+    }
+
+    /// Hands out queued messages in order, to the member of `slot` or to any, until one is refused.
+    fn drain(&self, members: &[Member], slot: Option<u32>, limit: usize, delivery: &mut Delivery<'_>) {
+        let only = slot.and_then(|slot| members.iter().find(|member| member.slot == slot));
+        for _ in 0..limit {
+            let Some(message) = self.pop() else { return };
+            let cost = message.cost();
+            if message.is_expired(delivery.now) {
+                delivery.budget.release(cost);
+                drop_message(&message.receipt, DropReason::Expired);
+                continue;
+            }
+            // The caller's frames belong to another message.
+            let mut frames = None;
+            let mut queued = Delivery {
+                frames: &mut frames,
+                dirty: &mut *delivery.dirty,
+                budget: delivery.budget,
+                now: delivery.now,
+            };
+            let borrowed = message.borrow();
+            let outcome = match (slot, only) {
+                (Some(_), None) => None,
+                (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
+                (None, _) => self.offer(&borrowed, members, &mut queued),
+            };
+            drop(borrowed);
+            match outcome {
+                Some(Outcome::Sent | Outcome::Queued) => delivery.budget.release(cost),
+                // No member can ever take it: don't let it block the others.
+                Some(Outcome::Dropped(reason @ (DropReason::TooLarge | DropReason::Expired))) => {
+                    delivery.budget.release(cost);
+                    if let Some(receipt) = &message.receipt {
+                        receipt.update(|state| {
+                            state.dropped += 1;
+                            state.reason = Some(reason);
+                        });
+                    }
+                }
+                None | Some(Outcome::Dropped(_)) => {
+                    self.put_back(message, delivery.budget);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn pop(&self) -> Option<Arc<SharedMessage>> {
+        let mut queue = self.queue.lock();
+        let message = queue.messages.pop_front();
+        self.queued.store(queue.messages.len(), Ordering::Release);
+        message
+    }
+
+    fn put_back(&self, message: Arc<SharedMessage>, budget: &Budget) {
+        let closed = {
+            let mut queue = self.queue.lock();
+            if !queue.closed {
+                queue.messages.push_front(Arc::clone(&message));
+                self.queued.store(queue.messages.len(), Ordering::Release);
+            }
+            queue.closed
+        };
+        if closed {
+            budget.release(message.cost());
+            drop_message(&message.receipt, DropReason::SessionEnded);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue_len(&self) -> usize {
+        self.queue.lock().messages.len()
+    }
+}
+
+/// Counts a drop by the broker itself, and tells the receipt of a message that had been accepted.
+pub(super) fn drop_message(receipt: &Option<Arc<crate::types::Receipt>>, reason: DropReason) {
+    count_drop(reason);
+    if let Some(receipt) = receipt {
+        receipt.update(|state| {
+            state.dropped += 1;
+            state.reason = Some(reason);
+        });
+    }
+}
+
+fn count_drop(reason: DropReason) {
+    count(|c| match reason {
+        DropReason::Offline => c.dropped_offline.add(1),
+        DropReason::QueueFull => c.dropped_queue_full.add(1),
+        DropReason::Memory => c.dropped_memory.add(1),
+        DropReason::Expired => c.dropped_expired.add(1),
+        DropReason::TooLarge => c.dropped_too_large.add(1),
+        DropReason::ConnectionLost => c.dropped_connection_lost.add(1),
+        DropReason::SessionEnded => c.dropped_session_ended.add(1),
+    });
+}
+
+/// All groups by id and by full name. Ids are never used twice, so that a late message for a group that is
+/// gone finds nobody.
+#[derive(Default)]
+pub(super) struct Groups {
+    by_id: HashMap<u32, Arc<Group>, RandomState>,
+    names: HashTable<u32>,
+    hasher: RandomState,
+    last: u32,
+}
+
+impl Groups {
+    pub(super) fn find(&self, full_name: &str) -> Option<&Arc<Group>> {
+        let hash = self.hasher.hash_one(full_name);
+        let same = |id: &u32| self.by_id.get(id).is_some_and(|group| group.full_name() == full_name);
+        self.by_id.get(self.names.find(hash, same)?)
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Arc<Group>> {
+        self.by_id.get(&id)
+    }
+
+    /// Adds the group that `make` builds for a new id.
+    pub(super) fn add(&mut self, make: impl FnOnce(u32) -> Group) -> Arc<Group> {
+        // 31 bits; skips 0 and, after wrapping, ids in use.
+        loop {
+            self.last = (self.last + 1) & (super::index::GROUP - 1);
+            if self.last != 0 && !self.by_id.contains_key(&self.last) {
+                break;
+            }
+        }
+        let group = Arc::new(make(self.last));
+        let hash = self.hasher.hash_one(group.full_name());
+        self.by_id.insert(group.id(), Arc::clone(&group));
+        let (by_id, hasher) = (&self.by_id, &self.hasher);
+        let rehash = |id: &u32| hasher.hash_one(by_id.get(id).map_or("", |group| group.full_name()));
+        self.names.insert_unique(hash, group.id(), rehash);
+        group
+    }
+
+    pub(super) fn remove(&mut self, id: u32) {
+        let Some(group) = self.by_id.remove(&id) else { return };
+        let hash = self.hasher.hash_one(group.full_name());
+        if let Ok(entry) = self.names.find_entry(hash, |other| *other == id) {
+            entry.remove();
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+}

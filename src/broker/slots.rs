@@ -1,0 +1,51 @@
+//! Slot numbers of receivers. A slot is a small number that stands for a session or stream in the index.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::{Target, slab::Slab};
+
+/// Receivers by slot; slot 0 is nobody.
+#[derive(Default)]
+pub(super) struct Slots {
+    targets: RwLock<Table>,
+}
+
+/// The table behind the lock, for resolving many slots at once.
+pub(super) struct Table(Slab<Arc<dyn Target>>);
+
+impl Default for Table {
+    fn default() -> Self {
+        Self(Slab::starting_at(1))
+    }
+}
+
+impl Table {
+    pub(super) fn get(&self, slot: u32) -> Option<&Arc<dyn Target>> {
+        self.0.get(slot)
+    }
+}
+
+impl Slots {
+    /// A slot for a receiver that is about to be made.
+    pub(super) fn reserve(&self) -> u32 {
+        self.targets.write().0.reserve()
+    }
+
+    /// Fills a reserved slot.
+    pub(super) fn set(&self, slot: u32, target: Arc<dyn Target>) {
+        self.targets.write().0.set(slot, target);
+    }
+
+    /// Frees a slot. The index must hold no entry of it any more, or a message could reach its next owner.
+    pub(super) fn free(&self, slot: u32) {
+        let target = self.targets.write().0.remove(slot);
+        drop(target);
+    }
+
+    /// Read access for the time of one match.
+    pub(super) fn read(&self) -> parking_lot::RwLockReadGuard<'_, Table> {
+        self.targets.read()
+    }
+}

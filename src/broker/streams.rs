@@ -1,0 +1,54 @@
+//! gRPC streams: receivers that are no session.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use super::{
+    Broker, Target,
+    index::{Entry, Options},
+};
+
+/// Keeps a gRPC stream registered; dropping it removes the stream.
+pub struct StreamHandle {
+    broker: Broker,
+    slot: u32,
+    references: Box<[u32]>,
+    detached: AtomicBool,
+}
+
+impl StreamHandle {
+    /// Removes the stream before the handle is dropped.
+    pub fn detach(&self) {
+        if self.detached.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let inner = &self.broker.inner;
+        // A stream is in no shared group.
+        inner.index.remove_all(&self.references, self.slot);
+        inner.slots.free(self.slot);
+        inner.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+impl Broker {
+    /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
+    pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {
+        let inner = &self.inner;
+        let slot = inner.slots.reserve();
+        inner.slots.set(slot, target);
+        inner.streams.fetch_add(1, Ordering::Relaxed);
+        let entry = Entry { slot, id: 0, options: Options::stream() };
+        let added = filters.iter().filter_map(|filter| inner.index.subscribe(filter, entry, true));
+        // A filter given twice is one subscription.
+        let references = added.filter(|added| !added.existed).map(|added| added.reference).collect();
+        StreamHandle { broker: self.clone(), slot, references, detached: AtomicBool::new(false) }
+    }
+}

@@ -1,0 +1,156 @@
+//! SUBSCRIBE and UNSUBSCRIBE of one filter.
+
+use std::sync::Arc;
+
+use super::{
+    Broker, EventKind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed, Turn,
+    index::{Added, Entry, Options},
+    shared::{Group, Member},
+};
+use crate::{
+    telemetry::count,
+    types::{QoS, Timestamp, TopicFilter, parse_shared},
+};
+
+impl Broker {
+    /// Adds or replaces one subscription. Refusals are counted here.
+    pub fn subscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        request: &SubscribeRequest<'_>,
+        now: Timestamp,
+    ) -> Result<Subscribed, SubscribeError> {
+        let result = self.try_subscribe(session, request, now);
+        if result.is_err() {
+            count(|c| c.subscribe_refused.add(1));
+        }
+        result
+    }
+
+    /// Removes one subscription; false if there was none (0x11).
+    pub fn unsubscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        filter: &str,
+        now: Timestamp,
+        _turn: &mut Turn,
+    ) -> bool {
+        let inner = &*self.inner;
+        let core = session.core();
+        let is_shared = matches!(parse_shared(filter), Ok(Some(_)));
+        let mut gone = None;
+        {
+            let mut state = core.state.lock();
+            if state.ended {
+                return false;
+            }
+            let reference = if is_shared {
+                inner.index.unsubscribe_shared(filter, core.slot()).map(|(reference, group)| {
+                    gone = group;
+                    reference
+                })
+            } else {
+                inner.index.unsubscribe(filter, core.slot())
+            };
+            let Some(reference) = reference else { return false };
+            state.subscriptions.remove(reference);
+        }
+        if let Some(group) = gone {
+            group.close(&inner.budget);
+        }
+        self.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
+        true
+    }
+
+    fn try_subscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        request: &SubscribeRequest<'_>,
+        now: Timestamp,
+    ) -> Result<Subscribed, SubscribeError> {
+        let inner = &*self.inner;
+        let limits = &inner.limits;
+        let core = session.core();
+        let shared = self.check(core.client_id().as_str(), request)?;
+        let granted = QoS::from_bits(limits.max_qos).unwrap_or(QoS::ExactlyOnce);
+        let qos = request.qos.min(granted);
+        let options = Options::new(qos, request.retain_as_published, request.no_local);
+        let (slot, id) = (core.slot(), request.id.unwrap_or(0));
+        let existed = {
+            let mut state = core.state.lock();
+            if state.ended {
+                return Err(SubscribeError::NotAuthorized);
+            }
+            let may_add = state.subscriptions.len() < limits.max_subscriptions;
+            let added = match shared {
+                Some((name, filter)) => {
+                    let target = Arc::clone(session) as Arc<dyn super::Target>;
+                    let member = Member { target, slot, id, options };
+                    self.join(request.filter, name, filter, member, may_add)
+                }
+                None => inner.index.subscribe(request.filter, Entry { slot, id, options }, may_add),
+            };
+            let Added { reference, existed } = added.ok_or(SubscribeError::Quota)?;
+            if !existed {
+                state.subscriptions.push(reference);
+            }
+            existed
+        };
+        self.emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
+        // Shared subscriptions get no retained messages [MQTT-4.8.2-1].
+        let replays = shared.is_none()
+            && limits.retain_available
+            && inner.retained.len() > 0
+            && match request.retain_handling {
+                0 => true,
+                // Only if the subscription did not exist [MQTT-3.3.1-10].
+                1 => !existed,
+                _ => false,
+            };
+        let replay = replays
+            .then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
+        Ok(Subscribed { qos, replay })
+    }
+
+    /// What the filter may be refused for; group name and inner filter if it is shared.
+    fn check<'a>(
+        &self,
+        client_id: &str,
+        request: &SubscribeRequest<'a>,
+    ) -> Result<Option<(&'a str, &'a str)>, SubscribeError> {
+        let limits = &self.inner.limits;
+        let shared = parse_shared(request.filter).map_err(|_| SubscribeError::Invalid)?;
+        let filter = shared.map_or(request.filter, |(_, filter)| filter);
+        TopicFilter::check(filter).map_err(|_| SubscribeError::Invalid)?;
+        let too_long = request.filter.len() > limits.max_topic_bytes;
+        if too_long || filter.split('/').count() > limits.max_topic_levels {
+            return Err(SubscribeError::Invalid);
+        }
+        if shared.is_some() && !limits.shared_available {
+            return Err(SubscribeError::SharedUnavailable);
+        }
+        // [MQTT-3.8.3-4]
+        if shared.is_some() && request.no_local {
+            return Err(SubscribeError::NoLocalShared);
+        }
+        if !limits.wildcard_available && filter.contains(['+', '#']) {
+            return Err(SubscribeError::WildcardUnavailable);
+        }
+        if !limits.subscription_id_available && request.id.is_some() {
+            return Err(SubscribeError::IdUnavailable);
+        }
+        if !self.namespace_allows(client_id, request.filter) {
+            return Err(SubscribeError::NotAuthorized);
+        }
+        Ok(shared)
+    }
+
+    fn join(&self, full: &str, name: &str, filter: &str, member: Member, may_add: bool) -> Option<Added> {
+        let inner = &*self.inner;
+        let strategy = inner.limits.shared_groups.get(name).copied();
+        let strategy = strategy.unwrap_or(inner.limits.shared_strategy);
+        let limit = inner.limits.group_queue_messages;
+        let make = |id| Group::new(id, full, strategy, inner.hasher.clone(), limit);
+        inner.index.subscribe_shared(full, filter, member, may_add, make)
+    }
+}

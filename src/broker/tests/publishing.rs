@@ -1,0 +1,165 @@
+use super::*;
+use crate::{config::ByteSize, types::Receipt};
+
+#[test]
+fn overlapping_subscriptions_deliver_one_copy_with_the_highest_qos_and_all_ids() {
+    let mut bench = Bench::new(Limits::default());
+    let device = bench.device("a");
+    for (filter, qos, id, as_published) in [
+        ("a/b", QoS::AtMostOnce, Some(1), false),
+        ("a/+", QoS::ExactlyOnce, Some(2), false),
+        ("a/#", QoS::AtLeastOnce, None, true),
+        ("#", QoS::AtMostOnce, Some(2), false),
+    ] {
+        let request = SubscribeRequest { qos, id, retain_as_published: as_published, ..request(filter) };
+        bench.try_subscribe(&device, &request).unwrap();
+    }
+    let published = bench.publish_with("a/b", "x", |message| {
+        message.qos = QoS::ExactlyOnce;
+        message.retain = true;
+    });
+    assert_eq!((published.matched, published.sent), (1, 1));
+    let mut got = device.got();
+    assert_eq!(got.len(), 1);
+    got[0].ids.sort_unstable();
+    assert_eq!(got[0].ids, [1, 2, 2]);
+    assert_eq!((got[0].qos, got[0].retain), (QoS::ExactlyOnce, true));
+    bench.publish("a/c", "y", QoS::AtMostOnce);
+    assert_eq!(device.got()[0].ids, [2, 2]);
+}
+
+#[test]
+fn no_local_concerns_each_subscription() {
+    let mut bench = Bench::new(Limits::default());
+    let (me, other) = (bench.device("me"), bench.device("other"));
+    let no_local = SubscribeRequest { no_local: true, id: Some(1), ..request("a/b") };
+    bench.try_subscribe(&me, &no_local).unwrap();
+    assert_eq!(bench.publish_from(&me, "a/b", "own", false).matched, 0);
+    assert_eq!(bench.publish_from(&other, "a/b", "foreign", false).matched, 1);
+    assert_eq!(me.payloads(), ["foreign"]);
+    let plain = SubscribeRequest { id: Some(2), qos: QoS::AtMostOnce, ..request("a/+") };
+    bench.try_subscribe(&me, &plain).unwrap();
+    bench.publish_from(&me, "a/b", "own", false);
+    let got = me.got();
+    assert_eq!((got[0].qos, got[0].ids.as_slice()), (QoS::AtMostOnce, [2].as_slice()));
+    bench.publish_from(&other, "a/b", "foreign", false);
+    let mut ids = me.got()[0].ids.clone();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2]);
+}
+
+#[test]
+fn subscribing_again_replaces_and_unsubscribing_removes() {
+    let mut bench = Bench::new(Limits::default());
+    let device = bench.device("a");
+    bench.subscribe(&device, "a/b");
+    let lower = SubscribeRequest { qos: QoS::AtMostOnce, ..request("a/b") };
+    bench.try_subscribe(&device, &lower).unwrap();
+    bench.publish("a/b", "x", QoS::ExactlyOnce);
+    assert_eq!(device.got()[0].qos, QoS::AtMostOnce);
+    assert_eq!(bench.broker.gauges().subscriptions, 1);
+    assert!(bench.unsubscribe(&device, "a/b"));
+    assert!(!bench.unsubscribe(&device, "a/b"));
+    assert!(!bench.unsubscribe(&device, "$share/g/a/b"));
+    assert_eq!(bench.publish("a/b", "x", QoS::AtMostOnce), Published::default());
+    assert_eq!(bench.broker.gauges().subscriptions, 0);
+}
+
+#[test]
+fn refused_filters_say_why() {
+    let limits = Limits { max_subscriptions: 1, ..Limits::default() };
+    let mut bench = Bench::new(limits);
+    let device = bench.device("a");
+    let mut refusal = |request: SubscribeRequest<'_>| bench.try_subscribe(&device, &request).err();
+    assert_eq!(refusal(request("a/#/b")), Some(SubscribeError::Invalid));
+    assert_eq!(refusal(request("$share/g")), Some(SubscribeError::Invalid));
+    let shared = SubscribeRequest { no_local: true, ..request("$share/g/a") };
+    assert_eq!(refusal(shared), Some(SubscribeError::NoLocalShared));
+    assert_eq!(refusal(request("a")), None);
+    assert_eq!(refusal(request("a")), None);
+    assert_eq!(refusal(request("b")), Some(SubscribeError::Quota));
+    assert_eq!(refusal(request("$share/g/b")), Some(SubscribeError::Quota));
+}
+
+#[test]
+fn switched_off_features_are_refused() {
+    let limits = Limits {
+        wildcard_available: false,
+        shared_available: false,
+        subscription_id_available: false,
+        max_qos: 1,
+        ..Limits::default()
+    };
+    let mut bench = Bench::new(limits);
+    let device = bench.device("a");
+    let mut result = |request: SubscribeRequest<'_>| bench.try_subscribe(&device, &request).map(|made| made.qos);
+    assert_eq!(result(request("a/+")), Err(SubscribeError::WildcardUnavailable));
+    assert_eq!(result(request("$share/g/a")), Err(SubscribeError::SharedUnavailable));
+    assert_eq!(
+        result(SubscribeRequest { id: Some(1), ..request("a") }),
+        Err(SubscribeError::IdUnavailable)
+    );
+    assert_eq!(result(request("a")), Ok(QoS::AtLeastOnce));
+}
+
+#[test]
+fn a_used_up_budget_refuses_qos_1_and_leaves_qos_0_to_the_targets() {
+    let limits = Limits { memory_budget: ByteSize(100), ..Limits::default() };
+    let mut bench = Bench::new(limits);
+    let device = bench.device("a");
+    bench.subscribe(&device, "t");
+    assert!(bench.broker.charge(100));
+    assert!(!bench.broker.charge(1));
+    assert!(bench.publish("t", "x", QoS::AtLeastOnce).refused);
+    assert!(device.got().is_empty());
+    assert_eq!(bench.publish("t", "x", QoS::AtMostOnce).sent, 1);
+    bench.broker.release(100);
+    assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).sent, 1);
+    assert_eq!(bench.broker.gauges().queued_bytes, 0);
+}
+
+#[test]
+fn a_message_to_one_device_follows_the_offline_policy() {
+    let mut bench = Bench::new(Limits::default());
+    let device = bench.device("a");
+    let receipt = Arc::new(Receipt::default());
+    let mut message = Message::new("any/topic", b"x", bench.now, Origin::BACKEND);
+    message.receipt = Some(&receipt);
+    let mut send = |offline| bench.broker.publish_to_device("a", &message, offline, &mut bench.turn);
+    assert_eq!(send(Offline::Fail), DirectOutcome::Done(Outcome::Sent));
+    device.set_offline(true);
+    assert_eq!(send(Offline::Fail), DirectOutcome::DeviceOffline);
+    assert_eq!(send(Offline::Drop), DirectOutcome::Done(Outcome::Dropped(DropReason::Offline)));
+    assert_eq!(send(Offline::Queue), DirectOutcome::Done(Outcome::Queued));
+    let state = receipt.state();
+    assert_eq!((state.accepted, state.queued, state.dropped), (2, 1, 1));
+    assert_eq!(state.reason, Some(DropReason::Offline));
+    assert_eq!(device.got().len(), 2);
+    let unknown = bench.broker.publish_to_device("b", &message, Offline::Queue, &mut bench.turn);
+    assert_eq!(unknown, DirectOutcome::UnknownDevice);
+}
+
+#[test]
+fn streams_get_what_their_filters_match_until_dropped() {
+    let mut bench = Bench::new(Limits::default());
+    let stream = Arc::new(TestStream::default());
+    let filters = ["a/#".to_owned(), "a/b".to_owned(), "a/b".to_owned()];
+    let handle = bench.broker.attach_stream(Arc::clone(&stream) as Arc<dyn Target>, &filters);
+    assert_eq!(bench.publish("a/b", "1", QoS::ExactlyOnce).sent, 1);
+    assert_eq!(bench.broker.gauges().streams, 1);
+    drop(handle);
+    assert_eq!(bench.publish("a/b", "2", QoS::ExactlyOnce).sent, 0);
+    assert_eq!(stream.payloads(), ["1"]);
+    assert_eq!((bench.broker.gauges().streams, bench.broker.gauges().subscriptions), (0, 0));
+}
+
+#[test]
+fn dirty_targets_are_flushed_once_per_turn_end() {
+    let mut bench = Bench::new(Limits::default());
+    let device = bench.device("a");
+    bench.subscribe(&device, "t");
+    bench.publish("t", "x", QoS::AtMostOnce);
+    assert_eq!(bench.turn.dirty.len(), 1);
+    bench.turn.flush();
+    assert_eq!(device.test.receiver.flushes.load(SeqCst), 1);
+}

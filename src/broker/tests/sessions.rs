@@ -1,0 +1,264 @@
+use super::*;
+
+fn watcher(bench: &mut Bench) -> Device {
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "will/#");
+    watcher
+}
+
+fn connect(expiry: u32, delay: Option<u32>) -> Connect {
+    let will = delay.map(|delay| will("will/d", "gone", delay));
+    Connect { clean: false, expiry, will }
+}
+
+/// [MQTT-3.1.2-8] [MQTT-3.1.3-9] [MQTT-3.1.4-3]
+#[test]
+fn takeover_publishes_or_cancels_the_old_will() {
+    // (delay, old expiry, clean start, published at once)
+    let rows = [
+        (0, 100, false, true),
+        (0, 100, true, true),
+        (30, 100, false, false),
+        (30, 100, true, true),
+        (30, 0, false, true),
+        (0, 0, false, true),
+    ];
+    for (delay, expiry, clean, published) in rows {
+        let mut bench = Bench::new(Limits::default());
+        let watcher = watcher(&mut bench);
+        let old = bench.connect("d", connect(expiry, Some(delay)));
+        bench.subscribe(&old, "x");
+        let new = bench.connect("d", Connect { clean, expiry: 100, will: None });
+        let row = format!("delay {delay} expiry {expiry} clean {clean}");
+        assert_eq!(old.closes(), [CloseReason::TakenOver], "{row}");
+        assert_eq!(!watcher.payloads().is_empty(), published, "{row}");
+        let resumed = !clean && expiry > 0;
+        assert_eq!((new.present, old.is_ended()), (resumed, !resumed), "{row}");
+        assert_eq!(bench.publish("x", "x", QoS::AtMostOnce).matched, u32::from(resumed), "{row}");
+        // The old connection's end changes nothing any more, and its will does not come later.
+        bench.broker.closed(
+            &old.session,
+            old.epoch,
+            Closed { publish_will: true, expiry: None, reason: "taken over" },
+            bench.now,
+            &mut bench.turn,
+        );
+        assert!(bench.broker.device("d").unwrap().online, "{row}");
+        bench.pass(50);
+        assert!(watcher.payloads().is_empty(), "{row}");
+        assert_eq!((bench.broker.gauges().online, bench.broker.gauges().sessions), (2, 2), "{row}");
+    }
+}
+
+#[test]
+fn the_end_of_a_connection_publishes_the_will_at_its_time() {
+    // (publish, delay, expiry, override, seconds until published)
+    let rows = [
+        (true, 0, 100, None, Some(0)),
+        (true, 30, 100, None, Some(30)),
+        (true, 100, 30, None, Some(30)),
+        (true, 30, 0, None, Some(0)),
+        (true, 30, u32::MAX, None, Some(30)),
+        (true, 30, 100, Some(10), Some(10)),
+        (true, 30, 100, Some(0), Some(0)),
+        (false, 0, 100, None, None),
+        (false, 30, 100, None, None),
+    ];
+    for row in rows {
+        let (publish_will, delay, expiry, changed, after) = row;
+        let mut bench = Bench::new(Limits::default());
+        let watcher = watcher(&mut bench);
+        let device = bench.connect("d", connect(expiry, Some(delay)));
+        bench.close_with(&device, Closed { publish_will, expiry: changed, reason: "test" });
+        let mut seen = (!watcher.payloads().is_empty()).then_some(0);
+        for second in 1..=200 {
+            bench.pass(1);
+            if !watcher.payloads().is_empty() {
+                assert_eq!(seen, None, "{row:?}: twice");
+                seen = Some(second);
+            }
+        }
+        assert_eq!(seen, after, "{row:?}");
+        let lives = expiry == u32::MAX;
+        assert_eq!(bench.broker.device("d").is_some(), lives, "{row:?}");
+        assert_eq!(bench.broker.inner.timers.len(), 0, "{row:?}");
+    }
+}
+
+#[test]
+fn a_session_resumed_within_the_delay_cancels_its_will_and_a_clean_start_publishes_it() {
+    for clean in [false, true] {
+        let mut bench = Bench::new(Limits::default());
+        let watcher = watcher(&mut bench);
+        let device = bench.connect("d", connect(100, Some(30)));
+        bench.close(&device);
+        bench.pass(10);
+        let again = bench.connect("d", Connect { clean, expiry: 100, will: None });
+        assert_eq!(again.present, !clean);
+        assert_eq!(watcher.payloads().len(), usize::from(clean));
+        bench.pass(100);
+        assert!(watcher.payloads().is_empty());
+    }
+}
+
+#[test]
+fn a_session_expires_at_its_time_even_if_no_tick_came() {
+    let mut bench = Bench::new(Limits::default());
+    let device = bench.connect("d", connect(10, None));
+    bench.subscribe(&device, "x");
+    bench.close(&device);
+    bench.now = bench.now.plus_secs(9);
+    let device = bench.connect("d", connect(10, None));
+    assert!(device.present);
+    bench.close(&device);
+    bench.now = bench.now.plus_secs(10);
+    let device = bench.connect("d", connect(10, None));
+    assert!(!device.present);
+    assert_eq!(bench.broker.gauges().subscriptions, 0);
+    bench.close(&device);
+    bench.pass(10);
+    assert!(device.is_ended());
+    assert_eq!((bench.broker.gauges().sessions, bench.broker.gauges().online), (0, 0));
+}
+
+#[test]
+fn a_will_has_its_retain_flag_and_expiry_from_publication() {
+    let mut bench = Bench::new(Limits::default());
+    let mut message = Message::new("will/d", b"gone", Timestamp(0), Origin::SERVER);
+    message.retain = true;
+    let will = Will { message: Arc::clone(message.share()), expiry: Some(60), delay: 20 };
+    let device = bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will) });
+    bench.close(&device);
+    bench.pass(20);
+    let retained = bench.broker.retained("will/d", bench.now).unwrap();
+    assert_eq!(retained.expires, Some(bench.now.plus_secs(60)));
+    assert_eq!(retained.client_id.as_ref().map(ClientId::as_str), Some("d"));
+}
+
+#[test]
+fn shutdown_publishes_every_will_once() {
+    let mut bench = Bench::new(Limits::default());
+    let watcher = watcher(&mut bench);
+    let online = bench.connect("online", connect(100, Some(50)));
+    let offline = bench.connect("offline", connect(100, Some(50)));
+    bench.close(&offline);
+    bench.broker.shutdown_wills(bench.now, &mut bench.turn);
+    assert_eq!(watcher.payloads().len(), 2);
+    bench.broker.shutdown_wills(bench.now, &mut bench.turn);
+    bench.close(&online);
+    bench.pass(200);
+    assert!(watcher.payloads().is_empty());
+}
+
+#[test]
+fn an_administrator_ends_connection_or_session() {
+    let mut bench = Bench::new(Limits::default());
+    let watcher = watcher(&mut bench);
+    let device = bench.connect("d", connect(100, Some(30)));
+    bench.subscribe(&device, "x");
+    assert!(bench.broker.disconnect("d", 0x98, false, bench.now, &mut bench.turn));
+    assert_eq!(device.closes(), [CloseReason::Administrative(0x98)]);
+    assert!(!device.is_ended());
+    assert!(bench.broker.disconnect("d", 0x98, true, bench.now, &mut bench.turn));
+    assert!(device.is_ended());
+    assert_eq!(watcher.payloads(), ["gone"]);
+    assert_eq!(bench.publish("x", "x", QoS::AtMostOnce).matched, 0);
+    assert!(matches!(
+        bench.try_subscribe(&device, &request("y")).err(),
+        Some(SubscribeError::NotAuthorized)
+    ));
+    bench.close(&device);
+    assert!(!bench.broker.disconnect("d", 0x98, true, bench.now, &mut bench.turn));
+    assert_eq!(bench.broker.gauges().online, 1);
+}
+
+#[test]
+fn too_many_offline_sessions_end_the_one_nearest_to_expiry() {
+    let mut bench = Bench::new(Limits { max_offline_sessions: 2, ..Limits::default() });
+    for (id, expiry) in [("a", 50), ("b", 20), ("c", u32::MAX)] {
+        let device = bench.connect(id, connect(expiry, None));
+        bench.close(&device);
+    }
+    let ids: Vec<String> =
+        bench.broker.devices(None, 10, false).iter().map(|device| device.client_id.to_string()).collect();
+    assert_eq!(ids, ["a", "c"]);
+}
+
+#[test]
+fn devices_are_paged_in_order() {
+    let mut bench = Bench::new(Limits::default());
+    for number in [5, 3, 1, 4, 2] {
+        let device = bench.device(&format!("d{number}"));
+        bench.subscribe(&device, "$share/g/x");
+        bench.subscribe(&device, "y/+");
+        if number == 2 {
+            bench.close(&device);
+        }
+    }
+    let ids = |after, online| -> Vec<String> {
+        bench.broker.devices(after, 2, online).iter().map(|device| device.client_id.to_string()).collect()
+    };
+    assert_eq!(ids(None, false), ["d1", "d2"]);
+    assert_eq!(ids(Some("d2"), false), ["d3", "d4"]);
+    assert_eq!(ids(Some("d4"), false), ["d5"]);
+    assert_eq!(ids(None, true), ["d1", "d3"]);
+    let device = bench.broker.device("d2").unwrap();
+    assert!(!device.online);
+    let expected = [("$share/g/x".to_owned(), QoS::ExactlyOnce), ("y/+".to_owned(), QoS::ExactlyOnce)];
+    assert_eq!(device.subscriptions, expected);
+    assert_eq!(bench.broker.online_sessions().len(), 4);
+}
+
+#[test]
+fn events_tell_the_life_of_a_session() {
+    let mut bench = Bench::new(Limits::default());
+    let mut events = bench.broker.events();
+    let device = bench.connect("d", connect(0, None));
+    bench.subscribe(&device, "x");
+    bench.unsubscribe(&device, "x");
+    let device = bench.connect("d", connect(0, None));
+    bench.close(&device);
+    let mut kinds = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        let text = format!("{:?}", event.kind);
+        kinds.push(text.split([' ', '{']).next().unwrap_or_default().to_owned());
+    }
+    let expected = "Connected Subscribed Unsubscribed TakenOver SessionEnded Connected Disconnected SessionEnded";
+    assert_eq!(kinds.join(" "), expected);
+}
+
+#[test]
+fn two_threads_that_open_one_client_id_leave_one_owner() {
+    let bench = Bench::new(Limits::default());
+    let broker = &bench.broker;
+    for round in 0..200 {
+        let id = format!("d{}", round % 3);
+        let opened = std::thread::scope(|scope| {
+            let open = || {
+                let request = OpenRequest {
+                    client_id: ClientId::new(&id),
+                    clean_start: round % 2 == 0,
+                    expiry: 60,
+                    will: None,
+                    info: info(),
+                    now: Timestamp(5),
+                };
+                let make = |core| -> Arc<dyn Session> {
+                    Arc::new(TestSession { core, receiver: Receiver::default() })
+                };
+                ready(broker.open(request, make, &mut Turn::default()))
+            };
+            let threads = [scope.spawn(open), scope.spawn(open)];
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let owner = broker.inner.registry.get(&id).unwrap();
+        let last = opened.iter().max_by_key(|opened| opened.epoch).unwrap();
+        assert_eq!(owner.core().slot(), last.session.core().slot());
+        assert_eq!(owner.core().state.lock().epoch, last.epoch);
+        let loser = opened.iter().min_by_key(|opened| opened.epoch).unwrap();
+        let loser = Arc::clone(&loser.session).into_any().downcast::<TestSession>().unwrap();
+        assert!(loser.receiver.closes.lock().iter().any(|(epoch, _)| *epoch < last.epoch));
+    }
+    let gauges = broker.gauges();
+    assert_eq!((gauges.online, gauges.sessions, gauges.online_peak), (3, 3, 3));
+}

@@ -1,0 +1,154 @@
+//! Where a listener binds: `ip:port`, `[v6]:port` or `unix:/path`.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A listening address.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// An IP address and port.
+    Ip(SocketAddr),
+    /// A Unix domain socket.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Whether only this machine can reach it.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Ip(addr) => addr.ip().to_canonical().is_loopback(),
+            Self::Unix(_) => true,
+        }
+    }
+
+    /// Whether binding both would fail; port 0 never collides.
+    pub fn collides(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ip(a), Self::Ip(b)) => {
+                let (ip_a, ip_b) = (a.ip().to_canonical(), b.ip().to_canonical());
+                let same_family = ip_a.is_ipv4() == ip_b.is_ipv4();
+                let any = same_family && (ip_a.is_unspecified() || ip_b.is_unspecified());
+                a.port() != 0 && a.port() == b.port() && (ip_a == ip_b || any)
+            }
+            (Self::Unix(a), Self::Unix(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("a Unix socket needs a path, such as unix:/run/mqtt-server.sock".to_owned()),
+            Some(path) => Ok(Self::Unix(PathBuf::from(path))),
+            None => text.parse().map(Self::Ip).map_err(|_| {
+                "not an address; write ip:port, [v6]:port or unix:/path (host names are not looked up)"
+                    .to_owned()
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(addr) => addr.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Optional settings as text: empty is none, so that the environment can unset what the file sets.
+pub(super) mod optional {
+    use std::{fmt::Display, str::FromStr};
+
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(in crate::config) fn serialize<T: AsText, S: Serializer>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&value.as_ref().map(AsText::text).unwrap_or_default())
+    }
+
+    pub(in crate::config) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        let text = String::deserialize(deserializer)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(de::Error::custom)
+    }
+
+    /// Text that reads back as the same value.
+    pub(in crate::config) trait AsText {
+        fn text(&self) -> String;
+    }
+
+    impl AsText for std::path::PathBuf {
+        fn text(&self) -> String {
+            self.to_string_lossy().into_owned()
+        }
+    }
+
+    impl AsText for super::Address {
+        fn text(&self) -> String {
+            self.to_string()
+        }
+    }
+
+    impl AsText for String {
+        fn text(&self) -> String {
+            self.clone()
+        }
+    }
+
+    impl AsText for super::super::SharedStrategy {
+        fn text(&self) -> String {
+            self.to_string()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_written() {
+        for text in ["127.0.0.1:8883", "[::1]:8883", "unix:/run/x.sock"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["localhost:1883", "127.0.0.1", "8883", "unix:", "127.0.0.1:99999"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn any_address_collides_with_a_specific_one() {
+        let address = |text: &str| text.parse::<Address>().unwrap();
+        assert!(address("0.0.0.0:1").collides(&address("127.0.0.1:1")));
+        assert!(!address("0.0.0.0:1").collides(&address("127.0.0.1:2")));
+        assert!(!address("[::]:1").collides(&address("127.0.0.1:1")));
+        assert!(!address("127.0.0.1:0").collides(&address("127.0.0.1:0")));
+        assert!(address("unix:/a").collides(&address("unix:/a")));
+    }
+}

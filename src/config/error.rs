@@ -1,0 +1,70 @@
+//! What is wrong with a configuration: everything at once, each with key, value and fix.
+
+use std::fmt;
+
+/// One thing wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Key as a path, such as `limits.max_qos` or `listeners[0].address`.
+    pub key: String,
+    /// The value as written; empty if it has none.
+    pub value: String,
+    /// Where it was set, such as `MQTT_SERVER_ADDR` or `--addr`; empty for the file or a default.
+    pub origin: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What to do.
+    pub fix: String,
+}
+
+impl Problem {
+    /// A problem of `key` with `value`.
+    pub fn new(
+        key: impl Into<String>,
+        value: impl fmt::Display,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self {
+            key: key.into(),
+            value: value.to_string(),
+            origin: String::new(),
+            problem: problem.into(),
+            fix: fix.into(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.key)?;
+        if !self.value.is_empty() {
+            write!(f, " = {}", self.value)?;
+        }
+        if !self.origin.is_empty() {
+            write!(f, " (from {})", self.origin)?;
+        }
+        write!(f, ": {}", self.problem)?;
+        if !self.fix.is_empty() {
+            write!(f, "; {}", self.fix)?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything wrong with a configuration; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError(pub Vec<Problem>);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let many = if self.0.len() == 1 { "problem" } else { "problems" };
+        write!(f, "bad configuration, {} {many}:", self.0.len())?;
+        for problem in &self.0 {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}

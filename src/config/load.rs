@@ -1,0 +1,361 @@
+//! File, environment and flags into one table, checked key by key, so that all mistakes show at once.
+
+use std::{collections::BTreeMap, path::Path};
+
+use toml::{Table, Value};
+
+use super::{Config, ConfigError, Flags, Listener, Problem};
+
+/// Prefix of the environment variables.
+const PREFIX: &str = "MQTT_SERVER_";
+/// The variable that names the file; see [`Flags::config_file`].
+pub(super) const CONFIG_VARIABLE: &str = "MQTT_SERVER_CONFIG";
+/// Tables whose keys the user chooses.
+const OPEN_TABLES: [&str; 1] = ["limits.shared_groups"];
+
+impl Config {
+    /// Defaults, the file's text over them, `MQTT_SERVER_*` over that, flags over all; then validated.
+    ///
+    /// # Errors
+    /// Every unknown key, every value of the wrong form and every rule broken, in one error.
+    pub fn load(
+        flags: &Flags,
+        file: Option<&str>,
+        env: &BTreeMap<String, String>,
+    ) -> Result<Self, ConfigError> {
+        let mut loader = Loader { schema: schema(), ..Loader::default() };
+        if let Some(text) = file {
+            loader.file(text);
+        }
+        loader.environment(env);
+        for (flag, key, value) in flags.settings() {
+            loader.set(key, value, flag);
+        }
+        loader.drop_bad_values();
+        let mut config: Self = match Value::Table(loader.table.clone()).try_into() {
+            Ok(config) => config,
+            Err(error) => {
+                loader.problems.push(Problem::new("configuration", "", error.to_string(), ""));
+                return Err(ConfigError(loader.problems));
+            }
+        };
+        if config.dev {
+            config.take_dev_certificates(&loader.table);
+        }
+        if let Err(ConfigError(problems)) = config.validate() {
+            loader.problems.extend(problems);
+        }
+        if loader.problems.is_empty() {
+            return Ok(config);
+        }
+        for problem in &mut loader.problems {
+            if let Some(origin) = loader.origins.get(&problem.key) {
+                problem.origin.clone_from(origin);
+            }
+        }
+        Err(ConfigError(loader.problems))
+    }
+
+    /// In development mode a certificate that nobody named is the one made at start.
+    fn take_dev_certificates(&mut self, given: &Table) {
+        if !given.contains_key("cert") && !given.contains_key("key") {
+            self.cert = Path::new(super::DEV_CERTS_DIR).join("server.crt");
+            self.key = Path::new(super::DEV_CERTS_DIR).join("private.key");
+        }
+    }
+}
+
+/// All keys with their default values.
+pub(super) fn schema() -> Table {
+    Table::try_from(Config::default()).expect("the defaults are a table")
+}
+
+#[derive(Default)]
+struct Loader {
+    schema: Table,
+    table: Table,
+    /// Key to flag or variable.
+    origins: BTreeMap<String, String>,
+    problems: Vec<Problem>,
+}
+
+impl Loader {
+    fn file(&mut self, text: &str) {
+        match text.parse::<Table>() {
+            Ok(mut table) => {
+                let schema = std::mem::take(&mut self.schema);
+                self.drop_unknown("", &mut table, &schema);
+                self.schema = schema;
+                self.table = table;
+            }
+            Err(error) => {
+                let at = error.span().map_or(0, |span| span.start.min(text.len()));
+                let line = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+                let content = text.lines().nth(line - 1).unwrap_or_default().trim();
+                self.problems.push(Problem::new(
+                    format!("line {line}"),
+                    "",
+                    format!("not TOML: {}", error.message()),
+                    format!("correct the line '{content}'"),
+                ));
+            }
+        }
+    }
+
+    fn drop_unknown(&mut self, path: &str, table: &mut Table, schema: &Table) {
+        let names: Vec<String> = table.keys().cloned().collect();
+        for name in names {
+            let full = join(path, &name);
+            let Some(known) = schema.get(&name) else {
+                let value = table.remove(&name).map(|v| show(&v)).unwrap_or_default();
+                self.problems.push(unknown(full, value, &name, schema));
+                continue;
+            };
+            let Some(value) = table.get_mut(&name) else { continue };
+            match (value, known) {
+                (Value::Table(inner), Value::Table(known)) if !OPEN_TABLES.contains(&full.as_str()) => {
+                    self.drop_unknown(&full, inner, known);
+                }
+                (Value::Array(entries), _) if full == "listeners" => {
+                    let known = Table::try_from(Listener::default()).expect("the defaults are a table");
+                    for (number, entry) in entries.iter_mut().enumerate() {
+                        if let Value::Table(entry) = entry {
+                            self.drop_unknown(&format!("listeners[{number}]"), entry, &known);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn environment(&mut self, env: &BTreeMap<String, String>) {
+        for (variable, text) in env {
+            let Some(name) = variable.strip_prefix(PREFIX) else { continue };
+            if variable == CONFIG_VARIABLE {
+                continue;
+            }
+            let key = name.to_lowercase().replace("__", ".");
+            match find(&self.schema, &key) {
+                Some(known) => match parse_as(known, text) {
+                    Ok(value) => self.set(&key, value, variable),
+                    Err(problem) => {
+                        let mut problem = Problem::new(key, text, problem, "write it as in the sample file");
+                        problem.origin.clone_from(variable);
+                        self.problems.push(problem);
+                    }
+                },
+                None => {
+                    let (parent, name) = key.rsplit_once('.').unwrap_or(("", &key));
+                    let nearby = match find(&self.schema, parent) {
+                        Some(Value::Table(table)) => table,
+                        _ => &self.schema,
+                    };
+                    let mut problem = unknown(key.clone(), text.clone(), name, nearby);
+                    problem.origin.clone_from(variable);
+                    self.problems.push(problem);
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, key: &str, value: Value, origin: &str) {
+        let mut table = &mut self.table;
+        let mut parts = key.split('.').peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                table.insert(part.to_owned(), value);
+                break;
+            }
+            let inner = table.entry(part).or_insert_with(|| Value::Table(Table::new()));
+            if !inner.is_table() {
+                // The file gave a value of the wrong form; it is reported with the variable or flag unset.
+                return;
+            }
+            let Value::Table(inner) = inner else { return };
+            table = inner;
+        }
+        self.origins.insert(key.to_owned(), origin.to_owned());
+    }
+
+    /// Tries each value alone over the defaults: a wrong one is reported and left out.
+    fn drop_bad_values(&mut self) {
+        let mut leaves = Vec::new();
+        collect(&self.table, &self.schema, &mut Vec::new(), &mut leaves);
+        for (path, value) in leaves {
+            if path == ["listeners"] {
+                self.drop_bad_listeners(&value);
+                continue;
+            }
+            let wrapped = path
+                .iter()
+                .rev()
+                .fold(value.clone(), |inner, name| Value::Table(Table::from_iter([(name.clone(), inner)])));
+            if let Err(error) = wrapped.try_into::<Config>() {
+                let fix = match lookup(&self.schema, &path) {
+                    Some(default) if show(default) != "\"\"" => {
+                        format!("write it as the default is: {}", show(default))
+                    }
+                    _ => "write it as in the sample file".to_owned(),
+                };
+                self.problems.push(Problem::new(path.join("."), show(&value), first_line(&error), fix));
+                remove(&mut self.table, &path);
+            }
+        }
+    }
+
+    fn drop_bad_listeners(&mut self, value: &Value) {
+        let Value::Array(entries) = value else {
+            self.problems.push(Problem::new(
+                "listeners",
+                show(value),
+                "not a list of tables",
+                "write one [[listeners]] table for each listener",
+            ));
+            self.table.remove("listeners");
+            return;
+        };
+        let defaults = Table::try_from(Listener::default()).expect("the defaults are a table");
+        let mut good = entries.clone();
+        for (number, entry) in entries.iter().enumerate() {
+            let Value::Table(entry) = entry else {
+                self.problems.push(Problem::new(
+                    format!("listeners[{number}]"),
+                    show(entry),
+                    "not a table",
+                    "write one [[listeners]] table for each listener",
+                ));
+                self.table.remove("listeners");
+                return;
+            };
+            for (name, value) in entry {
+                let alone = Value::Table(Table::from_iter([(name.clone(), value.clone())]));
+                if let Err(error) = alone.try_into::<Listener>() {
+                    let fix = match defaults.get(name) {
+                        Some(default) if show(default) != "\"\"" => {
+                            format!("write it as the default is: {}", show(default))
+                        }
+                        _ => "write it as in the sample file".to_owned(),
+                    };
+                    let key = format!("listeners[{number}].{name}");
+                    self.problems.push(Problem::new(key, show(value), first_line(&error), fix));
+                    if let Some(Value::Table(entry)) = good.get_mut(number) {
+                        entry.remove(name);
+                    }
+                }
+            }
+        }
+        self.table.insert("listeners".to_owned(), Value::Array(good));
+    }
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// A value for messages.
+fn show(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("\"{text}\""),
+        Value::Table(table) => {
+            let entries: Vec<String> = table.iter().map(|(k, v)| format!("{k} = {}", show(v))).collect();
+            format!("{{{}}}", entries.join(", "))
+        }
+        Value::Array(entries) => {
+            format!("[{}]", entries.iter().map(show).collect::<Vec<_>>().join(", "))
+        }
+        Value::Integer(n) => n.to_string(),
+        Value::Float(n) => n.to_string(),
+        Value::Boolean(b) => b.to_string(),
+        Value::Datetime(d) => d.to_string(),
+    }
+}
+
+fn first_line(error: &toml::de::Error) -> String {
+    error.message().lines().next().unwrap_or("not valid").to_owned()
+}
+
+fn unknown(key: String, value: String, name: &str, nearby: &Table) -> Problem {
+    let nearest = nearby.keys().map(|known| (distance(name, known), known)).filter(|(d, _)| *d <= 3).min();
+    let fix = match nearest {
+        Some((_, known)) => format!("did you mean '{known}'?"),
+        None => "remove it, or see docs/mqtt-server.toml for all keys".to_owned(),
+    };
+    Problem::new(key, value, "unknown key", fix)
+}
+
+/// Edit distance, for suggestions.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn find<'a>(schema: &'a Table, key: &str) -> Option<&'a Value> {
+    let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+    lookup(schema, &path)
+}
+
+fn lookup<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    let value = table.get(first)?;
+    if rest.is_empty() { Some(value) } else { lookup(value.as_table()?, rest) }
+}
+
+fn remove(table: &mut Table, path: &[String]) {
+    match path {
+        [] => {}
+        [name] => {
+            table.remove(name);
+        }
+        [name, rest @ ..] => {
+            if let Some(Value::Table(inner)) = table.get_mut(name) {
+                remove(inner, rest);
+            }
+        }
+    }
+}
+
+/// All values with their paths; an open table counts as one value.
+fn collect(table: &Table, schema: &Table, path: &mut Vec<String>, into: &mut Vec<(Vec<String>, Value)>) {
+    for (name, value) in table {
+        path.push(name.clone());
+        match (value, schema.get(name)) {
+            (Value::Table(inner), Some(Value::Table(known)))
+                if !OPEN_TABLES.contains(&path.join(".").as_str()) =>
+            {
+                collect(inner, known, path, into);
+            }
+            _ => into.push((path.clone(), value.clone())),
+        }
+        path.pop();
+    }
+}
+
+/// Reads an environment text in the form that the default has.
+fn parse_as(default: &Value, text: &str) -> Result<Value, String> {
+    match default {
+        Value::Integer(_) => {
+            text.trim().parse().map(Value::Integer).map_err(|_| "not a whole number".to_owned())
+        }
+        Value::Boolean(_) => match text.trim() {
+            "true" | "1" => Ok(Value::Boolean(true)),
+            "false" | "0" => Ok(Value::Boolean(false)),
+            _ => Err("not true or false".to_owned()),
+        },
+        Value::Array(entries) if entries.is_empty() => {
+            let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+            Ok(Value::Array(entries.map(|entry| Value::String(entry.to_owned())).collect()))
+        }
+        Value::Table(_) => Err("a whole section cannot come from the environment".to_owned()),
+        _ => Ok(Value::String(text.to_owned())),
+    }
+}

@@ -1,0 +1,363 @@
+//! The sections of the configuration, each with its defaults. What they mean together is in `validate`.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Address, ByteSize, SharedStrategy, Span, address::optional};
+
+/// Form of the log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// Human on a terminal, JSON elsewhere.
+    #[default]
+    Auto,
+    /// Lines for people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogFormat {
+    /// As written in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Human => "human",
+            Self::Json => "json",
+        }
+    }
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// error, warn, info, debug or trace; also per module: `info,mqtt_server::net=debug`.
+    pub level: String,
+    /// Form.
+    pub format: LogFormat,
+    /// Client ids whose packets are logged from the start; changeable at run time.
+    pub trace_clients: Vec<String>,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Auto, trace_clients: Vec::new() }
+    }
+}
+
+/// What a listener speaks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ListenerKind {
+    /// Plain MQTT.
+    Tcp,
+    /// MQTT over TLS.
+    #[default]
+    Tls,
+    /// MQTT over WebSocket.
+    Ws,
+    /// MQTT over WebSocket over TLS.
+    Wss,
+}
+
+impl ListenerKind {
+    /// Whether it is encrypted.
+    pub fn is_tls(self) -> bool {
+        matches!(self, Self::Tls | Self::Wss)
+    }
+
+    /// Whether it is a WebSocket listener.
+    pub fn is_websocket(self) -> bool {
+        matches!(self, Self::Ws | Self::Wss)
+    }
+}
+
+/// One `[[listeners]]` entry.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listener {
+    /// Name in logs and metrics; unique.
+    pub name: String,
+    /// Where it binds; required.
+    #[serde(with = "optional")]
+    pub address: Option<Address>,
+    /// What it speaks.
+    pub kind: ListenerKind,
+    /// Certificate chain; empty takes the top-level one.
+    #[serde(with = "optional")]
+    pub cert: Option<PathBuf>,
+    /// Private key; empty takes the top-level one.
+    #[serde(with = "optional")]
+    pub key: Option<PathBuf>,
+    /// CA of client certificates; empty takes that of `[tls]`.
+    #[serde(with = "optional")]
+    pub client_ca: Option<PathBuf>,
+    /// Refuse clients without a certificate; on if it is on in `[tls]`.
+    pub require_client_cert: bool,
+    /// Connections at once through this listener, 0 is no own limit.
+    pub max_connections: usize,
+    /// Expect a PROXY protocol header (v1 or v2) before anything else; only behind a trusted proxy.
+    pub proxy_protocol: bool,
+    /// Strategy of shared groups for clients of this listener; empty takes that of `[limits]`.
+    #[serde(with = "optional")]
+    pub shared_strategy: Option<SharedStrategy>,
+    /// Path of WebSocket requests.
+    pub path: String,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            address: None,
+            kind: ListenerKind::Tls,
+            cert: None,
+            key: None,
+            client_ca: None,
+            require_client_cert: false,
+            max_connections: 0,
+            proxy_protocol: false,
+            shared_strategy: None,
+            path: "/mqtt".to_owned(),
+        }
+    }
+}
+
+/// Oldest TLS version accepted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+pub enum TlsVersion {
+    /// TLS 1.2.
+    #[default]
+    #[serde(rename = "1.2")]
+    V12,
+    /// TLS 1.3.
+    #[serde(rename = "1.3")]
+    V13,
+}
+
+/// `[tls]`: what all TLS listeners for devices share; `min_version` and `crl` apply to gRPC as well.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tls {
+    /// CA of client certificates, PEM.
+    #[serde(with = "optional")]
+    pub client_ca: Option<PathBuf>,
+    /// Refuse clients without a certificate.
+    pub require_client_cert: bool,
+    /// Certificate revocation lists for client certificates, PEM.
+    #[serde(with = "optional")]
+    pub crl: Option<PathBuf>,
+    /// Oldest version accepted.
+    pub min_version: TlsVersion,
+}
+
+/// `[grpc]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Grpc {
+    /// Speak TLS.
+    pub tls: bool,
+    /// Certificate chain; empty takes the top-level one.
+    #[serde(with = "optional")]
+    pub cert: Option<PathBuf>,
+    /// Private key; empty takes the top-level one.
+    #[serde(with = "optional")]
+    pub key: Option<PathBuf>,
+    /// CA of client certificates, PEM.
+    #[serde(with = "optional")]
+    pub client_ca: Option<PathBuf>,
+    /// Refuse backends without a certificate.
+    pub require_client_cert: bool,
+    /// Deadline of unary calls that bring none.
+    pub default_deadline: Span,
+    /// Streams at once in the process.
+    pub max_streams: u32,
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self {
+            tls: true,
+            cert: None,
+            key: None,
+            client_ca: None,
+            require_client_cert: false,
+            default_deadline: Span(Duration::from_secs(30)),
+            max_streams: 10_000,
+        }
+    }
+}
+
+/// `[http]`: the page with metrics and health.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Http {
+    /// Serve it.
+    pub enabled: bool,
+    /// Connections at once.
+    pub max_connections: usize,
+    /// Time for a request's header, also between requests.
+    pub header_timeout: Span,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { enabled: true, max_connections: 64, header_timeout: Span(Duration::from_secs(10)) }
+    }
+}
+
+/// `[latest]`: the last payload of every (device, topic).
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Latest {
+    /// Keep latest values.
+    pub enabled: bool,
+    /// How long changes gather before they are written.
+    pub flush_interval: Span,
+    /// Bytes of values not yet written; over it new topics are not recorded, and counted.
+    pub max_bytes: ByteSize,
+    /// Topics per device.
+    pub topics_per_device: usize,
+    /// Topic filters whose messages are not recorded.
+    pub excluded: Vec<String>,
+}
+
+impl Default for Latest {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            flush_interval: Span(Duration::from_millis(200)),
+            max_bytes: ByteSize(256 << 20),
+            topics_per_device: 10_000,
+            excluded: Vec::new(),
+        }
+    }
+}
+
+/// `[sys]`: the `$SYS` topics.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sys {
+    /// Publish them.
+    pub enabled: bool,
+    /// How often.
+    pub interval: Span,
+}
+
+impl Default for Sys {
+    fn default() -> Self {
+        Self { enabled: true, interval: Span(Duration::from_secs(10)) }
+    }
+}
+
+/// `[shutdown]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShutdownTimes {
+    /// From the signal to the end, whatever is still open.
+    pub deadline: Span,
+    /// Over which the DISCONNECTs are spread, against a storm of reconnects.
+    pub disconnect_window: Span,
+}
+
+impl Default for ShutdownTimes {
+    fn default() -> Self {
+        Self { deadline: Span(Duration::from_secs(10)), disconnect_window: Span(Duration::from_secs(2)) }
+    }
+}
+
+/// `[otel]`: OTLP export; needs a build with the cargo feature `otel`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Otel {
+    /// Collector, such as `http://127.0.0.1:4317`; empty is off.
+    #[serde(with = "optional")]
+    pub endpoint: Option<String>,
+}
+
+/// The whole configuration. Immutable after start.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Address of the default listener; empty is none.
+    #[serde(with = "optional")]
+    pub addr: Option<Address>,
+    /// Certificate chain, PEM.
+    pub cert: PathBuf,
+    /// Private key, PEM.
+    pub key: PathBuf,
+    /// The default listener speaks plain TCP.
+    pub non_tls: bool,
+    /// Devices talk to backends only.
+    pub non_broker: bool,
+    /// A device's own namespace in non-broker mode.
+    pub namespace: String,
+    /// gRPC.
+    pub grpc_addr: SocketAddr,
+    /// Metrics and health.
+    pub http_addr: SocketAddr,
+    /// Stores.
+    pub data_dir: PathBuf,
+    /// Cassandra or Scylla.
+    #[serde(with = "optional")]
+    pub db_addr: Option<String>,
+    /// Development mode.
+    pub dev: bool,
+    /// Allow backends without client certificates off loopback, and without TLS.
+    pub insecure_grpc: bool,
+    /// Threads that serve devices, 0 is one per core.
+    pub shards: usize,
+    /// `[log]`.
+    pub log: Log,
+    /// `[[listeners]]`.
+    pub listeners: Vec<Listener>,
+    /// `[tls]`.
+    pub tls: Tls,
+    /// `[grpc]`.
+    pub grpc: Grpc,
+    /// `[http]`.
+    pub http: Http,
+    /// `[latest]`.
+    pub latest: Latest,
+    /// `[sys]`.
+    pub sys: Sys,
+    /// `[limits]`.
+    pub limits: super::Limits,
+    /// `[shutdown]`.
+    pub shutdown: ShutdownTimes,
+    /// `[otel]`.
+    pub otel: Otel,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            addr: Some(Address::Ip(SocketAddr::from(([127, 0, 0, 1], 8883)))),
+            cert: PathBuf::from("server.crt"),
+            key: PathBuf::from("private.key"),
+            non_tls: false,
+            non_broker: false,
+            namespace: "devices/{client_id}/#".to_owned(),
+            grpc_addr: SocketAddr::from(([127, 0, 0, 1], 10000)),
+            http_addr: SocketAddr::from(([127, 0, 0, 1], 9090)),
+            data_dir: PathBuf::from("./data"),
+            db_addr: None,
+            dev: false,
+            insecure_grpc: false,
+            shards: 0,
+            log: Log::default(),
+            listeners: Vec::new(),
+            tls: Tls::default(),
+            grpc: Grpc::default(),
+            http: Http::default(),
+            latest: Latest::default(),
+            sys: Sys::default(),
+            limits: super::Limits::default(),
+            shutdown: ShutdownTimes::default(),
+            otel: Otel::default(),
+        }
+    }
+}

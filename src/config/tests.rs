@@ -1,0 +1,268 @@
+use std::collections::BTreeMap;
+
+use clap::Parser;
+use toml::{Table, Value};
+
+use super::*;
+
+const SAMPLE: &str = include_str!("../../docs/mqtt-server.toml");
+const PAGE: &str = include_str!("../../docs/configuration.md");
+
+fn flags(line: &str) -> Flags {
+    Flags::try_parse_from(std::iter::once("mqtt-server").chain(line.split_whitespace())).unwrap()
+}
+
+fn load(line: &str, file: &str, env: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let env: BTreeMap<String, String> = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+    Config::load(&flags(line), Some(file), &env)
+}
+
+/// The only problem of a file.
+fn problem(file: &str) -> Problem {
+    let ConfigError(problems) = load("", file, &[]).unwrap_err();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    problems[0].clone()
+}
+
+fn keys(table: &Table, path: &str, into: &mut Vec<String>) {
+    for (name, value) in table {
+        let full = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        match value {
+            Value::Table(inner) if !inner.is_empty() => keys(inner, &full, into),
+            _ => into.push(full),
+        }
+    }
+}
+
+#[test]
+fn nothing_given_is_the_defaults() {
+    assert_eq!(load("", "", &[]).unwrap(), Config::default());
+}
+
+#[test]
+fn the_sample_file_has_every_key_with_its_default() {
+    let defaults = load::schema();
+    let sample: Table = SAMPLE.parse().unwrap();
+    let (mut wanted, mut found) = (Vec::new(), Vec::new());
+    keys(&defaults, "", &mut wanted);
+    keys(&sample, "", &mut found);
+    wanted.retain(|key| key != "listeners");
+    wanted.sort();
+    found.sort();
+    assert_eq!(found, wanted);
+    assert_eq!(load("", SAMPLE, &[]).unwrap(), Config::default());
+}
+
+#[test]
+fn the_sample_file_has_every_key_of_a_listener() {
+    let lines: Vec<&str> = SAMPLE.lines().filter_map(|line| line.strip_prefix("#: ")).collect();
+    let config = load("", &lines.join("\n"), &[]).unwrap();
+    let given = &config.listeners[0];
+    let plain = Listener { name: given.name.clone(), address: given.address.clone(), ..Listener::default() };
+    assert_eq!(*given, plain);
+    let table: Table = lines.join("\n").parse().unwrap();
+    let found: Vec<&String> = table["listeners"][0].as_table().unwrap().keys().collect();
+    let defaults = Table::try_from(Listener::default()).unwrap();
+    assert_eq!(found, defaults.keys().collect::<Vec<_>>());
+}
+
+#[test]
+fn the_page_names_every_key() {
+    let mut wanted = Vec::new();
+    keys(&load::schema(), "", &mut wanted);
+    keys(&Table::try_from(Listener::default()).unwrap(), "", &mut wanted);
+    for key in wanted {
+        let name = key.rsplit('.').next().unwrap();
+        assert!(PAGE.contains(&format!("`{name}`")) || PAGE.contains(&format!("{name}]")), "{key}");
+    }
+}
+
+#[test]
+fn wrong_keys_are_refused_with_the_nearest_right_one() {
+    for (file, key, fix) in [
+        ("adr = \"127.0.0.1:1\"", "adr", "'addr'"),
+        ("[limits]\nmax_inflght = 3", "limits.max_inflght", "'max_inflight'"),
+        ("[tls]\nca = \"x\"", "tls.ca", "'"),
+        ("[grpc]\nrequire_client_certs = true", "grpc.require_client_certs", "'require_client_cert'"),
+        ("[nonsense]\nx = 1", "nonsense", "docs/mqtt-server.toml"),
+        (
+            "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\nkinds = \"tcp\"",
+            "listeners[0].kinds",
+            "'kind'",
+        ),
+    ] {
+        let problem = problem(file);
+        assert_eq!((problem.key.as_str(), problem.problem.as_str()), (key, "unknown key"));
+        assert!(problem.fix.contains(fix), "{problem}");
+    }
+}
+
+#[test]
+fn values_of_the_wrong_form_are_named_all_at_once() {
+    let file = "addr = \"nowhere\"\nshards = \"two\"\n[limits]\nmax_qos = 300\nmax_packet_size = \"2 XB\"\n\
+                overflow = \"explode\"\n[log]\nformat = 7\n[[listeners]]\nname = \"a\"\naddress = \"x\"\nkind = \"udp\"";
+    let error = load("", file, &[("MQTT_SERVER_SYS__INTERVAL", "often")]).unwrap_err();
+    let text = error.to_string();
+    for part in [
+        "addr = \"nowhere\"",
+        "shards = \"two\"",
+        "limits.max_qos = 300",
+        "limits.max_packet_size = \"2 XB\"",
+        "limits.overflow = \"explode\"",
+        "log.format = 7",
+        "listeners[0].address = \"x\"",
+        "listeners[0].kind = \"udp\"",
+        "sys.interval = \"often\" (from MQTT_SERVER_SYS__INTERVAL)",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(error.0.iter().all(|problem| !problem.fix.is_empty()), "{text}");
+}
+
+#[test]
+fn a_file_that_is_not_toml_names_the_line() {
+    let problem = problem("addr = \"127.0.0.1:1\"\nkey = = 3\n");
+    assert_eq!(problem.key, "line 2");
+    assert!(problem.fix.contains("key = = 3"), "{problem}");
+}
+
+#[test]
+fn environment_goes_over_the_file() {
+    let file = "addr = \"127.0.0.1:1\"\n[limits]\nmax_inflight = 5\nreceive_maximum = 7";
+    let env = [
+        ("MQTT_SERVER_ADDR", "127.0.0.1:2"),
+        ("MQTT_SERVER_LIMITS__MAX_INFLIGHT", "100"),
+        ("MQTT_SERVER_LIMITS__MAILBOX_BYTES", "2 MiB"),
+        ("MQTT_SERVER_LATEST__EXCLUDED", "a/#, b/+"),
+        ("MQTT_SERVER_SYS__ENABLED", "false"),
+        ("MQTT_SERVER_CONFIG", "elsewhere.toml"),
+        ("OTHER", "ignored"),
+    ];
+    let config = load("", file, &env).unwrap();
+    assert_eq!(config.addr.as_ref().unwrap().to_string(), "127.0.0.1:2");
+    assert_eq!((config.limits.max_inflight, config.limits.receive_maximum), (100, 7));
+    assert_eq!(config.limits.mailbox_bytes, ByteSize(2 << 20));
+    assert_eq!(config.latest.excluded, ["a/#", "b/+"]);
+    assert!(!config.sys.enabled);
+}
+
+#[test]
+fn wrong_environment_is_refused() {
+    for (variable, value, parts) in [
+        ("MQTT_SERVER_LIMITS__MAX_INFLGHT", "1", ["limits.max_inflght", "'max_inflight'"]),
+        ("MQTT_SERVER_LIMITS_MAX_INFLIGHT", "1", ["limits_max_inflight", "unknown key"]),
+        ("MQTT_SERVER_LIMITS__MAX_INFLIGHT", "many", ["many", "whole number"]),
+        ("MQTT_SERVER_NON_TLS", "maybe", ["maybe", "true or false"]),
+        ("MQTT_SERVER_LIMITS", "x", ["limits", "section"]),
+    ] {
+        let error = load("", "", &[(variable, value)]).unwrap_err().to_string();
+        for part in parts.into_iter().chain([variable, value]) {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
+}
+
+#[test]
+fn flags_go_over_environment_and_file() {
+    let env = [("MQTT_SERVER_ADDR", "127.0.0.1:2"), ("MQTT_SERVER_LOG__LEVEL", "warn")];
+    let config = load("-a 127.0.0.1:3 --debug --log-format json", "addr = \"127.0.0.1:1\"", &env).unwrap();
+    assert_eq!(config.addr.unwrap().to_string(), "127.0.0.1:3");
+    assert_eq!((config.log.level.as_str(), config.log.format), ("debug", LogFormat::Json));
+    let error = load("--addr nowhere", "", &[]).unwrap_err().to_string();
+    assert!(error.contains("addr = \"nowhere\" (from --addr)"), "{error}");
+}
+
+#[test]
+fn flags_of_the_precedent_are_understood() {
+    let flags = flags("-a 127.0.0.1:1 -c c.pem -k k.pem --db_addr h:9042 -n --non-tls --trace");
+    assert_eq!(flags.db_addr.as_deref(), Some("h:9042"));
+    let config = Config::load(&Flags { db_addr: None, ..flags }, None, &BTreeMap::new()).unwrap();
+    assert!(config.non_tls && config.non_broker);
+    assert_eq!((config.cert.to_str(), config.key.to_str()), (Some("c.pem"), Some("k.pem")));
+    assert_eq!(config.log.level, "trace");
+    assert_eq!(config.effective_listeners()[0].1.kind, ListenerKind::Tcp);
+}
+
+#[test]
+fn every_rule_names_key_value_and_fix() {
+    let listener = "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\n";
+    for (file, key, value, fix) in [
+        ("db_addr = \"h:9042\"", "db_addr", "h:9042", "remove db_addr"),
+        ("shards = 5000", "shards", "5000", "0"),
+        ("namespace = \"devices/#\"", "namespace", "devices/#", "{client_id}"),
+        ("namespace = \"x{client_id}/#\"", "namespace", "x{client_id}/#", "{client_id}"),
+        ("namespace = \"#/{client_id}\"", "namespace", "#/{client_id}", "{client_id}"),
+        ("[log]\nlevel = \"a=b=c\"", "log.level", "a=b=c", "info"),
+        ("addr = \"\"", "addr", "\"\"", "[[listeners]]"),
+        ("grpc_addr = \"0.0.0.0:10000\"", "grpc_addr", "0.0.0.0:10000", "--insecure-grpc"),
+        ("http_addr = \"[::]:9090\"", "http_addr", "[::]:9090", "--insecure-grpc"),
+        ("[grpc]\ntls = false", "grpc.tls", "false", "--dev"),
+        ("[grpc]\nrequire_client_cert = true", "grpc.require_client_cert", "true", "grpc.client_ca"),
+        ("[grpc]\ncert = \"x\"", "grpc.key", "\"\"", "set both"),
+        ("[tls]\nrequire_client_cert = true", "tls.require_client_cert", "true", "tls.client_ca"),
+        ("[tls]\ncrl = \"x.crl\"", "tls.crl", "x.crl", "tls.client_ca"),
+        ("dev = true\naddr = \"0.0.0.0:8883\"", "addr", "0.0.0.0:8883", "loopback"),
+        ("http_addr = \"127.0.0.1:10000\"", "http_addr", "127.0.0.1:10000", "own port"),
+        ("[latest]\nexcluded = [\"a/#/b\"]", "latest.excluded", "a/#/b", "#"),
+        ("[latest]\nflush_interval = \"0s\"", "latest.flush_interval", "0ms", "more than 0"),
+        ("[sys]\ninterval = \"1ms\"", "sys.interval", "1ms", "1s"),
+        ("[shutdown]\ndeadline = \"1s\"", "shutdown.disconnect_window", "2s", "shorter"),
+        ("[otel]\nendpoint = \"here\"", "otel.endpoint", "here", "http://"),
+        ("[limits]\nmax_qos = 3", "limits.max_qos", "3", "0, 1 or 2"),
+        ("[limits]\nmax_inflight = 0", "limits.max_inflight", "0", "more than 0"),
+        ("[limits]\nreceive_maximum = 0", "limits.receive_maximum", "0", "more than 0"),
+        ("[limits]\nkeep_alive_min = 9\nkeep_alive_max = 5", "limits.keep_alive_min", "9", "keep_alive_max"),
+        ("[limits]\nmailbox_bytes = \"1000\"", "limits.max_packet_size", "1 MiB", "mailbox_bytes"),
+        ("[limits]\nstream_buffer = \"1000\"", "limits.max_packet_size", "1 MiB", "stream_buffer"),
+        ("[limits]\nmax_topic_bytes = 70000", "limits.max_topic_bytes", "70000", "65535"),
+        ("[limits.shared_groups]\n\"a/b\" = \"sticky\"", "limits.shared_groups", "a/b", "names without"),
+        (&format!("{listener}path = \"mqtt\"\nkind = \"ws\""), "listeners[0].path", "mqtt", "/mqtt"),
+        (&format!("{listener}cert = \"x\""), "listeners[0].key", "\"\"", "set both"),
+        (
+            &format!("{listener}require_client_cert = true"),
+            "listeners[0].require_client_cert",
+            "true",
+            "client_ca",
+        ),
+        (
+            &listener.replace("127.0.0.1:5", "127.0.0.1:8883"),
+            "listeners[0].address",
+            "127.0.0.1:8883",
+            "port",
+        ),
+        (&listener.replace("\"a\"", "\"default\""), "listeners[0].name", "default", "own name"),
+        ("[[listeners]]\nname = \"a\"", "listeners[0].address", "\"\"", "ip:port"),
+    ] {
+        let problem = problem(file);
+        assert_eq!((problem.key.as_str(), problem.value.as_str()), (key, value), "{problem}");
+        assert!(problem.fix.contains(fix), "{problem}");
+        let text = problem.to_string();
+        assert!(text.contains(key) && text.contains(value) && text.contains(fix), "{text}");
+    }
+}
+
+#[test]
+fn mtls_or_an_explicit_yes_opens_grpc() {
+    let mtls = "grpc_addr = \"0.0.0.0:10000\"\n[grpc]\nclient_ca = \"ca\"\nrequire_client_cert = true";
+    assert!(load("", mtls, &[]).is_ok());
+    let open = load("--grpc-addr 0.0.0.0:1 --http-addr 0.0.0.0:2 --insecure-grpc", "", &[]).unwrap();
+    assert_eq!(open.warnings().len(), 2);
+}
+
+#[test]
+fn plaintext_off_loopback_is_allowed_and_warned() {
+    let config = load("-a 0.0.0.0:1883 --non-tls", "", &[]).unwrap();
+    assert!(config.warnings()[0].contains("plaintext"), "{:?}", config.warnings());
+}
+
+#[test]
+fn dev_opens_plaintext_and_websocket_and_makes_certificates() {
+    let config = load("--dev", "", &[]).unwrap();
+    let kinds: Vec<_> = config.effective_listeners().iter().map(|(_, l)| l.kind).collect();
+    assert_eq!(kinds, [ListenerKind::Tls, ListenerKind::Tcp, ListenerKind::Ws]);
+    assert!(config.needs_dev_certs() && config.cert.starts_with("certs"));
+    let own = load("--dev -c my.crt -k my.key", "", &[]).unwrap();
+    assert!(!own.needs_dev_certs());
+    let plain = load("--dev --non-tls -a 127.0.0.1:1883", "", &[]).unwrap();
+    assert_eq!(plain.effective_listeners().len(), 2);
+}

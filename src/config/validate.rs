@@ -1,0 +1,428 @@
+//! Rules between values, section by section. Reads no file and opens no port.
+
+use std::{fmt::Display, net::SocketAddr};
+
+use super::{Address, Config, ConfigError, Limits, Problem};
+
+impl Config {
+    /// Checks every section.
+    ///
+    /// # Errors
+    /// All rules broken, each with key, value and fix.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let mut check = Check(Vec::new());
+        self.check_top(&mut check);
+        self.check_log(&mut check);
+        self.check_listeners(&mut check);
+        self.check_backends(&mut check);
+        self.check_dev(&mut check);
+        self.check_small_sections(&mut check);
+        self.limits.check(&mut check);
+        if check.0.is_empty() { Ok(()) } else { Err(ConfigError(check.0)) }
+    }
+
+    /// What is allowed and yet worth a line in the log at start.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (address, listener) in self.effective_listeners() {
+            if !listener.kind.is_tls() && !address.is_local() {
+                warnings.push(format!(
+                    "listener {} on {address} is plaintext and reachable from other machines",
+                    listener.name
+                ));
+            }
+            if !listener.kind.is_tls() && listener.require_client_cert {
+                warnings.push(format!(
+                    "listener {} is plaintext: require_client_cert has no effect",
+                    listener.name
+                ));
+            }
+        }
+        let backends = [("gRPC", self.grpc_addr), ("HTTP", self.http_addr)];
+        for (name, addr) in backends {
+            if self.insecure_grpc && !loopback(addr) && !(name == "HTTP" && !self.http.enabled) {
+                warnings.push(format!("{name} on {addr} is reachable from other machines (insecure_grpc)"));
+            }
+        }
+        if self.otel.endpoint.is_some() && !cfg!(feature = "otel") {
+            warnings
+                .push("otel.endpoint has no effect: this build is without the cargo feature otel".to_owned());
+        }
+        warnings
+    }
+
+    fn check_top(&self, check: &mut Check) {
+        if let Some(db_addr) = &self.db_addr {
+            check.fail(
+                "db_addr",
+                db_addr,
+                "needs the Cassandra/Scylla store, not in this version yet",
+                "remove db_addr",
+            );
+        }
+        if self.shards > 1024 {
+            check.fail("shards", self.shards, "more threads than make sense", "use 0 for one per core");
+        }
+        let once = self.namespace.matches("{client_id}").count() == 1;
+        let level = self.namespace.split('/').any(|level| level == "{client_id}");
+        if !once || !level {
+            check.fail(
+                "namespace",
+                &self.namespace,
+                "does not have {client_id} once, as a whole level",
+                "write it like devices/{client_id}/#",
+            );
+        } else if !filter_is_valid(&self.namespace) || self.namespace.starts_with('$') {
+            check.fail(
+                "namespace",
+                &self.namespace,
+                "not a topic filter",
+                "write it like devices/{client_id}/#",
+            );
+        }
+        for (key, path) in [("cert", &self.cert), ("key", &self.key), ("data_dir", &self.data_dir)] {
+            if path.as_os_str().is_empty() {
+                check.fail(key, "\"\"", "empty path", "name a file or directory, or remove the key");
+            }
+        }
+    }
+
+    fn check_log(&self, check: &mut Check) {
+        if self.log.level.parse::<tracing_subscriber::filter::Targets>().is_err() {
+            check.fail(
+                "log.level",
+                &self.log.level,
+                "not a level",
+                "use error, warn, info, debug or trace, also per module: info,mqtt_server::net=debug",
+            );
+        }
+    }
+
+    fn check_listeners(&self, check: &mut Check) {
+        if self.addr.is_none() && self.listeners.is_empty() {
+            check.fail("addr", "\"\"", "no listener at all", "set addr or add a [[listeners]] table");
+        }
+        let mut names = vec!["default", "dev-tcp", "dev-ws"];
+        for (number, listener) in self.listeners.iter().enumerate() {
+            let key = |name: &str| format!("listeners[{number}].{name}");
+            if listener.name.is_empty() {
+                check.fail(key("name"), "\"\"", "no name", "give every listener its own name");
+            } else if names.contains(&listener.name.as_str()) {
+                check.fail(key("name"), &listener.name, "name is taken", "give every listener its own name");
+            }
+            names.push(&listener.name);
+            if listener.address.is_none() {
+                check.fail(
+                    key("address"),
+                    "\"\"",
+                    "no address",
+                    "write ip:port, [v6]:port or unix:/path, such as 127.0.0.1:8884",
+                );
+            }
+            if listener.kind.is_websocket() && !listener.path.starts_with('/') {
+                check.fail(key("path"), &listener.path, "does not start with /", "write it like /mqtt");
+            }
+            if listener.cert.is_some() != listener.key.is_some() {
+                let (set, unset) = if listener.cert.is_some() { ("cert", "key") } else { ("key", "cert") };
+                check.fail(key(unset), "\"\"", format!("{set} is set without {unset}"), "set both or none");
+            }
+            let require = listener.require_client_cert || self.tls.require_client_cert;
+            let ca = listener.client_ca.is_some() || self.tls.client_ca.is_some();
+            if listener.kind.is_tls() && require && !ca {
+                check.fail(
+                    key("require_client_cert"),
+                    true,
+                    "no CA to check client certificates with",
+                    "set client_ca here or in [tls]",
+                );
+            }
+        }
+        if self.tls.require_client_cert
+            && self.tls.client_ca.is_none()
+            && self.addr.is_some()
+            && !self.non_tls
+        {
+            check.fail(
+                "tls.require_client_cert",
+                true,
+                "no CA to check client certificates with",
+                "set tls.client_ca",
+            );
+        }
+        if self.tls.crl.is_some() && self.tls_uses().iter().all(|(_, files)| files.client_ca.is_none()) {
+            let crl = self.tls.crl.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
+            check.fail(
+                "tls.crl",
+                crl,
+                "nothing checks client certificates",
+                "set tls.client_ca, or remove it",
+            );
+        }
+        self.check_addresses(check);
+    }
+
+    fn check_addresses(&self, check: &mut Check) {
+        let mut taken: Vec<(String, Address)> = Vec::new();
+        let top = self.addr.iter().map(|address| ("addr".to_owned(), address.clone()));
+        let listed = self.listeners.iter().enumerate().filter_map(|(number, listener)| {
+            Some((format!("listeners[{number}].address"), listener.address.clone()?))
+        });
+        let http = self.http.enabled.then(|| ("http_addr".to_owned(), Address::Ip(self.http_addr)));
+        let grpc = ("grpc_addr".to_owned(), Address::Ip(self.grpc_addr));
+        for (key, address) in top.chain(listed).chain([grpc]).chain(http) {
+            if let Some((other, _)) = taken.iter().find(|(_, other)| other.collides(&address)) {
+                check.fail(&key, &address, format!("same address as {other}"), "give each its own port");
+            }
+            taken.push((key, address));
+        }
+    }
+
+    fn check_backends(&self, check: &mut Check) {
+        let grpc = &self.grpc;
+        if grpc.cert.is_some() != grpc.key.is_some() {
+            let (set, unset) = if grpc.cert.is_some() { ("cert", "key") } else { ("key", "cert") };
+            check.fail(
+                format!("grpc.{unset}"),
+                "\"\"",
+                format!("{set} is set without {unset}"),
+                "set both or none",
+            );
+        }
+        if grpc.require_client_cert && grpc.client_ca.is_none() {
+            check.fail(
+                "grpc.require_client_cert",
+                true,
+                "no CA to check client certificates with",
+                "set grpc.client_ca",
+            );
+        }
+        let mtls = grpc.tls && grpc.require_client_cert && grpc.client_ca.is_some();
+        if !loopback(self.grpc_addr) && !mtls && !self.insecure_grpc {
+            check.fail(
+                "grpc_addr",
+                self.grpc_addr,
+                "reachable from other machines without client certificates",
+                "set grpc.client_ca and grpc.require_client_cert, use a loopback address, or accept it with \
+                 --insecure-grpc",
+            );
+        }
+        if !grpc.tls && !self.dev && !self.insecure_grpc {
+            check.fail(
+                "grpc.tls",
+                false,
+                "plaintext gRPC is for development",
+                "set it to true, or accept it with --dev or --insecure-grpc",
+            );
+        }
+        if self.http.enabled && !loopback(self.http_addr) && !self.insecure_grpc {
+            check.fail(
+                "http_addr",
+                self.http_addr,
+                "reachable from other machines without client certificates",
+                "use a loopback address, switch it off with http.enabled = false, or accept it with \
+                 --insecure-grpc",
+            );
+        }
+    }
+
+    fn check_dev(&self, check: &mut Check) {
+        if !self.dev {
+            return;
+        }
+        let listed = self.listeners.iter().enumerate().filter_map(|(number, listener)| {
+            Some((format!("listeners[{number}].address"), listener.address.clone()?))
+        });
+        let top = self.addr.iter().map(|address| ("addr".to_owned(), address.clone()));
+        let backends = [("grpc_addr", self.grpc_addr), ("http_addr", self.http_addr)];
+        let backends = backends.into_iter().map(|(key, addr)| (key.to_owned(), Address::Ip(addr)));
+        for (key, address) in top.chain(listed).chain(backends) {
+            if !address.is_local() {
+                check.fail(
+                    key,
+                    address,
+                    "--dev is for this machine only",
+                    "use a loopback address, or run without --dev and with your own certificates",
+                );
+            }
+        }
+    }
+
+    fn check_small_sections(&self, check: &mut Check) {
+        check.positive(
+            "grpc.default_deadline",
+            self.grpc.default_deadline,
+            self.grpc.default_deadline.0.is_zero(),
+        );
+        check.positive("grpc.max_streams", self.grpc.max_streams, self.grpc.max_streams == 0);
+        check.positive("http.max_connections", self.http.max_connections, self.http.max_connections == 0);
+        check.positive("http.header_timeout", self.http.header_timeout, self.http.header_timeout.0.is_zero());
+        check.positive(
+            "latest.flush_interval",
+            self.latest.flush_interval,
+            self.latest.flush_interval.0.is_zero(),
+        );
+        check.positive("latest.max_bytes", self.latest.max_bytes, self.latest.max_bytes.0 == 0);
+        check.positive(
+            "latest.topics_per_device",
+            self.latest.topics_per_device,
+            self.latest.topics_per_device == 0,
+        );
+        check.positive("shutdown.deadline", self.shutdown.deadline, self.shutdown.deadline.0.is_zero());
+        for filter in &self.latest.excluded {
+            if !filter_is_valid(filter) {
+                check.fail(
+                    "latest.excluded",
+                    filter,
+                    "not a topic filter",
+                    "use + as a whole level and # as the last level",
+                );
+            }
+        }
+        if self.sys.interval.0.as_secs() == 0 {
+            check.fail("sys.interval", self.sys.interval, "shorter than a second", "use 1s or more");
+        }
+        if self.shutdown.disconnect_window > self.shutdown.deadline {
+            check.fail(
+                "shutdown.disconnect_window",
+                self.shutdown.disconnect_window,
+                format!("longer than shutdown.deadline ({})", self.shutdown.deadline),
+                "make it shorter, or the deadline longer",
+            );
+        }
+        if let Some(endpoint) = &self.otel.endpoint
+            && !endpoint.starts_with("http://")
+            && !endpoint.starts_with("https://")
+        {
+            check.fail("otel.endpoint", endpoint, "not a URL", "write it like http://127.0.0.1:4317");
+        }
+    }
+}
+
+impl Limits {
+    fn check(&self, check: &mut Check) {
+        let zero = |key: &str, value: &dyn Display, is_zero: bool, check: &mut Check| {
+            check.positive(&format!("limits.{key}"), value, is_zero);
+        };
+        zero("max_packet_size", &self.max_packet_size, self.max_packet_size.0 == 0, check);
+        zero("max_topic_bytes", &self.max_topic_bytes, self.max_topic_bytes == 0, check);
+        zero("max_topic_levels", &self.max_topic_levels, self.max_topic_levels == 0, check);
+        zero("max_client_id_bytes", &self.max_client_id_bytes, self.max_client_id_bytes == 0, check);
+        zero("max_subscriptions", &self.max_subscriptions, self.max_subscriptions == 0, check);
+        zero("max_inflight", &self.max_inflight, self.max_inflight == 0, check);
+        zero("receive_maximum", &self.receive_maximum, self.receive_maximum == 0, check);
+        zero("mailbox_messages", &self.mailbox_messages, self.mailbox_messages == 0, check);
+        zero("mailbox_bytes", &self.mailbox_bytes, self.mailbox_bytes.0 == 0, check);
+        zero("max_connections", &self.max_connections, self.max_connections == 0, check);
+        zero("max_handshakes", &self.max_handshakes, self.max_handshakes == 0, check);
+        zero("connect_timeout", &self.connect_timeout, self.connect_timeout.0.is_zero(), check);
+        zero("write_timeout", &self.write_timeout, self.write_timeout.0.is_zero(), check);
+        zero("stream_buffer", &self.stream_buffer, self.stream_buffer.0 == 0, check);
+
+        let most = 268_435_460; // The largest packet there is: 5 bytes of header and the largest remaining length.
+        if self.max_packet_size.0 > most {
+            check.fail(
+                "limits.max_packet_size",
+                self.max_packet_size,
+                format!("larger than an MQTT packet can be ({most} bytes)"),
+                "use 256 MiB or less",
+            );
+        }
+        if self.max_topic_bytes > 65_535 {
+            check.fail(
+                "limits.max_topic_bytes",
+                self.max_topic_bytes,
+                "MQTT allows 65535",
+                "use at most 65535",
+            );
+        }
+        if self.max_client_id_bytes > 65_535 {
+            check.fail(
+                "limits.max_client_id_bytes",
+                self.max_client_id_bytes,
+                "MQTT allows 65535",
+                "use at most 65535",
+            );
+        }
+        if self.max_qos > 2 {
+            check.fail("limits.max_qos", self.max_qos, "no such QoS", "use 0, 1 or 2");
+        }
+        if self.keep_alive_max != 0 && self.keep_alive_min > self.keep_alive_max {
+            check.fail(
+                "limits.keep_alive_min",
+                self.keep_alive_min,
+                format!("more than limits.keep_alive_max ({})", self.keep_alive_max),
+                "make it smaller, or keep_alive_max larger or 0",
+            );
+        }
+        let bounds = [
+            ("max_packet_size", self.max_packet_size, "mailbox_bytes", self.mailbox_bytes),
+            ("max_packet_size", self.max_packet_size, "stream_buffer", self.stream_buffer),
+            ("mailbox_bytes", self.mailbox_bytes, "memory_budget", self.memory_budget),
+            ("offline_bytes", self.offline_bytes, "memory_budget", self.memory_budget),
+        ];
+        for (key, value, other, bound) in bounds {
+            if value > bound && bound.0 != 0 {
+                check.fail(
+                    format!("limits.{key}"),
+                    value,
+                    format!("more than limits.{other} ({bound}), so that nothing of that size could pass"),
+                    format!("make it smaller, or {other} larger"),
+                );
+            }
+        }
+        if self.memory_budget.0 < 1 << 20 {
+            check.fail(
+                "limits.memory_budget",
+                self.memory_budget,
+                "too small for any traffic",
+                "use 1 MiB or more",
+            );
+        }
+        for group in self.shared_groups.keys() {
+            if group.is_empty() || group.contains(['/', '+', '#']) {
+                check.fail(
+                    "limits.shared_groups",
+                    group,
+                    "not a group name",
+                    "use names without /, + and # [MQTT-4.8.2-1]",
+                );
+            }
+        }
+    }
+}
+
+struct Check(Vec<Problem>);
+
+impl Check {
+    fn fail(
+        &mut self,
+        key: impl Into<String>,
+        value: impl Display,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.0.push(Problem::new(key, value, problem, fix));
+    }
+
+    fn positive(&mut self, key: &str, value: impl Display, is_zero: bool) {
+        if is_zero {
+            self.fail(key, value, "zero", "use more than 0");
+        }
+    }
+}
+
+fn loopback(addr: SocketAddr) -> bool {
+    addr.ip().to_canonical().is_loopback()
+}
+
+/// Whether `filter` follows [MQTT-4.7.1-1] to [MQTT-4.7.1-3]; a leaf cannot ask `types`.
+fn filter_is_valid(filter: &str) -> bool {
+    let levels: Vec<&str> = filter.split('/').collect();
+    !filter.is_empty()
+        && !filter.contains('\0')
+        && levels.iter().enumerate().all(|(index, level)| match *level {
+            "+" => true,
+            "#" => index + 1 == levels.len(),
+            level => !level.contains(['+', '#']),
+        })
+}

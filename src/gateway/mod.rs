@@ -1,0 +1,181 @@
+//! The whole gateway as one value: starts every part on given or configured sockets, and ends them in order.
+//!
+//! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
+
+mod parts;
+mod service;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
+
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::{
+    auth::{AllowAll, Authenticator},
+    broker::{Broker, CloseReason, Turn},
+    config::{Config, ConfigError},
+    net,
+    store::{Latest, StoreError},
+    tls::{DevCertsError, TlsError, TlsStore},
+};
+
+/// Why the gateway does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The configuration is not usable; nothing was opened.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Development certificates cannot be made.
+    #[error("development certificates: {0}")]
+    DevCerts(#[from] DevCertsError),
+    /// A certificate or key is not usable.
+    #[error("tls for {name}: {error}")]
+    Tls {
+        /// Which listener.
+        name: String,
+        /// What is wrong and the fix.
+        error: TlsError,
+    },
+    /// An address cannot be bound.
+    #[error("bind {key} = {address}: {error}; choose another address or stop what uses it")]
+    Bind {
+        /// Configuration key.
+        key: String,
+        /// The address.
+        address: String,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// The data directory cannot be used.
+    #[error("open data_dir: {0}")]
+    Store(#[from] StoreError),
+    /// A thread or socket cannot be made.
+    #[error("start threads: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Builds a [`Gateway`].
+pub struct Builder {
+    config: Config,
+    auth: Arc<dyn Authenticator>,
+    sockets: BTreeMap<String, TcpListener>,
+}
+
+impl Builder {
+    /// Uses `socket`, which already listens, for the MQTT listener of this name (`default` is the one of
+    /// `addr`), or for `grpc` or `http`.
+    #[must_use]
+    pub fn socket(mut self, name: &str, socket: TcpListener) -> Self {
+        self.sockets.insert(name.to_owned(), socket);
+        self
+    }
+
+    /// Decides who may connect; everybody if this is not called.
+    #[must_use]
+    pub fn authenticator(mut self, auth: Arc<dyn Authenticator>) -> Self {
+        self.auth = auth;
+        self
+    }
+
+    /// Starts everything. Returns when all listeners accept. Needs a multi-thread Tokio runtime.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running.
+    pub async fn start(self) -> Result<Gateway, StartError> {
+        parts::start(self).await
+    }
+}
+
+/// A running gateway.
+pub struct Gateway {
+    broker: Broker,
+    config: Arc<Config>,
+    addresses: Vec<(String, SocketAddr)>,
+    tls: Arc<TlsStore>,
+    latest: Option<Arc<Latest>>,
+    /// No new connections; streams end.
+    draining: watch::Sender<bool>,
+    /// Everything ends.
+    stopping: watch::Sender<bool>,
+    latest_task: Option<tokio::task::JoinHandle<()>>,
+    tasks: tokio::task::JoinSet<()>,
+}
+
+impl Gateway {
+    /// A gateway with this configuration.
+    pub fn builder(config: Config) -> Builder {
+        Builder { config, auth: Arc::new(AllowAll), sockets: BTreeMap::new() }
+    }
+
+    /// Where it listens: listener name, `grpc` or `http`, and address.
+    pub fn addresses(&self) -> &[(String, SocketAddr)] {
+        &self.addresses
+    }
+
+    /// The address of one listener.
+    pub fn address(&self, name: &str) -> Option<SocketAddr> {
+        self.addresses.iter().find(|(known, _)| known == name).map(|(_, address)| *address)
+    }
+
+    /// Certificates, for reloading.
+    pub fn tls(&self) -> &Arc<TlsStore> {
+        &self.tls
+    }
+
+    /// Routing, for embedding programs that publish without gRPC.
+    pub fn broker(&self) -> &Broker {
+        &self.broker
+    }
+
+    /// Latest values, if on.
+    pub fn latest(&self) -> Option<&Arc<Latest>> {
+        self.latest.as_ref()
+    }
+
+    /// Ends everything in order: no new connections, streams end, v5 clients get DISCONNECT 0x8B spread over
+    /// the window, wills are published, the latest values are written. Bounded by `shutdown.deadline`.
+    pub async fn shutdown(mut self) {
+        let deadline = self.config.shutdown.deadline.0;
+        let _ = self.draining.send(true);
+        if tokio::time::timeout(deadline, self.drain()).await.is_err() {
+            warn!(deadline = ?deadline, "shutdown deadline reached, the rest ends now");
+        }
+        let _ = self.stopping.send(true);
+        if let Some(task) = self.latest_task.take()
+            && tokio::time::timeout(deadline, task).await.is_err()
+        {
+            warn!("latest values not completely written before the deadline");
+        }
+        self.tasks.shutdown().await;
+        info!("stopped");
+    }
+
+    async fn drain(&self) {
+        let sessions = self.broker.online_sessions();
+        let window = self.config.shutdown.disconnect_window.0;
+        let steps = sessions.len().div_ceil(100).max(1);
+        let pause = window / u32::try_from(steps).unwrap_or(u32::MAX);
+        for chunk in sessions.chunks(100) {
+            for session in chunk {
+                session.close(u64::MAX, CloseReason::ServerShutdown);
+            }
+            if sessions.len() > 100 {
+                tokio::time::sleep(pause).await;
+            }
+        }
+        drop(sessions);
+        while self.broker.gauges().online > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut turn = Turn::default();
+        self.broker.shutdown_wills(net::now(), &mut turn);
+        turn.flush();
+    }
+}

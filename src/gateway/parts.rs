@@ -1,0 +1,207 @@
+//! Starting the parts, in the order in which they need each other.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{sync::watch, task::JoinSet};
+use tracing::{error, warn};
+
+use super::{Builder, Gateway, StartError, service};
+use crate::{
+    broker::{Broker, BrokerConfig},
+    config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
+    grpc,
+    net::{self, BoundListener, Shared},
+    store::{DataDir, EmbeddedLatest, EmbeddedOptions, Latest, LatestOptions, VersionMark},
+    telemetry::trace_clients,
+    tls::{TlsHandle, TlsStore, ensure_dev_certs},
+};
+
+const CERTIFICATE_POLL: Duration = Duration::from_secs(5);
+
+pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
+    let Builder { config, auth, mut sockets } = builder;
+    config.validate()?;
+    if config.needs_dev_certs() {
+        #[allow(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+        ensure_dev_certs(Path::new(DEV_CERTS_DIR), SystemTime::now())?;
+    }
+    let config = Arc::new(config);
+    let tls = Arc::new(TlsStore::new());
+    let listeners = prepare_listeners(&config, &tls)?;
+    let grpc_tls = match config.grpc_tls() {
+        Some(files) => Some(add_tls(&tls, "grpc", files, &[b"h2"])?),
+        None => None,
+    };
+
+    let latest = open_latest(&config)?;
+    let mut bound = Vec::new();
+    for prepared in listeners {
+        if let Some(listener) = prepared.bind(sockets.remove(&prepared.listener.name))? {
+            bound.push(listener);
+        }
+    }
+    let grpc_socket = take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr)?;
+    let http_socket = match config.http.enabled {
+        true => Some(take_or_bind(sockets.remove("http"), "http_addr", config.http_addr)?),
+        false => None,
+    };
+
+    let broker = Broker::new(BrokerConfig {
+        limits: Arc::new(config.limits.clone()),
+        non_broker: config.non_broker,
+        namespace: config.namespace.clone(),
+        latest: latest.clone(),
+    });
+    let shared = Shared::new(broker.clone(), auth);
+    let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;
+    let (draining, drain) = watch::channel(false);
+    let (stopping, stop) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    let mut addresses = Vec::new();
+
+    for listener in bound {
+        addresses.push((listener.name().to_owned(), listener.address()));
+        let accepting = net::accept_loop(listener, Arc::clone(&shared), shards.clone(), drain.clone());
+        tasks.spawn(async move {
+            if let Err(error) = accepting.await {
+                error!(%error, "listener ended");
+            }
+        });
+    }
+    addresses.push(("grpc".to_owned(), grpc_socket.local_addr()?));
+    tasks.spawn(service::run_grpc(grpc_socket, grpc_tls, broker.clone(), grpc_config(&config), drain.clone()));
+    if let Some(socket) = http_socket {
+        addresses.push(("http".to_owned(), socket.local_addr()?));
+        tasks.spawn(service::run_http(socket, broker.clone(), latest.clone(), Arc::clone(&config), drain, stop.clone()));
+    }
+    tasks.spawn(service::run_ticks(broker.clone()));
+    if config.sys.enabled {
+        tasks.spawn(service::run_sys(broker.clone(), config.sys.interval.0));
+    }
+    tasks.spawn(Arc::clone(&tls).watch(CERTIFICATE_POLL));
+    let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
+    Ok(Gateway { broker, config, addresses, tls, latest, draining, stopping, latest_task, tasks })
+}
+
+struct Prepared {
+    address: Address,
+    listener: crate::config::Listener,
+    tls: Option<TlsHandle>,
+    optional: bool,
+}
+
+impl Prepared {
+    fn bind(&self, socket: Option<TcpListener>) -> Result<Option<BoundListener>, StartError> {
+        let name = &self.listener.name;
+        let failed = |error| StartError::Bind {
+            key: format!("listeners.{name}.address"),
+            address: self.address.to_string(),
+            error,
+        };
+        let Address::Ip(address) = self.address else {
+            let error = std::io::Error::new(std::io::ErrorKind::Unsupported, "unix sockets are not supported yet");
+            return Err(failed(error));
+        };
+        let bound = match socket {
+            Some(socket) => BoundListener::from_std(name, socket),
+            None => BoundListener::bind(name, address),
+        };
+        let mut bound = match bound {
+            Ok(bound) => bound,
+            Err(error) if self.optional => {
+                warn!(listener = name, %address, %error, "development listener left out");
+                return Ok(None);
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        if let Some(tls) = &self.tls {
+            bound = bound.with_tls(Arc::clone(tls));
+        }
+        if self.listener.kind.is_websocket() {
+            bound = bound.with_websocket(&self.listener.path);
+        }
+        if self.listener.proxy_protocol {
+            bound = bound.with_proxy_protocol();
+        }
+        if self.listener.max_connections > 0 {
+            bound = bound.with_max_connections(self.listener.max_connections);
+        }
+        Ok(Some(bound))
+    }
+}
+
+fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, StartError> {
+    let mut prepared = Vec::new();
+    for (address, listener) in config.effective_listeners() {
+        let tls = match listener.kind {
+            ListenerKind::Tls | ListenerKind::Wss => {
+                Some(add_tls(tls, &listener.name, config.listener_tls(&listener), &[])?)
+            }
+            ListenerKind::Tcp | ListenerKind::Ws => None,
+        };
+        let optional = config.dev && listener.name.starts_with("dev-");
+        prepared.push(Prepared { address, listener, tls, optional });
+    }
+    Ok(prepared)
+}
+
+fn add_tls(
+    store: &TlsStore,
+    name: &str,
+    files: crate::config::TlsFiles,
+    alpn: &[&[u8]],
+) -> Result<TlsHandle, StartError> {
+    store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })
+}
+
+fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
+    if !config.latest.enabled {
+        return Ok(None);
+    }
+    fs::create_dir_all(&config.data_dir)?;
+    let directory = DataDir::open(&config.data_dir)?;
+    let topics_per_device = config.latest.topics_per_device;
+    let embedded =
+        EmbeddedLatest::open(&directory, &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() })?;
+    let options = LatestOptions {
+        flush_interval: config.latest.flush_interval.0,
+        max_bytes: config.latest.max_bytes.0,
+        topics_per_device,
+        excluded: config.latest.excluded.clone(),
+        version_start: 0,
+        mark: Some(Arc::new(VersionMark::open(&directory)?)),
+    };
+    Ok(Some(Latest::new(Arc::new(embedded), options)))
+}
+
+fn take_or_bind(socket: Option<TcpListener>, key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    let failed = |error| StartError::Bind { key: key.to_owned(), address: address.to_string(), error };
+    let socket = match socket {
+        Some(socket) => socket,
+        None => TcpListener::bind(address).map_err(failed)?,
+    };
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn grpc_config(config: &Config) -> grpc::GrpcConfig {
+    grpc::GrpcConfig {
+        default_deadline: config.grpc.default_deadline.0,
+        ..grpc::GrpcConfig::default()
+    }
+}
+
+/// Live trace switch for the RPC.
+pub(super) fn set_trace(client_id: &str, on: bool) {
+    if on {
+        trace_clients().add(client_id);
+    } else {
+        trace_clients().remove(client_id);
+    }
+}

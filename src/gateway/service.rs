@@ -1,0 +1,130 @@
+//! What runs beside the connections: gRPC, HTTP pages, timers and `$SYS`.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::watch;
+use tracing::error;
+
+use super::parts::set_trace;
+use crate::{
+    broker::{Broker, Turn},
+    config::Config,
+    grpc, net,
+    store::Latest,
+    sys::{SysInput, SysStats},
+    telemetry::{HttpLimits, Pages, ProcessStats, render, serve_http, totals},
+    tls::TlsHandle,
+    types::{Message, Origin},
+};
+
+pub(super) async fn run_grpc(
+    socket: std::net::TcpListener,
+    tls: Option<TlsHandle>,
+    broker: Broker,
+    config: grpc::GrpcConfig,
+    drain: watch::Receiver<bool>,
+) {
+    let served = async {
+        let socket = tokio::net::TcpListener::from_std(socket)?;
+        let hooks = grpc::Hooks { set_trace: Arc::new(set_trace) };
+        grpc::serve(socket, tls, broker, config, hooks, drain).await
+    };
+    if let Err(error) = served.await {
+        error!(%error, "gRPC ended");
+    }
+}
+
+pub(super) async fn run_http(
+    socket: std::net::TcpListener,
+    broker: Broker,
+    latest: Option<Arc<Latest>>,
+    config: Arc<Config>,
+    drain: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
+    let pages = Pages {
+        render: {
+            let latest = latest.clone();
+            Arc::new(move || render(&totals(), &gauges(&broker, latest.as_deref()), &ProcessStats::read()))
+        },
+        ready: Arc::new(move || {
+            if *drain.borrow() {
+                return Err("shutting down".to_owned());
+            }
+            match &latest {
+                Some(latest) if !latest.healthy() => Err("latest-value store is failing".to_owned()),
+                _ => Ok(()),
+            }
+        }),
+    };
+    let limits =
+        HttpLimits { max_connections: config.http.max_connections, header_timeout: config.http.header_timeout.0 };
+    serve_http(socket, pages, limits, async move {
+        let _ = stop.wait_for(|stop| *stop).await;
+    })
+    .await;
+}
+
+/// Timers of the broker, once a second.
+pub(super) async fn run_ticks(broker: Broker) {
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        second.tick().await;
+        let mut turn = Turn::default();
+        broker.tick(net::now(), &mut turn);
+        turn.flush();
+    }
+}
+
+/// Publishes `$SYS` at start and then at every interval, retained so that a subscriber is answered at once.
+pub(super) async fn run_sys(broker: Broker, interval: Duration) {
+    let mut stats = SysStats::new(since_epoch());
+    let mut ticks = tokio::time::interval(interval.max(Duration::from_secs(1)));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        let process = ProcessStats::read();
+        let input =
+            SysInput { now: since_epoch(), heap: process.rss_bytes, heap_maximum: process.rss_peak_bytes };
+        let values = stats.tick(input, &totals(), &broker.gauges());
+        let mut turn = Turn::default();
+        for (topic, payload) in &values {
+            let mut message = Message::new(topic, payload.as_bytes(), net::now(), Origin::SERVER);
+            message.retain = true;
+            broker.publish(&message, &mut turn);
+        }
+        turn.flush();
+    }
+}
+
+fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
+    let now = broker.gauges();
+    let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
+    let mut all = vec![
+        gauge("mqtt_connections", "Sessions with a connection", now.online),
+        gauge("mqtt_sessions", "Sessions", now.sessions),
+        gauge("mqtt_subscriptions", "Subscriptions", now.subscriptions),
+        gauge("mqtt_shared_groups", "Shared groups", now.shared_groups),
+        gauge("mqtt_retained_messages", "Retained messages", now.retained),
+        gauge("mqtt_retained_bytes", "Bytes of retained messages", now.retained_bytes),
+        gauge("mqtt_queued_bytes", "Bytes waiting in queues", now.queued_bytes),
+        gauge("gateway_grpc_streams", "Open gRPC streams", now.streams),
+    ];
+    if let Some(latest) = latest {
+        let store = latest.gauges();
+        all.push(gauge("gateway_latest_pending", "Latest values not yet written", store.pending_values));
+        all.push(gauge("gateway_latest_pending_bytes", "Bytes of latest values not yet written", store.pending_bytes));
+        all.push(gauge("gateway_latest_healthy", "1 while the latest-value store takes writes", usize::from(store.healthy)));
+    }
+    all
+}
+
+#[allow(clippy::disallowed_methods, reason = "$SYS shows the wall clock")]
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

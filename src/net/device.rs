@@ -1,0 +1,254 @@
+//! A session as the broker and the connection see it: the outbound half and its link, behind one short lock.
+//!
+//! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most
+//! one thread writes to a socket at a time (`flushing`).
+
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    task::Waker,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::net::tcp::OwnedWriteHalf;
+
+use super::Shared;
+use crate::{
+    broker::{
+        CloseReason, Delivered, Frames, MatchOptions, Outcome, QueueInfo, Session, SessionCore, Target,
+    },
+    session::{LinkParams, Offer, Outbound, Take, recycle},
+    types::{DropReason, Message, SharedMessage, Timestamp},
+};
+
+/// The session object; one allocation holds the broker's part and ours.
+pub(super) struct Device {
+    core: SessionCore,
+    pub(super) shared: Arc<Shared>,
+    slot: Mutex<Slot>,
+    /// Seconds (of the shard wheel's clock) of the last read; `u32::MAX` while we pause reading.
+    pub(super) last_seen: AtomicU32,
+}
+
+/// What the lock guards.
+pub(super) struct Slot {
+    pub(super) out: Outbound,
+    pub(super) link: Option<Link>,
+}
+
+/// The connection that owns the session now.
+pub(super) struct Link {
+    pub(super) epoch: u64,
+    /// Wakes the connection's task.
+    pub(super) waker: Waker,
+    /// Plain TCP: any thread writes. `None` inside while a thread is writing.
+    pub(super) writer: Writer,
+    /// Taken from the out-buffer and not completely written.
+    pub(super) writing: Vec<u8>,
+    pub(super) written: usize,
+    pub(super) flushing: bool,
+    pub(super) dirty: bool,
+    /// The socket is full: the owner waits for it.
+    pub(super) want_write: bool,
+    /// The owner wants to be woken when there is room again.
+    pub(super) notify_room: bool,
+    pub(super) close: Option<CloseReason>,
+}
+
+/// Who writes to the socket.
+pub(super) enum Writer {
+    /// Whoever flushes.
+    Direct(Option<OwnedWriteHalf>),
+    /// Only the owner (TLS, WebSocket).
+    Owner,
+}
+
+impl Link {
+    pub(super) fn new(epoch: u64, waker: Waker, writer: Writer) -> Self {
+        Self {
+            epoch,
+            waker,
+            writer,
+            writing: Vec::new(),
+            written: 0,
+            flushing: false,
+            dirty: false,
+            want_write: false,
+            notify_room: false,
+            close: None,
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
+        let slot = Mutex::new(Slot { out: Outbound::new(), link: None });
+        Self { core, shared, slot, last_seen: AtomicU32::new(0) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock()
+    }
+
+    /// The slot, if the connection of `epoch` still owns the session.
+    pub(super) fn lock_owned(&self, epoch: u64) -> Option<MutexGuard<'_, Slot>> {
+        let slot = self.slot.lock();
+        slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
+    }
+
+    /// Swaps in a new connection. `Err` gives the link back when a later connection owns the session already;
+    /// `Ok` gives the link that it replaced, for the farewell.
+    pub(super) fn attach(
+        &self,
+        link: Link,
+        params: LinkParams,
+        connack: &[u8],
+        now: Timestamp,
+    ) -> Result<Option<Link>, Link> {
+        let mut slot = self.slot.lock();
+        if slot.link.as_ref().is_some_and(|old| old.epoch > link.epoch) {
+            return Err(link);
+        }
+        let mut old = slot.link.replace(link);
+        let lost = old.as_mut().map_or(0, |old| old.take_unsent(&mut slot.out));
+        slot.out.detach();
+        slot.out.note_lost(lost);
+        slot.out.attach(params, connack, &self.shared.env(now));
+        Ok(old)
+    }
+
+    /// The connection of `epoch` is gone. Returns its link if it still owned the session.
+    pub(super) fn detach(&self, epoch: u64) -> Option<Link> {
+        let mut slot = self.slot.lock();
+        if slot.link.as_ref()?.epoch != epoch {
+            return None;
+        }
+        let mut link = slot.link.take()?;
+        let lost = link.take_unsent(&mut slot.out);
+        slot.out.detach();
+        slot.out.note_lost(lost);
+        Some(link)
+    }
+
+    /// Adds control bytes for the connection of `epoch`; true if the device joins the flush list.
+    pub(super) fn append(&self, epoch: u64, bytes: &[u8]) -> bool {
+        let Some(mut slot) = self.lock_owned(epoch) else { return false };
+        slot.out.append(bytes);
+        slot.mark_dirty()
+    }
+}
+
+impl Link {
+    /// Gathers everything unsent behind `writing`, and counts whole QoS 0 messages in it.
+    fn take_unsent(&mut self, out: &mut Outbound) -> u64 {
+        let rest = out.take_out();
+        let lost = super::flush::count_qos0(&self.writing, self.written) + super::flush::count_qos0(&rest, 0);
+        recycle(rest);
+        lost
+    }
+}
+
+impl Slot {
+    /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
+    pub(super) fn mark_dirty(&mut self) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        if link.dirty || link.flushing || link.want_write || self.out.buffered() == 0 {
+            return false;
+        }
+        link.dirty = true;
+        true
+    }
+}
+
+impl Target for Device {
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, _frames: &mut Frames) -> Delivered {
+        let offer = Offer {
+            qos: options.qos,
+            retain: options.replay || (options.retain_as_published && message.retain),
+            ids: options.ids,
+            group: options.group,
+            queue_offline: options.queue_offline,
+        };
+        let mut slot = self.slot.lock();
+        let outcome = match slot.out.offer(message, offer, &self.shared.env(message.received)) {
+            Take::Sent => Outcome::Sent,
+            Take::Queued => Outcome::Queued,
+            Take::Dropped(reason) => Outcome::Dropped(reason),
+            Take::Overflow => {
+                let waker = slot.link.as_mut().map(|link| {
+                    link.close = Some(CloseReason::SlowConsumer);
+                    link.waker.clone()
+                });
+                drop(slot);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                return Delivered { outcome: Outcome::Dropped(DropReason::QueueFull), flush: false };
+            }
+        };
+        Delivered { outcome, flush: slot.mark_dirty() }
+    }
+
+    fn flush(self: Arc<Self>) {
+        super::flush::flush(&self);
+    }
+
+    fn is_online(&self) -> bool {
+        self.slot.lock().link.is_some()
+    }
+
+    fn load(&self) -> usize {
+        let (inflight, pending, ..) = self.slot.lock().out.sizes();
+        inflight + pending
+    }
+}
+
+impl Session for Device {
+    fn core(&self) -> &SessionCore {
+        &self.core
+    }
+
+    fn close(&self, epoch: u64, reason: CloseReason) {
+        let waker = {
+            let mut slot = self.slot.lock();
+            match &mut slot.link {
+                Some(link) if link.epoch <= epoch && link.close.is_none() => {
+                    link.close = Some(reason);
+                    Some(link.waker.clone())
+                }
+                _ => None,
+            }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
+        let mut slot = self.slot.lock();
+        slot.out.end(&self.shared.broker)
+    }
+
+    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)> {
+        self.slot.lock().out.yield_shared(&self.shared.broker)
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
+    fn queue(&self) -> QueueInfo {
+        let (inflight, pending, pending_bytes, dropped) = self.slot.lock().out.sizes();
+        QueueInfo { inflight, pending, pending_bytes, dropped }
+    }
+}
+
+impl Device {
+    /// Notes that the peer was heard.
+    pub(super) fn heard(&self, second: u32) {
+        self.last_seen.store(second, Relaxed);
+    }
+}

@@ -1,0 +1,195 @@
+//! Writing out-buffers to sockets, at the end of a turn.
+
+use std::{io, sync::Arc, task::{Context, Poll}};
+use std::pin::Pin;
+
+use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
+
+use super::{
+    clock,
+    device::{Device, Link, Writer},
+};
+use crate::{
+    codec,
+    session::{recycle, take_buffer},
+    telemetry::count,
+};
+
+const ROUNDS: usize = 4;
+
+/// What a flush borrowed from the link.
+pub(super) struct Flight {
+    epoch: u64,
+    writer: OwnedWriteHalf,
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+enum Next {
+    Done,
+    Again,
+}
+
+/// Writes what waits, directly from this thread, or wakes the owner where only it may write.
+pub(super) fn flush(device: &Arc<Device>) {
+    for round in 1..=ROUNDS {
+        let Some(flight) = take(device, false) else { return };
+        let result = flight.writer.try_write(&flight.bytes[flight.written..]);
+        if matches!(give_back(device, flight, result, round == ROUNDS), Next::Done) {
+            return;
+        }
+    }
+}
+
+/// The owner's turn after the socket was full. `Pending` has registered the task for writability.
+pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    for _ in 0..ROUNDS {
+        let Some(mut flight) = take(device, true) else { return Poll::Ready(Ok(())) };
+        let polled = Pin::new(&mut flight.writer).poll_write(cx, &flight.bytes[flight.written..]);
+        let (result, pending) = match polled {
+            Poll::Ready(result) => (result, false),
+            Poll::Pending => (Err(io::ErrorKind::WouldBlock.into()), true),
+        };
+        let failed = match &result {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Some(io::Error::from(error.kind())),
+            _ => None,
+        };
+        let next = give_back(device, flight, result, false);
+        if let Some(error) = failed {
+            return Poll::Ready(Err(error));
+        }
+        if pending {
+            return Poll::Pending;
+        }
+        if matches!(next, Next::Done) && !device.lock().link.as_ref().is_some_and(|link| link.want_write) {
+            return Poll::Ready(Ok(()));
+        }
+    }
+    cx.waker().wake_by_ref();
+    Poll::Pending
+}
+
+/// QoS 0 PUBLISH frames of `bytes` that are not completely below `written`.
+pub(super) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
+    let mut lost = 0;
+    let mut at = 0;
+    while let Ok(Some(len)) = codec::frame_len(&bytes[at.min(bytes.len())..]) {
+        if at + len > written && bytes[at] & 0xF6 == 0x30 {
+            lost += 1;
+        }
+        at += len;
+        if at >= bytes.len() {
+            break;
+        }
+    }
+    lost
+}
+
+/// Sends what is left of a started frame and then `last`, if the socket takes it at once; then closes.
+pub(super) fn farewell(writer: &OwnedWriteHalf, bytes: &[u8], written: usize, last: &[u8]) {
+    let mut rest = Vec::new();
+    let mut at = 0;
+    while at < written {
+        match codec::frame_len(&bytes[at..]) {
+            Ok(Some(len)) if at + len <= bytes.len() => at += len,
+            _ => return,
+        }
+    }
+    rest.extend_from_slice(&bytes[written.min(at)..at]);
+    rest.extend_from_slice(last);
+    if !rest.is_empty() {
+        let _ = writer.try_write(&rest);
+    }
+}
+
+fn take(device: &Device, owner: bool) -> Option<Flight> {
+    let mut guard = device.lock();
+    let slot = &mut *guard;
+    let link = slot.link.as_mut()?;
+    link.dirty = false;
+    if link.flushing || (link.want_write && !owner) {
+        return None;
+    }
+    let Writer::Direct(writer) = &mut link.writer else {
+        let waker = link.waker.clone();
+        drop(guard);
+        waker.wake();
+        return None;
+    };
+    if link.writing.is_empty() {
+        if slot.out.buffered() == 0 {
+            link.want_write = false;
+            return None;
+        }
+        link.writing = slot.out.take_out();
+        link.written = 0;
+    }
+    let writer = writer.take()?;
+    link.flushing = true;
+    Some(Flight { epoch: link.epoch, writer, bytes: std::mem::take(&mut link.writing), written: link.written })
+}
+
+fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, last_round: bool) -> Next {
+    let (wrote, failed) = match result {
+        Ok(n) => (n, false),
+        Err(error) => (0, error.kind() != io::ErrorKind::WouldBlock),
+    };
+    count(|c| c.bytes_out.add(wrote as u64));
+    flight.written += wrote;
+    let mut guard = device.lock();
+    let slot = &mut *guard;
+    let Some(link) = slot.link.as_mut().filter(|link| link.epoch == flight.epoch) else {
+        drop(guard);
+        let protocol_v5 = true;
+        end_old(&flight, protocol_v5);
+        return Next::Done;
+    };
+    slot.out.note_written(wrote);
+    link.writer = Writer::Direct(Some(flight.writer));
+    link.flushing = false;
+    let complete = flight.written == flight.bytes.len();
+    let short = !complete;
+    if complete {
+        recycle(flight.bytes);
+        link.written = 0;
+        link.want_write = false;
+    } else {
+        link.writing = flight.bytes;
+        link.written = flight.written;
+    }
+    if failed {
+        link.close.get_or_insert(crate::broker::CloseReason::SessionEnded);
+    }
+    let more = complete && {
+        slot.out.pump(&device.shared.env(clock::now()));
+        slot.out.buffered() > 0
+    };
+    let hand_over = short || failed || (more && last_round);
+    if hand_over {
+        link.want_write = !failed;
+    }
+    if hand_over || (link.notify_room && complete) {
+        let waker = link.waker.clone();
+        drop(guard);
+        waker.wake();
+    }
+    if more && !last_round { Next::Again } else { Next::Done }
+}
+
+/// The link was replaced while this thread was writing: nobody else can say goodbye on that socket.
+fn end_old(flight: &Flight, _v5: bool) {
+    farewell(&flight.writer, &flight.bytes, flight.written, &[]);
+}
+
+/// Keeps a buffer ready for the owner's own writes.
+pub(super) fn scratch() -> Vec<u8> {
+    take_buffer()
+}
+
+/// Ends the replaced link `old` with `last` (a DISCONNECT in v5) where its writer is here.
+pub(super) fn end_replaced(old: Link, last: &[u8]) {
+    if let Writer::Direct(Some(writer)) = &old.writer {
+        farewell(writer, &old.writing, old.written, last);
+    }
+    old.waker.wake();
+}

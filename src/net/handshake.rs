@@ -1,0 +1,400 @@
+//! From an accepted socket to a connection that owns a session: PROXY header, TLS, WebSocket, CONNECT.
+//!
+//! Everything here runs under one deadline and one of the handshake permits, in the connection's own task, so
+//! a slow peer delays nobody.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    task::Poll,
+};
+
+use thiserror::Error;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tracing::{debug, trace};
+
+use super::{
+    Shared, clock,
+    connection::{Connection, Io},
+    device::{Device, Link, Writer},
+    flush,
+    layers::{LayerError, Layers},
+    limiter::Limiter,
+    listener::Listener,
+    proxy,
+    shard::Incoming,
+    websocket::{Frames, Upgrade, upgrade},
+    wheel,
+};
+use crate::{
+    auth::{Credentials, Denied, Identity, Secret},
+    broker::{ConnectionInfo, Event, EventKind, OpenRequest, Session, Turn, Will},
+    codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
+    session::{Accepted, ConnectPolicy, Inbound, Refused, evaluate_connect},
+    telemetry::count,
+    types::{ClientId, Message, Origin, OriginKind, Protocol},
+};
+
+const CHUNK: usize = 4096;
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub(super) enum HandshakeError {
+    #[error("i/o: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error("peer closed during the handshake")]
+    Closed,
+    #[error("not a PROXY protocol header")]
+    Proxy,
+    #[error("not a WebSocket upgrade for MQTT")]
+    Upgrade,
+    #[error("first packet is not a valid CONNECT: {0}")]
+    Decode(#[from] DecodeError),
+    #[error("first packet is not CONNECT")]
+    NotConnect,
+    #[error("CONNECT refused with {0:#04x}")]
+    Refused(u8),
+    #[error("another connection took the session over")]
+    Superseded,
+}
+
+/// One socket's whole life.
+pub(super) async fn serve(incoming: Incoming, shared: Arc<Shared>, shard: Arc<AtomicUsize>) {
+    struct Leave(Arc<AtomicUsize>);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Relaxed);
+        }
+    }
+    let _leave = Leave(shard);
+    let Incoming { stream, peer, listener, permit, places } = incoming;
+    let _places = places;
+    let deadline = shared.limits.connect_timeout.0;
+    let established = Box::pin(timeout(deadline, establish(stream, peer, listener, shared))).await;
+    drop(permit);
+    match established {
+        Ok(Ok(connection)) => connection.run().await,
+        Ok(Err(error)) => debug!(%peer, %error, "handshake failed"),
+        Err(_) => {
+            count(|c| c.handshake_timeout.add(1));
+            debug!(%peer, "handshake timed out");
+        }
+    }
+}
+
+async fn establish(
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    listener: Arc<Listener>,
+    shared: Arc<Shared>,
+) -> Result<Connection, HandshakeError> {
+    let mut wire = Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
+    let peer = if listener.proxy_protocol { wire.read_proxy_header().await?.unwrap_or(peer) } else { peer };
+    if let Some(config) = &listener.tls {
+        wire.start_tls(config.load_full()).await?;
+    }
+    if let Some(path) = &listener.websocket {
+        wire.upgrade(path).await?;
+    }
+    let connect = wire.read_connect(shared.limits.max_packet_size.0).await?;
+    let answer = admit(&connect, &wire, peer, &shared).await;
+    let (accepted, identity) = match answer {
+        Ok(admitted) => admitted,
+        Err(Refused(code)) => {
+            count(|c| c.refused_connect.add(1));
+            return Err(wire.refuse(&connect, code).await);
+        }
+    };
+    open(wire, connect, accepted, identity, peer, &listener, shared).await
+}
+
+async fn admit(
+    connect: &Connect,
+    wire: &Wire,
+    peer: SocketAddr,
+    shared: &Shared,
+) -> Result<(Accepted, Arc<dyn Identity>), Refused> {
+    let accepted = evaluate_connect(
+        connect,
+        &ConnectPolicy {
+            limits: &shared.limits,
+            non_broker: shared.broker.is_non_broker(),
+            assigned_id: &assigned_id,
+        },
+    )?;
+    let credentials = Credentials {
+        client_id: accepted.client_id.to_string(),
+        username: connect.username.clone(),
+        password: connect.password.clone().map(Secret),
+        certificate: wire.certificate(),
+        peer: peer.to_string(),
+    };
+    match shared.auth.authenticate(credentials).await {
+        Ok(identity) => {
+            let allowed = connect.will.as_ref().is_none_or(|will| identity.may_publish(&will.topic));
+            if allowed { Ok((accepted, identity)) } else { Err(Refused(Some(reason::NOT_AUTHORIZED))) }
+        }
+        Err(denied) => {
+            count(|c| c.auth_failed.add(1));
+            let client_id = accepted.client_id;
+            shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
+            Err(Refused(Some(match denied {
+                Denied::BadCredentials => reason::BAD_USER_NAME_OR_PASSWORD,
+                Denied::NotAuthorized => reason::NOT_AUTHORIZED,
+            })))
+        }
+    }
+}
+
+async fn open(
+    mut wire: Wire,
+    connect: Connect,
+    accepted: Accepted,
+    identity: Arc<dyn Identity>,
+    peer: SocketAddr,
+    listener: &Listener,
+    shared: Arc<Shared>,
+) -> Result<Connection, HandshakeError> {
+    let now = clock::now();
+    let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
+    let info = Arc::new(ConnectionInfo {
+        peer: peer.to_string(),
+        listener: listener.name.to_string(),
+        protocol: connect.protocol,
+        keep_alive,
+        username: connect.username.clone(),
+    });
+    let will = will(&connect, &client_id, now);
+    let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
+    let mut turn = Turn::default();
+    let maker = Arc::clone(&shared);
+    let opened = shared
+        .broker
+        .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
+        .await;
+    turn.flush();
+    let session = Arc::clone(&opened.session);
+    let Ok(device) = opened.session.into_any().downcast::<Device>() else {
+        return Err(HandshakeError::Superseded);
+    };
+    connack.session_present = opened.present;
+    let mut hello = Vec::with_capacity(64);
+    encode_connack(connack, connect.protocol, link.maximum_packet_size, &mut hello);
+
+    let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    wire.layers.wire.drain(..wire.layers.sent);
+    wire.layers.sent = 0;
+    let (read, write) = wire.stream.into_split();
+    let (io, writer) = if wire.layers.is_plain() {
+        (Io::Plain(read), Writer::Direct(Some(write)))
+    } else {
+        (Io::layered(read, write, wire.layers), Writer::Owner)
+    };
+    device.heard(wheel::second());
+    let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
+    let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
+    let connection = Connection::new(
+        Arc::clone(&device),
+        opened.epoch,
+        io,
+        Inbound::new(connect.protocol),
+        identity,
+        expiry,
+        wire.plain,
+        Limiter::new(&shared.limits, now),
+    );
+    if let Some(old) = replaced {
+        count(|c| c.takeovers.add(1));
+        flush::end_replaced(old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
+    }
+    count(|c| c.connections_established.add(1));
+    wheel::watch(&device, opened.epoch, keep_alive);
+    flush::flush(&device);
+    shared.broker.online(&session, now, &mut turn);
+    turn.flush();
+    debug!(%peer, %client_id, listener = &*listener.name, protocol = ?connect.protocol, "connected");
+    Ok(connection)
+}
+
+fn will(connect: &Connect, client_id: &ClientId, now: crate::types::Timestamp) -> Option<Will> {
+    let will = connect.will.as_ref()?;
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(client_id), slot: 0 };
+    let mut message = Message::new(&will.topic, &will.payload, now, origin);
+    message.qos = will.qos;
+    message.retain = will.retain;
+    message.properties = will.properties.as_ref();
+    Some(Will { message: Arc::clone(message.share()), expiry: will.expiry, delay: will.delay })
+}
+
+fn encode_connack(connack: ConnAck, protocol: Protocol, max: u32, out: &mut Vec<u8>) {
+    let packet = Packet::ConnAck(Box::new(connack));
+    if !codec::encode_within(&packet, protocol, usize::try_from(max).unwrap_or(usize::MAX), out) {
+        codec::encode(&packet, protocol, out);
+    }
+}
+
+fn assigned_id() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    use std::hash::{BuildHasher, RandomState};
+    static SEED: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+    let number = NEXT.fetch_add(1, Relaxed);
+    format!("auto-{:016x}{:016x}", SEED.hash_one(number), SEED.hash_one((number, clock::now())))
+}
+
+/// A socket during its handshake.
+struct Wire {
+    stream: TcpStream,
+    layers: Layers,
+    /// Bytes above the layers that are there so far.
+    plain: Vec<u8>,
+}
+
+impl Wire {
+    async fn read_proxy_header(&mut self) -> Result<Option<SocketAddr>, HandshakeError> {
+        loop {
+            match proxy::parse(&self.plain) {
+                proxy::Header::Complete { len, peer } => {
+                    self.plain.drain(..len);
+                    return Ok(peer);
+                }
+                proxy::Header::Partial => self.fill().await?,
+                proxy::Header::Invalid => return Err(HandshakeError::Proxy),
+            }
+        }
+    }
+
+    async fn start_tls(&mut self, config: Arc<rustls::ServerConfig>) -> Result<(), HandshakeError> {
+        let mut connection = rustls::ServerConnection::new(config).map_err(LayerError::from)?;
+        connection.set_buffer_limit(None);
+        self.layers.tls = Some(Box::new(connection));
+        let early = std::mem::take(&mut self.plain);
+        let result = self.finish_tls(&early).await;
+        count(|c| if result.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) });
+        result
+    }
+
+    async fn finish_tls(&mut self, early: &[u8]) -> Result<(), HandshakeError> {
+        let opened = self.layers.open_tls(early, &mut self.plain);
+        self.flush().await?;
+        opened?;
+        while self.layers.tls.as_ref().is_some_and(|tls| tls.is_handshaking()) {
+            self.fill().await?;
+        }
+        Ok(())
+    }
+
+    async fn upgrade(&mut self, path: &str) -> Result<(), HandshakeError> {
+        let (answer, go) = loop {
+            match upgrade(&self.plain, path) {
+                Upgrade::Partial => self.fill().await?,
+                Upgrade::Answer(answer, go) => break (answer, go),
+            }
+        };
+        self.layers.seal_raw(&[&answer])?;
+        self.flush().await?;
+        let Some(len) = go else { return Err(HandshakeError::Upgrade) };
+        let early = self.plain.split_off(len);
+        self.plain.clear();
+        let mut frames = Frames::default();
+        let mut replies = Vec::new();
+        frames.open(&early, &mut self.plain, &mut replies).map_err(LayerError::from)?;
+        self.layers.websocket = Some(Box::new(frames));
+        self.layers.seal_raw(&[&replies])?;
+        Ok(())
+    }
+
+    async fn read_connect(&mut self, max: usize) -> Result<Connect, HandshakeError> {
+        loop {
+            if let Some(frame) = codec::frame(&self.plain, max)? {
+                if frame.first >> 4 != 1 {
+                    return Err(HandshakeError::NotConnect); // [MQTT-3.1.0-1]
+                }
+                let len = frame.len;
+                let decoded = if frame.first == 0x10 {
+                    codec::decode_connect(frame.body)
+                } else {
+                    return Err(HandshakeError::NotConnect);
+                };
+                let connect = match decoded {
+                    Ok(connect) => connect,
+                    Err(error) => {
+                        self.refuse_undecodable(&error).await;
+                        return Err(error.into());
+                    }
+                };
+                self.plain.drain(..len);
+                count(|c| c.packets_in.add(1));
+                return Ok(connect);
+            }
+            self.fill().await?;
+        }
+    }
+
+    async fn refuse_undecodable(&mut self, error: &DecodeError) {
+        count(|c| c.protocol_errors.add(1));
+        if let DecodeError::UnsupportedProtocol { level, .. } = error {
+            // [MQTT-3.1.2-2]: in the format of the level nearest to the client's.
+            let answer: &[u8] = if *level >= 5 {
+                &[0x20, 0x03, 0x00, reason::UNSUPPORTED_PROTOCOL_VERSION, 0x00]
+            } else {
+                &[0x20, 0x02, 0x00, 0x01]
+            };
+            if self.layers.seal(answer).is_ok() {
+                let _ = self.flush().await;
+            }
+        }
+    }
+
+    async fn refuse(&mut self, connect: &Connect, code: Option<u8>) -> HandshakeError {
+        let Some(code) = code else { return HandshakeError::Closed };
+        let protocol = connect.protocol;
+        let wire_code = if protocol.is_v5() { code } else { reason::v3_return_code(code) };
+        let mut bytes = Vec::new();
+        let connack = ConnAck { code: wire_code, ..ConnAck::default() };
+        encode_connack(connack, protocol, connect.maximum_packet_size.unwrap_or(u32::MAX), &mut bytes);
+        if self.layers.seal(&bytes).is_ok() {
+            self.layers.close();
+            let _ = self.flush().await;
+            let _ = self.stream.shutdown().await;
+        }
+        HandshakeError::Refused(code)
+    }
+
+    /// Reads once and passes the bytes through the layers.
+    async fn fill(&mut self) -> Result<(), HandshakeError> {
+        let mut chunk = Vec::with_capacity(CHUNK);
+        let read = self.stream.read_buf(&mut chunk).await?;
+        if read == 0 {
+            return Err(HandshakeError::Closed);
+        }
+        trace!(read, "handshake bytes");
+        count(|c| c.bytes_in.add(read as u64));
+        let opened = self.layers.open(&chunk, &mut self.plain);
+        self.flush().await?;
+        Ok(opened?)
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        if !self.layers.wire.is_empty() {
+            self.stream.write_all(&self.layers.wire).await?;
+            self.layers.wire = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn certificate(&self) -> Option<Vec<u8>> {
+        let certificates = self.layers.tls.as_ref()?.peer_certificates()?;
+        Some(certificates.first()?.to_vec())
+    }
+}

@@ -1,0 +1,125 @@
+//! What lies between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
+
+use std::io::{self, Read, Write};
+
+use thiserror::Error;
+
+use super::websocket::{Frames, WebSocketError, binary_header};
+
+/// Why the layers end a connection.
+#[derive(Debug, Error)]
+pub(super) enum LayerError {
+    /// TLS failed.
+    #[error("tls: {0}")]
+    Tls(#[from] rustls::Error),
+    /// WebSocket failed or closed.
+    #[error(transparent)]
+    WebSocket(#[from] WebSocketError),
+    /// TLS buffers refused bytes.
+    #[error("tls buffer: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The state of both layers of one connection.
+#[derive(Default)]
+pub(super) struct Layers {
+    pub(super) tls: Option<Box<rustls::ServerConnection>>,
+    pub(super) websocket: Option<Box<Frames>>,
+    /// Bytes for the socket.
+    pub(super) wire: Vec<u8>,
+    pub(super) sent: usize,
+    /// The peer has ended TLS properly.
+    pub(super) closed: bool,
+}
+
+impl Layers {
+    /// Whether neither layer is there: any thread may then write MQTT bytes to the socket.
+    pub(super) fn is_plain(&self) -> bool {
+        self.tls.is_none() && self.websocket.is_none()
+    }
+
+    /// Turns bytes from the socket into what lies above TLS, appended to `plain`.
+    pub(super) fn open_tls(&mut self, mut bytes: &[u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
+        let Some(tls) = &mut self.tls else {
+            plain.extend_from_slice(bytes);
+            return Ok(());
+        };
+        while !bytes.is_empty() {
+            tls.read_tls(&mut bytes)?;
+            let processed = tls.process_new_packets();
+            while tls.wants_write() {
+                tls.write_tls(&mut self.wire)?;
+            }
+            let state = processed?;
+            self.closed |= state.peer_has_closed();
+            let available = state.plaintext_bytes_to_read();
+            if available > 0 {
+                let start = plain.len();
+                plain.resize(start + available, 0);
+                tls.reader().read_exact(&mut plain[start..])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns bytes from the socket into MQTT bytes, appended to `plain`; `scratch` is working space.
+    pub(super) fn open(&mut self, bytes: &[u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
+        let Some(mut frames) = self.websocket.take() else { return self.open_tls(bytes, plain) };
+        let mut replies = Vec::new();
+        let result = if self.tls.is_some() {
+            let mut below = Vec::with_capacity(bytes.len());
+            self.open_tls(bytes, &mut below).and_then(|()| Ok(frames.open(&below, plain, &mut replies)?))
+        } else {
+            frames.open(bytes, plain, &mut replies).map_err(LayerError::from)
+        };
+        self.websocket = Some(frames);
+        if !replies.is_empty() {
+            self.seal_raw(&[&replies])?;
+        }
+        result
+    }
+
+    /// Wraps MQTT bytes for the socket.
+    pub(super) fn seal(&mut self, mqtt: &[u8]) -> Result<(), LayerError> {
+        if mqtt.is_empty() {
+            return Ok(());
+        }
+        if self.websocket.is_some() {
+            let (header, len) = binary_header(mqtt.len());
+            return self.seal_raw(&[&header[..len], mqtt]);
+        }
+        self.seal_raw(&[mqtt])
+    }
+
+    /// Wraps bytes above TLS for the socket.
+    pub(super) fn seal_raw(&mut self, pieces: &[&[u8]]) -> Result<(), LayerError> {
+        let Some(tls) = &mut self.tls else {
+            for piece in pieces {
+                self.wire.extend_from_slice(piece);
+            }
+            return Ok(());
+        };
+        for piece in pieces {
+            let mut rest = *piece;
+            while !rest.is_empty() {
+                let taken = tls.writer().write(rest)?;
+                rest = &rest[taken..];
+                while tls.wants_write() {
+                    tls.write_tls(&mut self.wire)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says goodbye in TLS.
+    pub(super) fn close(&mut self) {
+        if self.websocket.is_some() {
+            let _ = self.seal_raw(&[&[0x88, 0x02, 0x03, 0xE8]]);
+        }
+        if let Some(tls) = &mut self.tls {
+            tls.send_close_notify();
+            while tls.wants_write() && tls.write_tls(&mut self.wire).is_ok() {}
+        }
+    }
+}

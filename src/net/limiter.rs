@@ -1,0 +1,67 @@
+//! Rate limit of one client: two token buckets. It slows reading and drops nothing.
+
+use std::time::Duration;
+
+use crate::{config::Limits, types::Timestamp};
+
+/// Messages and bytes a client may still send now; may go below zero, then reading pauses.
+#[derive(Debug)]
+pub(super) struct Limiter {
+    messages: Bucket,
+    bytes: Bucket,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    /// Tokens per second, 0 is no limit.
+    rate: f64,
+    tokens: f64,
+    filled: Timestamp,
+}
+
+impl Limiter {
+    /// `None` when no rate is configured.
+    pub(super) fn new(limits: &Limits, now: Timestamp) -> Option<Box<Self>> {
+        if limits.client_message_rate == 0 && limits.client_byte_rate.0 == 0 {
+            return None;
+        }
+        let bucket = |rate: f64| Bucket { rate, tokens: rate, filled: now };
+        Some(Box::new(Self {
+            messages: bucket(f64::from(limits.client_message_rate)),
+            bytes: bucket(limits.client_byte_rate.0 as f64),
+        }))
+    }
+
+    /// Takes what was read; how long to pause reading, if at all.
+    pub(super) fn take(&mut self, messages: u32, bytes: usize, now: Timestamp) -> Option<Duration> {
+        let pause = self.messages.take(f64::from(messages), now).max(self.bytes.take(bytes as f64, now));
+        (pause > 0.0).then(|| Duration::from_secs_f64(pause.min(60.0)))
+    }
+}
+
+impl Bucket {
+    fn take(&mut self, amount: f64, now: Timestamp) -> f64 {
+        if self.rate == 0.0 {
+            return 0.0;
+        }
+        let seconds = now.0.saturating_sub(self.filled.0) as f64 / 1000.0;
+        self.filled = now;
+        self.tokens = (self.tokens + seconds * self.rate).min(self.rate) - amount;
+        if self.tokens < 0.0 { -self.tokens / self.rate } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_over_the_rate_pauses_for_as_long_as_it_takes() {
+        let limits = Limits { client_message_rate: 10, ..Limits::default() };
+        let mut limiter = Limiter::new(&limits, Timestamp(0)).expect("a rate is set");
+        assert_eq!(limiter.take(10, 0, Timestamp(0)), None);
+        assert_eq!(limiter.take(5, 0, Timestamp(0)), Some(Duration::from_millis(500)));
+        assert_eq!(limiter.take(0, 0, Timestamp(600)), None);
+        assert!(Limiter::new(&Limits::default(), Timestamp(0)).is_none());
+    }
+}

@@ -1,0 +1,25 @@
+//! Sockets, TLS, WebSocket, the connection task and flushing. The only layer that knows sockets.
+//!
+//! A PUBLISH goes: [`connection`] reads, [`packets`] checks it and calls the broker, the broker calls
+//! [`device`] for each receiver, which encodes into that session's out-buffer; at the end of the turn
+//! [`flush`] writes each touched buffer with one system call.
+
+mod clock;
+mod connection;
+mod device;
+mod flush;
+mod handshake;
+mod layers;
+mod limiter;
+mod listener;
+mod packets;
+mod proxy;
+mod shard;
+mod shared;
+mod websocket;
+mod wheel;
+
+pub use clock::now;
+pub use listener::{BoundListener, accept_loop};
+pub use shard::{ShardHandle, start_shards};
+pub use shared::Shared;

@@ -1,0 +1,288 @@
+//! What each packet of a connected client does.
+
+use std::sync::Arc;
+
+use tracing::info;
+
+use super::{
+    clock,
+    connection::{Connection, End},
+};
+use crate::{
+    broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
+    codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
+    session::{Begin, PublishError, refusal},
+    telemetry::{count, trace_clients},
+    types::{Message, Origin, OriginKind, QoS, Timestamp},
+};
+
+/// What came of a piece of input.
+pub(super) struct Handled {
+    /// Bytes of complete frames.
+    pub(super) used: usize,
+    /// PUBLISH packets among them.
+    pub(super) messages: u32,
+    /// The connection must end.
+    pub(super) end: Option<End>,
+}
+
+impl Connection {
+    /// Handles every complete frame in `bytes`. Answers go to `answers`, deliveries to `turn`.
+    pub(super) fn handle_frames(&mut self, bytes: &[u8], turn: &mut Turn, answers: &mut Vec<u8>) -> Handled {
+        let mut handled = Handled { used: 0, messages: 0, end: None };
+        if bytes.is_empty() {
+            return handled;
+        }
+        let now = clock::now();
+        let max = self.device.shared.limits.max_packet_size.0;
+        let traced = self.is_traced();
+        loop {
+            let frame = match codec::frame(&bytes[handled.used..], max) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(error) => {
+                    handled.end = Some(End::Protocol(error.reason_code()));
+                    break;
+                }
+            };
+            count(|c| c.packets_in.add(1));
+            if traced {
+                info!(client_id = %self.device.core().client_id(), first = frame.first, bytes = frame.len, "packet received");
+            }
+            handled.used += frame.len;
+            let result = if frame.first >> 4 == 3 {
+                handled.messages += 1;
+                self.handle_publish_frame(&frame, now, turn, answers)
+            } else {
+                self.handle_other(&frame, now, turn, answers)
+            };
+            if let Err(end) = result {
+                handled.end = Some(end);
+                break;
+            }
+        }
+        handled
+    }
+
+    fn is_traced(&self) -> bool {
+        let traced = trace_clients();
+        traced.any() && traced.is_traced(self.device.core().client_id().as_str())
+    }
+
+    fn handle_publish_frame(
+        &mut self,
+        frame: &Frame<'_>,
+        now: Timestamp,
+        turn: &mut Turn,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        let protocol = self.inbound.protocol();
+        let publish = codec::decode_publish(frame.first, frame.body, protocol)
+            .map_err(|error| End::Protocol(error.reason_code()))?;
+        count(|c| match publish.qos {
+            QoS::AtMostOnce => c.messages_in_0.add(1),
+            QoS::AtLeastOnce => c.messages_in_1.add(1),
+            QoS::ExactlyOnce => c.messages_in_2.add(1),
+        });
+        let alias = match self.inbound.check_publish(&publish, &self.device.shared.limits) {
+            Ok(alias) => alias,
+            Err(PublishError::Fatal(code)) => return Err(End::Protocol(code)),
+            Err(PublishError::Refused(code)) => return self.refuse_publish(&publish, code, answers),
+        };
+        let topic = alias.as_deref().unwrap_or(publish.topic);
+        if !self.identity.may_publish(topic) {
+            return self.refuse_publish(&publish, reason::NOT_AUTHORIZED, answers);
+        }
+        if publish.qos == QoS::ExactlyOnce {
+            let maximum = self.device.shared.limits.receive_maximum;
+            let begun = match self.device.lock_owned(self.epoch) {
+                Some(mut slot) => slot.out.begin_received(publish.packet_id, maximum),
+                None => return Err(End::Superseded),
+            };
+            match begun {
+                Begin::New => {}
+                Begin::Duplicate => {
+                    codec::encode_ack(AckKind::PubRec, publish.packet_id, reason::SUCCESS, protocol, answers);
+                    return Ok(());
+                }
+                Begin::Exceeded => return Err(End::Protocol(reason::RECEIVE_MAXIMUM_EXCEEDED)),
+            }
+        }
+        self.route(&publish, topic, now, turn, answers)
+    }
+
+    fn route(
+        &mut self,
+        publish: &Publish<'_>,
+        topic: &str,
+        now: Timestamp,
+        turn: &mut Turn,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        let core = self.device.core();
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(core.client_id()), slot: core.slot() };
+        let mut message = Message::new(topic, publish.payload, now, origin);
+        message.qos = publish.qos;
+        message.retain = publish.retain;
+        message.properties = publish.properties.as_ref();
+        message.expires = publish.expiry.map(|seconds| now.plus_secs(seconds));
+        let published = self.device.shared.broker.publish(&message, turn);
+        if published.refused {
+            if publish.qos == QoS::ExactlyOnce
+                && let Some(mut slot) = self.device.lock_owned(self.epoch)
+            {
+                slot.out.abort_received(publish.packet_id);
+            }
+            if publish.qos == QoS::AtMostOnce {
+                return Ok(());
+            }
+            return self.refuse_publish(publish, reason::QUOTA_EXCEEDED, answers);
+        }
+        let protocol = self.inbound.protocol();
+        let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
+        match publish.qos {
+            QoS::AtMostOnce => {}
+            QoS::AtLeastOnce => codec::encode_ack(AckKind::PubAck, publish.packet_id, code, protocol, answers),
+            QoS::ExactlyOnce => codec::encode_ack(AckKind::PubRec, publish.packet_id, code, protocol, answers),
+        }
+        Ok(())
+    }
+
+    fn refuse_publish(&self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
+        let protocol = self.inbound.protocol();
+        let Some(code) = refusal(protocol, publish.qos, code) else {
+            // 3.x has no negative acknowledgement [MQTT-3.3.5-2]; v5 QoS 0 none either.
+            return Err(End::Protocol(code));
+        };
+        let kind = if publish.qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+        codec::encode_ack(kind, publish.packet_id, code, protocol, answers);
+        Ok(())
+    }
+
+    fn handle_other(
+        &mut self,
+        frame: &Frame<'_>,
+        now: Timestamp,
+        turn: &mut Turn,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        let protocol = self.inbound.protocol();
+        let packet = codec::decode(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
+        match packet {
+            Packet::PubAck(ack) => self.handle_ack(frame.first, &ack, now, turn),
+            Packet::PubRec(ack) => self.handle_ack(frame.first, &ack, now, turn),
+            Packet::PubRel(ack) => self.handle_ack(frame.first, &ack, now, turn),
+            Packet::PubComp(ack) => self.handle_ack(frame.first, &ack, now, turn),
+            Packet::Subscribe(subscribe) => self.handle_subscribe(&subscribe, now, answers),
+            Packet::Unsubscribe(unsubscribe) => self.handle_unsubscribe(&unsubscribe, now, turn, answers),
+            Packet::PingReq => {
+                codec::encode_pingresp(answers); // [MQTT-3.12.4-1]
+                Ok(())
+            }
+            Packet::Disconnect(disconnect) => {
+                if self.expiry == 0 && disconnect.session_expiry.is_some_and(|seconds| seconds != 0) {
+                    return Err(End::Protocol(reason::PROTOCOL_ERROR)); // [MQTT-3.14.2-2]
+                }
+                let most = self.device.shared.limits.session_expiry_max;
+                let expiry = disconnect.session_expiry.map(|seconds| seconds.min(most));
+                Err(End::Disconnect { code: disconnect.code, expiry })
+            }
+            // A second CONNECT [MQTT-3.1.0-2], AUTH without a method [MQTT-4.12.0-6], and what only servers send.
+            _ => Err(End::Protocol(reason::PROTOCOL_ERROR)),
+        }
+    }
+
+    fn handle_ack(&self, first: u8, ack: &Ack, now: Timestamp, turn: &mut Turn) -> Result<(), End> {
+        let env = self.device.shared.env(now);
+        let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+        match first >> 4 {
+            4 => {
+                slot.out.handle_puback(ack.packet_id, ack.code, &env);
+            }
+            5 => slot.out.handle_pubrec(ack.packet_id, ack.code, &env),
+            6 => slot.out.handle_pubrel(ack.packet_id),
+            _ => {
+                slot.out.handle_pubcomp(ack.packet_id, &env);
+            }
+        }
+        if slot.mark_dirty() {
+            drop(slot);
+            turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+        }
+        Ok(())
+    }
+
+    fn handle_subscribe(&mut self, subscribe: &Subscribe, now: Timestamp, answers: &mut Vec<u8>) -> Result<(), End> {
+        let protocol = self.inbound.protocol();
+        let mut codes = Vec::with_capacity(subscribe.filters.len());
+        for wanted in &subscribe.filters {
+            let request = SubscribeRequest {
+                filter: &wanted.filter,
+                qos: wanted.qos.min(QoS::from_bits(self.device.shared.limits.max_qos).unwrap_or(QoS::ExactlyOnce)),
+                no_local: wanted.no_local,
+                retain_as_published: wanted.retain_as_published,
+                retain_handling: wanted.retain_handling,
+                id: subscribe.id,
+            };
+            let code = match self.subscribe_one(&request, now) {
+                Ok(qos) => qos as u8,
+                Err(SubscribeError::NoLocalShared) => return Err(End::Protocol(reason::PROTOCOL_ERROR)),
+                Err(error) => {
+                    count(|c| c.subscribe_refused.add(1));
+                    if protocol.is_v5() { subscribe_code(error) } else { 0x80 }
+                }
+            };
+            codes.push(code);
+        }
+        let suback = SubAck { packet_id: subscribe.packet_id, reason_string: None, user: Vec::new(), codes };
+        codec::encode(&Packet::SubAck(suback), protocol, answers);
+        Ok(())
+    }
+
+    fn subscribe_one(&mut self, request: &SubscribeRequest<'_>, now: Timestamp) -> Result<QoS, SubscribeError> {
+        let limits = &self.device.shared.limits;
+        let levels = request.filter.bytes().filter(|b| *b == b'/').count() + 1;
+        if request.filter.len() > limits.max_topic_bytes || levels > limits.max_topic_levels {
+            return Err(SubscribeError::Invalid);
+        }
+        if !self.identity.may_subscribe(request.filter) {
+            return Err(SubscribeError::NotAuthorized);
+        }
+        let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
+        let subscribed = self.device.shared.broker.subscribe(&session, request, now)?;
+        if let Some(cursor) = subscribed.replay {
+            self.rare().replays.push_back(cursor);
+        }
+        Ok(subscribed.qos)
+    }
+
+    fn handle_unsubscribe(
+        &mut self,
+        unsubscribe: &Unsubscribe,
+        now: Timestamp,
+        turn: &mut Turn,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
+        let mut codes = Vec::with_capacity(unsubscribe.filters.len());
+        for filter in &unsubscribe.filters {
+            let existed = self.device.shared.broker.unsubscribe(&session, filter, now, turn);
+            codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });
+        }
+        let unsuback = SubAck { packet_id: unsubscribe.packet_id, reason_string: None, user: Vec::new(), codes };
+        codec::encode(&Packet::UnsubAck(unsuback), self.inbound.protocol(), answers);
+        Ok(())
+    }
+}
+
+fn subscribe_code(error: SubscribeError) -> u8 {
+    match error {
+        SubscribeError::Invalid => reason::TOPIC_FILTER_INVALID,
+        SubscribeError::NoLocalShared => reason::PROTOCOL_ERROR,
+        SubscribeError::Quota => reason::QUOTA_EXCEEDED,
+        SubscribeError::NotAuthorized => reason::NOT_AUTHORIZED,
+        SubscribeError::WildcardUnavailable => reason::WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+        SubscribeError::SharedUnavailable => reason::SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+        SubscribeError::IdUnavailable => reason::SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+    }
+}

@@ -1,0 +1,101 @@
+//! Keep alive of all connections of a shard: a wheel of one-second places over each device's last-seen number.
+
+use std::{
+    cell::RefCell,
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+use super::device::Device;
+use crate::{
+    broker::{CloseReason, Session},
+    telemetry::count,
+};
+
+const PLACES: u32 = 256;
+
+/// `last_seen` while the gateway itself pauses the reader: that time counts for nobody.
+pub(super) const PAUSED: u32 = u32::MAX;
+
+struct Entry {
+    device: Weak<Device>,
+    epoch: u64,
+    /// Seconds of silence allowed: keep alive times 1.5 [MQTT-3.1.2-22].
+    allowed: u32,
+}
+
+struct Wheel {
+    start: Instant,
+    done: u32,
+    places: Vec<Vec<Entry>>,
+}
+
+thread_local! {
+    static WHEEL: RefCell<Wheel> = RefCell::new(Wheel {
+        #[allow(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
+        start: Instant::now(),
+        done: 0,
+        places: (0..PLACES).map(|_| Vec::new()).collect(),
+    });
+}
+
+/// Seconds on this shard's clock.
+pub(super) fn second() -> u32 {
+    WHEEL.with_borrow(|wheel| elapsed(wheel))
+}
+
+/// Watches a connection.
+pub(super) fn watch(device: &Arc<Device>, epoch: u64, keep_alive: u16) {
+    if keep_alive == 0 {
+        return;
+    }
+    let allowed = u32::from(keep_alive) + u32::from(keep_alive).div_ceil(2);
+    WHEEL.with_borrow_mut(|wheel| {
+        let entry = Entry { device: Arc::downgrade(device), epoch, allowed };
+        let due = elapsed(wheel) + allowed + 1;
+        insert(wheel, entry, due);
+    });
+}
+
+/// Closes the silent connections that are due. Call once a second.
+pub(super) fn tick() {
+    let now = second();
+    loop {
+        let entries = WHEEL.with_borrow_mut(|wheel| {
+            if wheel.done >= now {
+                return None;
+            }
+            wheel.done += 1;
+            let place = (wheel.done % PLACES) as usize;
+            Some(std::mem::take(&mut wheel.places[place]))
+        });
+        let Some(entries) = entries else { return };
+        for entry in entries {
+            check(entry, now);
+        }
+    }
+}
+
+fn check(entry: Entry, now: u32) {
+    let Some(device) = entry.device.upgrade() else { return };
+    if device.lock_owned(entry.epoch).is_none() {
+        return;
+    }
+    let seen = device.last_seen.load(Relaxed);
+    let due = if seen == PAUSED { now + entry.allowed } else { seen + entry.allowed + 1 };
+    if due <= now {
+        count(|c| c.keep_alive_timeouts.add(1));
+        device.close(entry.epoch, CloseReason::KeepAlive);
+        return;
+    }
+    WHEEL.with_borrow_mut(|wheel| insert(wheel, entry, due));
+}
+
+fn insert(wheel: &mut Wheel, entry: Entry, due: u32) {
+    let due = due.clamp(wheel.done + 1, wheel.done + PLACES - 1);
+    wheel.places[(due % PLACES) as usize].push(entry);
+}
+
+fn elapsed(wheel: &Wheel) -> u32 {
+    u32::try_from(wheel.start.elapsed().as_secs()).unwrap_or(PAUSED - 1)
+}

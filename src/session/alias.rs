@@ -1,0 +1,69 @@
+//! Topic aliases, inbound (the client's) and outbound (ours). Both end with the connection [MQTT-3.3.2-7].
+
+use std::{collections::HashMap, sync::Arc};
+
+/// Aliases that the client has set.
+#[derive(Debug, Default)]
+pub(super) struct InboundAliases {
+    topics: Vec<Option<Arc<str>>>,
+}
+
+impl InboundAliases {
+    /// Remembers `topic` for `alias`, which the caller has checked against the maximum.
+    pub(super) fn set(&mut self, alias: u16, topic: &str) {
+        let index = usize::from(alias);
+        if self.topics.len() <= index {
+            self.topics.resize(index + 1, None);
+        }
+        let known = self.topics[index].as_deref();
+        if known != Some(topic) {
+            self.topics[index] = Some(Arc::from(topic));
+        }
+    }
+
+    /// The topic of `alias`, if set.
+    pub(super) fn get(&self, alias: u16) -> Option<Arc<str>> {
+        self.topics.get(usize::from(alias)).cloned().flatten()
+    }
+}
+
+/// Aliases that we gave to the client: the first topics sent get one, for the connection's life.
+#[derive(Debug)]
+pub(super) struct OutboundAliases {
+    maximum: u16,
+    topics: HashMap<Box<str>, u16, ahash::RandomState>,
+}
+
+/// How to send a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AliasUse {
+    /// No alias.
+    None,
+    /// Topic and alias together, which sets it.
+    Set(u16),
+    /// The alias alone, topic empty.
+    Known(u16),
+}
+
+impl OutboundAliases {
+    /// At most `maximum` aliases [MQTT-3.1.2-26], of which we use at most 1,024.
+    pub(super) fn new(maximum: u16) -> Self {
+        Self { maximum: maximum.min(1024), topics: HashMap::default() }
+    }
+
+    /// Looks at what [`Self::assign`] would do.
+    pub(super) fn choose(&self, topic: &str) -> AliasUse {
+        if let Some(alias) = self.topics.get(topic) {
+            return AliasUse::Known(*alias);
+        }
+        match u16::try_from(self.topics.len()) {
+            Ok(used) if used < self.maximum => AliasUse::Set(used + 1),
+            _ => AliasUse::None,
+        }
+    }
+
+    /// Records that `choose` answered `Set` and the frame was appended.
+    pub(super) fn assign(&mut self, topic: &str, alias: u16) {
+        self.topics.insert(topic.into(), alias);
+    }
+}

@@ -1,0 +1,160 @@
+//! Latest values in LMDB: one writer thread with group commit, short reads on the blocking pool.
+//!
+//! Database `latest`: device and topic -> record. Database `newest`: topic -> the device that wrote it
+//! last. Both change in one transaction. Keys are explained in `keys`, records in `record`.
+
+mod keys;
+mod open;
+mod read;
+mod record;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::{sync::Arc, thread::JoinHandle};
+
+use heed::{Database, Env, RoTxn, WithoutTls, types::Bytes};
+use parking_lot::RwLock;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
+
+/// Reads at once; more wait.
+const READERS: usize = 16;
+
+/// Batches waiting for the writer; more wait.
+const JOBS: usize = 64;
+
+/// How [`EmbeddedLatest`] is set up.
+#[derive(Debug, Clone)]
+pub struct EmbeddedOptions {
+    /// First size of the memory map, a multiple of the page size. It doubles when full; memory and disk are
+    /// only used as data comes.
+    pub map_size: usize,
+    /// Topics kept per device; values of further topics are dropped and counted.
+    pub topics_per_device: usize,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self { map_size: 1 << 30, topics_per_device: 10_000 }
+    }
+}
+
+/// A [`LatestStore`] in the data directory.
+pub struct EmbeddedLatest {
+    shared: Arc<Shared>,
+    jobs: Option<mpsc::Sender<write::Job>>,
+    writer: Option<JoinHandle<()>>,
+    readers: Semaphore,
+}
+
+type Table = Database<Bytes, Bytes>;
+
+struct Shared {
+    env: Env<WithoutTls>,
+    latest: Table,
+    newest: Table,
+    /// Every transaction holds the read side; growing the map holds the write side.
+    gate: RwLock<()>,
+    _directory: Arc<DataDir>,
+}
+
+impl EmbeddedLatest {
+    /// Opens the store in the folder `latest` of the data directory. Blocks on the disk.
+    pub fn open(directory: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<Self, StoreError> {
+        let env = open::open(directory, "latest", options.map_size, 2, read::verify)?;
+        let tables = || -> Result<(Table, Table), heed::Error> {
+            let mut txn = env.write_txn()?;
+            let latest = env.create_database(&mut txn, Some("latest"))?;
+            let newest = env.create_database(&mut txn, Some("newest"))?;
+            txn.commit()?;
+            Ok((latest, newest))
+        };
+        let (latest, newest) = tables().map_err(|e| failed(&e))?;
+        let directory = Arc::clone(directory);
+        let shared = Arc::new(Shared { env, latest, newest, gate: RwLock::new(()), _directory: directory });
+        let (jobs, inbox) = mpsc::channel(JOBS);
+        let writer = write::Writer::new(Arc::clone(&shared), options.topics_per_device);
+        let writer = std::thread::Builder::new()
+            .name("latest-writer".to_owned())
+            .spawn(move || writer.run(inbox))
+            .map_err(|e| StoreError::Unavailable(format!("cannot start the writer thread: {e}")))?;
+        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: Semaphore::new(READERS) })
+    }
+
+    /// Runs `read` on the blocking pool.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Shared) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let _permit = self.readers.acquire().await.map_err(|_| closed())?;
+        let shared = Arc::clone(&self.shared);
+        tokio::task::spawn_blocking(move || read(&shared))
+            .await
+            .map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))?
+    }
+}
+
+impl Shared {
+    /// Runs `read` in a read transaction, with no growth of the map meanwhile.
+    fn reading<T>(
+        &self,
+        read: impl FnOnce(&RoTxn<'_, WithoutTls>) -> Result<T, heed::Error>,
+    ) -> Result<T, StoreError> {
+        let _gate = self.gate.read();
+        let txn = self.env.read_txn().map_err(|e| failed(&e))?;
+        read(&txn).map_err(|e| failed(&e))
+    }
+}
+
+impl LatestStore for EmbeddedLatest {
+    fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let (done, result) = oneshot::channel();
+            let jobs = self.jobs.as_ref().ok_or_else(closed)?;
+            jobs.send(write::Job { batch, done }).await.map_err(|_| closed())?;
+            result.await.map_err(|_| closed())?
+        })
+    }
+
+    fn get<'a>(
+        &'a self,
+        topic: &'a str,
+        device: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
+        let (topic, device) = (topic.to_owned(), device.map(str::to_owned));
+        Box::pin(
+            self.read(move |shared| shared.reading(|txn| read::get(shared, txn, &topic, device.as_deref()))),
+        )
+    }
+
+    fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
+        Box::pin(async move {
+            let selection = Selection::new(query)?;
+            self.read(move |shared| shared.reading(|txn| read::list(shared, txn, &selection))).await
+        })
+    }
+}
+
+impl Drop for EmbeddedLatest {
+    /// Waits for the writer to finish what it was given.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".to_owned())
+}
+
+fn failed(error: &heed::Error) -> StoreError {
+    if open::is_damage(error) {
+        StoreError::Damaged(format!("latest values: {error}"))
+    } else {
+        StoreError::Unavailable(format!("latest values: {error}"))
+    }
+}

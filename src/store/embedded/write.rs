@@ -1,0 +1,149 @@
+//! The writer thread: one transaction for all that arrived during the last commit.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use heed::{MdbError, RwTxn};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Shared, failed, keys, open, read, record};
+use crate::{
+    store::{LatestValue, StoreError},
+    telemetry,
+    types::ClientId,
+};
+
+/// Values in one transaction, unless a single batch has more.
+const MAX_COMMIT: usize = 20_000;
+
+/// Devices whose number of topics is remembered.
+const MAX_COUNTED: usize = 100_000;
+
+/// A batch and whom to tell that it is durable.
+pub(super) struct Job {
+    pub(super) batch: Arc<[LatestValue]>,
+    pub(super) done: oneshot::Sender<Result<(), StoreError>>,
+}
+
+/// Owns all write transactions.
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    topics_per_device: usize,
+    /// Topics per device, counted from the table when first needed.
+    topics: HashMap<ClientId, usize, ahash::RandomState>,
+    buffer: Vec<u8>,
+}
+
+impl Writer {
+    pub(super) fn new(shared: Arc<Shared>, topics_per_device: usize) -> Self {
+        Self { shared, topics_per_device, topics: HashMap::default(), buffer: Vec::new() }
+    }
+
+    /// Serves jobs until all senders are gone.
+    pub(super) fn run(mut self, mut inbox: mpsc::Receiver<Job>) {
+        while let Some(first) = inbox.blocking_recv() {
+            let mut values = first.batch.len();
+            let mut jobs = vec![first];
+            while values < MAX_COMMIT
+                && let Ok(job) = inbox.try_recv()
+            {
+                values += job.batch.len();
+                jobs.push(job);
+            }
+            let result = self.commit(&jobs);
+            for job in jobs {
+                // A caller that is gone wanted no answer.
+                let _ = job.done.send(result.as_ref().copied().map_err(|e| failed(e)));
+            }
+        }
+    }
+
+    fn commit(&mut self, jobs: &[Job]) -> Result<(), heed::Error> {
+        let mut values: Vec<&LatestValue> = jobs.iter().flat_map(|job| job.batch.iter()).collect();
+        values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
+        loop {
+            match self.try_commit(&values) {
+                Err(heed::Error::Mdb(MdbError::MapFull)) => {
+                    self.topics.clear();
+                    let _gate = self.shared.gate.write();
+                    open::grow(&self.shared.env)?;
+                    tracing::info!(
+                        bytes = self.shared.env.info().map_size,
+                        "latest values: memory map grown"
+                    );
+                }
+                Err(e) => {
+                    self.topics.clear();
+                    return Err(e);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    fn try_commit(&mut self, values: &[&LatestValue]) -> Result<(), heed::Error> {
+        let shared = Arc::clone(&self.shared);
+        let mut txn = shared.env.write_txn()?;
+        let mut refused = 0;
+        for value in values {
+            refused += u64::from(!self.put(&mut txn, value)?);
+        }
+        txn.commit()?;
+        if refused > 0 {
+            telemetry::count(|c| c.latest_dropped_topics.add(refused));
+        }
+        Ok(())
+    }
+
+    /// Writes one value, unless a newer one is there. False if the device has too many topics.
+    fn put(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<bool, heed::Error> {
+        let (device, topic) = (value.device.as_str(), &*value.topic);
+        let name = keys::name(device, topic);
+        let owns = |head: &record::Head<'_>| head.device == device && head.topic == topic;
+        let Some(place) = read::locate(self.shared.latest, txn, &name, owns)? else { return Ok(false) };
+        if let Some(stored) = place.record.and_then(record::decode_head) {
+            if stored.version >= value.version {
+                return Ok(true);
+            }
+        } else if place.damaged {
+            read::report_damage(&place.key);
+        } else if !self.admit(txn, &value.device)? {
+            return Ok(false);
+        }
+        let key = place.key;
+        record::encode_value(value, &mut self.buffer);
+        self.shared.latest.put(txn, &key, &self.buffer)?;
+        self.put_newest(txn, value)?;
+        Ok(true)
+    }
+
+    fn put_newest(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
+        let topic = &*value.topic;
+        let place = read::locate(self.shared.newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
+        let Some(place) = place else { return Ok(()) };
+        let stored = place.record.and_then(record::decode_head);
+        if stored.is_some_and(|head| head.version >= value.version) {
+            return Ok(());
+        }
+        let key = place.key;
+        record::encode_newest(value.version, value.device.as_str(), topic, &mut self.buffer);
+        self.shared.newest.put(txn, &key, &self.buffer)
+    }
+
+    /// Counts a new topic of `device`, if it may have one more.
+    fn admit(&mut self, txn: &RwTxn<'_>, device: &ClientId) -> Result<bool, heed::Error> {
+        if self.topics.len() > MAX_COUNTED {
+            self.topics.clear();
+        }
+        let topics = match self.topics.get_mut(device) {
+            Some(topics) => topics,
+            None => {
+                let stored = read::count_topics(self.shared.latest, txn, device.as_str())?;
+                self.topics.entry(device.clone()).or_insert(stored)
+            }
+        };
+        let admitted = *topics < self.topics_per_device;
+        *topics += usize::from(admitted);
+        Ok(admitted)
+    }
+}

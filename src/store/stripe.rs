@@ -1,0 +1,340 @@
+//! One of the 64 parts of the pending latest values: the entries of some devices behind one short lock.
+//!
+//! An entry is *dirty* (newer than the store), *in flight* (being written), both, or clean. Clean entries
+//! stay for a few rounds so that a device that goes on publishing finds its buffer; they answer no reads.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+use hashbrown::{HashMap, HashTable};
+
+use super::LatestValue;
+use crate::types::{ClientId, Message, Properties, QoS, Timestamp};
+
+/// Flush rounds that a clean entry outlives.
+const IDLE_ROUNDS: u64 = 8;
+
+/// A larger buffer is not kept in a clean entry.
+const KEEP_BUFFER: usize = 4096;
+
+/// Bytes of an entry besides its buffers: slot, index, queues.
+const OVERHEAD: usize = 224;
+
+/// What an entry's changes do to the process-wide sums.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) values: isize,
+    pub(super) bytes: isize,
+}
+
+impl std::ops::AddAssign for Change {
+    fn add_assign(&mut self, other: Self) {
+        self.values += other.values;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Why a value is not recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Excluded,
+    DeviceTopics,
+    Bytes,
+}
+
+/// The process-wide bounds at the time of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Bytes still free before new dirty entries are refused; negative when over.
+    pub(super) free: isize,
+    /// Further bytes that entries already dirty may grow by.
+    pub(super) growth: isize,
+    pub(super) topics_per_device: u32,
+}
+
+/// Names an entry taken for a flush.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Taken(u32);
+
+struct Entry {
+    hash: u64,
+    device: ClientId,
+    topic: Arc<str>,
+    payload: Vec<u8>,
+    properties: Option<Arc<Properties>>,
+    received: Timestamp,
+    version: u64,
+    /// What it counts for in the process-wide sum; 0 when clean.
+    charged: usize,
+    qos: QoS,
+    dirty: bool,
+    in_flight: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Stripe {
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    index: HashTable<u32>,
+    topics: HashMap<ClientId, u32, ahash::RandomState>,
+    dirty: VecDeque<u32>,
+    /// Entries that became clean: in which round, which, and with which version.
+    clean: VecDeque<(u64, u32, u64)>,
+    clean_bytes: usize,
+}
+
+impl Stripe {
+    /// Takes a message in. `version` is called once it is accepted; so versions grow per entry.
+    pub(super) fn record(
+        &mut self,
+        hash: u64,
+        device: &ClientId,
+        message: &Message<'_>,
+        bounds: Bounds,
+        excluded: impl FnOnce() -> bool,
+        version: impl FnOnce() -> u64,
+    ) -> Result<(u64, Change), Refusal> {
+        let slot = match self.find(hash, device.as_str(), message.topic) {
+            Some(slot) => slot,
+            None => {
+                if excluded() {
+                    return Err(Refusal::Excluded);
+                }
+                // Exactly what the entry will count for, so that nothing below refuses what was inserted.
+                let properties = message.properties.map_or(0, |p| properties_size(p));
+                let names = device.as_str().len() + message.topic.len();
+                if bounds.free < (OVERHEAD + names + message.payload.len() + properties) as isize {
+                    return Err(Refusal::Bytes);
+                }
+                let topics = self.topics.get(device).copied().unwrap_or(0);
+                if topics >= bounds.topics_per_device {
+                    return Err(Refusal::DeviceTopics);
+                }
+                self.insert(hash, device, message.topic)
+            }
+        };
+        let Some(entry) = self.slots[slot as usize].as_mut() else { return Err(Refusal::Excluded) };
+        let pending = entry.dirty || entry.in_flight;
+        let grown = message.payload.len().saturating_sub(entry.payload.capacity()) as isize;
+        let refused = if pending {
+            grown > 0 && bounds.free.saturating_add(bounds.growth) < grown
+        } else {
+            bounds.free < entry.size() as isize + grown
+        };
+        if refused {
+            return Err(Refusal::Bytes);
+        }
+        if !pending {
+            self.clean_bytes -= entry.size().min(self.clean_bytes);
+        }
+        entry.fill(message, version());
+        let change = entry.charge();
+        if !entry.dirty {
+            entry.dirty = true;
+            self.dirty.push_back(slot);
+        }
+        Ok((entry.version, change))
+    }
+
+    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached.
+    pub(super) fn take(&mut self, count: usize, bytes: usize, out: &mut Vec<(Taken, LatestValue)>) -> usize {
+        let mut taken = 0;
+        let limit = out.len() + count;
+        while out.len() < limit && taken < bytes {
+            let Some(slot) = self.dirty.pop_front() else { break };
+            let Some(entry) = self.slots[slot as usize].as_mut() else { continue };
+            entry.dirty = false;
+            entry.in_flight = true;
+            taken += entry.payload.len() + OVERHEAD;
+            out.push((Taken(slot), entry.value()));
+        }
+        taken
+    }
+
+    /// Ends the flight of an entry. `written` tells whether the store has what was taken. A clean entry stays
+    /// for a while unless it is large or clean entries exceed `keep_bytes`.
+    pub(super) fn landed(&mut self, taken: Taken, written: bool, round: u64, keep_bytes: usize) -> Change {
+        let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Change::default() };
+        entry.in_flight = false;
+        if entry.dirty {
+            return Change::default();
+        }
+        if !written {
+            entry.dirty = true;
+            self.dirty.push_back(taken.0);
+            return Change::default();
+        }
+        let change = Change { values: -1, bytes: -(entry.charged as isize) };
+        entry.charged = 0;
+        let size = entry.size();
+        if entry.payload.capacity() > KEEP_BUFFER || self.clean_bytes + size > keep_bytes {
+            self.remove(taken.0);
+        } else {
+            self.clean_bytes += size;
+            self.clean.push_back((round, taken.0, entry.version));
+        }
+        change
+    }
+
+    /// Removes clean entries that have been so for some rounds, of at most `count`. True if more remain.
+    pub(super) fn evict(&mut self, round: u64, count: usize) -> bool {
+        for _ in 0..count {
+            let Some(&(since, slot, version)) = self.clean.front() else { return false };
+            if since + IDLE_ROUNDS > round {
+                return false;
+            }
+            self.clean.pop_front();
+            let entry = self.slots[slot as usize].as_ref();
+            if let Some(entry) = entry.filter(|e| e.version == version && !e.dirty && !e.in_flight) {
+                self.clean_bytes -= entry.size().min(self.clean_bytes);
+                self.remove(slot);
+            }
+        }
+        true
+    }
+
+    /// The pending value of (device, topic).
+    pub(super) fn get(&self, hash: u64, device: &str, topic: &str) -> Option<LatestValue> {
+        let slot = self.find(hash, device, topic)?;
+        self.pending(slot as usize).map(Entry::value)
+    }
+
+    /// Calls `visit` for the pending entries among `count` slots from `from`. False after the last slot.
+    pub(super) fn visit(&self, from: usize, count: usize, mut visit: impl FnMut(Pending<'_>)) -> bool {
+        let to = (from + count).min(self.slots.len());
+        for slot in from..to {
+            if let Some(entry) = self.pending(slot) {
+                visit(Pending(entry));
+            }
+        }
+        to < self.slots.len()
+    }
+
+    fn pending(&self, slot: usize) -> Option<&Entry> {
+        self.slots[slot].as_ref().filter(|entry| entry.dirty || entry.in_flight)
+    }
+
+    fn find(&self, hash: u64, device: &str, topic: &str) -> Option<u32> {
+        let same = |slot: &u32| {
+            let entry = self.slots[*slot as usize].as_ref();
+            entry.is_some_and(|e| e.hash == hash && *e.topic == *topic && e.device.as_str() == device)
+        };
+        self.index.find(hash, same).copied()
+    }
+
+    fn insert(&mut self, hash: u64, device: &ClientId, topic: &str) -> u32 {
+        let entry = Entry {
+            hash,
+            device: device.clone(),
+            topic: Arc::from(topic),
+            payload: Vec::new(),
+            properties: None,
+            received: Timestamp::default(),
+            version: 0,
+            charged: 0,
+            qos: QoS::AtMostOnce,
+            dirty: false,
+            in_flight: false,
+        };
+        // Counted as clean until it is filled.
+        self.clean_bytes += entry.size();
+        *self.topics.entry(device.clone()).or_default() += 1;
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.slots[slot as usize] = Some(entry);
+        let slots = &self.slots;
+        self.index.insert_unique(hash, slot, |slot| slots[*slot as usize].as_ref().map_or(0, |e| e.hash));
+        slot
+    }
+
+    fn remove(&mut self, slot: u32) {
+        let Some(entry) = self.slots[slot as usize].take() else { return };
+        if let Ok(found) = self.index.find_entry(entry.hash, |s| *s == slot) {
+            found.remove();
+        }
+        if let Some(topics) = self.topics.get_mut(&entry.device) {
+            *topics -= 1;
+            if *topics == 0 {
+                self.topics.remove(&entry.device);
+            }
+        }
+        self.free.push(slot);
+        if self.index.is_empty() {
+            // What a store outage made large is given back.
+            *self = Self::default();
+        }
+    }
+}
+
+/// A pending entry, seen under the lock.
+pub(super) struct Pending<'a>(&'a Entry);
+
+impl Pending<'_> {
+    pub(super) fn names(&self) -> (&ClientId, &Arc<str>) {
+        (&self.0.device, &self.0.topic)
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.0.version
+    }
+
+    pub(super) fn value(&self) -> LatestValue {
+        self.0.value()
+    }
+}
+
+impl Entry {
+    fn size(&self) -> usize {
+        let properties = self.properties.as_ref().map_or(0, |p| properties_size(p));
+        OVERHEAD + self.topic.len() + self.device.as_str().len() + self.payload.capacity() + properties
+    }
+
+    fn fill(&mut self, message: &Message<'_>, version: u64) {
+        let length = message.payload.len();
+        if self.payload.capacity() > KEEP_BUFFER && self.payload.capacity() / 4 > length {
+            self.payload = Vec::new();
+        }
+        self.payload.clear();
+        self.payload.reserve_exact(length);
+        self.payload.extend_from_slice(message.payload);
+        if self.properties.is_some() || message.properties.is_some() {
+            self.properties = message.properties.cloned();
+        }
+        self.qos = message.qos;
+        self.received = message.received;
+        self.version = version;
+    }
+
+    /// Counts the entry, which is now pending, at its present size.
+    fn charge(&mut self) -> Change {
+        let size = self.size();
+        let values = isize::from(self.charged == 0);
+        let change = Change { values, bytes: size as isize - self.charged as isize };
+        self.charged = size;
+        change
+    }
+
+    fn value(&self) -> LatestValue {
+        LatestValue {
+            device: self.device.clone(),
+            topic: Arc::clone(&self.topic),
+            payload: Bytes::copy_from_slice(&self.payload),
+            qos: self.qos,
+            properties: self.properties.clone(),
+            received: self.received,
+            version: self.version,
+        }
+    }
+}
+
+fn properties_size(properties: &Properties) -> usize {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let user: usize = properties.user.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
+    let correlation = properties.correlation_data.as_ref().map_or(0, Bytes::len);
+    128 + text(&properties.content_type) + text(&properties.response_topic) + correlation + user
+}

@@ -1,0 +1,156 @@
+//! The log: where it goes, in which form, what passes; and the live trace of single clients.
+
+use std::{
+    collections::HashSet,
+    io::IsTerminal,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use parking_lot::RwLock;
+use tracing::Level;
+use tracing_subscriber::{
+    Layer, Registry,
+    filter::{LevelFilter, Targets},
+    fmt,
+    layer::SubscriberExt,
+    util::{SubscriberInitExt, TryInitError},
+};
+
+use crate::config::{Log, LogFormat};
+
+/// Target of the events of traced clients; passes whatever the level is.
+pub const CLIENT_TRACE: &str = "client_trace";
+
+/// A further layer of the subscriber, such as an exporter.
+pub type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// Starts the log on standard error. `extra` gets what the level lets pass.
+///
+/// # Errors
+/// There is a subscriber already.
+pub fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitError> {
+    trace_clients().replace(log.trace_clients.iter().cloned());
+    let terminal = std::io::stderr().is_terminal();
+    let json = match log.format {
+        LogFormat::Auto => !terminal,
+        LogFormat::Human => false,
+        LogFormat::Json => true,
+    };
+    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(terminal && !json);
+    let lines: Box<dyn Layer<_> + Send + Sync> = match json {
+        true => Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false)),
+        false => Box::new(lines),
+    };
+    let filter = filter(&log.level);
+    tracing_subscriber::registry()
+        .with(extra.map(|layer| layer.with_filter(filter.clone())))
+        .with(lines.with_filter(filter))
+        .try_init()
+}
+
+/// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Libraries are one step quieter than
+/// debug unless named, since their debug output would drown ours.
+fn filter(level: &str) -> Targets {
+    let targets: Targets = level.parse().unwrap_or_else(|_| Targets::new().with_default(Level::INFO));
+    let targets = targets.with_target(CLIENT_TRACE, Level::TRACE);
+    match targets.default_level() {
+        Some(default) if default > LevelFilter::INFO => {
+            let named: Vec<String> = targets.iter().map(|(target, _)| target.to_owned()).collect();
+            let quiet = ["h2", "hyper", "hyper_util", "rustls", "tonic", "tower", "opentelemetry"];
+            quiet
+                .into_iter()
+                .filter(|library| !named.iter().any(|name| name == library))
+                .fold(targets, |targets, library| targets.with_target(library, Level::INFO))
+        }
+        _ => targets,
+    }
+}
+
+/// The clients whose packets are logged now. Asking costs one relaxed load while there are none.
+#[derive(Debug, Default)]
+pub struct TraceClients {
+    any: AtomicBool,
+    clients: RwLock<HashSet<String>>,
+}
+
+impl TraceClients {
+    /// Whether events of this client go to [`CLIENT_TRACE`].
+    pub fn is_traced(&self, client_id: &str) -> bool {
+        self.any.load(Relaxed) && self.clients.read().contains(client_id)
+    }
+
+    /// Whether any client is traced.
+    pub fn any(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// Starts tracing a client; false if it was traced already.
+    pub fn add(&self, client_id: &str) -> bool {
+        let mut clients = self.clients.write();
+        let added = clients.insert(client_id.to_owned());
+        self.any.store(true, Relaxed);
+        added
+    }
+
+    /// Stops tracing a client; false if it was not traced.
+    pub fn remove(&self, client_id: &str) -> bool {
+        let mut clients = self.clients.write();
+        let removed = clients.remove(client_id);
+        self.any.store(!clients.is_empty(), Relaxed);
+        removed
+    }
+
+    /// Traces exactly these clients.
+    pub fn replace(&self, ids: impl IntoIterator<Item = String>) {
+        let mut clients = self.clients.write();
+        *clients = ids.into_iter().collect();
+        self.any.store(!clients.is_empty(), Relaxed);
+    }
+
+    /// The traced clients in order.
+    pub fn list(&self) -> Vec<String> {
+        let mut list: Vec<String> = self.clients.read().iter().cloned().collect();
+        list.sort_unstable();
+        list
+    }
+}
+
+/// The set of the process.
+pub fn trace_clients() -> &'static TraceClients {
+    static CLIENTS: OnceLock<TraceClients> = OnceLock::new();
+    CLIENTS.get_or_init(TraceClients::default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_traced_from_add_to_remove() {
+        let clients = TraceClients::default();
+        assert!(!clients.any() && !clients.is_traced("a"));
+        assert!(clients.add("a") && !clients.add("a"));
+        assert!(clients.is_traced("a") && !clients.is_traced("b"));
+        assert!(clients.remove("a") && !clients.remove("a"));
+        assert!(!clients.any());
+        clients.replace(["z".to_owned(), "y".to_owned()]);
+        assert_eq!(clients.list(), ["y", "z"]);
+    }
+
+    #[test]
+    fn traced_clients_and_named_modules_pass_the_filter() {
+        let quiet = filter("error");
+        assert!(quiet.would_enable(CLIENT_TRACE, &Level::TRACE));
+        assert!(!quiet.would_enable("mqtt_server", &Level::WARN));
+        let debug = filter("debug,h2=trace");
+        assert!(debug.would_enable("mqtt_server::net", &Level::DEBUG));
+        assert!(!debug.would_enable("rustls", &Level::DEBUG));
+        assert!(debug.would_enable("h2", &Level::TRACE));
+        let part = filter("info,mqtt_server::net=debug");
+        assert!(part.would_enable("mqtt_server::net", &Level::DEBUG));
+        assert!(!part.would_enable("mqtt_server::broker", &Level::DEBUG));
+    }
+}

@@ -1,0 +1,283 @@
+//! From PEM files to a rustls server configuration, with errors that name the file and the fix.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    RootCertStore, ServerConfig, SupportedProtocolVersion,
+    crypto::{CryptoProvider, ring},
+    pki_types::{
+        CertificateDer, CertificateRevocationListDer, PrivateKeyDer,
+        pem::{self, PemObject},
+    },
+    server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+    version::{TLS12, TLS13},
+};
+use thiserror::Error;
+
+use crate::config::{Config, ConfigError, Problem, TlsFiles, TlsVersion};
+
+/// Why a TLS configuration could not be made.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file could not be read.
+    #[error("read {}: {source}; check the path and its permissions", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file is not PEM.
+    #[error("{} is not valid PEM ({source}); export it again as PEM text", .path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: pem::Error,
+    },
+    /// A certificate file without a certificate.
+    #[error("no certificate in {}; it must have a 'BEGIN CERTIFICATE' block, the server's own first", .0.display())]
+    NoCertificate(PathBuf),
+    /// A key file without a key.
+    #[error("no private key in {}; it must have a PKCS#8, PKCS#1 (RSA) or SEC1 (EC) 'PRIVATE KEY' block", .0.display())]
+    NoKey(PathBuf),
+    /// A key file with a passphrase.
+    #[error("the private key in {} is encrypted, which is not supported; decrypt it with 'openssl pkey -in FILE -out NEW'", .0.display())]
+    EncryptedKey(PathBuf),
+    /// A key of a kind or size that the crypto provider does not take.
+    #[error("the private key in {} cannot be used ({source}); use RSA from 2048 bits, ECDSA P-256 or P-384, or Ed25519", .path.display())]
+    UnusableKey {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// Certificate and key are of different pairs.
+    #[error("the private key in {} does not belong to the certificate in {}; take the pair that was made together", .key.display(), .cert.display())]
+    Mismatch {
+        /// The certificate.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+    },
+    /// A certificate that does not parse.
+    #[error("a certificate in {} cannot be used: {detail}; export it again", .path.display())]
+    BadCertificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        detail: String,
+    },
+    /// A revocation list that does not parse.
+    #[error("the revocation lists in {} cannot be used: {detail}; export them again as PEM 'X509 CRL'", .path.display())]
+    BadCrl {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        detail: String,
+    },
+    /// The provider refused its own settings.
+    #[error("set up TLS: {0}")]
+    Setup(#[from] rustls::Error),
+}
+
+/// What one use was built from, to tell a change of the rules for clients from a renewed certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct ClientRules {
+    ca: Option<Vec<u8>>,
+    crl: Option<Vec<u8>>,
+    required: bool,
+}
+
+pub(super) struct Built {
+    pub(super) config: ServerConfig,
+    pub(super) rules: ClientRules,
+}
+
+/// Builds a server configuration: TLS 1.2 and 1.3 with ring, session tickets, and `alpn` in order of preference.
+///
+/// Each call has its own ticket keys: a ticket of one use never opens a session of another, whose rules for
+/// client certificates may differ (a resumed session does not show its certificate again).
+///
+/// # Errors
+/// Names the file at fault and what to do.
+pub fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
+    Ok(build(files, alpn, None)?.config)
+}
+
+/// As [`server_config`]; keeps the tickets of `previous` if the rules for clients are the same.
+pub(super) fn build(
+    files: &TlsFiles,
+    alpn: &[&[u8]],
+    previous: Option<(&ClientRules, &Arc<dyn ProducesTickets>)>,
+) -> Result<Built, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let certified = certified_key(files, &provider)?;
+    let rules = ClientRules {
+        ca: files.client_ca.as_deref().map(read).transpose()?,
+        crl: files.crl.as_deref().map(read).transpose()?,
+        required: files.require_client_cert,
+    };
+    let versions: &[&SupportedProtocolVersion] = match files.min_version {
+        TlsVersion::V12 => &[&TLS13, &TLS12],
+        TlsVersion::V13 => &[&TLS13],
+    };
+    let builder =
+        ServerConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(versions)?;
+    let builder = match client_verifier(files, &rules, &provider)? {
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified)));
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config.ticketer = match previous {
+        Some((old, ticketer)) if *old == rules => Arc::clone(ticketer),
+        _ => ring::Ticketer::new()?,
+    };
+    // Tickets hold the state; a cache in memory would only serve clients without tickets.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 1;
+    Ok(Built { config, rules })
+}
+
+/// Reads every file that a TLS use of `config` names. Call it after development certificates are made.
+///
+/// # Errors
+/// One problem for each use that cannot be built.
+pub fn check_files(config: &Config) -> Result<(), ConfigError> {
+    let mut problems: Vec<Problem> = Vec::new();
+    for (name, files) in config.tls_uses() {
+        let Err(error) = build(&files, &[], None) else { continue };
+        let text = error.to_string();
+        let (problem, mut fix) = match text.split_once("; ") {
+            Some((problem, fix)) => (problem.to_owned(), fix.to_owned()),
+            None => (text, String::new()),
+        };
+        if matches!(&error, TlsError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound) {
+            fix.push_str("; 'mqtt-server --dev' makes certificates for development");
+        }
+        let (key, value) = blame(&error, &files);
+        if let Some(same) = problems.iter_mut().find(|p| p.value == value && p.problem == problem) {
+            same.key = format!("{}, {name}: {key}", same.key);
+            continue;
+        }
+        problems.push(Problem::new(format!("{name}: {key}"), value, problem, fix));
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems)) }
+}
+
+/// The key and value that an error is about.
+fn blame(error: &TlsError, files: &TlsFiles) -> (&'static str, String) {
+    let path = match error {
+        TlsError::Read { path, .. }
+        | TlsError::Pem { path, .. }
+        | TlsError::UnusableKey { path, .. }
+        | TlsError::BadCertificate { path, .. }
+        | TlsError::BadCrl { path, .. }
+        | TlsError::NoCertificate(path)
+        | TlsError::NoKey(path)
+        | TlsError::EncryptedKey(path)
+        | TlsError::Mismatch { key: path, .. } => path,
+        TlsError::Setup(_) => return ("tls", String::new()),
+    };
+    let key = if *path == files.key {
+        "key"
+    } else if *path == files.cert {
+        "cert"
+    } else if files.crl.as_ref() == Some(path) {
+        "crl"
+    } else {
+        "client_ca"
+    };
+    (key, path.display().to_string())
+}
+
+fn certified_key(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+    let chain = certificates(&files.cert, &read(&files.cert)?)?;
+    let key = private_key(&files.key)?;
+    let key = provider
+        .key_provider
+        .load_private_key(key)
+        .map_err(|source| TlsError::UnusableKey { path: files.key.clone(), source })?;
+    let certified = CertifiedKey::new(chain, key);
+    match certified.keys_match() {
+        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => Ok(certified),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            Err(TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() })
+        }
+        Err(error) => Err(TlsError::BadCertificate { path: files.cert.clone(), detail: error.to_string() }),
+    }
+}
+
+fn client_verifier(
+    files: &TlsFiles,
+    rules: &ClientRules,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
+    let (Some(path), Some(content)) = (&files.client_ca, &rules.ca) else { return Ok(None) };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path, content)? {
+        roots
+            .add(certificate)
+            .map_err(|error| TlsError::BadCertificate { path: path.clone(), detail: error.to_string() })?;
+    }
+    let mut builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+    if let (Some(path), Some(content)) = (&files.crl, &rules.crl) {
+        // A list covers its own issuer; a client whose issuer has no list is let in by the CA alone.
+        builder = builder
+            .with_crls(revocation_lists(path, content)?)
+            .only_check_end_entity_revocation()
+            .allow_unknown_revocation_status();
+    }
+    if !files.require_client_cert {
+        builder = builder.allow_unauthenticated();
+    }
+    let verifier = builder.build().map_err(|error| TlsError::BadCrl {
+        path: files.crl.as_ref().unwrap_or(path).clone(),
+        detail: error.to_string(),
+    })?;
+    Ok(Some(verifier))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+fn certificates(path: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = CertificateDer::pem_slice_iter(content)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
+    if chain.is_empty() { Err(TlsError::NoCertificate(path.to_owned())) } else { Ok(chain) }
+}
+
+fn revocation_lists(
+    path: &Path,
+    content: &[u8],
+) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let lists = CertificateRevocationListDer::pem_slice_iter(content)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
+    if lists.is_empty() {
+        let detail = "no 'BEGIN X509 CRL' block".to_owned();
+        return Err(TlsError::BadCrl { path: path.to_owned(), detail });
+    }
+    Ok(lists)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let content = read(path)?;
+    let text = String::from_utf8_lossy(&content);
+    if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(TlsError::EncryptedKey(path.to_owned()));
+    }
+    match PrivateKeyDer::from_pem_slice(&content) {
+        Ok(key) => Ok(key),
+        Err(pem::Error::NoItemsFound) => Err(TlsError::NoKey(path.to_owned())),
+        Err(source) => Err(TlsError::Pem { path: path.to_owned(), source }),
+    }
+}

@@ -1,0 +1,376 @@
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{TlsFiles, TlsVersion};
+
+fn files(dir: &Path) -> TlsFiles {
+    TlsFiles {
+        cert: dir.join("server.crt"),
+        key: dir.join("private.key"),
+        client_ca: None,
+        require_client_cert: false,
+        crl: None,
+        min_version: TlsVersion::V12,
+    }
+}
+
+fn dev() -> (TempDir, TlsFiles) {
+    let dir = tempfile::tempdir().unwrap();
+    ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
+    let files = files(dir.path());
+    (dir, files)
+}
+
+/// A client CA with one client: (issuer, certificate file, key file).
+fn client_ca(dir: &Path, serial: u64) -> (Issuer<'static, KeyPair>, PathBuf, PathBuf) {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "device CA");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let key = KeyPair::generate().unwrap();
+    fs::write(dir.join("client-ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(params, key);
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "dev1");
+    params.serial_number = Some(SerialNumber::from(serial));
+    params.use_authority_key_identifier_extension = true;
+    let key = KeyPair::generate().unwrap();
+    let (cert_file, key_file) = (dir.join("client.crt"), dir.join("client.key"));
+    fs::write(&cert_file, params.signed_by(&key, &issuer).unwrap().pem()).unwrap();
+    fs::write(&key_file, key.serialize_pem()).unwrap();
+    (issuer, cert_file, key_file)
+}
+
+fn client(ca: &Path, identity: Option<(&Path, &Path)>) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for cert in CertificateDer::pem_file_iter(ca).unwrap() {
+        roots.add(cert.unwrap()).unwrap();
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match identity {
+        Some((cert, key)) => builder
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_file(cert).unwrap()],
+                PrivateKeyDer::from_pem_file(key).unwrap(),
+            )
+            .unwrap(),
+        None => builder.with_no_client_auth(),
+    };
+    Arc::new(config)
+}
+
+/// A handshake in memory.
+fn handshake(
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+) -> Result<(ServerConnection, ClientConnection), rustls::Error> {
+    let mut server = ServerConnection::new(server).unwrap();
+    let mut client = ClientConnection::new(client, ServerName::try_from("localhost").unwrap()).unwrap();
+    for _ in 0..8 {
+        let mut bytes = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut bytes).unwrap();
+        }
+        let mut input = bytes.as_slice();
+        while !input.is_empty() {
+            server.read_tls(&mut input).unwrap();
+            server.process_new_packets()?;
+        }
+        let mut bytes = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut bytes).unwrap();
+        }
+        let mut input = bytes.as_slice();
+        while !input.is_empty() {
+            client.read_tls(&mut input).unwrap();
+            client.process_new_packets()?;
+        }
+    }
+    assert!(!server.is_handshaking() && !client.is_handshaking());
+    Ok((server, client))
+}
+
+fn openssl(dir: &Path, line: &str) -> bool {
+    match Command::new("openssl").current_dir(dir).args(line.split_whitespace()).output() {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => panic!("openssl {line}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            eprintln_skip(&error);
+            false
+        }
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "a skipped test must show")]
+fn eprintln_skip(error: &std::io::Error) {
+    eprintln!("SKIPPED: the openssl command is not here ({error})");
+}
+
+#[test]
+fn dev_certificates_serve_a_client_that_trusts_their_ca() {
+    let (dir, files) = dev();
+    let server = Arc::new(server_config(&files, &[b"h2"]).unwrap());
+    assert_eq!(server.alpn_protocols, [b"h2".to_vec()]);
+    let client = client(&dir.path().join("ca.crt"), None);
+    let (connection, _) = handshake(Arc::clone(&server), Arc::clone(&client)).unwrap();
+    assert_eq!(connection.handshake_kind(), Some(rustls::HandshakeKind::Full));
+    let (connection, _) = handshake(server, client).unwrap();
+    assert_eq!(connection.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
+}
+
+#[test]
+fn dev_certificates_are_kept_until_they_are_about_to_expire() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    let certs = ensure_dev_certs(dir.path(), now).unwrap();
+    assert!(certs.made);
+    for secret in [&certs.key, &certs.ca_key] {
+        assert_eq!(fs::metadata(secret).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let (ca, server) = (fs::read(&certs.ca_cert).unwrap(), fs::read(&certs.cert).unwrap());
+    assert!(!ensure_dev_certs(dir.path(), now).unwrap().made);
+    let late = now + Duration::from_secs(355 * 24 * 3600);
+    assert!(ensure_dev_certs(dir.path(), late).unwrap().made);
+    assert_eq!(fs::read(&certs.ca_cert).unwrap(), ca, "clients must go on trusting the same CA");
+    assert_ne!(fs::read(&certs.cert).unwrap(), server);
+    assert!(!ensure_dev_certs(dir.path(), late).unwrap().made);
+    fs::remove_file(&certs.ca_key).unwrap();
+    fs::remove_file(&certs.cert).unwrap();
+    assert!(ensure_dev_certs(dir.path(), now).unwrap().made);
+    assert_ne!(fs::read(&certs.ca_cert).unwrap(), ca);
+}
+
+#[test]
+fn every_private_key_form_is_read() {
+    let (dir, mut files) = dev();
+    let path = dir.path();
+    for (name, make, convert) in [
+        ("EC as SEC1", "ecparam -name prime256v1 -genkey -out k.pem", "ec -in k.pem -out form.key"),
+        (
+            "EC as PKCS#8",
+            "ecparam -name secp384r1 -genkey -out k.pem",
+            "pkcs8 -topk8 -nocrypt -in k.pem -out form.key",
+        ),
+        ("RSA as PKCS#1", "genrsa -traditional -out k.pem 2048", "rsa -traditional -in k.pem -out form.key"),
+        ("RSA as PKCS#8", "genrsa -out k.pem 2048", "pkcs8 -topk8 -nocrypt -in k.pem -out form.key"),
+        ("Ed25519", "genpkey -algorithm ed25519 -out k.pem", "pkey -in k.pem -out form.key"),
+    ] {
+        if !openssl(path, make) {
+            return;
+        }
+        openssl(path, convert);
+        openssl(path, "req -new -x509 -key form.key -subj /CN=localhost -days 2 -out form.crt");
+        (files.cert, files.key) = (path.join("form.crt"), path.join("form.key"));
+        let form = fs::read_to_string(&files.key).unwrap();
+        let marker = if name.ends_with("SEC1") {
+            "BEGIN EC PRIVATE KEY"
+        } else if name.ends_with("PKCS#1") {
+            "BEGIN RSA PRIVATE KEY"
+        } else {
+            "BEGIN PRIVATE KEY"
+        };
+        assert!(form.contains(marker), "{name}: {form}");
+        server_config(&files, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn a_key_after_its_ec_parameters_is_read() {
+    let (dir, mut files) = dev();
+    // As `openssl ecparam -genkey` writes it: an EC PARAMETERS block first.
+    if !openssl(dir.path(), "ecparam -name prime256v1 -genkey -out k.pem") {
+        return;
+    }
+    openssl(dir.path(), "req -new -x509 -key k.pem -subj /CN=localhost -days 2 -out k.crt");
+    (files.cert, files.key) = (dir.path().join("k.crt"), dir.path().join("k.pem"));
+    assert!(fs::read_to_string(&files.key).unwrap().contains("EC PARAMETERS"));
+    server_config(&files, &[]).unwrap();
+}
+
+#[test]
+fn errors_name_the_file_and_the_fix() {
+    let (dir, good) = dev();
+    let path = dir.path();
+    let write = |name: &str, text: &str| {
+        fs::write(path.join(name), text).unwrap();
+        path.join(name)
+    };
+    let other = write("other.key", &KeyPair::generate().unwrap().serialize_pem());
+    let empty = write("empty.pem", "nothing here\n");
+    let encrypted = write(
+        "enc.key",
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+    );
+    let garbage = write("bad.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    let cut = write("cut.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n");
+    for (files, file, fix) in [
+        (TlsFiles { cert: path.join("none.crt"), ..good.clone() }, "none.crt", "check the path"),
+        (TlsFiles { cert: empty.clone(), ..good.clone() }, "empty.pem", "BEGIN CERTIFICATE"),
+        (TlsFiles { cert: cut, ..good.clone() }, "cut.crt", "export it again"),
+        (TlsFiles { cert: garbage, ..good.clone() }, "bad.crt", "export it again"),
+        (TlsFiles { key: empty.clone(), ..good.clone() }, "empty.pem", "PKCS#8"),
+        (TlsFiles { key: encrypted, ..good.clone() }, "enc.key", "openssl pkey"),
+        (TlsFiles { key: other, ..good.clone() }, "other.key", "take the pair"),
+        (TlsFiles { client_ca: Some(empty.clone()), ..good.clone() }, "empty.pem", "BEGIN CERTIFICATE"),
+        (
+            TlsFiles { client_ca: Some(path.join("ca.crt")), crl: Some(empty), ..good.clone() },
+            "empty.pem",
+            "X509 CRL",
+        ),
+    ] {
+        let error = server_config(&files, &[]).unwrap_err().to_string();
+        assert!(error.contains(file) && error.contains(fix), "{error}");
+    }
+}
+
+#[test]
+fn client_certificates_are_optional_required_or_revoked() {
+    let (dir, mut files) = dev();
+    let path = dir.path();
+    let (issuer, cert, key) = client_ca(path, 7);
+    let with = client(&path.join("ca.crt"), Some((&cert, &key)));
+    let without = client(&path.join("ca.crt"), None);
+    let build = |files: &TlsFiles| Arc::new(server_config(files, &[]).unwrap());
+
+    files.client_ca = Some(path.join("client-ca.crt"));
+    let (server, _) = handshake(build(&files), Arc::clone(&with)).unwrap();
+    assert_eq!(server.peer_certificates().map(<[_]>::len), Some(1));
+    handshake(build(&files), Arc::clone(&without)).unwrap();
+
+    files.require_client_cert = true;
+    handshake(build(&files), Arc::clone(&with)).unwrap();
+    handshake(build(&files), without).unwrap_err();
+
+    let crl = CertificateRevocationListParams {
+        this_update: date_time_ymd(2024, 1, 1),
+        next_update: date_time_ymd(2050, 1, 1),
+        crl_number: SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: vec![RevokedCertParams {
+            serial_number: SerialNumber::from(7),
+            revocation_time: date_time_ymd(2024, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        }],
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    fs::write(path.join("revoked.crl"), crl.signed_by(&issuer).unwrap().pem().unwrap()).unwrap();
+    files.crl = Some(path.join("revoked.crl"));
+    handshake(build(&files), with).unwrap_err();
+}
+
+#[test]
+fn tls_1_3_only_refuses_older_clients() {
+    let (dir, mut files) = dev();
+    files.min_version = TlsVersion::V13;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.path().join("ca.crt")).unwrap()).unwrap();
+    let old = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let old = Arc::new(old);
+    handshake(Arc::new(server_config(&files, &[]).unwrap()), Arc::clone(&old)).unwrap_err();
+    files.min_version = TlsVersion::V12;
+    handshake(Arc::new(server_config(&files, &[]).unwrap()), old).unwrap();
+}
+
+#[test]
+fn a_reload_takes_everything_or_nothing() {
+    let (dir, first) = dev();
+    let (other, second) = dev();
+    let store = TlsStore::new();
+    let handles =
+        [store.add("a", first.clone(), &[]).unwrap(), store.add("b", second.clone(), &[b"h2"]).unwrap()];
+    let before = [handles[0].load_full(), handles[1].load_full()];
+    assert!(!store.changed());
+
+    // New pair for a, broken key for b.
+    fs::remove_file(dir.path().join("server.crt")).unwrap();
+    ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
+    let key = fs::read(other.path().join("private.key")).unwrap();
+    fs::write(other.path().join("private.key"), "broken").unwrap();
+    assert!(store.changed());
+    let errors = store.reload().unwrap_err();
+    assert_eq!((errors.len(), errors[0].0.as_str()), (1, "b"));
+    assert!(Arc::ptr_eq(&before[0], &handles[0].load_full()), "a must keep its old configuration");
+
+    fs::write(other.path().join("private.key"), key).unwrap();
+    assert_eq!(store.reload().unwrap(), 2);
+    assert!(!Arc::ptr_eq(&before[0], &handles[0].load_full()));
+    assert_eq!(handles[1].load().alpn_protocols, [b"h2".to_vec()]);
+    assert!(!store.changed());
+}
+
+#[test]
+fn tickets_survive_a_renewed_certificate_but_not_new_rules_for_clients() {
+    let (dir, mut files) = dev();
+    client_ca(dir.path(), 1);
+    files.client_ca = Some(dir.path().join("client-ca.crt"));
+    let store = TlsStore::new();
+    let handle = store.add("a", files, &[]).unwrap();
+    let tickets = Arc::clone(&handle.load().ticketer);
+    fs::remove_file(dir.path().join("server.crt")).unwrap();
+    ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
+    store.reload().unwrap();
+    assert!(Arc::ptr_eq(&tickets, &handle.load().ticketer));
+    client_ca(dir.path(), 2);
+    store.reload().unwrap();
+    assert!(!Arc::ptr_eq(&tickets, &handle.load().ticketer));
+}
+
+#[tokio::test]
+async fn the_watcher_takes_changed_files() {
+    let (dir, files) = dev();
+    let store = Arc::new(TlsStore::new());
+    let handle = store.add("a", files, &[]).unwrap();
+    let before = handle.load_full();
+    let watcher = tokio::spawn(Arc::clone(&store).watch(Duration::from_millis(5)));
+    fs::remove_file(dir.path().join("server.crt")).unwrap();
+    ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
+    let changed = async {
+        while Arc::ptr_eq(&before, &handle.load_full()) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), changed).await.unwrap();
+    watcher.abort();
+}
+
+#[test]
+fn missing_files_are_found_before_any_port_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = crate::config::Config {
+        cert: dir.path().join("no.crt"),
+        key: dir.path().join("no.key"),
+        ..Default::default()
+    };
+    let error = check_files(&config).unwrap_err();
+    assert_eq!(error.0.len(), 1, "one file, two uses: {error}");
+    let text = error.to_string();
+    for part in ["listener default: cert", "grpc: cert", "no.crt", "--dev"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
