@@ -48,8 +48,11 @@ impl Session for Sink {
     }
 }
 
+/// Makes the filter of a number.
+type Filter = fn(usize) -> String;
+
 /// A broker with `count` subscriptions, a thousand for each session.
-fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: impl Fn(usize) -> String) -> Broker {
+fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Broker {
     let broker = Broker::new(BrokerConfig {
         limits: Arc::new(Limits::default()),
         non_broker: false,
@@ -91,13 +94,13 @@ fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: impl Fn(usize
     if count >= 100_000
         && let (Some(before), Some(after)) = (before, resident())
     {
-        eprintln_line(&format!("{count} subscriptions: {} B each", (after - before) / count));
+        say(&format!("{count} subscriptions: {} B each", (after - before) / count));
     }
     broker
 }
 
 #[expect(clippy::print_stderr)]
-fn eprintln_line(text: &str) {
+fn say(text: &str) {
     eprintln!("{text}");
 }
 
@@ -110,7 +113,7 @@ fn resident() -> Option<usize> {
 
 fn routing(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
-    let kinds: [(&str, fn(usize) -> String); 2] = [
+    let kinds: [(&str, Filter); 2] = [
         ("exact", |number| format!("site/{}/device/{number}/t", number % 100)),
         ("wildcard", |number| format!("site/{}/device/{number}/+", number % 100)),
     ];
