@@ -206,6 +206,32 @@ async fn bytes_after_the_last_page_do_no_harm() {
 }
 
 #[tokio::test]
+async fn free_pages_that_were_never_written_are_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    put(&store, 0..3000).await;
+    let mut large = value("large", "t", 1);
+    large.payload = vec![7; 100_000].into();
+    store.upsert(Arc::from([large])).await.unwrap();
+    drop(store);
+    // Both meta pages now claim four pages more than the file has.
+    let path = dir.path().join("latest/data.mdb");
+    let mut bytes = fs::read(&path).unwrap();
+    let length = bytes.len();
+    let last_page = (length / 4096 + 3) as u64;
+    for meta in [0, 4096] {
+        bytes[meta + 136..meta + 144].copy_from_slice(&last_page.to_ne_bytes());
+    }
+    fs::write(&path, &bytes).unwrap();
+    let store = open(dir.path());
+    assert_eq!(fs::metadata(&path).unwrap().len(), length as u64 + 4 * 4096);
+    assert_eq!(suite::list_all(&store, all()).await.len(), 3001);
+    assert_eq!(quarantined(dir.path()), 0);
+    put(&store, 3000..6000).await;
+    assert_eq!(suite::list_all(&store, all()).await.len(), 6001);
+}
+
+#[tokio::test]
 async fn a_damaged_record_is_skipped_and_can_be_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
