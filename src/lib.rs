@@ -2,6 +2,7 @@
 pub mod broker;
 pub mod codec;
 pub mod config;
+pub mod grpc;
 pub mod store;
 pub mod telemetry;
 pub mod types;
