@@ -15,7 +15,7 @@ use crate::{
     grpc, net,
     store::Latest,
     sys::{SysInput, SysStats},
-    telemetry::{HttpLimits, Pages, ProcessStats, render, serve_http, totals},
+    telemetry::{HttpLimits, Pages, ProcessStats, render, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},
 };
