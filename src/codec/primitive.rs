@@ -130,7 +130,7 @@ fn has_special(bytes: &[u8]) -> bool {
     let special = |chunk: [u8; 8]| {
         let word = u64::from_le_bytes(chunk);
         // `#` and `+` differ in bit 3 only.
-        zeros(word) | zeros((word | EACH * 0x08) ^ (EACH * u64::from(b'+')))
+        zeros(word) | zeros((word | (EACH * 0x08)) ^ (EACH * u64::from(b'+')))
     };
     let Some(&last) = bytes.last_chunk() else {
         return bytes.iter().any(|&b| matches!(b, 0 | b'+' | b'#'));
