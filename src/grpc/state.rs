@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     broker::RetainError,
-    store::{BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, StoreError},
+    store::{BoxFuture, LatestPage, LatestQuery, Latest, LatestValue, StoreError},
 };
 
 /// Most requests in BatchGetLatest.
@@ -41,17 +41,17 @@ pub trait LatestReader: Send + Sync + 'static {
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
 }
 
-impl<T: LatestStore> LatestReader for T {
+impl LatestReader for Latest {
     fn get<'a>(
         &'a self,
         topic: &'a str,
         device: Option<&'a str>,
     ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
-        LatestStore::get(self, topic, device)
+        Box::pin(Self::get(self, topic, device))
     }
 
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
-        LatestStore::list(self, query)
+        Box::pin(Self::list(self, query))
     }
 }
 
