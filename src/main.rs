@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode, 
 
 use clap::Parser as _;
 use mqtt_server::{
-    config::{Config, ConfigError, DEV_CERTS_DIR, Flags},
+    config::{Config, DEV_CERTS_DIR, Flags},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
     telemetry, tls,
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     let config = match load(&flags) {
         Ok(config) => config,
-        Err(error) => return fail(2, &error),
+        Err(error) => return fail(2, &*error),
     };
     if flags.check {
         return match tls::check_files(&config) {
@@ -36,13 +36,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn load(flags: &Flags) -> Result<Config, ConfigError> {
+fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
     let env: BTreeMap<String, String> = std::env::vars().collect();
     let text = match flags.config_file(&env) {
         None => None,
-        Some(path) => Some(Config::read_file(&path)?),
+        Some(path) => Some(std::fs::read_to_string(&path).map_err(|error| format!("read {}: {error}; check --config", path.display()))?),
     };
-    Config::load(flags, text.as_deref(), &env)
+    Ok(Config::load(flags, text.as_deref(), &env)?)
 }
 
 async fn run(config: Config) -> ExitCode {

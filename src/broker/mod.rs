@@ -87,11 +87,8 @@ impl Broker {
     pub fn new(config: BrokerConfig) -> Self {
         let BrokerConfig { limits, non_broker, namespace, latest } = config;
         let hasher = RandomState::new();
-        let retained = Retained::new(
-            limits.retained_messages,
-            usize::try_from(limits.retained_bytes.0).unwrap_or(usize::MAX),
-            limits.retain_available,
-        );
+        let retained =
+            Retained::new(limits.retained_messages, limits.retained_bytes.0, limits.retain_available);
         let inner = Inner {
             non_broker,
             namespace,
@@ -101,7 +98,7 @@ impl Broker {
             registry: Registry::new(hasher.clone()),
             timers: Timers::default(),
             retained,
-            budget: Budget::new(usize::try_from(limits.memory_budget.0).unwrap_or(usize::MAX)),
+            budget: Budget::new(limits.memory_budget.0),
             events: broadcast::Sender::new(EVENT_CAPACITY),
             epoch: AtomicU64::new(0),
             online: AtomicUsize::new(0),

@@ -92,12 +92,8 @@ impl Broker {
                 continue;
             }
             let mut frames = None;
-            let mut delivery = Delivery {
-                frames: &mut frames,
-                dirty: &mut turn.dirty,
-                budget: &self.inner.budget,
-                now,
-            };
+            let mut delivery =
+                Delivery { frames: &mut frames, dirty: &mut turn.dirty, budget: &self.inner.budget, now };
             let outcome = group.deliver(&message.borrow(), &mut delivery);
             // It was accepted before: only a drop is news for the publisher.
             if let Outcome::Dropped(reason) = outcome

@@ -100,7 +100,8 @@ impl Retained {
         };
         let table = self.table.read();
         let mut last = None;
-        for (seen, (topic, message)) in table.messages.range::<str, _>((start, Bound::Unbounded)).enumerate() {
+        for (seen, (topic, message)) in table.messages.range::<str, _>((start, Bound::Unbounded)).enumerate()
+        {
             if !topic.starts_with(prefix) {
                 return Scanned::End;
             }

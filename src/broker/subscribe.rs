@@ -107,8 +107,8 @@ impl Broker {
                 1 => !existed,
                 _ => false,
             };
-        let replay = replays
-            .then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
+        let replay =
+            replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
         Ok(Subscribed { qos, replay })
     }
 

@@ -197,3 +197,17 @@ fn reason_codes_map_to_return_codes() {
         assert_eq!(reason::v3_return_code(v5), v3, "{v5:#x}");
     }
 }
+
+#[test]
+fn forbidden_bytes_are_found_anywhere_in_a_topic() {
+    for len in 1..40 {
+        for at in 0..len {
+            for byte in 0..=0x7f_u8 {
+                let mut bytes = vec![0, len];
+                bytes.extend((0..len).map(|index| if index == at { byte } else { b'*' }));
+                let ok = primitive::Reader::new(&bytes).topic().is_ok();
+                assert_eq!(ok, !matches!(byte, 0 | b'+' | b'#'), "{byte:#x} at {at} of {len}");
+            }
+        }
+    }
+}

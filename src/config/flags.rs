@@ -8,6 +8,7 @@ use super::LogFormat;
 
 /// Command-line flags.
 #[derive(Debug, Clone, Default, Parser)]
+#[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
 #[command(name = "mqtt-server", version = version(), about = "MQTT for devices, gRPC for backends")]
 pub struct Flags {
     /// Address of the default MQTT listener: ip:port, [v6]:port or unix:/path. It speaks TLS, or plain TCP

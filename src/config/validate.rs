@@ -40,7 +40,8 @@ impl Config {
         }
         let backends = [("gRPC", self.grpc_addr), ("HTTP", self.http_addr)];
         for (name, addr) in backends {
-            if self.insecure_grpc && !loopback(addr) && !(name == "HTTP" && !self.http.enabled) {
+            let serves = self.http.enabled || name != "HTTP";
+            if serves && self.insecure_grpc && !loopback(addr) {
                 warnings.push(format!("{name} on {addr} is reachable from other machines (insecure_grpc)"));
             }
         }
@@ -291,9 +292,13 @@ impl Config {
         }
         if let Some(endpoint) = &self.otel.endpoint
             && !endpoint.starts_with("http://")
-            && !endpoint.starts_with("https://")
         {
-            check.fail("otel.endpoint", endpoint, "not a URL", "write it like http://127.0.0.1:4317");
+            check.fail(
+                "otel.endpoint",
+                endpoint,
+                "not a plain http URL",
+                "name a collector nearby, like http://127.0.0.1:4317; it can send on over TLS",
+            );
         }
     }
 }

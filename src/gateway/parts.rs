@@ -19,7 +19,7 @@ use crate::{
     net::{self, BoundListener, Shared},
     store::{DataDir, EmbeddedLatest, EmbeddedOptions, Latest, LatestOptions, VersionMark},
     telemetry::trace_clients,
-    tls::{TlsHandle, TlsStore, ensure_dev_certs},
+    tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
 
 const CERTIFICATE_POLL: Duration = Duration::from_secs(5);
@@ -30,6 +30,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     if config.needs_dev_certs() {
         #[allow(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         ensure_dev_certs(Path::new(DEV_CERTS_DIR), SystemTime::now())?;
+    }
+    tls::check_files(&config)?;
+    for warning in config.warnings() {
+        warn!("{warning}");
     }
     let config = Arc::new(config);
     let tls = Arc::new(TlsStore::new());
@@ -192,7 +196,8 @@ fn take_or_bind(socket: Option<TcpListener>, key: &str, address: SocketAddr) -> 
 
 fn grpc_config(config: &Config) -> grpc::GrpcConfig {
     grpc::GrpcConfig {
-        default_deadline: config.grpc.default_deadline.0,
+        wait_timeout: config.grpc.default_deadline.0,
+        max_streams: config.grpc.max_streams as usize,
         ..grpc::GrpcConfig::default()
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     grpc, net,
     store::Latest,
     sys::{SysInput, SysStats},
-    telemetry::{HttpLimits, Pages, ProcessStats, render, serve_http, totals},
+    telemetry::{HttpLimits, Pages, ProcessStats, render, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},
 };
@@ -27,12 +27,10 @@ pub(super) async fn run_grpc(
     config: grpc::GrpcConfig,
     drain: watch::Receiver<bool>,
 ) {
-    let served = async {
-        let socket = tokio::net::TcpListener::from_std(socket)?;
-        let hooks = grpc::Hooks { set_trace: Arc::new(set_trace) };
-        grpc::serve(socket, tls, broker, config, hooks, drain).await
-    };
-    if let Err(error) = served.await {
+    let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
+    let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestReader>);
+    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest };
+    if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }
 }

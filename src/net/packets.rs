@@ -167,7 +167,7 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
-        let packet = codec::decode(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
+        let packet = codec::decode_from_client(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
         match packet {
             Packet::PubAck(ack) => self.handle_ack(frame.first, &ack, now, turn),
             Packet::PubRec(ack) => self.handle_ack(frame.first, &ack, now, turn),

@@ -286,6 +286,11 @@ impl Latest {
         self.options.topics_per_device
     }
 
+    #[cfg(test)]
+    pub(super) fn watchers_exist(&self) -> bool {
+        self.watchers.any()
+    }
+
     fn place(&self, device: &str, topic: &str) -> (usize, u64) {
         let device = self.hashing.hash_one(device);
         let topic = self.hashing.hash_one(topic);

@@ -127,7 +127,9 @@ impl Trie {
             if wildcard && let Some(child) = self.child(at, PLUS, hasher) {
                 stack.push((child, depth + 1));
             }
-            if *segment != UNKNOWN && let Some(child) = self.child(at, *segment, hasher) {
+            if *segment != UNKNOWN
+                && let Some(child) = self.child(at, *segment, hasher)
+            {
                 stack.push((child, depth + 1));
             }
         }

@@ -215,9 +215,8 @@ impl Bench {
             info: info(),
             now: self.now,
         };
-        let make = |core| -> Arc<dyn Session> {
-            Arc::new(TestSession { core, receiver: Receiver::default() })
-        };
+        let make =
+            |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
         let Opened { session, present, epoch } = ready(self.broker.open(request, make, &mut self.turn));
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         test.receiver.offline.store(false, SeqCst);
@@ -272,7 +271,13 @@ impl Bench {
     }
 
     /// Publishes as a device.
-    pub(super) fn publish_from(&mut self, from: &Device, topic: &str, payload: &str, retain: bool) -> Published {
+    pub(super) fn publish_from(
+        &mut self,
+        from: &Device,
+        topic: &str,
+        payload: &str,
+        retain: bool,
+    ) -> Published {
         let client_id = from.session.core().client_id().clone();
         let slot = from.session.core().slot();
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot };

@@ -92,13 +92,11 @@ fn switched_off_features_are_refused() {
     };
     let mut bench = Bench::new(limits);
     let device = bench.device("a");
-    let mut result = |request: SubscribeRequest<'_>| bench.try_subscribe(&device, &request).map(|made| made.qos);
+    let mut result =
+        |request: SubscribeRequest<'_>| bench.try_subscribe(&device, &request).map(|made| made.qos);
     assert_eq!(result(request("a/+")), Err(SubscribeError::WildcardUnavailable));
     assert_eq!(result(request("$share/g/a")), Err(SubscribeError::SharedUnavailable));
-    assert_eq!(
-        result(SubscribeRequest { id: Some(1), ..request("a") }),
-        Err(SubscribeError::IdUnavailable)
-    );
+    assert_eq!(result(SubscribeRequest { id: Some(1), ..request("a") }), Err(SubscribeError::IdUnavailable));
     assert_eq!(result(request("a")), Ok(QoS::AtLeastOnce));
 }
 

@@ -163,10 +163,7 @@ fn an_administrator_ends_connection_or_session() {
     assert!(device.is_ended());
     assert_eq!(watcher.payloads(), ["gone"]);
     assert_eq!(bench.publish("x", "x", QoS::AtMostOnce).matched, 0);
-    assert!(matches!(
-        bench.try_subscribe(&device, &request("y")).err(),
-        Some(SubscribeError::NotAuthorized)
-    ));
+    assert!(matches!(bench.try_subscribe(&device, &request("y")).err(), Some(SubscribeError::NotAuthorized)));
     bench.close(&device);
     assert!(!bench.broker.disconnect("d", 0x98, true, bench.now, &mut bench.turn));
     assert_eq!(bench.broker.gauges().online, 1);
@@ -223,7 +220,8 @@ fn events_tell_the_life_of_a_session() {
         let text = format!("{:?}", event.kind);
         kinds.push(text.split([' ', '{']).next().unwrap_or_default().to_owned());
     }
-    let expected = "Connected Subscribed Unsubscribed TakenOver SessionEnded Connected Disconnected SessionEnded";
+    let expected =
+        "Connected Subscribed Unsubscribed TakenOver SessionEnded Connected Disconnected SessionEnded";
     assert_eq!(kinds.join(" "), expected);
 }
 

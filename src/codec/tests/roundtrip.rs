@@ -2,9 +2,12 @@
 
 use proptest::prelude::*;
 
-use super::{packets::sample, *};
+use super::{
+    packets::{Sample, sample},
+    *,
+};
 
-fn any_sample() -> impl Strategy<Value = (Protocol, super::packets::Sample)> {
+fn any_sample() -> impl Strategy<Value = (Protocol, Sample)> {
     prop_oneof![Just(Protocol::V3), Just(Protocol::V4), Just(Protocol::V5)]
         .prop_flat_map(|protocol| (Just(protocol), sample(protocol)))
 }

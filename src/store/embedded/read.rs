@@ -1,4 +1,4 @@
-//! Reading: point look-ups, pages, and the check of a suspect file.
+//! Reading: point look-ups and pages.
 
 use std::{
     collections::BTreeMap,
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use heed::{Env, RoTxn, WithoutTls};
+use heed::RoTxn;
 
 use super::{Shared, Table, keys, record};
 use crate::store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
@@ -29,13 +29,16 @@ pub(super) struct Place<'t> {
     pub(super) damaged: bool,
 }
 
-/// Finds `name`, whose records satisfy `owns`. `None` when all its hashes are taken.
+/// Finds `name`, whose records satisfy `owns`. `None` when it is empty or all its hashes are taken.
 pub(super) fn locate<'t>(
     table: Table,
     txn: &'t RoTxn<'_>,
     name: &[u8],
     owns: impl Fn(&record::Head<'_>) -> bool,
 ) -> Result<Option<Place<'t>>, heed::Error> {
+    if name.is_empty() {
+        return Ok(None);
+    }
     for probe in 0..keys::PROBES {
         let key = keys::key(name, probe);
         let Some(record) = table.get(txn, &key)? else {
@@ -138,7 +141,8 @@ impl Scan<'_> {
         let prefix = keys::head(&prefix);
         let after = self.selection.after.as_ref().map(|after| keys::name(&after.device, &after.topic));
         let start = keys::head(after.as_deref().unwrap_or_default()).max(prefix).to_vec();
-        let mut from = Bound::Included(start);
+        // LMDB has no empty key.
+        let mut from = if start.is_empty() { Bound::Unbounded } else { Bound::Included(start) };
         loop {
             let (end, group) = self.short_names(&from, prefix)?;
             let Some(group) = group else { return Ok(end) };
@@ -234,33 +238,6 @@ pub(super) fn count_topics(table: Table, txn: &RoTxn<'_>, device: &str) -> Resul
         }
     }
     Ok(topics)
-}
-
-/// Whether every record of the environment can be read and is sound.
-pub(super) fn verify(env: &Env<WithoutTls>) -> bool {
-    let check = || -> Result<bool, heed::Error> {
-        let txn = env.read_txn()?;
-        for name in ["latest", "newest"] {
-            let Some(table) =
-                env.open_database::<heed::types::Bytes, heed::types::Bytes>(&txn, Some(name))?
-            else {
-                continue;
-            };
-            for entry in table.iter(&txn)? {
-                let (_, bytes) = entry?;
-                let sound = if name == "latest" {
-                    record::decode_value(bytes).is_some()
-                } else {
-                    record::decode_head(bytes).is_some()
-                };
-                if !sound {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    };
-    check().unwrap_or(false)
 }
 
 /// Says that a record was skipped.

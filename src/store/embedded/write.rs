@@ -53,7 +53,7 @@ impl Writer {
             let result = self.commit(&jobs);
             for job in jobs {
                 // A caller that is gone wanted no answer.
-                let _ = job.done.send(result.as_ref().copied().map_err(|e| failed(e)));
+                let _ = job.done.send(result.as_ref().copied().map_err(failed));
             }
         }
     }

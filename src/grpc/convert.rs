@@ -1,0 +1,613 @@
+//! Proto messages to the gateway's types and back: pure functions. What they accept is valid for the rest of
+//! the gateway; what they refuse names the field.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use super::{
+    encode,
+    proto::gateway::v1,
+    status::Error,
+    stream::{Selector, SlowPolicy},
+};
+use crate::{
+    broker::{self, ConnectionInfo, DeviceInfo, Event, EventKind, Published},
+    config::Limits,
+    store::LatestValue,
+    types::{
+        DropReason, Message, Origin, Properties, Protocol, QoS, ReceiptState, SharedMessage, Timestamp,
+        TopicError, TopicFilter, TopicName, parse_shared,
+    },
+};
+
+/// Most entries over all filter fields of a request.
+pub(super) const MAX_FILTERS: usize = 1_000;
+/// Most exclusions with wildcards: each costs a match for every message.
+const MAX_WILD_EXCLUSIONS: usize = 100;
+/// Most items in a batch.
+pub(super) const MAX_BATCH: usize = 10_000;
+/// Most bytes in a batch of a stream.
+pub(super) const MAX_STREAM_BATCH: usize = 64 << 10;
+const MAX_LINGER: Duration = Duration::from_secs(10);
+const MIN_HEARTBEAT_MS: u32 = 100;
+const MAX_PAGE: u32 = 1_000;
+const DEFAULT_PAGE: u32 = 100;
+/// Longest MQTT string or binary property.
+const MAX_STRING: usize = 65_535;
+
+/// Until when a publish waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    Accepted,
+    Sent,
+    Acked,
+}
+
+/// A publish that passed validation.
+#[derive(Debug)]
+pub(super) struct Publication {
+    pub(super) device: Option<String>,
+    pub(super) topic: String,
+    pub(super) payload: Bytes,
+    pub(super) qos: QoS,
+    pub(super) retain: bool,
+    pub(super) properties: Option<Arc<Properties>>,
+    pub(super) expiry: Option<u32>,
+    pub(super) wait: Wait,
+    pub(super) offline: broker::Offline,
+}
+
+impl Publication {
+    /// The message to route.
+    pub(super) fn message(&self, now: Timestamp) -> Message<'_> {
+        let mut message = Message::new(&self.topic, &self.payload, now, Origin::BACKEND);
+        message.qos = self.qos;
+        message.retain = self.retain;
+        message.properties = self.properties.as_ref();
+        message.expires = self.expiry.map(|seconds| now.plus_secs(seconds));
+        message
+    }
+}
+
+/// Validates one publish.
+pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Result<Publication, Error> {
+    if !request.idempotency_key.is_empty() {
+        return Err(Error::Unimplemented("idempotency_key"));
+    }
+    let wait = match known(request.wait, "wait")? {
+        v1::Wait::Unspecified | v1::Wait::Accepted => Wait::Accepted,
+        v1::Wait::Durable => return Err(Error::Unimplemented("wait DURABLE")),
+        v1::Wait::Sent => Wait::Sent,
+        v1::Wait::Acked => Wait::Acked,
+    };
+    let offline = match known(request.offline, "offline")? {
+        v1::Offline::Unspecified | v1::Offline::Queue => broker::Offline::Queue,
+        v1::Offline::Fail => broker::Offline::Fail,
+        v1::Offline::Drop => broker::Offline::Drop,
+    };
+    if let Some(device) = &request.device_id {
+        check_client_id("device_id", device, limits)?;
+    }
+    if request.retain {
+        if request.device_id.is_some() {
+            return Err(Error::invalid("retain", "cannot be combined with device_id"));
+        }
+        if !limits.retain_available {
+            return Err(Error::RetainUnavailable);
+        }
+    }
+    check_topic("topic", &request.topic, limits)?;
+    let qos = qos(request.qos, limits)?;
+    let properties = request.properties.map(|p| properties("properties", p)).transpose()?.flatten();
+    check_payload(&request.payload, properties.as_deref(), limits)?;
+    check_expiry(request.expiry_seconds)?;
+    Ok(Publication {
+        device: request.device_id,
+        topic: request.topic,
+        payload: request.payload,
+        qos,
+        retain: request.retain,
+        properties,
+        expiry: request.expiry_seconds,
+        wait,
+        offline,
+    })
+}
+
+/// Validates a retained message.
+pub(super) fn retained(request: v1::SetRetainedRequest, limits: &Limits) -> Result<Publication, Error> {
+    if !limits.retain_available {
+        return Err(Error::RetainUnavailable);
+    }
+    if request.payload.is_empty() {
+        return Err(Error::invalid("payload", "is empty; use DeleteRetained to delete"));
+    }
+    publication(
+        v1::PublishRequest {
+            topic: request.topic,
+            payload: request.payload,
+            qos: request.qos,
+            retain: true,
+            properties: request.properties,
+            expiry_seconds: request.expiry_seconds,
+            ..v1::PublishRequest::default()
+        },
+        limits,
+    )
+}
+
+/// Validates MQTT 5 properties; `None` if nothing is set.
+pub(super) fn properties(field: &str, proto: v1::Properties) -> Result<Option<Arc<Properties>>, Error> {
+    let payload_format = match known(proto.payload_format, "properties.payload_format")? {
+        v1::PayloadFormat::Unspecified => None,
+        v1::PayloadFormat::Bytes => Some(0),
+        v1::PayloadFormat::Text => Some(1),
+    };
+    if let Some(text) = &proto.content_type {
+        check_string(|| format!("{field}.content_type"), text)?;
+    }
+    if let Some(topic) = &proto.response_topic {
+        TopicName::check(topic).map_err(|e| topic_error(format!("{field}.response_topic"), e))?;
+    }
+    if proto.correlation_data.as_ref().is_some_and(|data| data.len() > MAX_STRING) {
+        return Err(Error::invalid(format!("{field}.correlation_data"), "is longer than 65535 bytes"));
+    }
+    let mut user = Vec::with_capacity(proto.user_properties.len());
+    for (place, property) in proto.user_properties.into_iter().enumerate() {
+        check_string(|| format!("{field}.user_properties[{place}].name"), &property.name)?;
+        check_string(|| format!("{field}.user_properties[{place}].value"), &property.value)?;
+        user.push((property.name, property.value));
+    }
+    let properties = Properties {
+        payload_format,
+        content_type: proto.content_type,
+        response_topic: proto.response_topic,
+        // Copied: a slice would keep the whole request in memory with a queued message.
+        correlation_data: proto.correlation_data.map(|data| Bytes::copy_from_slice(&data)),
+        user,
+    };
+    Ok((!properties.is_empty()).then(|| Arc::new(properties)))
+}
+
+/// The proto form of MQTT 5 properties.
+pub(super) fn properties_to_proto(properties: &Properties) -> v1::Properties {
+    let format = match properties.payload_format {
+        None => v1::PayloadFormat::Unspecified,
+        Some(1) => v1::PayloadFormat::Text,
+        Some(_) => v1::PayloadFormat::Bytes,
+    };
+    v1::Properties {
+        payload_format: format.into(),
+        content_type: properties.content_type.clone(),
+        response_topic: properties.response_topic.clone(),
+        correlation_data: properties.correlation_data.clone(),
+        user_properties: properties
+            .user
+            .iter()
+            .map(|(name, value)| v1::UserProperty { name: name.clone(), value: value.clone() })
+            .collect(),
+    }
+}
+
+/// A subscription that passed validation.
+#[derive(Debug)]
+pub(super) struct Subscribe {
+    pub(super) selector: Selector,
+    pub(super) filters: Vec<String>,
+    pub(super) policy: SlowPolicy,
+    pub(super) buffer: usize,
+    pub(super) batch: usize,
+    pub(super) linger: Option<Duration>,
+    pub(super) heartbeat: Option<Duration>,
+}
+
+/// Validates a subscription.
+pub(super) fn subscribe(request: v1::SubscribeRequest, limits: &Limits) -> Result<Subscribe, Error> {
+    if !request.resume_token.is_empty() {
+        return Err(Error::Unimplemented("resume_token"));
+    }
+    let entries = request.device_ids.len()
+        + request.device_id_prefixes.len()
+        + request.topic_filters.len()
+        + request.exclude_topic_filters.len()
+        + request.exclude_device_ids.len();
+    check_entries(entries)?;
+    check_filters("topic_filters", &request.topic_filters, limits)?;
+    check_filters("exclude_topic_filters", &request.exclude_topic_filters, limits)?;
+    let wild = request.exclude_topic_filters.iter().filter(|filter| filter.contains(['+', '#'])).count();
+    if wild > MAX_WILD_EXCLUSIONS {
+        let problem = format!("has more than {MAX_WILD_EXCLUSIONS} filters with wildcards");
+        return Err(Error::invalid("exclude_topic_filters", problem));
+    }
+    check_client_ids("device_ids", &request.device_ids, limits)?;
+    check_client_ids("device_id_prefixes", &request.device_id_prefixes, limits)?;
+    check_client_ids("exclude_device_ids", &request.exclude_device_ids, limits)?;
+    let policy = match known(request.slow_policy, "slow_policy")? {
+        v1::SlowPolicy::Unspecified | v1::SlowPolicy::DropOldest => SlowPolicy::DropOldest,
+        v1::SlowPolicy::DropNewest => SlowPolicy::DropNewest,
+        v1::SlowPolicy::Conflate => SlowPolicy::Conflate,
+        v1::SlowPolicy::Close => SlowPolicy::Close,
+    };
+    let selector = Selector::new(request.devices_only)
+        .devices(request.device_ids, request.device_id_prefixes)
+        .exclude(request.exclude_device_ids, request.exclude_topic_filters);
+    Ok(Subscribe {
+        selector,
+        filters: or_all(request.topic_filters),
+        policy,
+        buffer: capped(request.buffer_bytes, limits.stream_buffer.0),
+        batch: capped(request.max_batch_bytes, MAX_STREAM_BATCH),
+        linger: linger(request.linger_ms)?,
+        heartbeat: heartbeat(request.heartbeat_interval_ms)?,
+    })
+}
+
+/// `value`, or `most` if it is 0 or larger.
+fn capped(value: u32, most: usize) -> usize {
+    match value as usize {
+        0 => most,
+        value => value.min(most),
+    }
+}
+
+/// The filters, or all topics if there are none.
+pub(super) fn or_all(mut filters: Vec<String>) -> Vec<String> {
+    if filters.is_empty() {
+        filters.push("#".to_owned());
+    }
+    filters.sort_unstable();
+    filters.dedup();
+    filters
+}
+
+/// Validates `linger_ms`.
+pub(super) fn linger(ms: u32) -> Result<Option<Duration>, Error> {
+    let span = Duration::from_millis(ms.into());
+    if span > MAX_LINGER {
+        return Err(Error::invalid("linger_ms", "is more than 10000"));
+    }
+    Ok((ms > 0).then_some(span))
+}
+
+/// Validates `heartbeat_interval_ms`.
+pub(super) fn heartbeat(ms: u32) -> Result<Option<Duration>, Error> {
+    if ms > 0 && ms < MIN_HEARTBEAT_MS {
+        return Err(Error::invalid("heartbeat_interval_ms", "is less than 100"));
+    }
+    Ok((ms > 0).then(|| Duration::from_millis(ms.into())))
+}
+
+/// Validates the number of filter entries of a request.
+pub(super) fn check_entries(entries: usize) -> Result<(), Error> {
+    if entries > MAX_FILTERS {
+        return Err(Error::invalid("request", format!("has more than {MAX_FILTERS} filter entries")));
+    }
+    Ok(())
+}
+
+/// Validates a page size; 0 is the default.
+pub(super) fn page_size(size: u32) -> Result<usize, Error> {
+    match size {
+        0 => Ok(DEFAULT_PAGE as usize),
+        size if size <= MAX_PAGE => Ok(size as usize),
+        _ => Err(Error::invalid("page_size", format!("is more than {MAX_PAGE}"))),
+    }
+}
+
+/// Validates MQTT filters, none of them shared.
+pub(super) fn check_filters(field: &str, filters: &[String], limits: &Limits) -> Result<(), Error> {
+    for (place, filter) in filters.iter().enumerate() {
+        let name = || format!("{field}[{place}]");
+        check_filter(name, filter, limits)?;
+    }
+    Ok(())
+}
+
+/// Validates one MQTT filter that is not shared.
+pub(super) fn check_filter(field: impl Fn() -> String, filter: &str, limits: &Limits) -> Result<(), Error> {
+    TopicFilter::check(filter).map_err(|e| topic_error(field(), e))?;
+    match parse_shared(filter) {
+        Ok(None) => check_topic_limits(field, filter, limits),
+        _ => Err(Error::invalid(field(), "is a shared subscription")),
+    }
+}
+
+/// Validates a topic to publish to.
+pub(super) fn check_topic(field: &str, topic: &str, limits: &Limits) -> Result<(), Error> {
+    check_topic_name(field, topic, limits)?;
+    if topic == "$SYS" || topic.starts_with("$SYS/") {
+        return Err(Error::invalid(field, "is reserved for the gateway"));
+    }
+    Ok(())
+}
+
+/// Validates a topic name.
+pub(super) fn check_topic_name(field: &str, topic: &str, limits: &Limits) -> Result<(), Error> {
+    TopicName::check(topic).map_err(|e| topic_error(field, e))?;
+    check_topic_limits(|| field.to_owned(), topic, limits)
+}
+
+fn check_topic_limits(field: impl Fn() -> String, text: &str, limits: &Limits) -> Result<(), Error> {
+    if text.len() > limits.max_topic_bytes {
+        return Err(Error::invalid(field(), format!("is longer than {} bytes", limits.max_topic_bytes)));
+    }
+    if text.bytes().filter(|&b| b == b'/').count() >= limits.max_topic_levels {
+        return Err(Error::invalid(field(), format!("has more than {} levels", limits.max_topic_levels)));
+    }
+    Ok(())
+}
+
+/// Validates a client id.
+pub(super) fn check_client_id(field: &str, id: &str, limits: &Limits) -> Result<(), Error> {
+    if id.is_empty() {
+        return Err(Error::invalid(field, "is empty"));
+    }
+    if id.len() > limits.max_client_id_bytes {
+        return Err(Error::invalid(field, format!("is longer than {} bytes", limits.max_client_id_bytes)));
+    }
+    if id.contains('\0') {
+        return Err(Error::invalid(field, "contains a NUL character"));
+    }
+    Ok(())
+}
+
+/// Validates client ids or their prefixes.
+pub(super) fn check_client_ids(field: &str, ids: &[String], limits: &Limits) -> Result<(), Error> {
+    ids.iter().enumerate().try_for_each(|(place, id)| {
+        check_client_id(field, id, limits).map_err(|error| match error {
+            Error::Invalid { field, problem } => Error::invalid(format!("{field}[{place}]"), problem),
+            other => other,
+        })
+    })
+}
+
+fn check_payload(payload: &[u8], properties: Option<&Properties>, limits: &Limits) -> Result<(), Error> {
+    if payload.len() > limits.max_packet_size.0 {
+        return Err(Error::invalid("payload", format!("is longer than {} bytes", limits.max_packet_size.0)));
+    }
+    if let Some(properties) = properties {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let user: usize = properties.user.iter().map(|(name, value)| name.len() + value.len() + 5).sum();
+        let data = properties.correlation_data.as_ref().map_or(0, Bytes::len);
+        let size = text(&properties.content_type) + text(&properties.response_topic) + data + user;
+        if payload.len() + size > limits.max_packet_size.0 {
+            let problem = format!("make the message longer than {} bytes", limits.max_packet_size.0);
+            return Err(Error::invalid("properties", problem));
+        }
+        let claims_text = limits.validate_payload_format && properties.payload_format == Some(1);
+        if claims_text && std::str::from_utf8(payload).is_err() {
+            return Err(Error::invalid("payload", "is not UTF-8 as properties.payload_format says"));
+        }
+    }
+    Ok(())
+}
+
+fn check_expiry(seconds: Option<u32>) -> Result<(), Error> {
+    if seconds == Some(0) { Err(Error::invalid("expiry_seconds", "is 0")) } else { Ok(()) }
+}
+
+fn check_string(field: impl Fn() -> String, text: &str) -> Result<(), Error> {
+    if text.len() > MAX_STRING {
+        return Err(Error::invalid(field(), "is longer than 65535 bytes"));
+    }
+    if text.contains('\0') {
+        return Err(Error::invalid(field(), "contains a NUL character"));
+    }
+    Ok(())
+}
+
+fn topic_error(field: impl Into<String>, error: TopicError) -> Error {
+    Error::invalid(field, error.to_string())
+}
+
+/// A known value of an enum field.
+pub(super) fn known<E: TryFrom<i32>>(value: i32, field: &str) -> Result<E, Error> {
+    E::try_from(value).map_err(|_| Error::invalid(field, format!("{value} is not a known value")))
+}
+
+fn qos(value: i32, limits: &Limits) -> Result<QoS, Error> {
+    let qos = match known(value, "qos")? {
+        v1::Qos::Unspecified => QoS::from_bits(limits.max_qos.min(1)).unwrap_or_default(),
+        v1::Qos::AtMostOnce => QoS::AtMostOnce,
+        v1::Qos::AtLeastOnce => QoS::AtLeastOnce,
+        v1::Qos::ExactlyOnce => QoS::ExactlyOnce,
+    };
+    if qos as u8 > limits.max_qos {
+        return Err(Error::invalid("qos", format!("is above the gateway's maximum {}", limits.max_qos)));
+    }
+    Ok(qos)
+}
+
+fn qos_to_proto(qos: QoS) -> i32 {
+    let qos = match qos {
+        QoS::AtMostOnce => v1::Qos::AtMostOnce,
+        QoS::AtLeastOnce => v1::Qos::AtLeastOnce,
+        QoS::ExactlyOnce => v1::Qos::ExactlyOnce,
+    };
+    qos.into()
+}
+
+fn drop_reason(reason: Option<DropReason>) -> i32 {
+    let reason = match reason {
+        None => v1::DropReason::Unspecified,
+        Some(DropReason::Offline) => v1::DropReason::Offline,
+        Some(DropReason::QueueFull) => v1::DropReason::QueueFull,
+        Some(DropReason::Memory) => v1::DropReason::Memory,
+        Some(DropReason::Expired) => v1::DropReason::Expired,
+        Some(DropReason::TooLarge) => v1::DropReason::TooLarge,
+        Some(DropReason::ConnectionLost) => v1::DropReason::ConnectionLost,
+        Some(DropReason::SessionEnded) => v1::DropReason::SessionEnded,
+    };
+    reason.into()
+}
+
+/// What became of a message: `published` is the routing's view, `waited` what its receipt told later.
+pub(super) fn publish_response(
+    published: Published,
+    wait: Wait,
+    waited: Option<ReceiptState>,
+) -> v1::PublishResponse {
+    let lost = waited.map_or(0, |state| state.dropped.min(published.sent));
+    let sent = published.sent - lost;
+    let outcome = match published {
+        _ if sent > 0 && wait == Wait::Acked => v1::Outcome::Acked,
+        _ if sent > 0 => v1::Outcome::Sent,
+        Published { queued: 1.., .. } => v1::Outcome::Queued,
+        Published { matched: 0, .. } => v1::Outcome::NoMatch,
+        _ => v1::Outcome::Dropped,
+    };
+    let reason = waited.filter(|state| state.dropped > 0).and_then(|state| state.reason).or(published.reason);
+    v1::PublishResponse {
+        outcome: outcome.into(),
+        drop_reason: drop_reason(reason),
+        matched: published.matched,
+        sent,
+        queued: published.queued,
+        dropped: published.dropped + lost,
+        reason_code: waited
+            .filter(|state| wait == Wait::Acked && state.acked > 0)
+            .map(|state| u32::from(state.code)),
+    }
+}
+
+/// The proto form of a latest value.
+pub(super) fn latest_value(value: LatestValue) -> v1::LatestValue {
+    v1::LatestValue {
+        device_id: value.device.as_str().to_owned(),
+        topic: value.topic.as_ref().to_owned(),
+        payload: value.payload,
+        qos: qos_to_proto(value.qos),
+        properties: value.properties.as_deref().map(properties_to_proto),
+        received_at_ms: value.received.0,
+    }
+}
+
+/// The proto form of a retained message.
+pub(super) fn retained_message(message: &SharedMessage, now: Timestamp) -> v1::RetainedMessage {
+    v1::RetainedMessage {
+        device_id: message.client_id.as_ref().map_or_else(String::new, |id| id.as_str().to_owned()),
+        topic: message.topic.as_ref().to_owned(),
+        payload: message.payload.clone(),
+        qos: qos_to_proto(message.qos),
+        properties: message.properties.as_deref().map(properties_to_proto),
+        received_at_ms: message.received.0,
+        expires_in_seconds: message.expires.map(|at| now.secs_until(at)),
+    }
+}
+
+/// The proto form of a device.
+pub(super) fn device(info: DeviceInfo) -> v1::Device {
+    v1::Device {
+        client_id: info.client_id.as_str().to_owned(),
+        online: info.online,
+        connection: Some(connection(&info.connection)),
+        since_ms: info.since.0,
+        session_expiry_seconds: info.expiry,
+        subscriptions: info
+            .subscriptions
+            .into_iter()
+            .map(|(filter, qos)| v1::DeviceSubscription { filter, qos: qos_to_proto(qos) })
+            .collect(),
+        queue: Some(v1::Queue {
+            inflight: info.queue.inflight as u64,
+            pending: info.queue.pending as u64,
+            pending_bytes: info.queue.pending_bytes as u64,
+            dropped: info.queue.dropped,
+        }),
+    }
+}
+
+fn connection(info: &ConnectionInfo) -> v1::Connection {
+    let protocol = match info.protocol {
+        Protocol::V3 => v1::ProtocolVersion::V31,
+        Protocol::V4 => v1::ProtocolVersion::V311,
+        Protocol::V5 => v1::ProtocolVersion::V50,
+    };
+    v1::Connection {
+        peer: info.peer.clone(),
+        listener: info.listener.clone(),
+        protocol: protocol.into(),
+        keep_alive_seconds: info.keep_alive.into(),
+        username: info.username.clone(),
+    }
+}
+
+/// The kind of an event, for filters.
+pub(super) fn event_kind(kind: &EventKind) -> v1::EventKind {
+    match kind {
+        EventKind::Connected { .. } => v1::EventKind::Connected,
+        EventKind::Disconnected { .. } => v1::EventKind::Disconnected,
+        EventKind::TakenOver => v1::EventKind::TakenOver,
+        EventKind::Subscribed { .. } => v1::EventKind::Subscribed,
+        EventKind::Unsubscribed { .. } => v1::EventKind::Unsubscribed,
+        EventKind::SessionEnded { .. } => v1::EventKind::SessionEnded,
+        EventKind::Dropped { .. } => v1::EventKind::Dropped,
+        EventKind::AuthFailed => v1::EventKind::AuthFailed,
+    }
+}
+
+/// The proto form of an event.
+pub(super) fn event(event: Event) -> v1::Event {
+    use v1::event::Detail;
+
+    let detail = match event.kind {
+        EventKind::Connected { info, session_present } => {
+            Detail::Connected(v1::Connected { connection: Some(connection(&info)), session_present })
+        }
+        EventKind::Disconnected { reason } => {
+            Detail::Disconnected(v1::Disconnected { reason: reason.to_owned() })
+        }
+        EventKind::TakenOver => Detail::TakenOver(v1::TakenOver {}),
+        EventKind::Subscribed { filter, qos } => {
+            Detail::Subscribed(v1::DeviceSubscription { filter, qos: qos_to_proto(qos) })
+        }
+        EventKind::Unsubscribed { filter } => Detail::Unsubscribed(v1::Unsubscribed { filter }),
+        EventKind::SessionEnded { reason } => {
+            Detail::SessionEnded(v1::SessionEnded { reason: reason.to_owned() })
+        }
+        EventKind::Dropped { reason, count } => {
+            Detail::Dropped(v1::Dropped { reason: drop_reason(Some(reason)), count })
+        }
+        EventKind::AuthFailed => Detail::AuthFailed(v1::AuthFailed {}),
+    };
+    v1::Event { time_ms: event.at.0, client_id: event.client_id.as_str().to_owned(), detail: Some(detail) }
+}
+
+/// Takes arbitrary bytes through decoding, validation and back. Must not panic; what was accepted and encoded
+/// for a stream must decode to the same message.
+pub fn fuzz_convert(data: &[u8]) {
+    use prost::Message as _;
+
+    let limits = Limits::default();
+    if let Ok(request) = v1::PublishRequest::decode(data)
+        && let Ok(publication) = publication(request.clone(), &limits)
+    {
+        let message = publication.message(Timestamp(1_000));
+        let mut out = Vec::new();
+        encode::message(&mut out, encode::Form::Item, &message);
+        assert!(out.len() <= encode::size_bound(&message), "bound holds");
+        let decoded = v1::SubscribeResponse::decode(&out[..]);
+        let item = decoded.ok().and_then(|response| response.items.into_iter().next()?.item);
+        let Some(v1::subscribe_item::Item::Message(back)) = item else {
+            unreachable!("our own encoding decodes");
+        };
+        assert_eq!((&back.topic, &back.payload), (&request.topic, &request.payload));
+        let again = back.properties.and_then(|p| properties("properties", p).ok().flatten());
+        assert_eq!(again, publication.properties);
+    }
+    if let Ok(request) = v1::SubscribeRequest::decode(data)
+        && let Ok(subscribe) = subscribe(request, &limits)
+    {
+        let message = Message::new("a/b", data, Timestamp(1), Origin::SERVER);
+        let _ = subscribe.selector.wants(&message);
+        assert!(subscribe.buffer <= limits.stream_buffer.0 && subscribe.batch <= MAX_STREAM_BATCH);
+    }
+    if let Ok(request) = v1::SetRetainedRequest::decode(data) {
+        let _ = retained(request, &limits);
+    }
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+//! `gateway.v1.Events`.
+
+use std::collections::HashSet;
+
+use tokio::sync::{
+    broadcast::{self, error::RecvError, error::TryRecvError},
+    mpsc,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::{
+    Context, convert,
+    proto::{gateway::v1, server::events_server::Events},
+    status::Error,
+    stream::Selector,
+};
+use crate::broker::Event;
+
+/// Most events in a batch.
+const BATCH: usize = 256;
+/// Batches that wait for the caller to read them; behind them the broker's own bound holds.
+const FRAMES: usize = 4;
+
+/// The service.
+pub(super) struct EventsService {
+    pub(super) context: Context,
+}
+
+/// Which events a watch wants.
+struct Wanted {
+    kinds: HashSet<v1::EventKind>,
+    devices: Selector,
+}
+
+impl Wanted {
+    fn item(&self, event: Event) -> Option<v1::WatchItem> {
+        let kind = self.kinds.is_empty() || self.kinds.contains(&convert::event_kind(&event.kind));
+        let wanted = kind && self.devices.wants_device(Some(event.client_id.as_str()));
+        wanted.then(|| item(v1::watch_item::Item::Event(convert::event(event))))
+    }
+}
+
+fn item(item: v1::watch_item::Item) -> v1::WatchItem {
+    v1::WatchItem { item: Some(item) }
+}
+
+fn gap(count: u64) -> v1::WatchItem {
+    item(v1::watch_item::Item::Gap(v1::Gap { count, reason: v1::GapReason::BufferFull.into() }))
+}
+
+/// Waits for at least one wanted event, then takes what else is there. `None` at the end.
+async fn next_batch(events: &mut broadcast::Receiver<Event>, wanted: &Wanted) -> Option<Vec<v1::WatchItem>> {
+    let mut items = Vec::new();
+    while items.is_empty() {
+        match events.recv().await {
+            Ok(event) => items.extend(wanted.item(event)),
+            Err(RecvError::Lagged(count)) => items.push(gap(count)),
+            Err(RecvError::Closed) => return None,
+        }
+    }
+    while items.len() < BATCH {
+        match events.try_recv() {
+            Ok(event) => items.extend(wanted.item(event)),
+            Err(TryRecvError::Lagged(count)) => items.push(gap(count)),
+            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+        }
+    }
+    Some(items)
+}
+
+#[tonic::async_trait]
+impl Events for EventsService {
+    type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let request = request.into_inner();
+        let entries = request.kinds.len() + request.client_ids.len() + request.client_id_prefixes.len();
+        convert::check_entries(entries)?;
+        let limits = self.context.broker.limits();
+        convert::check_client_ids("client_ids", &request.client_ids, limits)?;
+        convert::check_client_ids("client_id_prefixes", &request.client_id_prefixes, limits)?;
+        let kinds: Result<HashSet<_>, _> =
+            request.kinds.iter().map(|&kind| convert::known(kind, "kinds")).collect();
+        let mut kinds = kinds?;
+        kinds.remove(&v1::EventKind::Unspecified);
+        let devices = Selector::new(false).devices(request.client_ids, request.client_id_prefixes);
+        let wanted = Wanted { kinds, devices };
+
+        let slot = self.context.streams.open(None)?;
+        let mut events = self.context.broker.events();
+        let mut shutdown = self.context.shutdown.clone();
+        let (sender, receiver) = mpsc::channel(FRAMES);
+        tokio::spawn(async move {
+            let _slot = slot;
+            loop {
+                let response = tokio::select! {
+                    items = next_batch(&mut events, &wanted) => match items {
+                        Some(items) => Ok(v1::WatchResponse { items }),
+                        None => Err(Error::ShuttingDown.into()),
+                    },
+                    _ = shutdown.wait_for(|stop| *stop) => Err(Error::ShuttingDown.into()),
+                    () = sender.closed() => return,
+                };
+                let last = response.is_err();
+                if sender.send(response).await.is_err() || last {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        broker::EventKind,
+        types::{ClientId, Timestamp},
+    };
+
+    #[tokio::test]
+    async fn a_slow_watcher_is_told_what_it_missed_and_filters_hold() {
+        let (sender, mut receiver) = broadcast::channel(4);
+        for n in 0..10u64 {
+            let id = ClientId::new(if n % 2 == 0 { "even" } else { "odd" });
+            let kind = if n < 9 { EventKind::TakenOver } else { EventKind::AuthFailed };
+            sender.send(Event { at: Timestamp(n), client_id: id, kind }).unwrap();
+        }
+        let wanted = Wanted {
+            kinds: HashSet::from([v1::EventKind::TakenOver]),
+            devices: Selector::new(false).devices(vec![], vec!["od".into()]),
+        };
+        let items = next_batch(&mut receiver, &wanted).await.unwrap();
+        let Some(v1::watch_item::Item::Gap(gap)) = &items[0].item else { panic!() };
+        assert_eq!(gap.count, 6);
+        let Some(v1::watch_item::Item::Event(event)) = &items.last().unwrap().item else { panic!() };
+        assert_eq!((items.len(), event.time_ms, event.client_id.as_str()), (2, 7, "odd"));
+    }
+}

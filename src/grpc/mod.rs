@@ -1,0 +1,244 @@
+//! The backends' side: tonic services over the broker.
+//!
+//! Knows the broker, types, config, telemetry and how to read latest values; must not know codec, session or
+//! net. Only this module knows tonic. Invariants: a call flushes its `Turn` before it awaits anything; every
+//! stream, request and page is bounded; only `status` makes a gRPC status; a stream never slows a publisher.
+
+mod accept;
+mod convert;
+mod devices;
+mod encode;
+mod events;
+mod precedent;
+pub mod proto;
+mod publisher;
+mod state;
+mod status;
+mod stream;
+mod subscriber;
+
+use std::{sync::Arc, time::Duration};
+
+use prost::Message;
+use thiserror::Error;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Server, server::Router};
+use tonic_health::{pb::health_server::HealthServer, server::HealthService};
+
+use self::{
+    devices::DevicesService,
+    events::EventsService,
+    precedent::PrecedentService,
+    proto::{
+        precedent_server::published_packet_service_server::PublishedPacketServiceServer,
+        server::{
+            devices_server::DevicesServer, events_server::EventsServer, publisher_server::PublisherServer,
+            state_server::StateServer, subscriber_server::SubscriberServer,
+        },
+    },
+    publisher::PublisherService,
+    state::StateService,
+    stream::Streams,
+    subscriber::SubscriberService,
+};
+use crate::{broker::Broker, types::Timestamp};
+
+pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestReader, status::ERROR_DOMAIN};
+
+/// Connections that were accepted and wait for tonic.
+const ACCEPT_QUEUE: usize = 128;
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+/// Bytes of a page of a list: under the 4 MiB that clients accept by default.
+const PAGE_BYTES: usize = 3 << 20;
+
+/// Bounds of the gRPC server.
+#[derive(Debug, Clone, Copy)]
+pub struct GrpcConfig {
+    /// Largest request message, and largest response of a batch read.
+    pub max_message_bytes: usize,
+    /// Connections at once; more are closed at accept.
+    pub max_connections: usize,
+    /// TLS handshakes under way at once; more are closed.
+    pub max_handshakes: usize,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// Calls and streams at once on one connection.
+    pub max_requests_per_connection: u32,
+    /// Streams (Subscribe, Watch..., PublishStream) at once in all. Each may buffer `limits.stream_buffer`.
+    pub max_streams: usize,
+    /// How long a publish waits for SENT or ACKED when the call has no deadline.
+    pub wait_timeout: Duration,
+    /// Interval of HTTP/2 pings.
+    pub keepalive_interval: Duration,
+    /// A connection whose ping is unanswered for so long is closed.
+    pub keepalive_timeout: Duration,
+    /// At shutdown, how long calls may finish before they are cut off.
+    pub drain_timeout: Duration,
+}
+
+impl Default for GrpcConfig {
+    fn default() -> Self {
+        Self {
+            max_message_bytes: 16 << 20,
+            max_connections: 1_000,
+            max_handshakes: 100,
+            handshake_timeout: Duration::from_secs(10),
+            max_requests_per_connection: 1_000,
+            max_streams: 1_000,
+            wait_timeout: Duration::from_secs(10),
+            keepalive_interval: Duration::from_secs(30),
+            keepalive_timeout: Duration::from_secs(20),
+            drain_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What the server needs beyond the broker.
+#[derive(Clone)]
+pub struct Hooks {
+    /// Switches tracing of one client (its id) on or off.
+    pub set_trace: Arc<dyn Fn(&str, bool) + Send + Sync>,
+    /// Latest values; `None` if they are switched off.
+    pub latest: Option<Arc<dyn LatestReader>>,
+}
+
+/// Why the gRPC server stopped.
+#[derive(Debug, Error)]
+pub enum GrpcError {
+    /// Serving failed.
+    #[error("serve grpc")]
+    Serve(#[from] tonic::transport::Error),
+    /// The descriptors for reflection are not usable.
+    #[error("set up grpc reflection")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// What every service has at hand.
+#[derive(Clone)]
+struct Context {
+    broker: Broker,
+    config: GrpcConfig,
+    hooks: Hooks,
+    streams: Arc<Streams>,
+    shutdown: watch::Receiver<bool>,
+}
+
+/// Serves until `shutdown` holds true (or its sender is gone): then health says NOT_SERVING, streams end with
+/// UNAVAILABLE, and calls under way may finish within the drain timeout. `tls` may be replaced at any time;
+/// new connections get what it holds then. `None` is plaintext.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<SharedTls>,
+    broker: Broker,
+    config: GrpcConfig,
+    hooks: Hooks,
+    shutdown: watch::Receiver<bool>,
+) -> Result<(), GrpcError> {
+    let context = Context {
+        broker,
+        config,
+        hooks,
+        streams: Arc::new(Streams::new(config.max_streams)),
+        shutdown: shutdown.clone(),
+    };
+    let health = tonic_health::server::HealthReporter::new();
+    set_health(&health, tonic_health::ServingStatus::Serving).await;
+    let router = router(&context, &health)?;
+
+    let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
+    tokio::spawn(accept::accept(listener, tls, config, ready));
+
+    let stop = {
+        let (mut shutdown, streams) = (shutdown.clone(), Arc::clone(&context.streams));
+        async move {
+            // A sender that is gone can never ask: it counts as asking.
+            let _ = shutdown.wait_for(|stop| *stop).await;
+            set_health(&health, tonic_health::ServingStatus::NotServing).await;
+            streams.close();
+        }
+    };
+    let serving = router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop);
+    let mut serving = std::pin::pin!(serving);
+    let mut shutdown = shutdown;
+    let drained = async {
+        let _ = shutdown.wait_for(|stop| *stop).await;
+        tokio::time::sleep(config.drain_timeout).await;
+    };
+    tokio::select! {
+        result = &mut serving => Ok(result?),
+        () = drained => {
+            tracing::warn!("grpc calls cut off at shutdown");
+            Ok(())
+        }
+    }
+}
+
+fn router(context: &Context, health: &tonic_health::server::HealthReporter) -> Result<Router, GrpcError> {
+    let config = &context.config;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    macro_rules! service {
+        ($server:ident, $service:ident) => {
+            $server::new($service { context: context.clone() })
+                .max_decoding_message_size(config.max_message_bytes)
+        };
+    }
+    Ok(Server::builder()
+        .http2_keepalive_interval(Some(config.keepalive_interval))
+        .http2_keepalive_timeout(Some(config.keepalive_timeout))
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(config.max_requests_per_connection)
+        .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .add_service(service!(PublisherServer, PublisherService))
+        .add_service(service!(SubscriberServer, SubscriberService))
+        .add_service(service!(StateServer, StateService))
+        .add_service(service!(DevicesServer, DevicesService))
+        .add_service(service!(EventsServer, EventsService))
+        .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
+}
+
+const SERVICES: [&str; 7] = [
+    "",
+    "gateway.v1.Publisher",
+    "gateway.v1.Subscriber",
+    "gateway.v1.State",
+    "gateway.v1.Devices",
+    "gateway.v1.Events",
+    "rpcserver.PublishedPacketService",
+];
+
+async fn set_health(health: &tonic_health::server::HealthReporter, status: tonic_health::ServingStatus) {
+    for service in SERVICES {
+        health.set_service_status(service, status).await;
+    }
+}
+
+fn now() -> Timestamp {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// As many items as fit in `budget` bytes, at least one; true if some did not.
+fn fit<T: Message>(items: impl Iterator<Item = T>, budget: usize) -> (Vec<T>, bool) {
+    let mut taken = Vec::new();
+    let mut size = 0;
+    for item in items {
+        size += item.encoded_len() + 8;
+        if size > budget && !taken.is_empty() {
+            return (taken, true);
+        }
+        taken.push(item);
+    }
+    (taken, false)
+}

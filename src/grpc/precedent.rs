@@ -1,0 +1,86 @@
+//! `rpcserver.PublishedPacketService`: the precedent's API as a thin layer over the same paths.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use super::{
+    Context, convert,
+    convert::MAX_STREAM_BATCH,
+    encode::Form,
+    now,
+    proto::{
+        gateway::v1, precedent_server::published_packet_service_server::PublishedPacketService, rpcserver,
+    },
+    publisher::direct,
+    status::{Error, drop_error},
+    stream::{Options, Pace, Selector, SlowPolicy, StreamTarget, Subscription},
+};
+use crate::{broker::Turn, telemetry::count};
+
+/// The service.
+pub(super) struct PrecedentService {
+    pub(super) context: Context,
+}
+
+#[tonic::async_trait]
+impl PublishedPacketService for PrecedentService {
+    type StreamPublishedPayloadStream = Subscription;
+
+    async fn stream_published_payload(
+        &self,
+        request: Request<rpcserver::PublishedPacketRequest>,
+    ) -> Result<Response<Self::StreamPublishedPayloadStream>, Status> {
+        let broker = &self.context.broker;
+        let limits = broker.limits();
+        let devices: Vec<_> = request.into_inner().device_id.into_iter().collect();
+        convert::check_client_ids("device_id", &devices, limits)?;
+        let options = Options {
+            form: Form::Packet,
+            policy: SlowPolicy::DropOldest,
+            buffer: limits.stream_buffer.0,
+            batch: MAX_STREAM_BATCH,
+        };
+        let selector = Selector::new(true).devices(devices, Vec::new());
+        let target = Arc::new(StreamTarget::new(selector, options));
+        let filters = convert::or_all(Vec::new());
+        let stream = Subscription::attach(broker, &self.context.streams, target, &filters, Pace::default())?;
+        Ok(Response::new(stream))
+    }
+
+    async fn publish_payload_to_device(
+        &self,
+        request: Request<rpcserver::PublishRequest>,
+    ) -> Result<Response<rpcserver::PublishResponse>, Status> {
+        let request = request.into_inner();
+        let broker = &self.context.broker;
+        let publication = convert::publication(
+            v1::PublishRequest {
+                device_id: Some(request.device_id),
+                topic: request.topic,
+                payload: request.payload,
+                ..v1::PublishRequest::default()
+            },
+            broker.limits(),
+        )?;
+        let published = {
+            let mut turn = Turn::default();
+            let device = publication.device.as_deref().unwrap_or_default();
+            let message = publication.message(now());
+            let outcome = broker.publish_to_device(device, &message, publication.offline, &mut turn);
+            turn.flush();
+            direct(outcome)?
+        };
+        // The old API has words for two outcomes only; the rest are failures.
+        let code = match (published.sent, published.queued) {
+            (1.., _) => "Success",
+            (0, 1..) => "Queued",
+            (0, 0) => {
+                let error = published.reason.and_then(drop_error).unwrap_or(Error::DeviceOffline);
+                return Err(error.into());
+            }
+        };
+        count(|c| c.grpc_published.add(1));
+        Ok(Response::new(rpcserver::PublishResponse { code: code.to_owned() }))
+    }
+}

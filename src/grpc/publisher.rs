@@ -1,0 +1,418 @@
+//! `gateway.v1.Publisher`. Each frame or call is one turn: routed and flushed before anything is awaited.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, time::Instant};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
+
+use super::{
+    Context, convert,
+    convert::{MAX_BATCH, Publication, Wait},
+    now,
+    proto::{gateway::v1, server::publisher_server::Publisher},
+    status::{Error, Level, drop_error},
+};
+use crate::{
+    broker::{Broker, DirectOutcome, Outcome, Published, Turn},
+    telemetry::count,
+    types::{Receipt, ReceiptState, Timestamp},
+};
+
+const DEFAULT_WINDOW: usize = 1_000;
+const MAX_WINDOW: usize = 10_000;
+/// Response frames of a publish stream that wait for the caller to read them.
+const RESPONSE_FRAMES: usize = 16;
+/// Kept back of a caller's deadline, so that our answer comes before its own.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(50);
+
+/// The service.
+pub(super) struct PublisherService {
+    pub(super) context: Context,
+}
+
+/// A message that was routed, and perhaps a receipt to wait for.
+struct Routed {
+    published: Published,
+    wait: Wait,
+    receipt: Option<Arc<Receipt>>,
+}
+
+impl Routed {
+    /// What is known now; `None` if it must be waited for.
+    fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
+        let state = match &self.receipt {
+            None => None,
+            Some(receipt) => Some(receipt.state()).filter(|state| self.is_done(state)).map(Some)?,
+        };
+        Some(self.response(state))
+    }
+
+    fn response(&self, state: Option<ReceiptState>) -> Result<v1::PublishResponse, Error> {
+        Ok(convert::publish_response(self.published, self.wait, state))
+    }
+
+    /// Whether every receiver that took it while online did its part. Offline sessions are not waited for.
+    fn is_done(&self, state: &ReceiptState) -> bool {
+        let reached = match self.wait {
+            Wait::Accepted => return true,
+            Wait::Sent => state.sent,
+            Wait::Acked => state.acked,
+        };
+        reached.saturating_add(state.dropped) >= self.published.sent
+    }
+
+    /// Waits until done or `deadline`. Cancel safe.
+    async fn finish(&self, deadline: Instant) -> Result<v1::PublishResponse, Error> {
+        let Some(receipt) = &self.receipt else { return self.response(None) };
+        match tokio::time::timeout_at(deadline, receipt.wait(|state| self.is_done(state))).await {
+            Ok(state) => self.response(Some(state)),
+            Err(_) => Err(self.late(receipt.state())),
+        }
+    }
+
+    fn late(&self, state: ReceiptState) -> Error {
+        let all_sent = state.sent.saturating_add(state.dropped) >= self.published.sent;
+        Error::Deadline { level: if all_sent { Level::Sent } else { Level::Accepted }, state }
+    }
+}
+
+/// Validates and routes one message; the caller flushes `turn`.
+fn publish(
+    context: &Context,
+    request: v1::PublishRequest,
+    at: Timestamp,
+    turn: &mut Turn,
+) -> Result<Routed, Error> {
+    let publication = convert::publication(request, context.broker.limits())?;
+    route(&context.broker, &publication, at, turn)
+}
+
+fn route(
+    broker: &Broker,
+    publication: &Publication,
+    at: Timestamp,
+    turn: &mut Turn,
+) -> Result<Routed, Error> {
+    let receipt = (publication.wait != Wait::Accepted).then(Arc::<Receipt>::default);
+    let mut message = publication.message(at);
+    message.receipt = receipt.as_ref();
+    let published = match &publication.device {
+        None => broker.publish(&message, turn),
+        Some(device) => direct(broker.publish_to_device(device, &message, publication.offline, turn))?,
+    };
+    if published.refused {
+        return Err(Error::MemoryBudget);
+    }
+    count(|c| c.grpc_published.add(1));
+    Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0) })
+}
+
+/// The result of a message to one device in the form of a routed one.
+pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
+    let one = Published { matched: 1, ..Published::default() };
+    match outcome {
+        DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
+        DirectOutcome::DeviceOffline => Err(Error::DeviceOffline),
+        DirectOutcome::Done(Outcome::Sent) => Ok(Published { sent: 1, ..one }),
+        DirectOutcome::Done(Outcome::Queued) => Ok(Published { queued: 1, ..one }),
+        DirectOutcome::Done(Outcome::Dropped(reason)) => match drop_error(reason) {
+            Some(error) => Err(error),
+            None => Ok(Published { dropped: 1, reason: Some(reason), ..one }),
+        },
+    }
+}
+
+/// When a call must be answered: its grpc-timeout less a margin, or the default.
+fn deadline(metadata: &MetadataMap, default: Duration) -> Instant {
+    let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc_timeout);
+    let span = timeout.map_or(default, |timeout| timeout - (timeout / 10).min(DEADLINE_MARGIN));
+    // A peer may ask for more than the clock can count.
+    Instant::now() + span.min(Duration::from_secs(24 * 3600))
+}
+
+/// The value of a grpc-timeout header: at most 8 digits and a unit.
+fn grpc_timeout(text: &str) -> Option<Duration> {
+    let unit = text.len().checked_sub(1).filter(|&at| text.is_char_boundary(at))?;
+    let (digits, unit) = text.split_at(unit);
+    if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let value: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(value * 3600)),
+        "M" => Some(Duration::from_secs(value * 60)),
+        "S" => Some(Duration::from_secs(value)),
+        "m" => Some(Duration::from_millis(value)),
+        "u" => Some(Duration::from_micros(value)),
+        "n" => Some(Duration::from_nanos(value)),
+        _ => None,
+    }
+}
+
+fn to_result(result: Result<v1::PublishResponse, Error>) -> v1::PublishResult {
+    let result = match result {
+        Ok(response) => v1::publish_result::Result::Response(response),
+        Err(error) => v1::publish_result::Result::Error(error.to_item()),
+    };
+    v1::PublishResult { result: Some(result) }
+}
+
+/// Routes many messages as one turn.
+fn publish_all(context: &Context, requests: Vec<v1::PublishRequest>) -> Vec<Result<Routed, Error>> {
+    let mut turn = Turn::default();
+    let at = now();
+    let routed = requests.into_iter().map(|request| publish(context, request, at, &mut turn)).collect();
+    turn.flush();
+    routed
+}
+
+#[tonic::async_trait]
+impl Publisher for PublisherService {
+    async fn publish(
+        &self,
+        request: Request<v1::PublishRequest>,
+    ) -> Result<Response<v1::PublishResponse>, Status> {
+        let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
+        let routed = {
+            let mut turn = Turn::default();
+            let routed = publish(&self.context, request.into_inner(), now(), &mut turn);
+            turn.flush();
+            routed?
+        };
+        Ok(Response::new(routed.finish(deadline).await?))
+    }
+
+    async fn publish_batch(
+        &self,
+        request: Request<v1::PublishBatchRequest>,
+    ) -> Result<Response<v1::PublishBatchResponse>, Status> {
+        let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
+        let requests = request.into_inner().requests;
+        check_batch(&requests)?;
+        let mut results = Vec::with_capacity(requests.len());
+        for routed in publish_all(&self.context, requests) {
+            results.push(to_result(match routed {
+                Ok(routed) => routed.finish(deadline).await,
+                Err(error) => Err(error),
+            }));
+        }
+        Ok(Response::new(v1::PublishBatchResponse { results }))
+    }
+
+    type PublishStreamStream = ReceiverStream<Result<v1::PublishStreamResponse, Status>>;
+
+    async fn publish_stream(
+        &self,
+        request: Request<Streaming<v1::PublishStreamRequest>>,
+    ) -> Result<Response<Self::PublishStreamStream>, Status> {
+        let slot = self.context.streams.open(None)?;
+        let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
+        let run = PublishRun {
+            context: self.context.clone(),
+            sender: sender.clone(),
+            pending: VecDeque::new(),
+            next: 1,
+            window: DEFAULT_WINDOW,
+            failures_only: false,
+            started: false,
+        };
+        let mut shutdown = self.context.shutdown.clone();
+        tokio::spawn(async move {
+            let _slot = slot;
+            let ended = tokio::select! {
+                result = run.run(request.into_inner()) => result,
+                _ = shutdown.wait_for(|stop| *stop) => Err(Error::ShuttingDown.into()),
+                () = sender.closed() => return,
+            };
+            if let Err(status) = ended {
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+fn check_batch(requests: &[v1::PublishRequest]) -> Result<(), Error> {
+    if requests.len() > MAX_BATCH {
+        return Err(Error::invalid("requests", format!("has more than {MAX_BATCH} items")));
+    }
+    Ok(())
+}
+
+/// One message of a publish stream whose result was not yet sent.
+enum Pending {
+    Done(Result<v1::PublishResponse, Error>),
+    Waiting(Routed, Instant),
+}
+
+/// What a publish stream does next.
+enum StreamEvent {
+    /// A frame, or the end of frames.
+    Frame(Option<v1::PublishStreamRequest>),
+    /// The first pending message has its result.
+    Done(Result<v1::PublishResponse, Error>),
+}
+
+/// A publish stream at work.
+struct PublishRun {
+    context: Context,
+    sender: mpsc::Sender<Result<v1::PublishStreamResponse, Status>>,
+    /// In order of sequence; at most the window and one frame.
+    pending: VecDeque<Pending>,
+    /// Sequence of the first pending message.
+    next: u64,
+    window: usize,
+    failures_only: bool,
+    started: bool,
+}
+
+impl PublishRun {
+    /// Reads frames while the window has room, and sends results in order, until the caller is done.
+    async fn run(mut self, mut frames: Streaming<v1::PublishStreamRequest>) -> Result<(), Status> {
+        let mut reading = true;
+        while reading || !self.pending.is_empty() {
+            let room = self.pending.len() < self.window;
+            let event = {
+                let front = async {
+                    match self.pending.front() {
+                        Some(Pending::Waiting(routed, deadline)) => routed.finish(*deadline).await,
+                        // Results that are done are never left in front.
+                        _ => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    result = front => StreamEvent::Done(result),
+                    frame = frames.message(), if reading && room => StreamEvent::Frame(frame?),
+                }
+            };
+            match event {
+                StreamEvent::Frame(Some(frame)) => self.accept(frame)?,
+                StreamEvent::Frame(None) => reading = false,
+                StreamEvent::Done(result) => {
+                    if let Some(front) = self.pending.front_mut() {
+                        *front = Pending::Done(result);
+                    }
+                }
+            }
+            self.send_done().await?;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, frame: v1::PublishStreamRequest) -> Result<(), Error> {
+        if let Some(options) = frame.options.filter(|_| !self.started) {
+            self.window = match options.window as usize {
+                0 => DEFAULT_WINDOW,
+                window if window <= MAX_WINDOW => window,
+                _ => return Err(Error::invalid("options.window", format!("is more than {MAX_WINDOW}"))),
+            };
+            let detail: v1::ResultDetail = convert::known(options.detail, "options.detail")?;
+            self.failures_only = detail == v1::ResultDetail::Failures;
+        }
+        self.started = true;
+        check_batch(&frame.requests)?;
+        let deadline = Instant::now() + self.context.config.wait_timeout;
+        for routed in publish_all(&self.context, frame.requests) {
+            self.pending.push_back(match routed {
+                Ok(routed) => match routed.ready() {
+                    Some(result) => Pending::Done(result),
+                    None => Pending::Waiting(routed, deadline),
+                },
+                Err(error) => Pending::Done(Err(error)),
+            });
+        }
+        Ok(())
+    }
+
+    /// Sends the results in front that are known.
+    async fn send_done(&mut self) -> Result<(), Status> {
+        let mut response =
+            v1::PublishStreamResponse { first_sequence: self.next, ..v1::PublishStreamResponse::default() };
+        while let Some(front) = self.pending.pop_front() {
+            let result = match front {
+                Pending::Done(result) => result,
+                Pending::Waiting(routed, deadline) => match routed.ready() {
+                    Some(result) => result,
+                    None => {
+                        self.pending.push_front(Pending::Waiting(routed, deadline));
+                        break;
+                    }
+                },
+            };
+            let silent = self.failures_only
+                && matches!(&result, Ok(response) if response.outcome() != v1::Outcome::Dropped);
+            if !silent {
+                let result = Some(to_result(result));
+                response.results.push(v1::SequencedResult { sequence: self.next, result });
+            }
+            self.next += 1;
+            response.count += 1;
+        }
+        if response.count > 0 {
+            // A caller that went away is noticed by the task around us.
+            let _ = self.sender.send(Ok(response)).await;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DropReason;
+
+    #[test]
+    fn grpc_timeouts_are_read_as_the_protocol_says() {
+        let cases = [
+            ("1H", Some(Duration::from_secs(3600))),
+            ("99999999S", Some(Duration::from_secs(99_999_999))),
+            ("250m", Some(Duration::from_millis(250))),
+            ("7u", Some(Duration::from_micros(7))),
+            ("", None),
+            ("m", None),
+            ("999999999S", None),
+            ("-1S", None),
+            ("1é", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(grpc_timeout(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn direct_results_are_outcomes_or_errors() {
+        let done = |outcome| direct(DirectOutcome::Done(outcome));
+        assert_eq!(direct(DirectOutcome::UnknownDevice), Err(Error::DeviceNotFound));
+        assert_eq!(direct(DirectOutcome::DeviceOffline), Err(Error::DeviceOffline));
+        assert_eq!(done(Outcome::Dropped(DropReason::TooLarge)), Err(Error::PacketTooLarge));
+        assert_eq!(done(Outcome::Dropped(DropReason::QueueFull)), Err(Error::QueueFull));
+        assert_eq!(done(Outcome::Sent).unwrap().sent, 1);
+        assert_eq!(done(Outcome::Queued).unwrap().queued, 1);
+        assert_eq!(done(Outcome::Dropped(DropReason::Offline)).unwrap().dropped, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_ends_when_every_online_receiver_is_done_or_the_deadline_tells_the_level() {
+        let receipt = Arc::new(Receipt::default());
+        let published = Published { matched: 3, sent: 2, queued: 1, ..Published::default() };
+        let routed = Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)) };
+        assert!(routed.ready().is_none());
+        receipt.update(|state| state.sent = 2);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let Err(Error::Deadline { level, .. }) = routed.finish(deadline).await else { panic!() };
+        assert_eq!(level, Level::Sent);
+
+        receipt.update(|state| {
+            state.acked = 1;
+            state.dropped = 1;
+            state.reason = Some(DropReason::ConnectionLost);
+            state.code = 16;
+        });
+        let response = routed.ready().unwrap().unwrap();
+        assert_eq!(response.outcome(), v1::Outcome::Acked);
+        assert_eq!((response.sent, response.dropped, response.reason_code), (1, 1, Some(16)));
+        assert_eq!(response.drop_reason(), v1::DropReason::ConnectionLost);
+    }
+}

@@ -1,0 +1,376 @@
+//! `gateway.v1.State`: latest values and retained messages.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message as _;
+use tokio::task::JoinSet;
+use tonic::{Request, Response, Status};
+
+use super::{
+    Context, PAGE_BYTES, convert,
+    convert::MAX_STREAM_BATCH,
+    encode::Form,
+    fit, now,
+    proto::{gateway::v1, server::state_server::State},
+    status::Error,
+    stream::{Options, Pace, RawMessage, Selector, SlowPolicy, StreamTarget, Subscription},
+};
+use crate::{
+    broker::RetainError,
+    store::{BoxFuture, LatestPage, LatestQuery, Latest, LatestValue, StoreError},
+};
+
+/// Most requests in BatchGetLatest.
+const MAX_GETS: usize = 1_000;
+/// Reads of one BatchGetLatest under way at once.
+const CONCURRENT_GETS: usize = 32;
+/// Values in a page of a snapshot.
+const SNAPSHOT_PAGE: usize = 256;
+
+/// Reads latest values, unwritten ones included.
+pub trait LatestReader: Send + Sync + 'static {
+    /// The value of `topic` of `device`, or without a device the newest over all devices.
+    fn get<'a>(
+        &'a self,
+        topic: &'a str,
+        device: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>>;
+
+    /// One page of values.
+    fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
+}
+
+impl LatestReader for Latest {
+    fn get<'a>(
+        &'a self,
+        topic: &'a str,
+        device: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
+        Box::pin(Self::get(self, topic, device))
+    }
+
+    fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
+        Box::pin(Self::list(self, query))
+    }
+}
+
+/// The service.
+pub(super) struct StateService {
+    pub(super) context: Context,
+}
+
+impl StateService {
+    fn latest(&self) -> Result<&Arc<dyn LatestReader>, Error> {
+        self.context.hooks.latest.as_ref().ok_or(Error::LatestOff)
+    }
+
+    fn check_get(&self, field: &str, request: &v1::GetLatestRequest) -> Result<(), Error> {
+        let limits = self.context.broker.limits();
+        convert::check_topic_name(&format!("{field}topic"), &request.topic, limits)?;
+        match &request.device_id {
+            Some(device) => convert::check_client_id(&format!("{field}device_id"), device, limits),
+            None => Ok(()),
+        }
+    }
+}
+
+async fn get(
+    latest: &dyn LatestReader,
+    request: &v1::GetLatestRequest,
+) -> Result<Option<v1::LatestValue>, Error> {
+    let value = latest.get(&request.topic, request.device_id.as_deref()).await?;
+    Ok(value.map(convert::latest_value))
+}
+
+/// A page whose response fits in `budget` bytes, if one value does. The store's tokens stand at page ends
+/// only, so a page that is too large is asked for again with fewer values.
+async fn page(
+    latest: &dyn LatestReader,
+    mut query: LatestQuery,
+    budget: usize,
+) -> Result<(Vec<v1::LatestValue>, String), Error> {
+    loop {
+        let page = latest.list(query.clone()).await?;
+        let values: Vec<_> = page.values.into_iter().map(convert::latest_value).collect();
+        let size: usize = values.iter().map(|value| value.encoded_len() + 8).sum();
+        if size <= budget || query.limit <= 1 {
+            return Ok((values, page.next));
+        }
+        query.limit = (values.len() / 2).clamp(1, query.limit - 1);
+    }
+}
+
+#[tonic::async_trait]
+impl State for StateService {
+    async fn get_latest(
+        &self,
+        request: Request<v1::GetLatestRequest>,
+    ) -> Result<Response<v1::GetLatestResponse>, Status> {
+        let request = request.into_inner();
+        self.check_get("", &request)?;
+        let value = get(self.latest()?.as_ref(), &request).await?.ok_or(Error::ValueNotFound)?;
+        Ok(Response::new(v1::GetLatestResponse { value: Some(value) }))
+    }
+
+    async fn batch_get_latest(
+        &self,
+        request: Request<v1::BatchGetLatestRequest>,
+    ) -> Result<Response<v1::BatchGetLatestResponse>, Status> {
+        let requests = request.into_inner().requests;
+        if requests.len() > MAX_GETS {
+            return Err(Error::invalid("requests", format!("has more than {MAX_GETS} items")).into());
+        }
+        for (place, request) in requests.iter().enumerate() {
+            self.check_get(&format!("requests[{place}]."), request)?;
+        }
+        let latest = self.latest()?;
+        let mut entries = vec![v1::BatchGetLatestEntry::default(); requests.len()];
+        let mut waiting = requests.into_iter().enumerate();
+        let mut reads = JoinSet::new();
+        let mut size = 0;
+        loop {
+            while reads.len() < CONCURRENT_GETS
+                && let Some((place, request)) = waiting.next()
+            {
+                let latest = Arc::clone(latest);
+                reads.spawn(async move { (place, get(latest.as_ref(), &request).await) });
+            }
+            let Some(read) = reads.join_next().await else { break };
+            let (place, value) = read.map_err(|_| Error::Internal)?;
+            let value = value?;
+            size += value.as_ref().map_or(0, v1::LatestValue::encoded_len);
+            if size > self.context.config.max_message_bytes {
+                return Err(Error::ResponseTooLarge.into());
+            }
+            if let Some(entry) = entries.get_mut(place) {
+                entry.value = value;
+            }
+        }
+        Ok(Response::new(v1::BatchGetLatestResponse { entries }))
+    }
+
+    async fn list_latest(
+        &self,
+        request: Request<v1::ListLatestRequest>,
+    ) -> Result<Response<v1::ListLatestResponse>, Status> {
+        let request = request.into_inner();
+        let limits = self.context.broker.limits();
+        convert::check_entries(request.device_ids.len())?;
+        convert::check_client_ids("device_ids", &request.device_ids, limits)?;
+        let filter = (!request.topic_filter.is_empty()).then_some(request.topic_filter);
+        if let Some(filter) = &filter {
+            convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
+        }
+        let query = LatestQuery {
+            devices: request.device_ids,
+            filter,
+            limit: convert::page_size(request.page_size)?,
+            page_token: request.page_token,
+        };
+        let budget = PAGE_BYTES;
+        let (values, next_page_token) = page(self.latest()?.as_ref(), query, budget).await?;
+        Ok(Response::new(v1::ListLatestResponse { values, next_page_token }))
+    }
+
+    type WatchLatestStream = WatchStream;
+
+    async fn watch_latest(
+        &self,
+        request: Request<v1::WatchLatestRequest>,
+    ) -> Result<Response<Self::WatchLatestStream>, Status> {
+        let request = request.into_inner();
+        let broker = &self.context.broker;
+        let limits = broker.limits();
+        convert::check_entries(request.device_ids.len() + request.topic_filters.len())?;
+        convert::check_client_ids("device_ids", &request.device_ids, limits)?;
+        convert::check_filters("topic_filters", &request.topic_filters, limits)?;
+        let latest = Arc::clone(self.latest()?);
+        let pace = Pace {
+            linger: convert::linger(request.linger_ms)?,
+            heartbeat: convert::heartbeat(request.heartbeat_interval_ms)?,
+        };
+        let options = Options {
+            form: Form::Latest,
+            policy: SlowPolicy::Conflate,
+            buffer: limits.stream_buffer.0,
+            batch: MAX_STREAM_BATCH,
+        };
+        let filters = convert::or_all(request.topic_filters);
+        let selector = Selector::new(true).devices(request.device_ids.clone(), Vec::new());
+        let target = Arc::new(StreamTarget::new(selector, options));
+        // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
+        // of them or in both, never in none; and changes come after the snapshot.
+        let changes = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;
+        let snapshot = (!request.changes_only).then(|| Snapshot {
+            latest,
+            devices: request.device_ids,
+            filters: filters.into_iter().rev().collect(),
+            page_token: String::new(),
+            limit: SNAPSHOT_PAGE,
+        });
+        Ok(Response::new(WatchStream::new(changes, snapshot)))
+    }
+
+    async fn get_retained(
+        &self,
+        request: Request<v1::GetRetainedRequest>,
+    ) -> Result<Response<v1::GetRetainedResponse>, Status> {
+        let topic = request.into_inner().topic;
+        let broker = &self.context.broker;
+        convert::check_topic_name("topic", &topic, broker.limits())?;
+        let at = now();
+        let message = broker.retained(&topic, at).ok_or(Error::ValueNotFound)?;
+        Ok(Response::new(v1::GetRetainedResponse { message: Some(convert::retained_message(&message, at)) }))
+    }
+
+    async fn set_retained(
+        &self,
+        request: Request<v1::SetRetainedRequest>,
+    ) -> Result<Response<v1::SetRetainedResponse>, Status> {
+        let broker = &self.context.broker;
+        let publication = convert::retained(request.into_inner(), broker.limits())?;
+        let replaced = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
+        Ok(Response::new(v1::SetRetainedResponse { replaced }))
+    }
+
+    async fn delete_retained(
+        &self,
+        request: Request<v1::DeleteRetainedRequest>,
+    ) -> Result<Response<v1::DeleteRetainedResponse>, Status> {
+        let broker = &self.context.broker;
+        let request = v1::PublishRequest {
+            topic: request.into_inner().topic,
+            retain: true,
+            ..v1::PublishRequest::default()
+        };
+        let publication = convert::publication(request, broker.limits())?;
+        let deleted = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
+        Ok(Response::new(v1::DeleteRetainedResponse { deleted }))
+    }
+
+    async fn list_retained(
+        &self,
+        request: Request<v1::ListRetainedRequest>,
+    ) -> Result<Response<v1::ListRetainedResponse>, Status> {
+        let request = request.into_inner();
+        let broker = &self.context.broker;
+        let limits = broker.limits();
+        let filter = if request.topic_filter.is_empty() { "#" } else { &request.topic_filter };
+        convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
+        // The token is the last topic of the page before.
+        let after = (!request.page_token.is_empty()).then_some(request.page_token.as_str());
+        if let Some(after) = after {
+            convert::check_topic_name("page_token", after, limits)?;
+        }
+        let limit = convert::page_size(request.page_size)?;
+        let at = now();
+        let found = broker.list_retained(filter, after, limit, at);
+        let more = found.len() >= limit;
+        let messages = found.iter().map(|message| convert::retained_message(message, at));
+        let (messages, cut) = fit(messages, PAGE_BYTES);
+        let last = messages.last().filter(|_| more || cut);
+        let next_page_token = last.map_or_else(String::new, |message| message.topic.clone());
+        Ok(Response::new(v1::ListRetainedResponse { messages, next_page_token }))
+    }
+}
+
+fn retain_error(error: RetainError) -> Error {
+    match error {
+        RetainError::Quota => Error::RetainedQuota,
+        RetainError::Unavailable => Error::RetainUnavailable,
+    }
+}
+
+/// The part of a watch that reads current values, page by page as the caller takes them.
+struct Snapshot {
+    latest: Arc<dyn LatestReader>,
+    devices: Vec<String>,
+    /// Still to read; the last one is being read.
+    filters: Vec<String>,
+    page_token: String,
+    limit: usize,
+}
+
+impl Snapshot {
+    /// The next response; true with the last.
+    async fn next(mut self) -> (Self, Result<(RawMessage, bool), Error>) {
+        let result = self.read().await;
+        (self, result)
+    }
+
+    async fn read(&mut self) -> Result<(RawMessage, bool), Error> {
+        use v1::watch_latest_item::Item;
+
+        let mut items = Vec::new();
+        if let Some(filter) = self.filters.last() {
+            let query = LatestQuery {
+                devices: self.devices.clone(),
+                filter: Some(filter.clone()).filter(|filter| filter != "#"),
+                limit: self.limit,
+                page_token: std::mem::take(&mut self.page_token),
+            };
+            let (values, next) = page(self.latest.as_ref(), query, 2 * MAX_STREAM_BATCH).await?;
+            // Large values make small pages: do not read each page many times.
+            self.limit = if next.is_empty() { SNAPSHOT_PAGE } else { values.len().clamp(1, SNAPSHOT_PAGE) };
+            items.extend(values.into_iter().map(Item::Value));
+            if next.is_empty() {
+                self.filters.pop();
+            }
+            self.page_token = next;
+        }
+        let last = self.filters.is_empty();
+        if last {
+            items.push(Item::SnapshotEnd(v1::SnapshotEnd {}));
+        }
+        let items = items.into_iter().map(|item| v1::WatchLatestItem { item: Some(item) }).collect();
+        let response = v1::WatchLatestResponse { items };
+        Ok((RawMessage(Bytes::from(response.encode_to_vec())), last))
+    }
+}
+
+/// A snapshot, then changes.
+pub(super) struct WatchStream {
+    changes: Subscription,
+    snapshot: Option<SnapshotRead>,
+}
+
+type SnapshotRead =
+    std::pin::Pin<Box<dyn Future<Output = (Snapshot, Result<(RawMessage, bool), Error>)> + Send>>;
+
+impl WatchStream {
+    fn new(changes: Subscription, snapshot: Option<Snapshot>) -> Self {
+        Self { changes, snapshot: snapshot.map(|snapshot| Box::pin(snapshot.next()) as SnapshotRead) }
+    }
+}
+
+impl tokio_stream::Stream for WatchStream {
+    type Item = Result<RawMessage, Status>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        use std::task::Poll;
+
+        let this = &mut *self;
+        if let Some(read) = &mut this.snapshot {
+            if this.changes.is_closed() {
+                this.snapshot = None;
+                return Poll::Ready(Some(Err(Error::ShuttingDown.into())));
+            }
+            let Poll::Ready((snapshot, result)) = read.as_mut().poll(cx) else { return Poll::Pending };
+            let (response, last) = match result {
+                Ok(read) => read,
+                Err(error) => {
+                    this.snapshot = None;
+                    this.changes.end();
+                    return Poll::Ready(Some(Err(error.into())));
+                }
+            };
+            this.snapshot = (!last).then(|| Box::pin(snapshot.next()) as SnapshotRead);
+            return Poll::Ready(Some(Ok(response)));
+        }
+        std::pin::Pin::new(&mut this.changes).poll_next(cx)
+    }
+}

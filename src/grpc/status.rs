@@ -1,0 +1,258 @@
+//! The only place that makes a [`Status`]. Codes follow google.rpc conventions; `ErrorInfo.reason` is the
+//! stable name a caller may branch on. Store details never reach the text.
+
+use std::{collections::HashMap, time::Duration};
+
+use thiserror::Error;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::proto::gateway::v1;
+use crate::{
+    store::StoreError,
+    telemetry::count,
+    types::{DropReason, ReceiptState},
+};
+
+/// `ErrorInfo.domain` of every error.
+pub const ERROR_DOMAIN: &str = "mqtt-server";
+
+/// Why a call, or one item of a batch, failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(super) enum Error {
+    #[error("{field}: {problem}")]
+    Invalid { field: String, problem: String },
+    #[error("no device with this client id has a session")]
+    DeviceNotFound,
+    #[error("no value")]
+    ValueNotFound,
+    #[error("device is offline")]
+    DeviceOffline,
+    #[error("packet exceeds the device's maximum packet size")]
+    PacketTooLarge,
+    #[error("the device's queue is full")]
+    QueueFull,
+    #[error("the gateway's memory budget is used up")]
+    MemoryBudget,
+    #[error("too many streams")]
+    TooManyStreams,
+    #[error("the stream's buffer overflowed and its slow policy is CLOSE")]
+    SlowConsumer,
+    #[error("the response would be too large; ask for less")]
+    ResponseTooLarge,
+    #[error("limit for retained messages reached")]
+    RetainedQuota,
+    #[error("retained messages are switched off")]
+    RetainUnavailable,
+    #[error("deadline exceeded; level reached: {}", .level.name())]
+    Deadline { level: Level, state: ReceiptState },
+    #[error("{0} is not implemented yet")]
+    Unimplemented(&'static str),
+    #[error("latest values are switched off")]
+    LatestOff,
+    #[error("the latest-value store is not available")]
+    StoreUnavailable,
+    #[error("stored data cannot be read")]
+    StoreDamaged,
+    #[error("the gateway shuts down")]
+    ShuttingDown,
+    #[error("internal error")]
+    Internal,
+}
+
+/// How far a message came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// Routed.
+    Accepted,
+    /// Handed to the operating system for every online receiver.
+    Sent,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Accepted => "ACCEPTED",
+            Self::Sent => "SENT",
+        }
+    }
+}
+
+impl Error {
+    /// INVALID_ARGUMENT about `field`.
+    pub(super) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid { field: field.into(), problem: problem.into() }
+    }
+
+    /// The gRPC code.
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::Invalid { .. } => Code::InvalidArgument,
+            Self::DeviceNotFound | Self::ValueNotFound => Code::NotFound,
+            Self::DeviceOffline | Self::PacketTooLarge | Self::RetainUnavailable | Self::LatestOff => {
+                Code::FailedPrecondition
+            }
+            Self::QueueFull
+            | Self::MemoryBudget
+            | Self::TooManyStreams
+            | Self::SlowConsumer
+            | Self::ResponseTooLarge
+            | Self::RetainedQuota => Code::ResourceExhausted,
+            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::Unimplemented(_) => Code::Unimplemented,
+            Self::StoreUnavailable | Self::ShuttingDown => Code::Unavailable,
+            Self::StoreDamaged => Code::DataLoss,
+            Self::Internal => Code::Internal,
+        }
+    }
+
+    /// `ErrorInfo.reason`.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid { .. } => "INVALID_FIELD",
+            Self::DeviceNotFound => "DEVICE_NOT_FOUND",
+            Self::ValueNotFound => "VALUE_NOT_FOUND",
+            Self::DeviceOffline => "DEVICE_OFFLINE",
+            Self::PacketTooLarge => "PACKET_TOO_LARGE",
+            Self::QueueFull => "QUEUE_FULL",
+            Self::MemoryBudget => "MEMORY_BUDGET",
+            Self::TooManyStreams => "TOO_MANY_STREAMS",
+            Self::SlowConsumer => "SLOW_CONSUMER",
+            Self::ResponseTooLarge => "RESPONSE_TOO_LARGE",
+            Self::RetainedQuota => "RETAINED_QUOTA",
+            Self::RetainUnavailable => "RETAIN_UNAVAILABLE",
+            Self::Deadline { .. } => "WAIT_INCOMPLETE",
+            Self::Unimplemented(_) => "NOT_IMPLEMENTED",
+            Self::LatestOff => "LATEST_OFF",
+            Self::StoreUnavailable => "STORE_UNAVAILABLE",
+            Self::StoreDamaged => "STORE_DAMAGED",
+            Self::ShuttingDown => "SHUTTING_DOWN",
+            Self::Internal => "INTERNAL",
+        }
+    }
+
+    /// When a retry makes sense.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::QueueFull | Self::MemoryBudget | Self::TooManyStreams | Self::StoreUnavailable => {
+                Some(Duration::from_secs(1))
+            }
+            _ => None,
+        }
+    }
+
+    fn metadata(&self) -> HashMap<String, String> {
+        match self {
+            Self::Deadline { level, state } => HashMap::from([
+                ("level".to_owned(), level.name().to_owned()),
+                ("sent".to_owned(), state.sent.to_string()),
+                ("acked".to_owned(), state.acked.to_string()),
+            ]),
+            Self::Invalid { field, .. } => HashMap::from([("field".to_owned(), field.clone())]),
+            _ => HashMap::new(),
+        }
+    }
+
+    /// The form for one item of a batch.
+    pub(super) fn to_item(&self) -> v1::ItemError {
+        count(|c| c.grpc_requests_failed.add(1));
+        v1::ItemError {
+            code: self.code().into(),
+            reason: self.reason().to_owned(),
+            message: self.to_string(),
+        }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        count(|c| c.grpc_requests_failed.add(1));
+        let mut details = ErrorDetails::with_error_info(error.reason(), ERROR_DOMAIN, error.metadata());
+        if let Some(delay) = error.retry_after() {
+            details.set_retry_info(Some(delay));
+        }
+        if let Error::Invalid { field, problem } = &error {
+            details.add_bad_request_violation(field, problem);
+        }
+        Self::with_error_details(error.code(), error.to_string(), details)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::BadPageToken => Self::invalid("page_token", "is not one of this gateway's tokens"),
+            StoreError::Unavailable(detail) => {
+                tracing::debug!(detail, "latest-value read failed");
+                Self::StoreUnavailable
+            }
+            StoreError::Damaged(detail) => {
+                tracing::error!(detail, "latest-value store is damaged");
+                Self::StoreDamaged
+            }
+        }
+    }
+}
+
+/// The error for a drop of a message to one device; `None` for drops that are outcomes, not errors.
+pub(super) fn drop_error(reason: DropReason) -> Option<Error> {
+    match reason {
+        DropReason::QueueFull => Some(Error::QueueFull),
+        DropReason::Memory => Some(Error::MemoryBudget),
+        DropReason::TooLarge => Some(Error::PacketTooLarge),
+        DropReason::Offline | DropReason::Expired | DropReason::ConnectionLost | DropReason::SessionEnded => {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_map_to_codes_and_reasons() {
+        let deadline = Error::Deadline { level: Level::Sent, state: ReceiptState::default() };
+        let table = [
+            (Error::invalid("topic", "is empty"), Code::InvalidArgument, "INVALID_FIELD"),
+            (Error::DeviceNotFound, Code::NotFound, "DEVICE_NOT_FOUND"),
+            (Error::ValueNotFound, Code::NotFound, "VALUE_NOT_FOUND"),
+            (Error::DeviceOffline, Code::FailedPrecondition, "DEVICE_OFFLINE"),
+            (Error::PacketTooLarge, Code::FailedPrecondition, "PACKET_TOO_LARGE"),
+            (Error::QueueFull, Code::ResourceExhausted, "QUEUE_FULL"),
+            (Error::MemoryBudget, Code::ResourceExhausted, "MEMORY_BUDGET"),
+            (Error::TooManyStreams, Code::ResourceExhausted, "TOO_MANY_STREAMS"),
+            (Error::SlowConsumer, Code::ResourceExhausted, "SLOW_CONSUMER"),
+            (Error::ResponseTooLarge, Code::ResourceExhausted, "RESPONSE_TOO_LARGE"),
+            (Error::RetainedQuota, Code::ResourceExhausted, "RETAINED_QUOTA"),
+            (Error::RetainUnavailable, Code::FailedPrecondition, "RETAIN_UNAVAILABLE"),
+            (deadline.clone(), Code::DeadlineExceeded, "WAIT_INCOMPLETE"),
+            (Error::Unimplemented("x"), Code::Unimplemented, "NOT_IMPLEMENTED"),
+            (Error::LatestOff, Code::FailedPrecondition, "LATEST_OFF"),
+            (Error::StoreUnavailable, Code::Unavailable, "STORE_UNAVAILABLE"),
+            (Error::StoreDamaged, Code::DataLoss, "STORE_DAMAGED"),
+            (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
+            (Error::Internal, Code::Internal, "INTERNAL"),
+        ];
+        for (error, code, reason) in table {
+            let status = Status::from(error.clone());
+            assert_eq!(status.code(), code, "{error}");
+            let info = status.get_details_error_info().unwrap();
+            assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, ERROR_DOMAIN));
+            let exhausted = matches!(error, Error::QueueFull | Error::MemoryBudget);
+            assert!(!exhausted || status.get_details_retry_info().is_some(), "{error}");
+            assert_eq!(error.to_item().code, code as i32);
+        }
+        let status = Status::from(Error::invalid("topic", "is empty"));
+        assert_eq!(status.message(), "topic: is empty");
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "topic");
+        let info = Status::from(deadline).get_details_error_info().unwrap();
+        assert_eq!(info.metadata["level"], "SENT");
+    }
+
+    #[test]
+    fn store_details_do_not_leak() {
+        let status = Status::from(Error::from(StoreError::Unavailable("10.0.0.7:9042 refused".into())));
+        assert!(!status.message().contains("10.0.0.7"));
+    }
+}

@@ -1,0 +1,264 @@
+//! Receivers of messages on the gRPC side: a bounded buffer filled by whoever publishes and drained by the
+//! task that serves the stream.
+//!
+//! Messages are encoded once, under the buffer's lock, straight into the batch that goes out. Invariants: a
+//! stream never blocks or slows a publisher; its buffer never exceeds its cap in bytes; every message it
+//! loses is counted and, in the stream, a `Gap` stands where it would have been.
+
+mod selector;
+mod target;
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, BufMut, Bytes};
+use parking_lot::Mutex;
+use prost::encoding::{DecodeContext, WireType};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_stream::Stream;
+use tonic::Status;
+
+use super::{encode, now, status::Error};
+use crate::{
+    broker::{Broker, StreamHandle},
+    telemetry::count,
+};
+
+pub(super) use selector::Selector;
+pub(super) use target::{Options, SlowPolicy, StreamTarget, Taken};
+
+/// A response that is encoded already; takes the place of the generated type on the server's side.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RawMessage(pub(super) Bytes);
+
+impl prost::Message for RawMessage {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        buf.put_slice(&self.0);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), prost::DecodeError> {
+        // Only servers use this type, and they never decode it.
+        prost::encoding::skip_field(wire_type, tag, buf, ctx)
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn clear(&mut self) {
+        self.0 = Bytes::new();
+    }
+}
+
+/// All streams of the gateway: counts them and ends them at shutdown.
+#[derive(Debug)]
+pub(super) struct Streams {
+    inner: Mutex<Registry>,
+    max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    next: u64,
+    open: HashMap<u64, Option<Weak<StreamTarget>>>,
+    closed: bool,
+}
+
+/// One place among the streams, given back on drop.
+#[derive(Debug)]
+pub(super) struct Slot {
+    streams: Arc<Streams>,
+    id: u64,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.streams.inner.lock().open.remove(&self.id);
+    }
+}
+
+impl Streams {
+    /// At most `max` streams at once.
+    pub(super) fn new(max: usize) -> Self {
+        Self { inner: Mutex::default(), max }
+    }
+
+    /// Takes a place, for a stream with or without a target.
+    pub(super) fn open(self: &Arc<Self>, target: Option<&Arc<StreamTarget>>) -> Result<Slot, Error> {
+        let mut inner = self.inner.lock();
+        if inner.closed {
+            return Err(Error::ShuttingDown);
+        }
+        if inner.open.len() >= self.max {
+            return Err(Error::TooManyStreams);
+        }
+        let id = inner.next;
+        inner.next += 1;
+        inner.open.insert(id, target.map(Arc::downgrade));
+        Ok(Slot { streams: Arc::clone(self), id })
+    }
+
+    /// Ends all streams that have a target, and refuses new ones.
+    pub(super) fn close(&self) {
+        let targets: Vec<_> = {
+            let mut inner = self.inner.lock();
+            inner.closed = true;
+            inner.open.values().flatten().filter_map(Weak::upgrade).collect()
+        };
+        for target in targets {
+            target.close(Error::ShuttingDown);
+        }
+    }
+}
+
+/// What a stream of responses is made of.
+pub(super) struct Subscription {
+    target: Arc<StreamTarget>,
+    /// The rest of a batch of packets, each a response of its own.
+    packets: Bytes,
+    linger: Option<(Duration, Pin<Box<Sleep>>, bool)>,
+    heartbeat: Option<(Duration, Pin<Box<Sleep>>)>,
+    ended: bool,
+    // Dropped in this order: no more deliveries, then the place is free.
+    _handle: Option<StreamHandle>,
+    _slot: Slot,
+}
+
+/// Timers of a [`Subscription`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pace {
+    /// How long a batch that is not full may wait.
+    pub(super) linger: Option<Duration>,
+    /// Interval of heartbeats.
+    pub(super) heartbeat: Option<Duration>,
+}
+
+impl Subscription {
+    /// Registers `target` with the broker for `filters`.
+    pub(super) fn attach(
+        broker: &Broker,
+        streams: &Arc<Streams>,
+        target: Arc<StreamTarget>,
+        filters: &[String],
+        pace: Pace,
+    ) -> Result<Self, Error> {
+        let slot = streams.open(Some(&target))?;
+        let handle = broker.attach_stream(target.clone(), filters);
+        Ok(Self::new(target, Some(handle), slot, pace))
+    }
+
+    fn new(target: Arc<StreamTarget>, handle: Option<StreamHandle>, slot: Slot, pace: Pace) -> Self {
+        let timer = |span: Duration| (span, Box::pin(sleep_until(Instant::now() + span)));
+        Self {
+            target,
+            packets: Bytes::new(),
+            linger: pace.linger.map(timer).map(|(span, sleep)| (span, sleep, false)),
+            heartbeat: pace.heartbeat.map(timer),
+            ended: false,
+            _handle: handle,
+            _slot: slot,
+        }
+    }
+
+    /// Ends the stream without another word.
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+        self.packets.clear();
+    }
+
+    /// Whether the stream was ended by the gateway.
+    pub(super) fn is_closed(&self) -> bool {
+        self.target.is_closed()
+    }
+
+    fn next_packet(&mut self) -> Option<RawMessage> {
+        if self.packets.len() < 4 {
+            return None;
+        }
+        let length = self.packets.get_u32_le() as usize;
+        Some(RawMessage(self.packets.split_to(length.min(self.packets.len()))))
+    }
+
+    fn poll_response(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<RawMessage, Error>>> {
+        if let Some(response) = self.next_packet() {
+            return Poll::Ready(Some(Ok(response)));
+        }
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let mut full_only = false;
+        if let Some((span, sleep, running)) = &mut self.linger {
+            // The clock of a batch starts when the reader first sees that something waits.
+            if !*running && self.target.has_data() {
+                *running = true;
+                sleep.as_mut().reset(Instant::now() + *span);
+            }
+            full_only = *running && sleep.as_mut().poll(cx).is_pending();
+        }
+        loop {
+            match self.target.take(cx, full_only) {
+                Taken::Batch { bytes, messages } => {
+                    if let Some((_, _, running)) = &mut self.linger {
+                        *running = false;
+                    }
+                    count(|c| c.grpc_delivered.add(u64::from(messages)));
+                    if !self.target.is_packets() {
+                        return Poll::Ready(Some(Ok(RawMessage(bytes))));
+                    }
+                    self.packets = bytes;
+                    if let Some(packet) = self.next_packet() {
+                        return Poll::Ready(Some(Ok(packet)));
+                    }
+                    // Only losses, which packets cannot tell.
+                }
+                Taken::Closed(error) => {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
+                Taken::Nothing => return self.poll_heartbeat(cx),
+            }
+        }
+    }
+
+    fn poll_heartbeat(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<RawMessage, Error>>> {
+        let Some((_, sleep)) = &mut self.heartbeat else { return Poll::Pending };
+        if sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let mut bytes = Vec::new();
+        encode::heartbeat(&mut bytes, now().0);
+        Poll::Ready(Some(Ok(RawMessage(bytes.into()))))
+    }
+}
+
+impl Stream for Subscription {
+    type Item = Result<RawMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let polled = self.poll_response(cx);
+        if polled.is_ready()
+            && let Some((span, sleep)) = &mut self.heartbeat
+        {
+            let next = Instant::now() + *span;
+            // Moving the timer costs a lock: not for every batch of a busy stream.
+            if next.duration_since(sleep.deadline()) > *span / 8 {
+                sleep.as_mut().reset(next);
+            }
+        }
+        polled.map(|response| response.map(|result| result.map_err(Status::from)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Which messages a stream wants, beyond the topic filters that the broker matches.
+
+use std::collections::HashSet;
+
+use ahash::RandomState;
+
+use crate::types::{Message, OriginKind, matches};
+
+type Set = HashSet<String, RandomState>;
+
+/// Device and exclusion rules of one stream.
+#[derive(Debug, Default)]
+pub(in crate::grpc) struct Selector {
+    devices: Set,
+    /// Sorted, and none is a prefix of another, so that one probe decides.
+    prefixes: Vec<String>,
+    excluded_devices: Set,
+    excluded_topics: Set,
+    excluded_filters: Vec<String>,
+    devices_only: bool,
+}
+
+impl Selector {
+    /// All messages, or only those of devices.
+    pub(in crate::grpc) fn new(devices_only: bool) -> Self {
+        Self { devices_only, ..Self::default() }
+    }
+
+    /// Only these devices, or those with one of these prefixes; nothing given is no restriction.
+    #[must_use]
+    pub(in crate::grpc) fn devices(mut self, devices: Vec<String>, mut prefixes: Vec<String>) -> Self {
+        self.devices = devices.into_iter().collect();
+        prefixes.sort_unstable();
+        prefixes.dedup_by(|later, kept| later.starts_with(kept.as_str()));
+        self.prefixes = prefixes;
+        self
+    }
+
+    /// Without these devices, and without topics that match these filters.
+    #[must_use]
+    pub(in crate::grpc) fn exclude(mut self, devices: Vec<String>, filters: Vec<String>) -> Self {
+        self.excluded_devices = devices.into_iter().collect();
+        let wild = |filter: &String| filter.contains(['+', '#']);
+        let (filters, topics): (Vec<_>, Vec<_>) = filters.into_iter().partition(wild);
+        self.excluded_filters = filters;
+        self.excluded_topics = topics.into_iter().collect();
+        self
+    }
+
+    /// Whether the stream wants `message`.
+    pub(in crate::grpc) fn wants(&self, message: &Message<'_>) -> bool {
+        if self.devices_only && message.origin.kind != OriginKind::Device {
+            return false;
+        }
+        let device = message.origin.client_id.map(|id| id.as_str());
+        self.wants_device(device)
+            && (self.excluded_topics.is_empty() || !self.excluded_topics.contains(message.topic))
+            && !self.excluded_filters.iter().any(|filter| matches(filter, message.topic))
+    }
+
+    /// The rules about devices alone.
+    pub(in crate::grpc) fn wants_device(&self, device: Option<&str>) -> bool {
+        let Some(device) = device else { return self.devices.is_empty() && self.prefixes.is_empty() };
+        if !self.excluded_devices.is_empty() && self.excluded_devices.contains(device) {
+            return false;
+        }
+        if self.devices.is_empty() && self.prefixes.is_empty() {
+            return true;
+        }
+        self.devices.contains(device) || {
+            let after = self.prefixes.partition_point(|prefix| prefix.as_str() <= device);
+            after > 0 && device.starts_with(self.prefixes[after - 1].as_str())
+        }
+    }
+}

@@ -1,0 +1,297 @@
+use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
+
+use prost::Message as _;
+use tokio_stream::StreamExt as _;
+use tonic::Code;
+
+use super::{super::proto::gateway::v1, *};
+use crate::{
+    broker::{Delivered, MatchOptions, Outcome, Target},
+    grpc::encode::Form,
+    types::{ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, Timestamp},
+};
+
+const OPTIONS: MatchOptions<'_> = MatchOptions {
+    qos: QoS::AtMostOnce,
+    retain_as_published: false,
+    replay: false,
+    ids: &[],
+    group: 0,
+    queue_offline: false,
+};
+
+fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> {
+    let options = Options { form: Form::Item, policy, buffer, batch };
+    Arc::new(StreamTarget::new(Selector::default(), options))
+}
+
+fn deliver(target: &StreamTarget, device: &str, topic: &str, payload: &[u8]) -> Delivered {
+    let id = ClientId::new(device);
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 1 };
+    target.deliver(&Message::new(topic, payload, Timestamp(1), origin), OPTIONS, &mut None)
+}
+
+fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
+    let streams = Arc::new(Streams::new(10));
+    let slot = streams.open(Some(target)).unwrap();
+    Subscription::new(Arc::clone(target), None, slot, pace)
+}
+
+/// What is ready now, as (payload length or -gap) per item.
+fn drain(target: &StreamTarget) -> Vec<i64> {
+    let mut seen = Vec::new();
+    let cx = Context::from_waker(Waker::noop());
+    while let Taken::Batch { bytes, messages } = target.take(&cx, false) {
+        let response = v1::SubscribeResponse::decode(bytes).unwrap();
+        let mut count = 0;
+        for item in response.items {
+            match item.item.unwrap() {
+                v1::subscribe_item::Item::Message(message) => {
+                    seen.push(message.payload.len() as i64);
+                    count += 1;
+                }
+                v1::subscribe_item::Item::Gap(gap) => seen.push(-(gap.count as i64)),
+                v1::subscribe_item::Item::Heartbeat(_) => {}
+            }
+        }
+        assert_eq!(count, messages);
+    }
+    seen
+}
+
+#[test]
+fn batches_decode_as_the_generated_response_and_keep_order() {
+    let target = target(SlowPolicy::DropNewest, 1 << 20, 4096);
+    for length in 0..300 {
+        assert_eq!(deliver(&target, "d", "t", &vec![1; length]).outcome, Outcome::Sent);
+    }
+    assert_eq!(drain(&target), (0..300).collect::<Vec<i64>>());
+    assert!(drain(&target).is_empty());
+}
+
+#[test]
+fn a_batch_stays_within_its_limit() {
+    let target = target(SlowPolicy::DropNewest, 1 << 20, 4096);
+    for _ in 0..300 {
+        deliver(&target, "d", "t", &[1; 100]);
+    }
+    let cx = Context::from_waker(Waker::noop());
+    let mut batches = 0;
+    while let Taken::Batch { bytes, .. } = target.take(&cx, false) {
+        assert!(bytes.len() <= 4096);
+        batches += 1;
+    }
+    assert!(batches > 5);
+}
+
+#[test]
+fn drop_newest_keeps_the_old_and_says_where_the_new_are_missing() {
+    let target = target(SlowPolicy::DropNewest, 8192, 1024);
+    let mut kept = 0;
+    while deliver(&target, "d", "t", &[0; 500]).outcome == Outcome::Sent {
+        kept += 1;
+    }
+    for _ in 0..9 {
+        let outcome = deliver(&target, "d", "t", &[0; 500]).outcome;
+        assert_eq!(outcome, Outcome::Dropped(DropReason::QueueFull));
+    }
+    let cx = Context::from_waker(Waker::noop());
+    let Taken::Batch { messages, .. } = target.take(&cx, false) else { panic!() };
+    deliver(&target, "d", "t", &[0; 7]);
+    let mut expected = vec![500; kept - messages as usize];
+    expected.extend([-10, 7]);
+    assert_eq!(drain(&target), expected);
+}
+
+#[test]
+fn drop_oldest_keeps_the_new_and_says_what_went() {
+    let target = target(SlowPolicy::DropOldest, 8192, 1024);
+    for length in 1..=500 {
+        assert_eq!(deliver(&target, "d", "t", &vec![0; length]).outcome, Outcome::Sent);
+    }
+    let seen = drain(&target);
+    let lost = usize::try_from(-seen[0]).unwrap();
+    assert_eq!(seen[1..], ((lost as i64 + 1)..=500).collect::<Vec<_>>());
+    assert!(lost > 400);
+}
+
+#[test]
+fn a_message_larger_than_the_buffer_is_a_gap_of_its_own() {
+    for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest] {
+        let target = target(policy, 4096, 1024);
+        deliver(&target, "d", "t", &[0; 1]);
+        let outcome = deliver(&target, "d", "t", &[0; 5000]).outcome;
+        assert_eq!(outcome, Outcome::Dropped(DropReason::TooLarge));
+        deliver(&target, "d", "t", &[0; 2]);
+        assert_eq!(drain(&target), [1, -1, 2]);
+    }
+}
+
+#[test]
+fn a_gap_is_told_even_if_nothing_follows() {
+    let target = target(SlowPolicy::DropNewest, 4096, 1024);
+    deliver(&target, "d", "t", &[0; 5000]);
+    assert_eq!(drain(&target), [-1]);
+}
+
+#[test]
+fn conflation_keeps_the_last_of_each_device_and_topic_within_the_bound() {
+    let target = target(SlowPolicy::Conflate, 4096, 1024);
+    for length in 1..=50 {
+        deliver(&target, "a", "t", &vec![0; length]);
+        deliver(&target, "b", "t", &vec![0; length + 100]);
+        deliver(&target, "a", "u", &vec![0; length + 200]);
+    }
+    assert_eq!(drain(&target), [-147, 50, 150, 250]);
+    deliver(&target, "b", "t", &[0; 3]);
+    assert_eq!(drain(&target), [3]);
+
+    for n in 0..100 {
+        deliver(&target, "a", &format!("t/{n}"), &[0; 50]);
+    }
+    let few = target.load();
+    assert!(few > 5 && few < 40, "{few}");
+    // A known value that grows past the bound goes, rather than stay as an old one.
+    let outcome = deliver(&target, "a", "t/0", &[0; 3000]).outcome;
+    assert_eq!(outcome, Outcome::Dropped(DropReason::QueueFull));
+    let seen = drain(&target);
+    assert_eq!(seen.iter().filter(|&&item| item == 50).count(), few - 1);
+    assert_eq!(seen.iter().filter(|&&item| item < 0).sum::<i64>(), -(100 - few as i64 + 2));
+}
+
+#[tokio::test]
+async fn close_ends_the_stream_after_what_was_buffered() {
+    let target = target(SlowPolicy::Close, 4096, 1024);
+    while deliver(&target, "d", "t", &[0; 500]).outcome == Outcome::Sent {}
+    let outcome = deliver(&target, "d", "t", &[]).outcome;
+    assert_eq!(outcome, Outcome::Dropped(DropReason::SessionEnded));
+    let mut stream = stream(&target, Pace::default());
+    let mut batches = 0;
+    let status = loop {
+        match stream.next().await.unwrap() {
+            Ok(_) => batches += 1,
+            Err(status) => break status,
+        }
+    };
+    assert!(batches > 2);
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(stream.next().await.is_none());
+}
+
+#[tokio::test]
+async fn shutdown_ends_streams_with_unavailable() {
+    let streams = Arc::new(Streams::new(1));
+    let target = target(SlowPolicy::DropOldest, 4096, 1024);
+    let slot = streams.open(Some(&target)).unwrap();
+    assert_eq!(streams.open(None).unwrap_err(), Error::TooManyStreams);
+    let mut stream = Subscription::new(Arc::clone(&target), None, slot, Pace::default());
+    let waiting = tokio::spawn(async move { stream.next().await.unwrap().unwrap_err().code() });
+    tokio::task::yield_now().await;
+    streams.close();
+    assert_eq!(waiting.await.unwrap(), Code::Unavailable);
+    assert_eq!(streams.open(None).unwrap_err(), Error::ShuttingDown);
+}
+
+#[test]
+fn devices_prefixes_and_exclusions_are_filtered() {
+    let selector = Selector::new(false)
+        .devices(vec!["one".into()], ["a-", "a-b", "z", "a-c-"].map(String::from).into())
+        .exclude(vec!["a-bad".into()], vec!["secret/#".into(), "x/y".into()]);
+    let wants = |device: Option<&str>, topic: &str| {
+        let id = device.map(ClientId::new);
+        let kind = if id.is_some() { OriginKind::Device } else { OriginKind::Backend };
+        let origin = Origin { kind, client_id: id.as_ref(), slot: 0 };
+        selector.wants(&Message::new(topic, b"", Timestamp(0), origin))
+    };
+    for device in ["one", "a-", "a-bb", "a-z", "a-c-d", "zz"] {
+        assert!(wants(Some(device), "t"), "{device}");
+    }
+    for device in ["on", "one1", "a", "b", "a-bad", ""] {
+        assert!(!wants(Some(device), "t"), "{device}");
+    }
+    assert!(!wants(Some("one"), "secret/a") && !wants(Some("one"), "secret") && !wants(Some("one"), "x/y"));
+    assert!(wants(Some("one"), "x/y/z"));
+    assert!(!wants(None, "t"));
+
+    let origin = Origin::BACKEND;
+    let message = Message::new("t", b"", Timestamp(0), origin);
+    assert!(Selector::new(false).wants(&message) && !Selector::new(true).wants(&message));
+}
+
+#[tokio::test]
+async fn a_waiting_reader_is_flushed_once_per_turn() {
+    struct Wakes(AtomicUsize);
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let target = target(SlowPolicy::DropOldest, 1 << 20, 1024);
+    assert!(!deliver(&target, "d", "t", b"nobody waits").flush);
+    drain(&target);
+    let cx = Context::from_waker(&waker);
+    assert!(matches!(target.take(&cx, false), Taken::Nothing));
+    assert!(deliver(&target, "d", "t", b"1").flush);
+    assert!(!deliver(&target, "d", "t", b"2").flush, "already in the turn's list");
+    Arc::clone(&target).flush();
+    assert_eq!(wakes.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert!(!deliver(&target, "d", "t", b"3").flush, "the reader is on its way");
+}
+
+#[tokio::test(start_paused = true)]
+async fn linger_gathers_and_heartbeats_fill_the_silence() {
+    let target = target(SlowPolicy::DropOldest, 1 << 20, 1024);
+    let second = Duration::from_secs(1);
+    let pace = Pace { linger: Some(second), heartbeat: Some(10 * second) };
+    let mut stream = stream(&target, pace);
+    let start = Instant::now();
+    let beat = stream.next().await.unwrap().unwrap();
+    assert_eq!(start.elapsed().as_secs(), 10);
+    let response = v1::SubscribeResponse::decode(beat.0).unwrap();
+    assert!(matches!(response.items[0].item, Some(v1::subscribe_item::Item::Heartbeat(_))));
+
+    deliver(&target, "d", "t", b"1");
+    let pending = poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_next(cx).is_pending())).await;
+    assert!(pending, "waits for company");
+    deliver(&target, "d", "t", b"2");
+    let start = Instant::now();
+    let batch = stream.next().await.unwrap().unwrap();
+    assert_eq!(v1::SubscribeResponse::decode(batch.0).unwrap().items.len(), 2);
+    assert_eq!(start.elapsed(), second);
+
+    for _ in 0..30 {
+        deliver(&target, "d", "t", &[0; 100]);
+    }
+    let start = Instant::now();
+    stream.next().await.unwrap().unwrap();
+    assert!(start.elapsed().is_zero(), "a full batch does not wait");
+}
+
+#[tokio::test]
+async fn packets_come_one_by_one() {
+    let options = Options { form: Form::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
+    let target = Arc::new(StreamTarget::new(Selector::default(), options));
+    deliver(&target, "d", "t", &[0; 5000]); // lost; packets cannot tell, and must not end the stream
+    for payload in [&b"1"[..], b"", b"333"] {
+        deliver(&target, "d", "t", payload);
+    }
+    let mut stream = stream(&target, Pace::default());
+    for payload in [&b"1"[..], b"", b"333"] {
+        let packet = stream.next().await.unwrap().unwrap();
+        let packet = crate::grpc::proto::rpcserver::PublishedPacket::decode(packet.0).unwrap();
+        assert_eq!((packet.device_id.as_str(), &packet.payload[..]), ("d", payload));
+    }
+}
+
+#[test]
+fn a_taken_message_is_sent_and_acknowledged_at_once() {
+    let target = target(SlowPolicy::DropOldest, 4096, 1024);
+    let receipt = Arc::new(Receipt::default());
+    let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
+    message.receipt = Some(&receipt);
+    target.deliver(&message, OPTIONS, &mut None);
+    let state = receipt.state();
+    assert_eq!((state.accepted, state.sent, state.acked), (1, 1, 1));
+}
