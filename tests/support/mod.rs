@@ -23,13 +23,13 @@ const STOP: Duration = Duration::from_secs(20);
 
 /// The addresses of one running server.
 #[derive(Debug, Clone, Copy)]
-pub struct Ports {
-    pub tls: u16,
-    pub tcp: u16,
-    pub ws: u16,
-    pub wss: u16,
-    pub grpc: u16,
-    pub http: u16,
+pub(crate) struct Ports {
+    pub(crate) tls: u16,
+    pub(crate) tcp: u16,
+    pub(crate) ws: u16,
+    pub(crate) wss: u16,
+    pub(crate) grpc: u16,
+    pub(crate) http: u16,
 }
 
 impl Ports {
@@ -43,15 +43,15 @@ impl Ports {
 }
 
 /// A running `mqtt-server` in a temporary directory, with TLS, TCP, WS and WSS listeners and gRPC over TLS.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     dir: tempfile::TempDir,
-    pub ports: Ports,
+    pub(crate) ports: Ports,
 }
 
 impl Server {
     /// Starts a server with defaults.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::start_with(&[], "")
     }
 
@@ -59,7 +59,7 @@ impl Server {
     ///
     /// # Panics
     /// When the server does not become ready; its log is printed first.
-    pub fn start_with(args: &[&str], toml: &str) -> Self {
+    pub(crate) fn start_with(args: &[&str], toml: &str) -> Self {
         let mut last = String::new();
         for _ in 0..3 {
             match Self::try_start(args, toml) {
@@ -112,27 +112,27 @@ impl Server {
     }
 
     /// The server's working directory; `certs/` is in it.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// The certificate authority that clients should trust.
-    pub fn ca(&self) -> PathBuf {
+    pub(crate) fn ca(&self) -> PathBuf {
         self.dir().join("certs").join("ca.crt")
     }
 
     /// The process id, for signals and memory figures.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Everything the server has logged.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir().join("server.log")).unwrap_or_default()
     }
 
     /// One HTTP request to the metrics and health listener; the whole answer, or none.
-    pub fn http_get(&self, path: &str) -> Option<String> {
+    pub(crate) fn http_get(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect_timeout(&local(self.ports.http), Duration::from_secs(2)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
@@ -142,7 +142,7 @@ impl Server {
     }
 
     /// Asks the server to stop and waits; true when it left with code 0 in time.
-    pub fn stop(&mut self) -> bool {
+    pub(crate) fn stop(&mut self) -> bool {
         if self.child.try_wait().ok().flatten().is_none() {
             let _ = Command::new("kill").arg("-TERM").arg(self.pid().to_string()).status();
         }
@@ -157,7 +157,7 @@ impl Server {
     }
 
     /// The environment that scripts get, one variable per address.
-    pub fn script_env(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn script_env(&self) -> Vec<(&'static str, String)> {
         vec![
             ("GW_HOST", "localhost".to_owned()),
             ("GW_TCP", self.ports.tcp.to_string()),
@@ -182,7 +182,7 @@ impl Drop for Server {
 }
 
 /// The loopback address with this port.
-pub fn local(port: u16) -> SocketAddr {
+pub(crate) fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
@@ -228,7 +228,7 @@ fn may_skip() -> bool {
 ///
 /// # Panics
 /// When the tool is missing and skipping is not allowed.
-pub fn need(tool: &str, found: bool) -> bool {
+pub(crate) fn need(tool: &str, found: bool) -> bool {
     if found {
         return true;
     }
@@ -242,12 +242,12 @@ pub fn need(tool: &str, found: bool) -> bool {
 }
 
 /// The root of the repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The Python of the test environment, when it is complete.
-pub fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     let path = root().join(".venv/bin/python");
     let complete = Command::new(&path)
         .args(["-c", "import paho.mqtt.client, grpc, grpc_tools, pytest"])
@@ -258,7 +258,7 @@ pub fn python() -> Option<PathBuf> {
 }
 
 /// Whether a program answers on the path.
-pub fn on_path(program: &str) -> bool {
+pub(crate) fn on_path(program: &str) -> bool {
     Command::new("sh")
         .args(["-c", &format!("command -v {program}")])
         .stdout(Stdio::null())
@@ -267,7 +267,7 @@ pub fn on_path(program: &str) -> bool {
 }
 
 /// Runs a child process to its end under a deadline; its output and whether it succeeded.
-pub fn run(command: &mut Command, limit: Duration) -> (bool, String) {
+pub(crate) fn run(command: &mut Command, limit: Duration) -> (bool, String) {
     let output = tempfile::NamedTempFile::new().expect("create a file for the output");
     let handle = output.reopen().expect("open the output file again");
     let mut child = command
