@@ -35,8 +35,10 @@ def test_offline_queue_is_delivered_in_order(version, transport):
         if version != "v31":  # 3.1 has no session present flag
             assert present
         messages = [again.message() for _ in range(50)]
-        assert [m.payload for m in messages] == [str(n).encode() for n in range(50)]
-        assert [m.qos for m in messages] == [1 + n % 2 for n in range(50)]
+        # paho shows a QoS 2 message at its PUBREL, so the order is told within each QoS.
+        for qos in (1, 2):
+            expected = [str(n).encode() for n in range(50) if 1 + n % 2 == qos]
+            assert [m.payload for m in messages if m.qos == qos] == expected
 
 
 @pytest.mark.parametrize("version", ["v311", "v5"])
