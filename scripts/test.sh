@@ -96,9 +96,13 @@ step clippy cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 check_dependencies
 step "documentation tests" cargo test --locked --doc
-step "building the tests" cargo test --locked --lib --bins --examples --tests --no-run
+# The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
+# features as the tests, so they share everything.
+step "building the examples" cargo build --locked --examples
+step "building the tests" cargo test --locked --lib --bins --tests --no-run
 
 report_skipped
-say "tests: cargo test --lib --bins --examples --tests $*"
+# Without documentation tests, which ran above and would come last with a summary of their own.
+say "tests: cargo test --lib --bins --tests $*"
 rm -f "$deny_log"
-exec cargo test --locked --no-fail-fast --lib --bins --examples --tests "$@"
+exec cargo test --locked --no-fail-fast --lib --bins --tests "$@"

@@ -59,6 +59,11 @@ fn tour() -> Vec<Block> {
 /// A directory with a `cargo` that starts built examples.
 fn shim(dir: &Path) {
     let examples = Path::new(env!("CARGO_BIN_EXE_mqtt-server")).with_file_name("examples");
+    assert!(
+        examples.join("grpc_client").exists(),
+        "the examples are not built: run scripts/test.sh, `cargo test` without naming targets, or \
+         `cargo build --examples` first"
+    );
     let script = format!(
         "#!/bin/sh\n# cargo run [options] --example NAME -- ARGUMENTS\n\
          while [ \"$1\" != --example ]; do shift || exit 64; done\n\
