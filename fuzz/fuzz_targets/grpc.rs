@@ -1,0 +1,6 @@
+//! Any bytes as gRPC requests and their conversion.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let _ = mqtt_server::grpc::fuzz_convert(data);
+});

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The quick checks before a commit: formatting, lints, documentation, dependencies. Installs nothing.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+step fmt cargo fmt --check
+step clippy cargo clippy --locked --all-targets -- -D warnings
+RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
+if command -v cargo-deny >/dev/null; then
+  step deny deny_check
+else
+  skip "cargo deny" "cargo-deny is not installed (cargo install --locked cargo-deny)"
+fi
+report_skipped

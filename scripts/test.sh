@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# The test command: installs what the tests need, checks the code, runs every test.
+#
+#   scripts/test.sh              everything
+#   scripts/test.sh FILTER...    everything, but only the tests that match (arguments of `cargo test`)
+#
+# What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1.
+# The summary of the test runner is the last thing printed.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+# One profile and one set of features throughout, so that nothing is built twice.
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+deny_log=$(mktemp)
+trap 'rm -f "$deny_log"' EXIT
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
+}
+
+have() { command -v "$1" >/dev/null; }
+
+# Debian packages; `mosquitto` itself is for comparisons in benchmarks, its clients are for tests.
+install_packages() {
+  local missing=()
+  have mosquitto_pub && have mosquitto_sub || missing+=(mosquitto-clients)
+  have mosquitto || [ -x /usr/sbin/mosquitto ] || missing+=(mosquitto)
+  have openssl || missing+=(openssl)
+  have python3 || missing+=(python3)
+  python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+  have npm || missing+=(nodejs npm)
+  have pkill || missing+=(procps)
+  [ ${#missing[@]} -eq 0 ] && return
+  have apt-get || { skip "installing ${missing[*]}" "there is no apt-get here"; return; }
+  say "installing ${missing[*]}"
+  as_root env DEBIAN_FRONTEND=noninteractive sh -c \
+    'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' sh "${missing[@]}" >/dev/null ||
+    skip "installing ${missing[*]}" "apt-get failed or there is neither root nor sudo"
+}
+
+install_python() {
+  have python3 || { skip "Python suites (paho-mqtt, grpcio)" "python3 is missing"; return; }
+  local wanted
+  wanted=$(cat tests/interop/requirements*.txt)
+  if [ -x .venv/bin/python ] && [ "$(cat .venv/installed 2>/dev/null)" = "$wanted" ]; then return; fi
+  say "installing the Python packages of tests/interop into .venv"
+  { python3 -m venv .venv &&
+      .venv/bin/python -m pip install -q -r tests/interop/requirements.txt &&
+      .venv/bin/python -m pip install -q --no-deps -r tests/interop/requirements-no-deps.txt &&
+      printf '%s\n' "$wanted" >.venv/installed; } ||
+    skip "Python suites (paho-mqtt, grpcio)" "the packages could not be installed"
+}
+
+install_node() {
+  have npm || { skip "MQTT.js suites" "npm is missing"; return; }
+  if cmp -s tests/interop/package-lock.json tests/interop/node_modules/.installed; then return; fi
+  say "installing MQTT.js into tests/interop/node_modules"
+  (cd tests/interop && npm ci --no-audit --no-fund --loglevel=error &&
+    cp package-lock.json node_modules/.installed) ||
+    skip "MQTT.js suites" "npm ci failed"
+}
+
+# cargo-deny is built beside the tests' own build and waited for, at most 15 minutes in all.
+start_deny_install() {
+  deny_install=
+  have cargo-deny && return
+  say "installing cargo-deny in the background"
+  # The same directory for every run: an interrupted build goes on.
+  CARGO_TARGET_DIR=target/cargo-deny nice -n 5 timeout 900 \
+    cargo install --locked --quiet cargo-deny >"$deny_log" 2>&1 &
+  deny_install=$!
+}
+
+check_dependencies() {
+  if [ -n "${deny_install:-}" ]; then
+    say "waiting for the installation of cargo-deny"
+    wait "$deny_install" || true
+  fi
+  if have cargo-deny || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ]; then
+    step deny deny_check
+  else
+    tail -n 5 "$deny_log" >&2
+    skip "cargo deny" "cargo-deny could not be installed within 15 minutes"
+  fi
+}
+
+step packages install_packages
+step python install_python
+step node install_node
+start_deny_install
+
+step fmt cargo fmt --check
+step clippy cargo clippy --locked --all-targets -- -D warnings
+RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
+check_dependencies
+step "documentation tests" cargo test --locked --doc
+step "building the tests" cargo test --locked --lib --bins --examples --tests --no-run
+
+report_skipped
+say "tests: cargo test --lib --bins --examples --tests $*"
+rm -f "$deny_log"
+exec cargo test --locked --no-fail-fast --lib --bins --examples --tests "$@"

@@ -1,0 +1,293 @@
+//! Starts the real binary for the integration tests: own directory, own certificates, own ports, stopped
+//! on drop. Not with `--dev`, which would open its fixed plaintext ports as well.
+//!
+//! Every test of the suite that needs a server starts its own, so tests run in parallel. Ports come from
+//! the system (bind to 0, note, release); a start that loses a port to another process is tried anew.
+#![allow(dead_code, reason = "each test binary uses its own part of this module")]
+#![allow(clippy::print_stderr, reason = "a failing test shows the server's log")]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a server may take from start to `/readyz`; machines under load build certificates slowly.
+const START: Duration = Duration::from_secs(60);
+/// How long a server may take to stop after SIGTERM.
+const STOP: Duration = Duration::from_secs(20);
+
+/// The addresses of one running server.
+#[derive(Debug, Clone, Copy)]
+pub struct Ports {
+    pub tls: u16,
+    pub tcp: u16,
+    pub ws: u16,
+    pub wss: u16,
+    pub grpc: u16,
+    pub http: u16,
+}
+
+impl Ports {
+    fn free() -> Self {
+        // All six are held until all are known, so that they differ.
+        let held: Vec<TcpListener> =
+            (0..6).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind a free port")).collect();
+        let port = |index: usize| held[index].local_addr().expect("address of a bound listener").port();
+        Self { tls: port(0), tcp: port(1), ws: port(2), wss: port(3), grpc: port(4), http: port(5) }
+    }
+}
+
+/// A running `mqtt-server` in a temporary directory, with TLS, TCP, WS and WSS listeners and gRPC over TLS.
+pub struct Server {
+    child: Child,
+    dir: tempfile::TempDir,
+    pub ports: Ports,
+}
+
+impl Server {
+    /// Starts a server with defaults.
+    pub fn start() -> Self {
+        Self::start_with(&[], "")
+    }
+
+    /// Starts a server with further arguments and further TOML in front of the listeners.
+    ///
+    /// # Panics
+    /// When the server does not become ready; its log is printed first.
+    pub fn start_with(args: &[&str], toml: &str) -> Self {
+        let mut last = String::new();
+        for _ in 0..3 {
+            match Self::try_start(args, toml) {
+                Ok(server) => return server,
+                Err(log) if log.to_lowercase().contains("in use") => last = log,
+                Err(log) => panic!("mqtt-server did not become ready:\n{log}"),
+            }
+        }
+        panic!("mqtt-server found no free ports:\n{last}");
+    }
+
+    fn try_start(args: &[&str], toml: &str) -> Result<Self, String> {
+        let ports = Ports::free();
+        let dir = tempfile::tempdir().expect("make a directory for the server");
+        let config = dir.path().join("test.toml");
+        fs::write(&config, format!("{toml}\n{}", listeners(ports))).expect("write the configuration");
+        certificates(&dir.path().join("certs"));
+        let log = fs::File::create(dir.path().join("server.log")).expect("create the log");
+        let child = Command::new(env!("CARGO_BIN_EXE_mqtt-server"))
+            .current_dir(dir.path())
+            .args(["--config", "test.toml", "--data-dir", "data"])
+            .args(["--cert", "certs/server.crt", "--key", "certs/private.key"])
+            .arg("--addr")
+            .arg(local(ports.tls).to_string())
+            .arg("--grpc-addr")
+            .arg(local(ports.grpc).to_string())
+            .arg("--http-addr")
+            .arg(local(ports.http).to_string())
+            .args(args)
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("clone the log handle"))
+            .stderr(log)
+            .spawn()
+            .expect("start mqtt-server");
+        let mut server = Self { child, dir, ports };
+        let deadline = Instant::now() + START;
+        loop {
+            if let Some(status) = server.child.try_wait().expect("ask for the server's status") {
+                return Err(format!("exited early: {status}\n{}", server.log()));
+            }
+            if server.http_get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+                return Ok(server);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("not ready after {START:?}\n{}", server.log()));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The server's working directory; `certs/` is in it.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The certificate authority that clients should trust.
+    pub fn ca(&self) -> PathBuf {
+        self.dir().join("certs").join("ca.crt")
+    }
+
+    /// The process id, for signals and memory figures.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything the server has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir().join("server.log")).unwrap_or_default()
+    }
+
+    /// One HTTP request to the metrics and health listener; the whole answer, or none.
+    pub fn http_get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect_timeout(&local(self.ports.http), Duration::from_secs(2)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    /// Asks the server to stop and waits; true when it left with code 0 in time.
+    pub fn stop(&mut self) -> bool {
+        if self.child.try_wait().ok().flatten().is_none() {
+            let _ = Command::new("kill").arg("-TERM").arg(self.pid().to_string()).status();
+        }
+        let deadline = Instant::now() + STOP;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().expect("ask for the server's status") {
+                return status.success();
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        false
+    }
+
+    /// The environment that scripts get, one variable per address.
+    pub fn script_env(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("GW_HOST", "localhost".to_owned()),
+            ("GW_TCP", self.ports.tcp.to_string()),
+            ("GW_TLS", self.ports.tls.to_string()),
+            ("GW_WS", self.ports.ws.to_string()),
+            ("GW_WSS", self.ports.wss.to_string()),
+            ("GW_GRPC", self.ports.grpc.to_string()),
+            ("GW_HTTP", self.ports.http.to_string()),
+            ("GW_CA", self.ca().display().to_string()),
+        ]
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- log of mqtt-server ---\n{}--- end of log ---", self.log());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The loopback address with this port.
+pub fn local(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Makes an authority and a server certificate for `localhost` as files of `dir`.
+fn certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+    let mut ca = CertificateParams::default();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    ca.distinguished_name.push(DnType::CommonName, "mqtt-server test CA");
+    let ca_key = KeyPair::generate().expect("generate the authority's key");
+    let ca_cert = ca.self_signed(&ca_key).expect("sign the authority");
+    let issuer = Issuer::new(ca, ca_key);
+    let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let mut leaf = CertificateParams::new(names).expect("name the server");
+    leaf.use_authority_key_identifier_extension = true;
+    leaf.distinguished_name.push(DnType::CommonName, "localhost");
+    let key = KeyPair::generate().expect("generate the server's key");
+    let cert = leaf.signed_by(&key, &issuer).expect("sign the server's certificate");
+    fs::create_dir_all(dir).expect("make the directory of certificates");
+    for (name, text) in
+        [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("private.key", key.serialize_pem())]
+    {
+        fs::write(dir.join(name), text).expect("write a certificate");
+    }
+}
+
+fn listeners(ports: Ports) -> String {
+    let entry = |kind: &str, port: u16| {
+        format!(
+            "[[listeners]]\nname = \"test-{kind}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:{port}\"\n\n"
+        )
+    };
+    entry("tcp", ports.tcp) + &entry("ws", ports.ws) + &entry("wss", ports.wss)
+}
+
+/// Whether a missing tool skips its tests (loudly) and does not fail them.
+fn may_skip() -> bool {
+    std::env::var("MQTT_SERVER_TEST_SKIP_MISSING").is_ok_and(|value| value == "1")
+}
+
+/// Finds a tool, `None` when it is missing and skipping is allowed.
+///
+/// # Panics
+/// When the tool is missing and skipping is not allowed.
+pub fn need(tool: &str, found: bool) -> bool {
+    if found {
+        return true;
+    }
+    assert!(
+        may_skip(),
+        "{tool} is missing: run scripts/test.sh, which installs it, or set \
+         MQTT_SERVER_TEST_SKIP_MISSING=1 to skip what needs it"
+    );
+    eprintln!("\n!!! SKIPPED: {tool} is missing, this test has checked nothing !!!\n");
+    false
+}
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The Python of the test environment, when it is complete.
+pub fn python() -> Option<PathBuf> {
+    let path = root().join(".venv/bin/python");
+    let complete = Command::new(&path)
+        .args(["-c", "import paho.mqtt.client, grpc, grpc_tools, pytest"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    complete.then_some(path)
+}
+
+/// Whether a program answers on the path.
+pub fn on_path(program: &str) -> bool {
+    Command::new("sh")
+        .args(["-c", &format!("command -v {program}")])
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Runs a child process to its end under a deadline; its output and whether it succeeded.
+pub fn run(command: &mut Command, limit: Duration) -> (bool, String) {
+    let output = tempfile::NamedTempFile::new().expect("create a file for the output");
+    let handle = output.reopen().expect("open the output file again");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(handle.try_clone().expect("clone the output handle"))
+        .stderr(handle)
+        .spawn()
+        .expect("start the child process");
+    let deadline = Instant::now() + limit;
+    let success = loop {
+        if let Some(status) = child.try_wait().expect("ask for the child's status") {
+            break status.success();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            break false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let text = String::from_utf8_lossy(&fs::read(output.path()).unwrap_or_default()).into_owned();
+    (success, text)
+}
