@@ -40,7 +40,10 @@ fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
     let env: BTreeMap<String, String> = std::env::vars().collect();
     let text = match flags.config_file(&env) {
         None => None,
-        Some(path) => Some(std::fs::read_to_string(&path).map_err(|error| format!("read {}: {error}; check --config", path.display()))?),
+        Some(path) => Some(
+            std::fs::read_to_string(&path)
+                .map_err(|error| format!("read {}: {error}; check --config", path.display()))?,
+        ),
     };
     Ok(Config::load(flags, text.as_deref(), &env)?)
 }

@@ -79,10 +79,23 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         });
     }
     addresses.push(("grpc".to_owned(), grpc_socket.local_addr()?));
-    tasks.spawn(service::run_grpc(grpc_socket, grpc_tls, broker.clone(), grpc_config(&config), drain.clone()));
+    tasks.spawn(service::run_grpc(
+        grpc_socket,
+        grpc_tls,
+        broker.clone(),
+        grpc_config(&config),
+        drain.clone(),
+    ));
     if let Some(socket) = http_socket {
         addresses.push(("http".to_owned(), socket.local_addr()?));
-        tasks.spawn(service::run_http(socket, broker.clone(), latest.clone(), Arc::clone(&config), drain, stop.clone()));
+        tasks.spawn(service::run_http(
+            socket,
+            broker.clone(),
+            latest.clone(),
+            Arc::clone(&config),
+            drain,
+            stop.clone(),
+        ));
     }
     tasks.spawn(service::run_ticks(broker.clone()));
     if config.sys.enabled {
@@ -109,7 +122,8 @@ impl Prepared {
             error,
         };
         let Address::Ip(address) = self.address else {
-            let error = std::io::Error::new(std::io::ErrorKind::Unsupported, "unix sockets are not supported yet");
+            let error =
+                std::io::Error::new(std::io::ErrorKind::Unsupported, "unix sockets are not supported yet");
             return Err(failed(error));
         };
         let bound = match socket {
@@ -171,8 +185,10 @@ fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
     fs::create_dir_all(&config.data_dir)?;
     let directory = DataDir::open(&config.data_dir)?;
     let topics_per_device = config.latest.topics_per_device;
-    let embedded =
-        EmbeddedLatest::open(&directory, &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() })?;
+    let embedded = EmbeddedLatest::open(
+        &directory,
+        &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() },
+    )?;
     let options = LatestOptions {
         flush_interval: config.latest.flush_interval.0,
         max_bytes: config.latest.max_bytes.0,
@@ -184,7 +200,11 @@ fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
     Ok(Some(Latest::new(Arc::new(embedded), options)))
 }
 
-fn take_or_bind(socket: Option<TcpListener>, key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
+fn take_or_bind(
+    socket: Option<TcpListener>,
+    key: &str,
+    address: SocketAddr,
+) -> Result<TcpListener, StartError> {
     let failed = |error| StartError::Bind { key: key.to_owned(), address: address.to_string(), error };
     let socket = match socket {
         Some(socket) => socket,

@@ -59,8 +59,10 @@ pub(super) async fn run_http(
             }
         }),
     };
-    let limits =
-        HttpLimits { max_connections: config.http.max_connections, header_timeout: config.http.header_timeout.0 };
+    let limits = HttpLimits {
+        max_connections: config.http.max_connections,
+        header_timeout: config.http.header_timeout.0,
+    };
     serve_http(socket, pages, limits, async move {
         let _ = stop.wait_for(|stop| *stop).await;
     })
@@ -116,8 +118,16 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
     if let Some(latest) = latest {
         let store = latest.gauges();
         all.push(gauge("gateway_latest_pending", "Latest values not yet written", store.pending_values));
-        all.push(gauge("gateway_latest_pending_bytes", "Bytes of latest values not yet written", store.pending_bytes));
-        all.push(gauge("gateway_latest_healthy", "1 while the latest-value store takes writes", usize::from(store.healthy)));
+        all.push(gauge(
+            "gateway_latest_pending_bytes",
+            "Bytes of latest values not yet written",
+            store.pending_bytes,
+        ));
+        all.push(gauge(
+            "gateway_latest_healthy",
+            "1 while the latest-value store takes writes",
+            usize::from(store.healthy),
+        ));
     }
     all
 }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     broker::RetainError,
-    store::{BoxFuture, LatestPage, LatestQuery, Latest, LatestValue, StoreError},
+    store::{BoxFuture, Latest, LatestPage, LatestQuery, LatestValue, StoreError},
 };
 
 /// Most requests in BatchGetLatest.

@@ -116,7 +116,18 @@ impl Connection {
         limiter: Option<Box<Limiter>>,
     ) -> Self {
         let rare = limiter.map(|limiter| Box::new(Rare { limiter: Some(limiter), ..Rare::default() }));
-        Self { device, epoch, inbound, identity, expiry, io, partial: early, rare, early: true, finished: false }
+        Self {
+            device,
+            epoch,
+            inbound,
+            identity,
+            expiry,
+            io,
+            partial: early,
+            rare,
+            early: true,
+            finished: false,
+        }
     }
 
     /// Runs to the end. Dropping the future ends the connection as lost.
@@ -178,7 +189,11 @@ impl Connection {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Some(End::Superseded) };
             let Some(link) = slot.link.as_mut() else { return Some(End::Superseded) };
             if let Some(close) = link.close {
-                return Some(if close == CloseReason::SessionEnded { End::Failed } else { End::Close(close) });
+                return Some(if close == CloseReason::SessionEnded {
+                    End::Failed
+                } else {
+                    End::Close(close)
+                });
             }
             (link.want_write, matches!(link.writer, Writer::Direct(_)))
         };
@@ -232,7 +247,9 @@ impl Connection {
         loop {
             while io.layers.sent < io.layers.wire.len() {
                 match Pin::new(&mut io.write).poll_write(cx, &io.layers.wire[io.layers.sent..]) {
-                    Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into())),
+                    Poll::Ready(Ok(0)) => {
+                        return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
+                    }
                     Poll::Ready(Ok(n)) => {
                         count(|c| c.bytes_out.add(n as u64));
                         io.layers.sent += n;
@@ -408,7 +425,9 @@ impl Connection {
                     _ if result.is_err() => result,
                     Ok(()) if closed => Err(End::PeerClosed),
                     Ok(()) => Ok(()),
-                    Err(LayerError::WebSocket(super::websocket::WebSocketError::Closed)) => Err(End::PeerClosed),
+                    Err(LayerError::WebSocket(super::websocket::WebSocketError::Closed)) => {
+                        Err(End::PeerClosed)
+                    }
                     Err(_) => Err(End::Failed),
                 }
             }
@@ -495,7 +514,10 @@ impl Connection {
     }
 
     fn say_goodbye(&mut self, last: &[u8]) {
-        let blocked = self.device.lock_owned(self.epoch).and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
+        let blocked = self
+            .device
+            .lock_owned(self.epoch)
+            .and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
         if let Io::Layered(io) = &mut self.io {
             if blocked == Some(false)
                 && let Some(mut slot) = self.device.lock_owned(self.epoch)

@@ -1,7 +1,11 @@
 //! Writing out-buffers to sockets, at the end of a turn.
 
-use std::{io, sync::Arc, task::{Context, Poll}};
 use std::pin::Pin;
+use std::{
+    io,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
@@ -126,7 +130,12 @@ fn take(device: &Device, owner: bool) -> Option<Flight> {
     }
     let writer = writer.take()?;
     link.flushing = true;
-    Some(Flight { epoch: link.epoch, writer, bytes: std::mem::take(&mut link.writing), written: link.written })
+    Some(Flight {
+        epoch: link.epoch,
+        writer,
+        bytes: std::mem::take(&mut link.writing),
+        written: link.written,
+    })
 }
 
 fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, last_round: bool) -> Next {

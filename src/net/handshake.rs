@@ -99,7 +99,8 @@ async fn establish(
     listener: Arc<Listener>,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
-    let mut wire = Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
+    let mut wire =
+        Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
     let peer = if listener.proxy_protocol { wire.read_proxy_header().await?.unwrap_or(peer) } else { peer };
     if let Some(config) = &listener.tls {
         wire.start_tls(config.load_full()).await?;

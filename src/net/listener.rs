@@ -15,11 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{debug, warn};
 
-use super::{
-    Shared, ShardHandle,
-    shard::Incoming,
-    shared::Place,
-};
+use super::{ShardHandle, Shared, shard::Incoming, shared::Place};
 use crate::telemetry::count;
 
 const BACKLOG: i32 = 4096;

@@ -120,7 +120,8 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let core = self.device.core();
-        let origin = Origin { kind: OriginKind::Device, client_id: Some(core.client_id()), slot: core.slot() };
+        let origin =
+            Origin { kind: OriginKind::Device, client_id: Some(core.client_id()), slot: core.slot() };
         let mut message = Message::new(topic, publish.payload, now, origin);
         message.qos = publish.qos;
         message.retain = publish.retain;
@@ -142,8 +143,12 @@ impl Connection {
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         match publish.qos {
             QoS::AtMostOnce => {}
-            QoS::AtLeastOnce => codec::encode_ack(AckKind::PubAck, publish.packet_id, code, protocol, answers),
-            QoS::ExactlyOnce => codec::encode_ack(AckKind::PubRec, publish.packet_id, code, protocol, answers),
+            QoS::AtLeastOnce => {
+                codec::encode_ack(AckKind::PubAck, publish.packet_id, code, protocol, answers)
+            }
+            QoS::ExactlyOnce => {
+                codec::encode_ack(AckKind::PubRec, publish.packet_id, code, protocol, answers)
+            }
         }
         Ok(())
     }
@@ -167,7 +172,8 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
-        let packet = codec::decode_from_client(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
+        let packet =
+            codec::decode_from_client(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
         match packet {
             Packet::PubAck(ack) => self.handle_ack(frame.first, &ack, now, turn),
             Packet::PubRec(ack) => self.handle_ack(frame.first, &ack, now, turn),
@@ -212,13 +218,20 @@ impl Connection {
         Ok(())
     }
 
-    fn handle_subscribe(&mut self, subscribe: &Subscribe, now: Timestamp, answers: &mut Vec<u8>) -> Result<(), End> {
+    fn handle_subscribe(
+        &mut self,
+        subscribe: &Subscribe,
+        now: Timestamp,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
         let mut codes = Vec::with_capacity(subscribe.filters.len());
         for wanted in &subscribe.filters {
             let request = SubscribeRequest {
                 filter: &wanted.filter,
-                qos: wanted.qos.min(QoS::from_bits(self.device.shared.limits.max_qos).unwrap_or(QoS::ExactlyOnce)),
+                qos: wanted
+                    .qos
+                    .min(QoS::from_bits(self.device.shared.limits.max_qos).unwrap_or(QoS::ExactlyOnce)),
                 no_local: wanted.no_local,
                 retain_as_published: wanted.retain_as_published,
                 retain_handling: wanted.retain_handling,
@@ -239,7 +252,11 @@ impl Connection {
         Ok(())
     }
 
-    fn subscribe_one(&mut self, request: &SubscribeRequest<'_>, now: Timestamp) -> Result<QoS, SubscribeError> {
+    fn subscribe_one(
+        &mut self,
+        request: &SubscribeRequest<'_>,
+        now: Timestamp,
+    ) -> Result<QoS, SubscribeError> {
         let limits = &self.device.shared.limits;
         let levels = request.filter.bytes().filter(|b| *b == b'/').count() + 1;
         if request.filter.len() > limits.max_topic_bytes || levels > limits.max_topic_levels {
@@ -269,7 +286,8 @@ impl Connection {
             let existed = self.device.shared.broker.unsubscribe(&session, filter, now, turn);
             codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });
         }
-        let unsuback = SubAck { packet_id: unsubscribe.packet_id, reason_string: None, user: Vec::new(), codes };
+        let unsuback =
+            SubAck { packet_id: unsubscribe.packet_id, reason_string: None, user: Vec::new(), codes };
         codec::encode(&Packet::UnsubAck(unsuback), self.inbound.protocol(), answers);
         Ok(())
     }

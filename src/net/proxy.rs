@@ -50,7 +50,9 @@ fn parse_v1(bytes: &[u8]) -> Header {
     let source = words.next().and_then(|text| text.parse::<IpAddr>().ok());
     let port = words.nth(1).and_then(|text| text.parse::<u16>().ok());
     match (family, source, port) {
-        (Some("TCP4" | "TCP6"), Some(ip), Some(port)) => Header::Complete { len, peer: Some(SocketAddr::new(ip, port)) },
+        (Some("TCP4" | "TCP6"), Some(ip), Some(port)) => {
+            Header::Complete { len, peer: Some(SocketAddr::new(ip, port)) }
+        }
         _ => Header::Invalid,
     }
 }

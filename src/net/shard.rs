@@ -14,13 +14,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::{
-    Shared,
-    handshake,
-    listener::Listener,
-    shared::Place,
-    wheel,
-};
+use super::{Shared, handshake, listener::Listener, shared::Place, wheel};
 use crate::broker::Turn;
 
 const READ_BUFFER: usize = 64 << 10;
@@ -96,17 +90,18 @@ impl ShardHandle {
 
 /// Starts `count` shard threads. They end when every handle is dropped and their connections have ended, or
 /// when the process does.
-pub fn start_shards(count: usize, shared: &Arc<Shared>) -> io::Result<(Vec<ShardHandle>, Vec<JoinHandle<()>>)> {
+pub fn start_shards(
+    count: usize,
+    shared: &Arc<Shared>,
+) -> io::Result<(Vec<ShardHandle>, Vec<JoinHandle<()>>)> {
     let mut handles = Vec::with_capacity(count);
     let mut threads = Vec::with_capacity(count);
     for index in 0..count {
         let (sender, receiver) = mpsc::channel(HANDOVER);
         let connections = Arc::new(AtomicUsize::new(0));
         handles.push(ShardHandle { sender, connections: Arc::clone(&connections) });
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .on_thread_park(flush_turn)
-            .build()?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().on_thread_park(flush_turn).build()?;
         let shared = Arc::clone(shared);
         let thread = std::thread::Builder::new()
             .name(format!("shard-{index}"))

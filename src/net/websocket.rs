@@ -40,10 +40,12 @@ pub(super) fn upgrade(bytes: &[u8], path: &str) -> Upgrade {
         return refuse("404 Not Found");
     }
     let has = |name: &str, word: &str| {
-        values(&request, name).any(|value| value.split(',').any(|item| item.trim().eq_ignore_ascii_case(word)))
+        values(&request, name)
+            .any(|value| value.split(',').any(|item| item.trim().eq_ignore_ascii_case(word)))
     };
     let key = values(&request, "sec-websocket-key").next();
-    let (true, true, Some(key)) = (request.method == Some("GET"), has("upgrade", "websocket") && has("connection", "upgrade"), key)
+    let (true, true, Some(key)) =
+        (request.method == Some("GET"), has("upgrade", "websocket") && has("connection", "upgrade"), key)
     else {
         return refuse("426 Upgrade Required");
     };
@@ -90,7 +92,12 @@ pub(super) struct Frames {
 
 impl Frames {
     /// Appends the payload of `bytes` to `plain`, and answers to control frames to `replies`.
-    pub(super) fn open(&mut self, mut bytes: &[u8], plain: &mut Vec<u8>, replies: &mut Vec<u8>) -> Result<(), WebSocketError> {
+    pub(super) fn open(
+        &mut self,
+        mut bytes: &[u8],
+        plain: &mut Vec<u8>,
+        replies: &mut Vec<u8>,
+    ) -> Result<(), WebSocketError> {
         while !bytes.is_empty() || (self.in_payload && self.left == 0) {
             if !self.in_payload {
                 bytes = self.read_header(bytes)?;
@@ -137,7 +144,11 @@ impl Frames {
         }
         self.have = 0;
         let length = &self.header[2..2 + extended];
-        self.left = if extended == 0 { u64::from(short) } else { length.iter().fold(0, |n, b| n << 8 | u64::from(*b)) };
+        self.left = if extended == 0 {
+            u64::from(short)
+        } else {
+            length.iter().fold(0, |n, b| n << 8 | u64::from(*b))
+        };
         self.mask.copy_from_slice(&self.header[2 + extended..6 + extended]);
         self.at = 0;
         self.opcode = self.header[0] & 0x0F;
@@ -265,7 +276,13 @@ mod tests {
     #[test]
     fn text_unmasked_reserved_and_long_control_frames_end_the_connection() {
         let long_ping = masked(0x89, &[0; 126]);
-        for bad in [&masked(0x81, b"x")[..], &[0x82, 0x01, 0x00], &masked(0xC2, b"x"), &long_ping, &masked(0x80, b"x")] {
+        for bad in [
+            &masked(0x81, b"x")[..],
+            &[0x82, 0x01, 0x00],
+            &masked(0xC2, b"x"),
+            &long_ping,
+            &masked(0x80, b"x"),
+        ] {
             let result = Frames::default().open(bad, &mut Vec::new(), &mut Vec::new());
             assert_eq!(result, Err(WebSocketError::Protocol), "{bad:?}");
         }

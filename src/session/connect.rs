@@ -81,7 +81,11 @@ pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result
     })
 }
 
-fn client_id(connect: &Connect, policy: &ConnectPolicy<'_>, connack: &mut ConnAck) -> Result<ClientId, Refused> {
+fn client_id(
+    connect: &Connect,
+    policy: &ConnectPolicy<'_>,
+    connack: &mut ConnAck,
+) -> Result<ClientId, Refused> {
     let id = connect.client_id.as_str();
     let invalid = Refused(Some(reason::CLIENT_IDENTIFIER_NOT_VALID));
     if id.is_empty() {

@@ -118,7 +118,9 @@ impl World {
         self.outbound.note_written(bytes.len());
         let mut rest = &bytes[..];
         let mut left = frames;
-        while left > 0 && let Ok(Some(frame)) = codec::frame(rest, usize::MAX) {
+        while left > 0
+            && let Ok(Some(frame)) = codec::frame(rest, usize::MAX)
+        {
             rest = &rest[frame.len..];
             left -= 1;
             match codec::decode(&frame, self.protocol).expect("what we encode can be decoded") {

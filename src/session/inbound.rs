@@ -42,7 +42,11 @@ impl Inbound {
 
     /// Checks a decoded PUBLISH against the limits and resolves its alias. `Ok(Some)` is the topic behind an
     /// alias; `Ok(None)` means that the packet carries its topic itself.
-    pub fn check_publish(&mut self, publish: &Publish<'_>, limits: &Limits) -> Result<Option<Arc<str>>, PublishError> {
+    pub fn check_publish(
+        &mut self,
+        publish: &Publish<'_>,
+        limits: &Limits,
+    ) -> Result<Option<Arc<str>>, PublishError> {
         if publish.qos as u8 > limits.max_qos {
             return Err(PublishError::Fatal(reason::QOS_NOT_SUPPORTED)); // [MQTT-3.2.2-11]
         }
@@ -54,7 +58,10 @@ impl Inbound {
             Some(alias) => self.resolve(alias, publish.topic, limits)?,
         };
         let text = topic.as_deref().unwrap_or(publish.topic);
-        if text.len() > limits.max_topic_bytes || levels(text) > limits.max_topic_levels || text.starts_with("$SYS/") {
+        if text.len() > limits.max_topic_bytes
+            || levels(text) > limits.max_topic_levels
+            || text.starts_with("$SYS/")
+        {
             return Err(PublishError::Refused(reason::TOPIC_NAME_INVALID));
         }
         let claims_text = publish.properties.as_ref().is_some_and(|p| p.payload_format == Some(1));
@@ -64,7 +71,12 @@ impl Inbound {
         Ok(topic)
     }
 
-    fn resolve(&mut self, alias: u16, topic: &str, limits: &Limits) -> Result<Option<Arc<str>>, PublishError> {
+    fn resolve(
+        &mut self,
+        alias: u16,
+        topic: &str,
+        limits: &Limits,
+    ) -> Result<Option<Arc<str>>, PublishError> {
         if alias == 0 || alias > limits.topic_alias_maximum {
             return Err(PublishError::Fatal(reason::TOPIC_ALIAS_INVALID)); // [MQTT-3.3.2-8] [MQTT-3.3.2-9]
         }

@@ -191,7 +191,9 @@ impl Outbound {
         self.online
             && self.out.len() < OUT_BUFFER / 2
             && self.rare.as_ref().is_none_or(|rare| {
-                rare.pending.is_empty() && rare.inflight.is_resent() && rare.inflight.has_room(self.window.into())
+                rare.pending.is_empty()
+                    && rare.inflight.is_resent()
+                    && rare.inflight.has_room(self.window.into())
             })
     }
 
@@ -200,7 +202,9 @@ impl Outbound {
         let qos = offer.qos.min(message.qos);
         if self.online {
             if qos == QoS::AtMostOnce {
-                if self.out.len() < OUT_BUFFER && self.rare.as_ref().is_none_or(|rare| !rare.pending.has_qos0()) {
+                if self.out.len() < OUT_BUFFER
+                    && self.rare.as_ref().is_none_or(|rare| !rare.pending.has_qos0())
+                {
                     return self.send_qos0(message, offer, env.now);
                 }
             } else if self.can_send_now() {
@@ -370,7 +374,9 @@ impl Outbound {
                 Stage::Publish(delivery) if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce => {
                     shared.push((delivery.group, delivery.message));
                 }
-                Stage::Publish(delivery) => dropped(delivery.message.receipt.as_ref(), DropReason::SessionEnded),
+                Stage::Publish(delivery) => {
+                    dropped(delivery.message.receipt.as_ref(), DropReason::SessionEnded)
+                }
                 Stage::Release(receipt) => dropped(receipt.as_ref(), DropReason::SessionEnded),
             }
         }
@@ -401,7 +407,9 @@ impl Outbound {
     fn can_send_now(&self) -> bool {
         self.out.len() < OUT_BUFFER
             && self.rare.as_ref().is_none_or(|rare| {
-                rare.pending.is_empty() && rare.inflight.is_resent() && rare.inflight.has_room(self.window.into())
+                rare.pending.is_empty()
+                    && rare.inflight.is_resent()
+                    && rare.inflight.has_room(self.window.into())
             })
     }
 
@@ -412,7 +420,14 @@ impl Outbound {
     }
 
     fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Take {
-        let frame = Frame { message, qos: QoS::AtMostOnce, retain: offer.retain, ids: offer.ids, packet_id: 0, dup: false };
+        let frame = Frame {
+            message,
+            qos: QoS::AtMostOnce,
+            retain: offer.retain,
+            ids: offer.ids,
+            packet_id: 0,
+            dup: false,
+        };
         if !self.append_frame(&frame, now) {
             return self.too_large(message.receipt);
         }
@@ -424,7 +439,13 @@ impl Outbound {
         Take::Sent
     }
 
-    fn send_acknowledged(&mut self, message: &Message<'_>, qos: QoS, offer: Offer<'_>, now: Timestamp) -> Take {
+    fn send_acknowledged(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        now: Timestamp,
+    ) -> Take {
         let packet_id = self.rare().inflight.next_id();
         let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
         if !self.append_frame(&frame, now) {
@@ -520,7 +541,10 @@ impl Outbound {
         let Some(rare) = &mut self.rare else { return false };
         let Some(front) = rare.pending.front() else { return false };
         let expired = front.message.is_expired(env.now);
-        if !expired && front.qos != QoS::AtMostOnce && !(rare.inflight.is_resent() && rare.inflight.has_room(window)) {
+        if !expired
+            && front.qos != QoS::AtMostOnce
+            && !(rare.inflight.is_resent() && rare.inflight.has_room(window))
+        {
             return false;
         }
         let Some(delivery) = rare.pending.pop() else { return false };
@@ -572,7 +596,12 @@ impl Outbound {
         appended
     }
 
-    fn append_with(&mut self, frame: &Frame<'_, '_>, now: Timestamp, aliases: Option<&mut OutboundAliases>) -> bool {
+    fn append_with(
+        &mut self,
+        frame: &Frame<'_, '_>,
+        now: Timestamp,
+        aliases: Option<&mut OutboundAliases>,
+    ) -> bool {
         let message = frame.message;
         let v5 = self.protocol.is_v5();
         let used = aliases.as_ref().map_or(AliasUse::None, |aliases| aliases.choose(message.topic));

@@ -43,7 +43,13 @@ fn packets(outbound: &mut Outbound, protocol: Protocol) -> Vec<String> {
         seen.push(match codec::decode(&frame, protocol).unwrap() {
             Packet::Publish(p) => format!(
                 "publish {} id={} qos={} dup={} topic={} alias={:?} expiry={:?}",
-                String::from_utf8_lossy(p.payload), p.packet_id, p.qos as u8, p.dup, p.topic, p.alias, p.expiry
+                String::from_utf8_lossy(p.payload),
+                p.packet_id,
+                p.qos as u8,
+                p.dup,
+                p.topic,
+                p.alias,
+                p.expiry
             ),
             Packet::PubRel(a) => format!("pubrel {} {:#x}", a.packet_id, a.code),
             Packet::PubComp(a) => format!("pubcomp {} {:#x}", a.packet_id, a.code),
@@ -106,7 +112,10 @@ fn receive_maximum_holds_back_qos1_only() {
     let seen = packets(&mut outbound, Protocol::V5);
     assert_eq!(seen.len(), 2, "{seen:?}");
     assert!(outbound.handle_puback(1, 0, &env(&limits, 0)));
-    assert_eq!(packets(&mut outbound, Protocol::V5), ["publish b id=2 qos=1 dup=false topic=t alias=None expiry=None"]);
+    assert_eq!(
+        packets(&mut outbound, Protocol::V5),
+        ["publish b id=2 qos=1 dup=false topic=t alias=None expiry=None"]
+    );
 }
 
 /// [MQTT-3.3.2-5] [MQTT-3.3.2-6]: a waiting message expires, and what is left of the interval is sent.
@@ -170,11 +179,13 @@ fn full_queues_follow_the_policy() {
         for payload in [b"a", b"b"] {
             outbound.offer(&message(payload, QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
         }
-        let taken = outbound.offer(&message(b"c", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
+        let taken =
+            outbound.offer(&message(b"c", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
         assert_eq!(taken, third, "{policy:?}");
         assert_eq!(outbound.sizes().1, 2, "{policy:?}");
     }
-    let limits = Limits { mailbox_bytes: ByteSize(1), overflow: OverflowPolicy::Disconnect, ..Limits::default() };
+    let limits =
+        Limits { mailbox_bytes: ByteSize(1), overflow: OverflowPolicy::Disconnect, ..Limits::default() };
     let mut outbound = Outbound::new();
     outbound.attach(LinkParams { receive_maximum: 1, ..link(Protocol::V5) }, &[], &env(&limits, 0));
     outbound.offer(&message(b"a", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
@@ -209,7 +220,8 @@ fn connect_is_granted_within_the_limits_or_refused() {
     let policy = ConnectPolicy { limits: &limits, non_broker: true, assigned_id: &|| "made".to_owned() };
     let refused = |connect: Connect| evaluate_connect(&connect, &policy).err();
 
-    let accepted = evaluate_connect(&Connect { session_expiry: Some(u32::MAX), ..connect() }, &policy).unwrap();
+    let accepted =
+        evaluate_connect(&Connect { session_expiry: Some(u32::MAX), ..connect() }, &policy).unwrap();
     assert_eq!((accepted.expiry, accepted.keep_alive), (100, 30));
     assert_eq!((accepted.connack.session_expiry, accepted.connack.server_keep_alive), (Some(100), Some(30)));
 
@@ -242,11 +254,15 @@ fn publish(topic: &str) -> Publish<'_> {
 
 #[test]
 fn inbound_publish_is_checked_and_its_alias_resolved() {
-    let limits = Limits { max_qos: 1, retain_available: false, validate_payload_format: true, ..Limits::default() };
+    let limits =
+        Limits { max_qos: 1, retain_available: false, validate_payload_format: true, ..Limits::default() };
     let mut inbound = Inbound::new(Protocol::V5);
     let mut check = |publish: Publish<'_>| inbound.check_publish(&publish, &limits);
     assert_eq!(check(publish("t")), Ok(None));
-    assert_eq!(check(Publish { alias: Some(3), ..publish("") }), Err(PublishError::Fatal(reason::PROTOCOL_ERROR)));
+    assert_eq!(
+        check(Publish { alias: Some(3), ..publish("") }),
+        Err(PublishError::Fatal(reason::PROTOCOL_ERROR))
+    );
     assert_eq!(check(Publish { alias: Some(3), ..publish("t") }), Ok(None));
     assert_eq!(check(Publish { alias: Some(3), ..publish("") }).unwrap().as_deref(), Some("t"));
     let alias_high = Publish { alias: Some(65), ..publish("t") };
