@@ -96,9 +96,10 @@ step clippy cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 check_dependencies
 step "documentation tests" cargo test --locked --doc
-step "building the tests" cargo test --locked --lib --bins --examples --tests --no-run
+step "building the examples" cargo build --locked --examples
+step "building the tests" cargo test --locked --lib --bins --tests --no-run
 
 report_skipped
-say "tests: cargo test --lib --bins --examples --tests $*"
+say "tests: cargo test --lib --bins --tests $*"
 rm -f "$deny_log"
-exec cargo test --locked --no-fail-fast --lib --bins --examples --tests "$@"
+exec cargo test --locked --no-fail-fast --lib --bins --tests "$@"
