@@ -10,7 +10,7 @@
 //! broker          routing: subscription index, retained, shared groups, registry; knows only `Target`
 //! store           traits and backends of what outlives the process
 //! types           ClientId, topics, QoS, Message
-//! auth config shutdown sys telemetry tls      leaves
+//! auth config shutdown telemetry tls          leaves
 //! ```
 //!
 //! Allowed edges: net -> session, broker; grpc -> broker, store; session -> codec -> types; broker -> store ->
@@ -30,7 +30,6 @@ pub mod net;
 pub mod session;
 pub mod shutdown;
 pub mod store;
-pub mod sys;
 pub mod telemetry;
 pub mod tls;
 pub mod types;

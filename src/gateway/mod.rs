@@ -4,6 +4,7 @@
 
 mod parts;
 mod service;
+mod sys;
 
 use std::{
     collections::BTreeMap,

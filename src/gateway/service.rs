@@ -8,13 +8,15 @@ use std::{
 use tokio::sync::watch;
 use tracing::error;
 
-use super::parts::set_trace;
+use super::{
+    parts::set_trace,
+    sys::{SysInput, SysStats},
+};
 use crate::{
     broker::{Broker, Turn},
     config::Config,
     grpc, net,
     store::Latest,
-    sys::{SysInput, SysStats},
     telemetry::{HttpLimits, Pages, ProcessStats, render, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},

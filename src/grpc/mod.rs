@@ -17,7 +17,7 @@ mod status;
 mod stream;
 mod subscriber;
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use prost::Message;
 use thiserror::Error;
@@ -27,7 +27,11 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Server, server::Router};
-use tonic_health::{pb::health_server::HealthServer, server::HealthService};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
 
 use self::{
     devices::DevicesService,
@@ -98,11 +102,14 @@ impl Default for GrpcConfig {
     }
 }
 
+/// Called with a client id and whether to trace it.
+pub type TraceHook = Arc<dyn Fn(&str, bool) + Send + Sync>;
+
 /// What the server needs beyond the broker.
 #[derive(Clone)]
 pub struct Hooks {
     /// Switches tracing of one client (its id) on or off.
-    pub set_trace: Arc<dyn Fn(&str, bool) + Send + Sync>,
+    pub set_trace: TraceHook,
     /// Latest values; `None` if they are switched off.
     pub latest: Option<Arc<dyn LatestReader>>,
 }
@@ -146,24 +153,37 @@ pub async fn serve(
         streams: Arc::new(Streams::new(config.max_streams)),
         shutdown: shutdown.clone(),
     };
-    let health = tonic_health::server::HealthReporter::new();
-    set_health(&health, tonic_health::ServingStatus::Serving).await;
+    let health = HealthReporter::new();
     let router = router(&context, &health)?;
+    let streams = Arc::clone(&context.streams);
+    drop(context);
+    run(listener, tls, config, router, health, streams, shutdown).await
+}
 
+/// Serves `router` until `shutdown`.
+async fn run(
+    listener: TcpListener,
+    tls: Option<SharedTls>,
+    config: GrpcConfig,
+    router: Router,
+    health: HealthReporter,
+    streams: Arc<Streams>,
+    shutdown: watch::Receiver<bool>,
+) -> Result<(), GrpcError> {
+    set_health(&health, ServingStatus::Serving).await;
     let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
     tokio::spawn(accept::accept(listener, tls, config, ready));
 
     let stop = {
-        let (mut shutdown, streams) = (shutdown.clone(), Arc::clone(&context.streams));
+        let mut shutdown = shutdown.clone();
         async move {
             // A sender that is gone can never ask: it counts as asking.
             let _ = shutdown.wait_for(|stop| *stop).await;
-            set_health(&health, tonic_health::ServingStatus::NotServing).await;
+            set_health(&health, ServingStatus::NotServing).await;
             streams.close();
         }
     };
-    let serving = router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop);
-    let mut serving = std::pin::pin!(serving);
+    let mut serving = pin!(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop));
     let mut shutdown = shutdown;
     let drained = async {
         let _ = shutdown.wait_for(|stop| *stop).await;
@@ -178,7 +198,7 @@ pub async fn serve(
     }
 }
 
-fn router(context: &Context, health: &tonic_health::server::HealthReporter) -> Result<Router, GrpcError> {
+fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcError> {
     let config = &context.config;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -218,7 +238,7 @@ const SERVICES: [&str; 7] = [
     "rpcserver.PublishedPacketService",
 ];
 
-async fn set_health(health: &tonic_health::server::HealthReporter, status: tonic_health::ServingStatus) {
+async fn set_health(health: &HealthReporter, status: ServingStatus) {
     for service in SERVICES {
         health.set_service_status(service, status).await;
     }
@@ -242,3 +262,6 @@ fn fit<T: Message>(items: impl Iterator<Item = T>, budget: usize) -> (Vec<T>, bo
     }
     (taken, false)
 }
+
+#[cfg(test)]
+mod tests;

@@ -149,8 +149,8 @@ fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, las
     let slot = &mut *guard;
     let Some(link) = slot.link.as_mut().filter(|link| link.epoch == flight.epoch) else {
         drop(guard);
-        let protocol_v5 = true;
-        end_old(&flight, protocol_v5);
+        // The link was replaced while this thread was writing: nobody else can end the started frame.
+        farewell(&flight.writer, &flight.bytes, flight.written, &[]);
         return Next::Done;
     };
     slot.out.note_written(wrote);
@@ -183,11 +183,6 @@ fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, las
         waker.wake();
     }
     if more && !last_round { Next::Again } else { Next::Done }
-}
-
-/// The link was replaced while this thread was writing: nobody else can say goodbye on that socket.
-fn end_old(flight: &Flight, _v5: bool) {
-    farewell(&flight.writer, &flight.bytes, flight.written, &[]);
 }
 
 /// Keeps a buffer ready for the owner's own writes.

@@ -216,7 +216,6 @@ async fn open(
         Limiter::new(&shared.limits, now),
     );
     if let Some(old) = replaced {
-        count(|c| c.takeovers.add(1));
         flush::end_replaced(old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
     }
     count(|c| c.connections_established.add(1));

@@ -50,12 +50,16 @@ impl Connection {
                 info!(client_id = %self.device.core().client_id(), first = frame.first, bytes = frame.len, "packet received");
             }
             handled.used += frame.len;
+            let answered = answers.len();
             let result = if frame.first >> 4 == 3 {
                 handled.messages += 1;
                 self.handle_publish_frame(&frame, now, turn, answers)
             } else {
                 self.handle_other(&frame, now, turn, answers)
             };
+            if answers.len() > answered {
+                count(|c| c.packets_out.add(1));
+            }
             if let Err(end) = result {
                 handled.end = Some(end);
                 break;
@@ -79,10 +83,13 @@ impl Connection {
         let protocol = self.inbound.protocol();
         let publish = codec::decode_publish(frame.first, frame.body, protocol)
             .map_err(|error| End::Protocol(error.reason_code()))?;
-        count(|c| match publish.qos {
-            QoS::AtMostOnce => c.messages_in_0.add(1),
-            QoS::AtLeastOnce => c.messages_in_1.add(1),
-            QoS::ExactlyOnce => c.messages_in_2.add(1),
+        count(|c| {
+            c.payload_bytes_in.add(publish.payload.len() as u64);
+            match publish.qos {
+                QoS::AtMostOnce => c.messages_in_0.add(1),
+                QoS::AtLeastOnce => c.messages_in_1.add(1),
+                QoS::ExactlyOnce => c.messages_in_2.add(1),
+            }
         });
         let alias = match self.inbound.check_publish(&publish, &self.device.shared.limits) {
             Ok(alias) => alias,
@@ -240,10 +247,8 @@ impl Connection {
             let code = match self.subscribe_one(&request, now) {
                 Ok(qos) => qos as u8,
                 Err(SubscribeError::NoLocalShared) => return Err(End::Protocol(reason::PROTOCOL_ERROR)),
-                Err(error) => {
-                    count(|c| c.subscribe_refused.add(1));
-                    if protocol.is_v5() { subscribe_code(error) } else { 0x80 }
-                }
+                Err(error) if protocol.is_v5() => subscribe_code(error),
+                Err(_) => 0x80,
             };
             codes.push(code);
         }

@@ -120,10 +120,7 @@ impl Frames {
     }
 
     fn read_header<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WebSocketError> {
-        let (first, rest) = match bytes.split_first() {
-            Some(split) => split,
-            None => return Ok(bytes),
-        };
+        let Some((first, rest)) = bytes.split_first() else { return Ok(bytes) };
         self.header[self.have] = *first;
         self.have += 1;
         if self.have < 2 {

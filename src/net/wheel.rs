@@ -41,7 +41,7 @@ thread_local! {
 
 /// Seconds on this shard's clock.
 pub(super) fn second() -> u32 {
-    WHEEL.with_borrow(|wheel| elapsed(wheel))
+    WHEEL.with_borrow(elapsed)
 }
 
 /// Watches a connection.

@@ -8,7 +8,7 @@ use std::{
 use super::{
     alias::{AliasUse, OutboundAliases},
     buffers::{recycle, take_buffer},
-    inflight::{Inflight, Stage},
+    inflight::{Entry, Inflight, Stage},
     pending::{Delivery, Pending},
 };
 use crate::{
@@ -114,6 +114,7 @@ pub struct Outbound {
     window: u16,
     protocol: Protocol,
     online: bool,
+    ended: bool,
 }
 
 impl Outbound {
@@ -128,6 +129,7 @@ impl Outbound {
             window: 0,
             protocol: Protocol::V4,
             online: false,
+            ended: false,
         }
     }
 
@@ -199,6 +201,10 @@ impl Outbound {
 
     /// Takes one message: into the out-buffer if it can go now, else into the queue, else drops it.
     pub fn offer(&mut self, message: &Message<'_>, offer: Offer<'_>, env: &Env<'_>) -> Take {
+        if self.ended {
+            count(|c| c.dropped_session_ended.add(1));
+            return Take::Dropped(DropReason::SessionEnded);
+        }
         let qos = offer.qos.min(message.qos);
         if self.online {
             if qos == QoS::AtMostOnce {
@@ -271,10 +277,8 @@ impl Outbound {
         if !expected {
             return false;
         }
-        if let Some(entry) = rare.inflight.remove(id) {
-            if let Stage::Publish(delivery) = entry.stage {
-                acknowledged(delivery.message.receipt.as_ref(), code);
-            }
+        if let Some(Entry { stage: Stage::Publish(delivery), .. }) = rare.inflight.remove(id) {
+            acknowledged(delivery.message.receipt.as_ref(), code);
         }
         self.pump(env);
         true
@@ -314,10 +318,8 @@ impl Outbound {
         if !matches!(rare.inflight.get_mut(id), Some(entry) if matches!(entry.stage, Stage::Release(_))) {
             return false;
         }
-        if let Some(entry) = rare.inflight.remove(id) {
-            if let Stage::Release(receipt) = entry.stage {
-                acknowledged(receipt.as_ref(), reason::SUCCESS);
-            }
+        if let Some(Entry { stage: Stage::Release(receipt), .. }) = rare.inflight.remove(id) {
+            acknowledged(receipt.as_ref(), reason::SUCCESS);
         }
         self.pump(env);
         true
@@ -367,6 +369,7 @@ impl Outbound {
     /// in flight; never QoS 2 in flight [MQTT-4.8.2-5].
     pub fn end(&mut self, budget: &dyn Budget) -> Vec<(u32, Arc<SharedMessage>)> {
         self.detach();
+        self.ended = true;
         let Some(mut rare) = self.rare.take() else { return Vec::new() };
         let mut shared = Vec::new();
         for entry in rare.inflight.drain() {
@@ -429,7 +432,7 @@ impl Outbound {
             dup: false,
         };
         if !self.append_frame(&frame, now) {
-            return self.too_large(message.receipt);
+            return self.too_large();
         }
         count(|c| c.messages_out_0.add(1));
         if let Some(receipt) = message.receipt {
@@ -449,7 +452,7 @@ impl Outbound {
         let packet_id = self.rare().inflight.next_id();
         let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
         if !self.append_frame(&frame, now) {
-            return self.too_large(message.receipt);
+            return self.too_large();
         }
         self.rare().inflight.push(keep(message, qos, offer));
         count_sent(qos);
@@ -492,7 +495,6 @@ impl Outbound {
 
     fn resend_one(&mut self, env: &Env<'_>) -> bool {
         let Some(mut rare) = self.rare.take() else { return false };
-        let window = usize::from(self.window);
         let sent = match rare.inflight.next_resend() {
             None => false,
             Some((id, entry)) => {
@@ -531,7 +533,6 @@ impl Outbound {
                 true
             }
         };
-        debug_assert!(window > 0);
         self.rare = Some(rare);
         sent
     }
@@ -573,7 +574,7 @@ impl Outbound {
         true
     }
 
-    fn too_large(&mut self, _receipt: Option<&Arc<Receipt>>) -> Take {
+    fn too_large(&mut self) -> Take {
         // A packet above the client's maximum is dropped as if sent [MQTT-3.1.2-25].
         self.rare().dropped += 1;
         count(|c| c.dropped_too_large.add(1));
@@ -632,6 +633,10 @@ impl Outbound {
         let before = self.out.len();
         encoded.encode(&mut self.out);
         self.appended += (self.out.len() - before) as u64;
+        count(|c| {
+            c.packets_out.add(1);
+            c.payload_bytes_out.add(message.payload.len() as u64);
+        });
         if let (Some(aliases), AliasUse::Set(alias)) = (aliases, used) {
             aliases.assign(message.topic, alias);
         }

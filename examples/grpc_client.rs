@@ -1,0 +1,155 @@
+//! A small client of the gateway's gRPC API.
+//!
+//! ```text
+//! grpc_client subscribe --filter 'sensors/#' --device dev-1
+//! grpc_client publish --device dev-1 commands/led on
+//! grpc_client --ca certs/ca.crt --addr https://localhost:10000 latest sensors/temperature
+//! ```
+
+#![allow(clippy::print_stdout)] // it is a command-line tool
+
+use std::{error::Error, path::PathBuf};
+
+use clap::{Parser, Subcommand};
+use mqtt_server::grpc::proto::gateway::v1::{
+    GetLatestRequest, Offline, PublishRequest, Qos, SubscribeRequest, Wait,
+    publisher_client::PublisherClient, state_client::StateClient, subscribe_item::Item,
+    subscriber_client::SubscriberClient,
+};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+
+/// A client of the gateway's gRPC API.
+#[derive(Parser)]
+struct Args {
+    /// The gateway, `http://` for plaintext.
+    #[arg(short, long, default_value = "http://127.0.0.1:10000")]
+    addr: String,
+    /// CA certificate (PEM) for `https://` addresses.
+    #[arg(long)]
+    ca: Option<PathBuf>,
+    /// Name in the server's certificate, if it is not the host of the address.
+    #[arg(long, requires = "ca")]
+    server_name: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Prints messages until interrupted.
+    Subscribe {
+        /// Topic filter; may be repeated.
+        #[arg(short, long)]
+        filter: Vec<String>,
+        /// Only this device; may be repeated.
+        #[arg(short, long)]
+        device: Vec<String>,
+    },
+    /// Publishes one message and tells what became of it.
+    Publish {
+        /// Send to this device only, subscribed or not.
+        #[arg(short, long)]
+        device: Option<String>,
+        /// Quality of service: 0, 1 or 2.
+        #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(0..=2))]
+        qos: i32,
+        /// Keep as the retained message of the topic.
+        #[arg(short, long)]
+        retain: bool,
+        /// Wait for the acknowledgement of every online receiver.
+        #[arg(short, long)]
+        wait: bool,
+        /// Fail if the device is offline, rather than queue the message.
+        #[arg(long)]
+        fail_offline: bool,
+        /// Topic.
+        topic: String,
+        /// Payload.
+        payload: String,
+    },
+    /// Prints the latest value of a topic.
+    Latest {
+        /// Of this device; without it, the newest of all devices.
+        #[arg(short, long)]
+        device: Option<String>,
+        /// Topic.
+        topic: String,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let channel = connect(&args).await?;
+    match args.command {
+        Command::Subscribe { filter, device } => subscribe(channel, filter, device).await,
+        Command::Publish { device, qos, retain, wait, fail_offline, topic, payload } => {
+            let request = PublishRequest {
+                device_id: device,
+                topic,
+                payload: payload.into(),
+                qos: Qos::try_from(qos + 1)?.into(),
+                retain,
+                wait: if wait { Wait::Acked } else { Wait::Accepted }.into(),
+                offline: if fail_offline { Offline::Fail } else { Offline::Queue }.into(),
+                ..PublishRequest::default()
+            };
+            let response = PublisherClient::new(channel).publish(request).await?.into_inner();
+            println!(
+                "{}: {} matched, {} sent, {} queued, {} dropped",
+                response.outcome().as_str_name(),
+                response.matched,
+                response.sent,
+                response.queued,
+                response.dropped
+            );
+            Ok(())
+        }
+        Command::Latest { device, topic } => {
+            let request = GetLatestRequest { topic, device_id: device };
+            let response = StateClient::new(channel).get_latest(request).await?.into_inner();
+            if let Some(value) = response.value {
+                print_message(&value.device_id, &value.topic, &value.payload);
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn connect(args: &Args) -> Result<Channel, Box<dyn Error>> {
+    let mut endpoint = Endpoint::try_from(args.addr.clone())?;
+    if let Some(path) = &args.ca {
+        let ca = Certificate::from_pem(std::fs::read(path)?);
+        let mut tls = ClientTlsConfig::new().ca_certificate(ca);
+        if let Some(name) = &args.server_name {
+            tls = tls.domain_name(name);
+        }
+        endpoint = endpoint.tls_config(tls)?;
+    }
+    Ok(endpoint.connect().await?)
+}
+
+async fn subscribe(
+    channel: Channel,
+    topic_filters: Vec<String>,
+    device_ids: Vec<String>,
+) -> Result<(), Box<dyn Error>> {
+    let request = SubscribeRequest { topic_filters, device_ids, ..SubscribeRequest::default() };
+    let mut stream = SubscriberClient::new(channel).subscribe(request).await?.into_inner();
+    while let Some(response) = stream.message().await? {
+        for item in response.items {
+            match item.item {
+                Some(Item::Message(message)) => {
+                    print_message(&message.device_id, &message.topic, &message.payload);
+                }
+                Some(Item::Gap(gap)) => println!("-- {} messages missing", gap.count),
+                Some(Item::Heartbeat(_)) | None => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_message(device: &str, topic: &str, payload: &[u8]) {
+    println!("{device} {topic} {}", String::from_utf8_lossy(payload));
+}
