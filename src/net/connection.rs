@@ -51,11 +51,13 @@ pub(super) struct Layered {
     read: OwnedReadHalf,
     pub(super) write: OwnedWriteHalf,
     pub(super) layers: Layers,
+    /// Bytes written to the socket.
+    total: u64,
 }
 
 impl Io {
     pub(super) fn layered(read: OwnedReadHalf, write: OwnedWriteHalf, layers: Layers) -> Self {
-        Self::Layered(Box::new(Layered { read, write, layers }))
+        Self::Layered(Box::new(Layered { read, write, layers, total: 0 }))
     }
 }
 
@@ -199,8 +201,12 @@ impl Connection {
         self.watch_stall(cx, blocked, self.written() != before)
     }
 
+    /// Grows whenever the socket takes bytes.
     fn written(&self) -> u64 {
-        self.device.lock().link.as_ref().map_or(0, |link| link.written as u64)
+        match &self.io {
+            Io::Plain(_) => self.device.lock().out.written(),
+            Io::Layered(io) => io.total,
+        }
     }
 
     fn watch_stall(&mut self, cx: &mut Context<'_>, blocked: bool, progress: bool) -> Option<End> {
@@ -235,6 +241,7 @@ impl Connection {
                     Poll::Ready(Ok(n)) => {
                         count(|c| c.bytes_out.add(n as u64));
                         io.layers.sent += n;
+                        io.total += n as u64;
                     }
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                     Poll::Pending => {

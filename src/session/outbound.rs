@@ -240,6 +240,11 @@ impl Outbound {
         self.out.len()
     }
 
+    /// Bytes of the out-buffer that this connection's socket has taken.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Takes the out-buffer for writing; it begins and ends at frame boundaries.
     pub fn take_out(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
