@@ -9,18 +9,18 @@ use crate::{broker::Gauges, telemetry::Totals};
 
 /// What [`SysStats::tick`] is told beside the counters.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SysInput {
+pub(super) struct SysInput {
     /// Time since 1970; only differences and the formatted time matter.
-    pub now: Duration,
+    pub(super) now: Duration,
     /// Resident memory of the process.
-    pub heap: u64,
+    pub(super) heap: u64,
     /// Highest resident memory of the process.
-    pub heap_maximum: u64,
+    pub(super) heap_maximum: u64,
 }
 
 /// Rates and maxima between ticks.
 #[derive(Debug)]
-pub struct SysStats {
+pub(super) struct SysStats {
     start: Duration,
     last: Duration,
     previous: Totals,
@@ -32,12 +32,17 @@ const PERIODS: [(&str, f64); 3] = [("1min", 1.0), ("5min", 5.0), ("15min", 15.0)
 
 impl SysStats {
     /// Starts at `start` (since 1970), with counters at zero.
-    pub fn new(start: Duration) -> Self {
+    pub(super) fn new(start: Duration) -> Self {
         Self { start, last: start, previous: Totals::default(), loads: Vec::new() }
     }
 
     /// All topics with their values now. Averages are per minute and decay as Mosquitto's.
-    pub fn tick(&mut self, input: SysInput, totals: &Totals, gauges: &Gauges) -> Vec<(String, String)> {
+    pub(super) fn tick(
+        &mut self,
+        input: SysInput,
+        totals: &Totals,
+        gauges: &Gauges,
+    ) -> Vec<(String, String)> {
         let mut out = Topics(Vec::with_capacity(80));
         self.state(&mut out, input, gauges);
         counts(&mut out, input, totals, gauges);

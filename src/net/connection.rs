@@ -15,11 +15,11 @@ use tokio::{
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
     time::Sleep,
 };
-use tracing::debug;
 
 use super::{
     clock,
-    device::{Device, Link, Writer},
+    device::{Device, Writer},
+    ending::End,
     flush,
     layers::{LayerError, Layers},
     limiter::Limiter,
@@ -29,8 +29,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    broker::{CloseReason, Closed, RetainedCursor, Session, Target, Turn},
-    codec::reason,
+    broker::{CloseReason, RetainedCursor, Target},
     session::{Inbound, OUT_BUFFER, recycle},
     telemetry::count,
 };
@@ -42,23 +41,6 @@ const BACKLOG: usize = 4 * OUT_BUFFER;
 /// Retained messages delivered per poll.
 const REPLAYS_PER_POLL: usize = 256;
 
-/// Why a connection ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// The client's DISCONNECT.
-    Disconnect { code: u8, expiry: Option<u32> },
-    /// The client closed without DISCONNECT.
-    PeerClosed,
-    /// The socket or a layer failed.
-    Failed,
-    /// A malformed packet, protocol error or refusal that only closing can tell; v5 reason code.
-    Protocol(u8),
-    /// Another connection owns the session.
-    Superseded,
-    /// The gateway ends it.
-    Close(CloseReason),
-}
-
 /// The socket's reading side and, with layers, all of it.
 pub(super) enum Io {
     Plain(OwnedReadHalf),
@@ -67,13 +49,15 @@ pub(super) enum Io {
 
 pub(super) struct Layered {
     read: OwnedReadHalf,
-    write: OwnedWriteHalf,
-    layers: Layers,
+    pub(super) write: OwnedWriteHalf,
+    pub(super) layers: Layers,
+    /// Bytes written to the socket.
+    total: u64,
 }
 
 impl Io {
     pub(super) fn layered(read: OwnedReadHalf, write: OwnedWriteHalf, layers: Layers) -> Self {
-        Self::Layered(Box::new(Layered { read, write, layers }))
+        Self::Layered(Box::new(Layered { read, write, layers, total: 0 }))
     }
 }
 
@@ -94,13 +78,13 @@ pub(super) struct Connection {
     pub(super) identity: Arc<dyn Identity>,
     /// Session expiry granted at CONNECT.
     pub(super) expiry: u32,
-    io: Io,
+    pub(super) io: Io,
     /// A frame that is not complete yet.
     partial: Vec<u8>,
     rare: Option<Box<Rare>>,
     /// `partial` holds bytes that came with the CONNECT and were not looked at.
     early: bool,
-    finished: bool,
+    pub(super) finished: bool,
 }
 
 impl Connection {
@@ -217,8 +201,12 @@ impl Connection {
         self.watch_stall(cx, blocked, self.written() != before)
     }
 
+    /// Grows whenever the socket takes bytes.
     fn written(&self) -> u64 {
-        self.device.lock().link.as_ref().map_or(0, |link| link.written as u64)
+        match &self.io {
+            Io::Plain(_) => self.device.lock().out.written(),
+            Io::Layered(io) => io.total,
+        }
     }
 
     fn watch_stall(&mut self, cx: &mut Context<'_>, blocked: bool, progress: bool) -> Option<End> {
@@ -253,6 +241,7 @@ impl Connection {
                     Poll::Ready(Ok(n)) => {
                         count(|c| c.bytes_out.add(n as u64));
                         io.layers.sent += n;
+                        io.total += n as u64;
                     }
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                     Poll::Pending => {
@@ -470,101 +459,11 @@ impl Connection {
         self.pause(messages, used);
         end.map_or(Ok(used), Err)
     }
-
-    fn finish(&mut self, end: End) {
-        if std::mem::replace(&mut self.finished, true) {
-            return;
-        }
-        flush_turn();
-        let last = self.farewell(end);
-        self.say_goodbye(last);
-        count(|c| c.connections_closed.add(1));
-        if let End::Protocol(_) = end {
-            count(|c| c.protocol_errors.add(1));
-        }
-        let reason = end.as_str();
-        debug!(client_id = %self.device.core().client_id(), reason, "disconnected");
-        let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
-        let (publish_will, expiry) = match end {
-            End::Disconnect { code, expiry } => (code != reason::NORMAL_DISCONNECTION, expiry),
-            _ => (true, None),
-        };
-        let mut turn = Turn::default();
-        let closed = Closed { publish_will, expiry, reason };
-        self.device.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
-        turn.flush();
-    }
-
-    /// The last bytes to send.
-    fn farewell(&self, end: End) -> &'static [u8] {
-        let code = match end {
-            End::Protocol(code) => code,
-            End::Close(close) => match close {
-                CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
-                CloseReason::Administrative(code) => code,
-                CloseReason::SlowConsumer => reason::QUOTA_EXCEEDED,
-                CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
-                CloseReason::KeepAlive => reason::KEEP_ALIVE_TIMEOUT,
-                CloseReason::WriteTimeout | CloseReason::SessionEnded => return &[],
-            },
-            End::Superseded => reason::SESSION_TAKEN_OVER,
-            End::Disconnect { .. } | End::PeerClosed | End::Failed => return &[],
-        };
-        self.disconnect_bytes(code)
-    }
-
-    fn say_goodbye(&mut self, last: &[u8]) {
-        let blocked = self
-            .device
-            .lock_owned(self.epoch)
-            .and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
-        if let Io::Layered(io) = &mut self.io {
-            if blocked == Some(false)
-                && let Some(mut slot) = self.device.lock_owned(self.epoch)
-            {
-                let rest = slot.out.take_out();
-                drop(slot);
-                let _ = io.layers.seal(&rest);
-            }
-            let _ = io.layers.seal(last);
-            io.layers.close();
-            let _ = io.write.try_write(&io.layers.wire[io.layers.sent..]);
-            self.device.detach(self.epoch);
-            return;
-        }
-        if blocked == Some(false) {
-            self.device.append(self.epoch, last);
-            flush::flush(&self.device);
-            self.device.detach(self.epoch);
-            return;
-        }
-        let Some(link) = self.device.detach(self.epoch) else { return };
-        let Link { writer: Writer::Direct(Some(writer)), writing, written, .. } = link else { return };
-        flush::farewell(&writer, &writing, written, last);
-    }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         self.finish(End::Failed);
-    }
-}
-
-impl End {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Disconnect { .. } => "disconnect",
-            Self::PeerClosed => "peer_closed",
-            Self::Failed => "io_error",
-            Self::Protocol(_) => "protocol_error",
-            Self::Superseded | Self::Close(CloseReason::TakenOver) => "taken_over",
-            Self::Close(CloseReason::Administrative(_)) => "administrative",
-            Self::Close(CloseReason::SlowConsumer) => "slow_consumer",
-            Self::Close(CloseReason::ServerShutdown) => "server_shutdown",
-            Self::Close(CloseReason::KeepAlive) => "keep_alive_timeout",
-            Self::Close(CloseReason::WriteTimeout) => "write_timeout",
-            Self::Close(CloseReason::SessionEnded) => "session_ended",
-        }
     }
 }
 

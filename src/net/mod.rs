@@ -7,6 +7,7 @@
 mod clock;
 mod connection;
 mod device;
+mod ending;
 mod flush;
 mod handshake;
 mod layers;

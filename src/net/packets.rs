@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{
-    clock,
-    connection::{Connection, End},
-};
+use super::{clock, connection::Connection, ending::End};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},

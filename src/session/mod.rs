@@ -7,6 +7,7 @@
 //!
 //! Must not know: tokio, sockets, the broker, stores.
 
+mod acks;
 mod alias;
 mod buffers;
 mod connect;
@@ -15,6 +16,7 @@ mod inbound;
 mod inflight;
 mod outbound;
 mod pending;
+mod sending;
 #[cfg(test)]
 mod tests;
 

@@ -6,14 +6,14 @@ use std::{
 };
 
 use super::{
-    alias::{AliasUse, OutboundAliases},
+    alias::OutboundAliases,
     buffers::{recycle, take_buffer},
-    inflight::{Entry, Inflight, Stage},
-    pending::{Delivery, Pending},
+    inflight::{Inflight, Stage},
+    pending::Pending,
 };
 use crate::{
-    codec::{AckKind, PublishFrame, encode_ack, reason},
-    config::{Limits, OverflowPolicy},
+    codec::{AckKind, encode_ack},
+    config::Limits,
     telemetry::count,
     types::{DropReason, Message, Protocol, QoS, Receipt, SharedMessage, Timestamp},
 };
@@ -93,28 +93,28 @@ pub enum Begin {
 
 /// What few sessions need; made when first used.
 #[derive(Debug, Default)]
-struct Rare {
-    inflight: Inflight,
-    pending: Pending,
-    received: HashSet<u16, ahash::RandomState>,
-    aliases: Option<OutboundAliases>,
-    marks: VecDeque<(u64, Arc<Receipt>)>,
-    dropped: u64,
+pub(super) struct Rare {
+    pub(super) inflight: Inflight,
+    pub(super) pending: Pending,
+    pub(super) received: HashSet<u16, ahash::RandomState>,
+    pub(super) aliases: Option<OutboundAliases>,
+    pub(super) marks: VecDeque<(u64, Arc<Receipt>)>,
+    pub(super) dropped: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Outbound {
-    out: Vec<u8>,
-    rare: Option<Box<Rare>>,
+    pub(super) out: Vec<u8>,
+    pub(super) rare: Option<Box<Rare>>,
     /// Bytes ever appended to the out-buffer, and ever written to a socket, on this connection.
-    appended: u64,
-    written: u64,
-    maximum_packet_size: u32,
-    window: u16,
-    protocol: Protocol,
-    online: bool,
-    ended: bool,
+    pub(super) appended: u64,
+    pub(super) written: u64,
+    pub(super) maximum_packet_size: u32,
+    pub(super) window: u16,
+    pub(super) protocol: Protocol,
+    pub(super) online: bool,
+    pub(super) ended: bool,
 }
 
 impl Outbound {
@@ -240,6 +240,11 @@ impl Outbound {
         self.out.len()
     }
 
+    /// Bytes of the out-buffer that this connection's socket has taken.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Takes the out-buffer for writing; it begins and ends at frame boundaries.
     pub fn take_out(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
@@ -267,89 +272,6 @@ impl Outbound {
         while self.out.len() < OUT_BUFFER && self.resend_one(env) {}
         while self.out.len() < OUT_BUFFER && self.send_one_pending(env) {}
         self.appended != before
-    }
-
-    /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight at QoS 1.
-    pub fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> bool {
-        let Some(rare) = &mut self.rare else { return false };
-        let expected = matches!(rare.inflight.get_mut(id),
-            Some(entry) if matches!(&entry.stage, Stage::Publish(d) if d.qos == QoS::AtLeastOnce));
-        if !expected {
-            return false;
-        }
-        if let Some(Entry { stage: Stage::Publish(delivery), .. }) = rare.inflight.remove(id) {
-            acknowledged(delivery.message.receipt.as_ref(), code);
-        }
-        self.pump(env);
-        true
-    }
-
-    /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery.
-    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) {
-        let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
-        if let Some(rare) = &mut self.rare
-            && let Some(entry) = rare.inflight.get_mut(id)
-        {
-            match &entry.stage {
-                Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
-                    let receipt = delivery.message.receipt.clone();
-                    if code >= 0x80 {
-                        acknowledged(receipt.as_ref(), code);
-                        rare.inflight.remove(id);
-                        self.pump(env);
-                        return;
-                    }
-                    entry.stage = Stage::Release(receipt);
-                    release = reason::SUCCESS;
-                }
-                Stage::Release(_) => release = reason::SUCCESS,
-                Stage::Publish(_) => {}
-            }
-        }
-        if code >= 0x80 {
-            return;
-        }
-        self.append_ack(AckKind::PubRel, id, release);
-    }
-
-    /// PUBCOMP. False if the id is not waiting for it.
-    pub fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> bool {
-        let Some(rare) = &mut self.rare else { return false };
-        if !matches!(rare.inflight.get_mut(id), Some(entry) if matches!(entry.stage, Stage::Release(_))) {
-            return false;
-        }
-        if let Some(Entry { stage: Stage::Release(receipt), .. }) = rare.inflight.remove(id) {
-            acknowledged(receipt.as_ref(), reason::SUCCESS);
-        }
-        self.pump(env);
-        true
-    }
-
-    /// An inbound QoS 2 PUBLISH arrives.
-    pub fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
-        let received = &mut self.rare().received;
-        if received.contains(&id) {
-            return Begin::Duplicate;
-        }
-        if received.len() >= usize::from(receive_maximum) {
-            return Begin::Exceeded;
-        }
-        received.insert(id);
-        Begin::New
-    }
-
-    /// The PUBLISH was refused in its PUBREC: the id is free again [MQTT-4.3.3-9].
-    pub fn abort_received(&mut self, id: u16) {
-        if let Some(rare) = &mut self.rare {
-            rare.received.remove(&id);
-        }
-    }
-
-    /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11].
-    pub fn handle_pubrel(&mut self, id: u16) {
-        let known = self.rare.as_mut().is_some_and(|rare| rare.received.remove(&id));
-        let code = if known { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
-        self.append_ack(AckKind::PubComp, id, code);
     }
 
     /// What a shared group queued here and is not yet sent.
@@ -403,11 +325,11 @@ impl Outbound {
         }
     }
 
-    fn rare(&mut self) -> &mut Rare {
+    pub(super) fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_with(Box::default)
     }
 
-    fn can_send_now(&self) -> bool {
+    pub(super) fn can_send_now(&self) -> bool {
         self.out.len() < OUT_BUFFER
             && self.rare.as_ref().is_none_or(|rare| {
                 rare.pending.is_empty()
@@ -416,231 +338,10 @@ impl Outbound {
             })
     }
 
-    fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
+    pub(super) fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
         let mut bytes = Vec::with_capacity(8);
         encode_ack(kind, id, code, self.protocol, &mut bytes);
         self.append(&bytes);
-    }
-
-    fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Take {
-        let frame = Frame {
-            message,
-            qos: QoS::AtMostOnce,
-            retain: offer.retain,
-            ids: offer.ids,
-            packet_id: 0,
-            dup: false,
-        };
-        if !self.append_frame(&frame, now) {
-            return self.too_large();
-        }
-        count(|c| c.messages_out_0.add(1));
-        if let Some(receipt) = message.receipt {
-            receipt.update(|state| state.acked += 1);
-            self.mark(receipt);
-        }
-        Take::Sent
-    }
-
-    fn send_acknowledged(
-        &mut self,
-        message: &Message<'_>,
-        qos: QoS,
-        offer: Offer<'_>,
-        now: Timestamp,
-    ) -> Take {
-        let packet_id = self.rare().inflight.next_id();
-        let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
-        if !self.append_frame(&frame, now) {
-            return self.too_large();
-        }
-        self.rare().inflight.push(keep(message, qos, offer));
-        count_sent(qos);
-        if let Some(receipt) = message.receipt {
-            self.mark(receipt);
-        }
-        Take::Sent
-    }
-
-    fn enqueue(&mut self, message: &Message<'_>, qos: QoS, offer: Offer<'_>, env: &Env<'_>) -> Take {
-        let online = self.online;
-        let (most, most_bytes) = if online {
-            (env.limits.mailbox_messages, env.limits.mailbox_bytes.0)
-        } else {
-            (env.limits.offline_messages, env.limits.offline_bytes.0)
-        };
-        let rare = self.rare();
-        let cost = message.payload.len() + message.topic.len() + 160;
-        while rare.pending.len() >= most || rare.pending.bytes() + cost > most_bytes {
-            rare.dropped += 1;
-            count(|c| c.dropped_queue_full.add(1));
-            if qos == QoS::AtMostOnce || env.limits.overflow == OverflowPolicy::DropNewest {
-                return Take::Dropped(DropReason::QueueFull);
-            }
-            if env.limits.overflow == OverflowPolicy::Disconnect && online {
-                return Take::Overflow;
-            }
-            let Some(oldest) = rare.pending.pop() else { return Take::Dropped(DropReason::QueueFull) };
-            env.budget.release(oldest.message.cost());
-            dropped(oldest.message.receipt.as_ref(), DropReason::QueueFull);
-        }
-        if !env.budget.charge(cost) {
-            rare.dropped += 1;
-            count(|c| c.dropped_memory.add(1));
-            return Take::Dropped(DropReason::Memory);
-        }
-        rare.pending.push(keep(message, qos, offer));
-        if online { Take::Sent } else { Take::Queued }
-    }
-
-    fn resend_one(&mut self, env: &Env<'_>) -> bool {
-        let Some(mut rare) = self.rare.take() else { return false };
-        let sent = match rare.inflight.next_resend() {
-            None => false,
-            Some((id, entry)) => {
-                let mut drop_entry = false;
-                match &entry.stage {
-                    Stage::Release(_) => {
-                        let mut bytes = Vec::with_capacity(8);
-                        encode_ack(AckKind::PubRel, id, reason::SUCCESS, self.protocol, &mut bytes);
-                        self.append(&bytes);
-                    }
-                    Stage::Publish(delivery) => {
-                        let message = delivery.message.borrow();
-                        let frame = Frame {
-                            message: &message,
-                            qos: delivery.qos,
-                            retain: delivery.retain,
-                            ids: delivery.ids.as_deref().unwrap_or_default(),
-                            packet_id: id,
-                            dup: entry.sent,
-                        };
-                        let mut aliases = rare.aliases.take();
-                        let appended = self.append_with(&frame, env.now, aliases.as_mut());
-                        rare.aliases = aliases;
-                        drop_entry = !appended;
-                        if appended {
-                            count_sent(delivery.qos);
-                        }
-                    }
-                }
-                if drop_entry {
-                    count(|c| c.dropped_too_large.add(1));
-                    rare.inflight.remove(id);
-                } else {
-                    rare.inflight.advance();
-                }
-                true
-            }
-        };
-        self.rare = Some(rare);
-        sent
-    }
-
-    fn send_one_pending(&mut self, env: &Env<'_>) -> bool {
-        let window = usize::from(self.window);
-        let Some(rare) = &mut self.rare else { return false };
-        let Some(front) = rare.pending.front() else { return false };
-        let expired = front.message.is_expired(env.now);
-        if !expired
-            && front.qos != QoS::AtMostOnce
-            && !(rare.inflight.is_resent() && rare.inflight.has_room(window))
-        {
-            return false;
-        }
-        let Some(delivery) = rare.pending.pop() else { return false };
-        env.budget.release(delivery.message.cost());
-        if expired {
-            rare.dropped += 1;
-            count(|c| c.dropped_expired.add(1));
-            dropped(delivery.message.receipt.as_ref(), DropReason::Expired);
-            return true;
-        }
-        let message = delivery.message.borrow();
-        let offer = Offer {
-            qos: delivery.qos,
-            retain: delivery.retain,
-            ids: delivery.ids.as_deref().unwrap_or_default(),
-            group: delivery.group,
-            queue_offline: true,
-        };
-        let taken = match delivery.qos {
-            QoS::AtMostOnce => self.send_qos0(&message, offer, env.now),
-            qos => self.send_acknowledged(&message, qos, offer, env.now),
-        };
-        if let Take::Dropped(reason) = taken {
-            dropped(delivery.message.receipt.as_ref(), reason);
-        }
-        true
-    }
-
-    fn too_large(&mut self) -> Take {
-        // A packet above the client's maximum is dropped as if sent [MQTT-3.1.2-25].
-        self.rare().dropped += 1;
-        count(|c| c.dropped_too_large.add(1));
-        Take::Dropped(DropReason::TooLarge)
-    }
-
-    fn mark(&mut self, receipt: &Arc<Receipt>) {
-        let end = self.appended;
-        self.rare().marks.push_back((end, Arc::clone(receipt)));
-    }
-
-    fn append_frame(&mut self, frame: &Frame<'_, '_>, now: Timestamp) -> bool {
-        let has_aliases = self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some());
-        if !has_aliases {
-            return self.append_with(frame, now, None);
-        }
-        let mut aliases = self.rare().aliases.take();
-        let appended = self.append_with(frame, now, aliases.as_mut());
-        self.rare().aliases = aliases;
-        appended
-    }
-
-    fn append_with(
-        &mut self,
-        frame: &Frame<'_, '_>,
-        now: Timestamp,
-        aliases: Option<&mut OutboundAliases>,
-    ) -> bool {
-        let message = frame.message;
-        let v5 = self.protocol.is_v5();
-        let used = aliases.as_ref().map_or(AliasUse::None, |aliases| aliases.choose(message.topic));
-        let (topic, alias) = match used {
-            AliasUse::None => (message.topic, None),
-            AliasUse::Set(alias) => (message.topic, Some(alias)),
-            AliasUse::Known(alias) => ("", Some(alias)),
-        };
-        let encoded = PublishFrame {
-            protocol: self.protocol,
-            topic,
-            payload: message.payload,
-            qos: frame.qos,
-            dup: frame.dup,
-            retain: frame.retain,
-            packet_id: frame.packet_id,
-            alias,
-            expiry: if v5 { message.expires.map(|at| now.secs_until(at)) } else { None },
-            ids: if v5 { frame.ids } else { &[] },
-            properties: if v5 { message.properties.map(|properties| &**properties) } else { None },
-        };
-        if self.maximum_packet_size != u32::MAX && encoded.encoded_len() > self.maximum_packet_size as usize {
-            return false;
-        }
-        if self.out.capacity() == 0 {
-            self.out = take_buffer();
-        }
-        let before = self.out.len();
-        encoded.encode(&mut self.out);
-        self.appended += (self.out.len() - before) as u64;
-        count(|c| {
-            c.packets_out.add(1);
-            c.payload_bytes_out.add(message.payload.len() as u64);
-        });
-        if let (Some(aliases), AliasUse::Set(alias)) = (aliases, used) {
-            aliases.assign(message.topic, alias);
-        }
-        true
     }
 }
 
@@ -650,34 +351,7 @@ impl Default for Outbound {
     }
 }
 
-struct Frame<'m, 'a> {
-    message: &'m Message<'a>,
-    qos: QoS,
-    retain: bool,
-    ids: &'m [u32],
-    packet_id: u16,
-    dup: bool,
-}
-
-fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Delivery {
-    Delivery {
-        message: Arc::clone(message.share()),
-        ids: if offer.ids.is_empty() { None } else { Some(offer.ids.into()) },
-        group: offer.group,
-        qos,
-        retain: offer.retain,
-    }
-}
-
-fn count_sent(qos: QoS) {
-    count(|c| match qos {
-        QoS::AtMostOnce => c.messages_out_0.add(1),
-        QoS::AtLeastOnce => c.messages_out_1.add(1),
-        QoS::ExactlyOnce => c.messages_out_2.add(1),
-    });
-}
-
-fn acknowledged(receipt: Option<&Arc<Receipt>>, code: u8) {
+pub(super) fn acknowledged(receipt: Option<&Arc<Receipt>>, code: u8) {
     if let Some(receipt) = receipt {
         receipt.update(|state| {
             state.acked += 1;
@@ -686,7 +360,7 @@ fn acknowledged(receipt: Option<&Arc<Receipt>>, code: u8) {
     }
 }
 
-fn dropped(receipt: Option<&Arc<Receipt>>, reason: DropReason) {
+pub(super) fn dropped(receipt: Option<&Arc<Receipt>>, reason: DropReason) {
     if let Some(receipt) = receipt {
         receipt.update(|state| {
             state.dropped += 1;

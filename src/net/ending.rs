@@ -1,0 +1,127 @@
+//! How a connection ends: the last bytes, the link, the broker.
+
+use std::sync::Arc;
+
+use tracing::debug;
+
+use super::{
+    clock,
+    connection::{Connection, Io},
+    device::{Link, Writer},
+    flush,
+    shard::flush_turn,
+};
+use crate::{
+    broker::{CloseReason, Closed, Session, Turn},
+    codec::reason,
+    telemetry::count,
+};
+
+/// Why a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// The client's DISCONNECT.
+    Disconnect { code: u8, expiry: Option<u32> },
+    /// The client closed without DISCONNECT.
+    PeerClosed,
+    /// The socket or a layer failed.
+    Failed,
+    /// A malformed packet, protocol error or refusal that only closing can tell; v5 reason code.
+    Protocol(u8),
+    /// Another connection owns the session.
+    Superseded,
+    /// The gateway ends it.
+    Close(CloseReason),
+}
+
+impl Connection {
+    pub(super) fn finish(&mut self, end: End) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
+        flush_turn();
+        let last = self.farewell(end);
+        self.say_goodbye(last);
+        count(|c| c.connections_closed.add(1));
+        if let End::Protocol(_) = end {
+            count(|c| c.protocol_errors.add(1));
+        }
+        let reason = end.as_str();
+        debug!(client_id = %self.device.core().client_id(), reason, "disconnected");
+        let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
+        let (publish_will, expiry) = match end {
+            End::Disconnect { code, expiry } => (code != reason::NORMAL_DISCONNECTION, expiry),
+            _ => (true, None),
+        };
+        let mut turn = Turn::default();
+        let closed = Closed { publish_will, expiry, reason };
+        self.device.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        turn.flush();
+    }
+
+    /// The last bytes to send.
+    fn farewell(&self, end: End) -> &'static [u8] {
+        let code = match end {
+            End::Protocol(code) => code,
+            End::Close(close) => match close {
+                CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
+                CloseReason::Administrative(code) => code,
+                CloseReason::SlowConsumer => reason::QUOTA_EXCEEDED,
+                CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
+                CloseReason::KeepAlive => reason::KEEP_ALIVE_TIMEOUT,
+                CloseReason::WriteTimeout | CloseReason::SessionEnded => return &[],
+            },
+            End::Superseded => reason::SESSION_TAKEN_OVER,
+            End::Disconnect { .. } | End::PeerClosed | End::Failed => return &[],
+        };
+        self.disconnect_bytes(code)
+    }
+
+    fn say_goodbye(&mut self, last: &[u8]) {
+        let blocked = self
+            .device
+            .lock_owned(self.epoch)
+            .and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
+        if let Io::Layered(io) = &mut self.io {
+            if blocked == Some(false)
+                && let Some(mut slot) = self.device.lock_owned(self.epoch)
+            {
+                let rest = slot.out.take_out();
+                drop(slot);
+                let _ = io.layers.seal(&rest);
+            }
+            let _ = io.layers.seal(last);
+            io.layers.close();
+            let _ = io.write.try_write(&io.layers.wire[io.layers.sent..]);
+            self.device.detach(self.epoch);
+            return;
+        }
+        if blocked == Some(false) {
+            self.device.append(self.epoch, last);
+            flush::flush(&self.device);
+            self.device.detach(self.epoch);
+            return;
+        }
+        let Some(link) = self.device.detach(self.epoch) else { return };
+        let Link { writer: Writer::Direct(Some(writer)), writing, written, .. } = link else { return };
+        flush::farewell(&writer, &writing, written, last);
+    }
+}
+
+impl End {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Disconnect { .. } => "disconnect",
+            Self::PeerClosed => "peer_closed",
+            Self::Failed => "io_error",
+            Self::Protocol(_) => "protocol_error",
+            Self::Superseded | Self::Close(CloseReason::TakenOver) => "taken_over",
+            Self::Close(CloseReason::Administrative(_)) => "administrative",
+            Self::Close(CloseReason::SlowConsumer) => "slow_consumer",
+            Self::Close(CloseReason::ServerShutdown) => "server_shutdown",
+            Self::Close(CloseReason::KeepAlive) => "keep_alive_timeout",
+            Self::Close(CloseReason::WriteTimeout) => "write_timeout",
+            Self::Close(CloseReason::SessionEnded) => "session_ended",
+        }
+    }
+}

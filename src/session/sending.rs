@@ -1,0 +1,274 @@
+//! From a message to bytes in the out-buffer, or to a place in the queue.
+
+use std::sync::Arc;
+
+use super::{
+    Env, Offer, Outbound, Take,
+    alias::{AliasUse, OutboundAliases},
+    buffers::take_buffer,
+    inflight::Stage,
+    outbound::dropped,
+    pending::Delivery,
+};
+use crate::{
+    codec::{AckKind, PublishFrame, encode_ack, reason},
+    config::OverflowPolicy,
+    telemetry::count,
+    types::{DropReason, Message, QoS, Receipt, Timestamp},
+};
+
+impl Outbound {
+    pub(super) fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Take {
+        let frame = Frame {
+            message,
+            qos: QoS::AtMostOnce,
+            retain: offer.retain,
+            ids: offer.ids,
+            packet_id: 0,
+            dup: false,
+        };
+        if !self.append_frame(&frame, now) {
+            return self.too_large();
+        }
+        count(|c| c.messages_out_0.add(1));
+        if let Some(receipt) = message.receipt {
+            receipt.update(|state| state.acked += 1);
+            self.mark(receipt);
+        }
+        Take::Sent
+    }
+
+    pub(super) fn send_acknowledged(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        now: Timestamp,
+    ) -> Take {
+        let packet_id = self.rare().inflight.next_id();
+        let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
+        if !self.append_frame(&frame, now) {
+            return self.too_large();
+        }
+        self.rare().inflight.push(keep(message, qos, offer));
+        count_sent(qos);
+        if let Some(receipt) = message.receipt {
+            self.mark(receipt);
+        }
+        Take::Sent
+    }
+
+    pub(super) fn enqueue(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        env: &Env<'_>,
+    ) -> Take {
+        let online = self.online;
+        let (most, most_bytes) = if online {
+            (env.limits.mailbox_messages, env.limits.mailbox_bytes.0)
+        } else {
+            (env.limits.offline_messages, env.limits.offline_bytes.0)
+        };
+        let rare = self.rare();
+        let cost = message.payload.len() + message.topic.len() + 160;
+        while rare.pending.len() >= most || rare.pending.bytes() + cost > most_bytes {
+            rare.dropped += 1;
+            count(|c| c.dropped_queue_full.add(1));
+            if qos == QoS::AtMostOnce || env.limits.overflow == OverflowPolicy::DropNewest {
+                return Take::Dropped(DropReason::QueueFull);
+            }
+            if env.limits.overflow == OverflowPolicy::Disconnect && online {
+                return Take::Overflow;
+            }
+            let Some(oldest) = rare.pending.pop() else { return Take::Dropped(DropReason::QueueFull) };
+            env.budget.release(oldest.message.cost());
+            dropped(oldest.message.receipt.as_ref(), DropReason::QueueFull);
+        }
+        if !env.budget.charge(cost) {
+            rare.dropped += 1;
+            count(|c| c.dropped_memory.add(1));
+            return Take::Dropped(DropReason::Memory);
+        }
+        rare.pending.push(keep(message, qos, offer));
+        if online { Take::Sent } else { Take::Queued }
+    }
+
+    pub(super) fn resend_one(&mut self, env: &Env<'_>) -> bool {
+        let Some(mut rare) = self.rare.take() else { return false };
+        let sent = match rare.inflight.next_resend() {
+            None => false,
+            Some((id, entry)) => {
+                let mut drop_entry = false;
+                match &entry.stage {
+                    Stage::Release(_) => {
+                        let mut bytes = Vec::with_capacity(8);
+                        encode_ack(AckKind::PubRel, id, reason::SUCCESS, self.protocol, &mut bytes);
+                        self.append(&bytes);
+                    }
+                    Stage::Publish(delivery) => {
+                        let message = delivery.message.borrow();
+                        let frame = Frame {
+                            message: &message,
+                            qos: delivery.qos,
+                            retain: delivery.retain,
+                            ids: delivery.ids.as_deref().unwrap_or_default(),
+                            packet_id: id,
+                            dup: entry.sent,
+                        };
+                        let mut aliases = rare.aliases.take();
+                        let appended = self.append_with(&frame, env.now, aliases.as_mut());
+                        rare.aliases = aliases;
+                        drop_entry = !appended;
+                        if appended {
+                            count_sent(delivery.qos);
+                        }
+                    }
+                }
+                if drop_entry {
+                    count(|c| c.dropped_too_large.add(1));
+                    rare.inflight.remove(id);
+                } else {
+                    rare.inflight.advance();
+                }
+                true
+            }
+        };
+        self.rare = Some(rare);
+        sent
+    }
+
+    pub(super) fn send_one_pending(&mut self, env: &Env<'_>) -> bool {
+        let window = usize::from(self.window);
+        let Some(rare) = &mut self.rare else { return false };
+        let Some(front) = rare.pending.front() else { return false };
+        let expired = front.message.is_expired(env.now);
+        if !expired
+            && front.qos != QoS::AtMostOnce
+            && !(rare.inflight.is_resent() && rare.inflight.has_room(window))
+        {
+            return false;
+        }
+        let Some(delivery) = rare.pending.pop() else { return false };
+        env.budget.release(delivery.message.cost());
+        if expired {
+            rare.dropped += 1;
+            count(|c| c.dropped_expired.add(1));
+            dropped(delivery.message.receipt.as_ref(), DropReason::Expired);
+            return true;
+        }
+        let message = delivery.message.borrow();
+        let offer = Offer {
+            qos: delivery.qos,
+            retain: delivery.retain,
+            ids: delivery.ids.as_deref().unwrap_or_default(),
+            group: delivery.group,
+            queue_offline: true,
+        };
+        let taken = match delivery.qos {
+            QoS::AtMostOnce => self.send_qos0(&message, offer, env.now),
+            qos => self.send_acknowledged(&message, qos, offer, env.now),
+        };
+        if let Take::Dropped(reason) = taken {
+            dropped(delivery.message.receipt.as_ref(), reason);
+        }
+        true
+    }
+
+    fn too_large(&mut self) -> Take {
+        // A packet above the client's maximum is dropped as if sent [MQTT-3.1.2-25].
+        self.rare().dropped += 1;
+        count(|c| c.dropped_too_large.add(1));
+        Take::Dropped(DropReason::TooLarge)
+    }
+
+    fn mark(&mut self, receipt: &Arc<Receipt>) {
+        let end = self.appended;
+        self.rare().marks.push_back((end, Arc::clone(receipt)));
+    }
+
+    fn append_frame(&mut self, frame: &Frame<'_, '_>, now: Timestamp) -> bool {
+        let has_aliases = self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some());
+        if !has_aliases {
+            return self.append_with(frame, now, None);
+        }
+        let mut aliases = self.rare().aliases.take();
+        let appended = self.append_with(frame, now, aliases.as_mut());
+        self.rare().aliases = aliases;
+        appended
+    }
+
+    fn append_with(
+        &mut self,
+        frame: &Frame<'_, '_>,
+        now: Timestamp,
+        aliases: Option<&mut OutboundAliases>,
+    ) -> bool {
+        let message = frame.message;
+        let v5 = self.protocol.is_v5();
+        let used = aliases.as_ref().map_or(AliasUse::None, |aliases| aliases.choose(message.topic));
+        let (topic, alias) = match used {
+            AliasUse::None => (message.topic, None),
+            AliasUse::Set(alias) => (message.topic, Some(alias)),
+            AliasUse::Known(alias) => ("", Some(alias)),
+        };
+        let encoded = PublishFrame {
+            protocol: self.protocol,
+            topic,
+            payload: message.payload,
+            qos: frame.qos,
+            dup: frame.dup,
+            retain: frame.retain,
+            packet_id: frame.packet_id,
+            alias,
+            expiry: if v5 { message.expires.map(|at| now.secs_until(at)) } else { None },
+            ids: if v5 { frame.ids } else { &[] },
+            properties: if v5 { message.properties.map(|properties| &**properties) } else { None },
+        };
+        if self.maximum_packet_size != u32::MAX && encoded.encoded_len() > self.maximum_packet_size as usize {
+            return false;
+        }
+        if self.out.capacity() == 0 {
+            self.out = take_buffer();
+        }
+        let before = self.out.len();
+        encoded.encode(&mut self.out);
+        self.appended += (self.out.len() - before) as u64;
+        count(|c| {
+            c.packets_out.add(1);
+            c.payload_bytes_out.add(message.payload.len() as u64);
+        });
+        if let (Some(aliases), AliasUse::Set(alias)) = (aliases, used) {
+            aliases.assign(message.topic, alias);
+        }
+        true
+    }
+}
+
+struct Frame<'m, 'a> {
+    message: &'m Message<'a>,
+    qos: QoS,
+    retain: bool,
+    ids: &'m [u32],
+    packet_id: u16,
+    dup: bool,
+}
+
+fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Delivery {
+    Delivery {
+        message: Arc::clone(message.share()),
+        ids: if offer.ids.is_empty() { None } else { Some(offer.ids.into()) },
+        group: offer.group,
+        qos,
+        retain: offer.retain,
+    }
+}
+
+fn count_sent(qos: QoS) {
+    count(|c| match qos {
+        QoS::AtMostOnce => c.messages_out_0.add(1),
+        QoS::AtLeastOnce => c.messages_out_1.add(1),
+        QoS::ExactlyOnce => c.messages_out_2.add(1),
+    });
+}
