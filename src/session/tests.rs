@@ -438,9 +438,9 @@ fn inbound_publish_is_checked_and_its_alias_resolved() {
 fn a_refused_publish_is_answered_or_ends_the_connection() {
     let code = reason::NOT_AUTHORIZED;
     for qos in [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce] {
-        assert_eq!(inbound::refusal(Protocol::V3, qos, code), None);
-        assert_eq!(inbound::refusal(Protocol::V4, qos, code), None);
+        assert_eq!(refusal(Protocol::V3, qos, code), None);
+        assert_eq!(refusal(Protocol::V4, qos, code), None);
         let answered = (qos != QoS::AtMostOnce).then_some(code);
-        assert_eq!(inbound::refusal(Protocol::V5, qos, code), answered);
+        assert_eq!(refusal(Protocol::V5, qos, code), answered);
     }
 }
