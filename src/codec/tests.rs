@@ -134,6 +134,39 @@ fn reason_and_user_properties_give_way_to_the_maximum_packet_size() {
     assert_eq!(out, [9], "nothing appended");
 }
 
+/// What is said of PUBACK holds for every packet that explains itself.
+#[test]
+fn every_explanation_gives_way_to_the_maximum_packet_size() {
+    let text = || Some("no".to_owned());
+    let user = || vec![("why".to_owned(), "because".to_owned())];
+    let ack = |code| Ack { packet_id: 1, code, reason_string: text(), user: user() };
+    let suback = || SubAck { packet_id: 1, codes: vec![0x87], reason_string: text(), user: user() };
+    let connack = ConnAck { code: 0x87, reason_string: text(), user: user(), ..ConnAck::default() };
+    let disconnect = Disconnect { code: 0x87, reason_string: text(), user: user(), ..Disconnect::default() };
+    let method = Some("m".to_owned());
+    let auth = Auth { code: 0x18, method, reason_string: text(), user: user(), ..Auth::default() };
+    for (packet, statements) in [
+        (Packet::ConnAck(connack.into()), "MQTT-3.2.2-19, MQTT-3.2.2-20"),
+        (Packet::PubRec(ack(0x87)), "MQTT-3.5.2-2, MQTT-3.5.2-3"),
+        (Packet::PubRel(ack(0x92)), "MQTT-3.6.2-2, MQTT-3.6.2-3"),
+        (Packet::PubComp(ack(0x92)), "MQTT-3.7.2-2, MQTT-3.7.2-3"),
+        (Packet::SubAck(suback()), "MQTT-3.9.2-1, MQTT-3.9.2-2"),
+        (Packet::UnsubAck(suback()), "MQTT-3.11.2-1, MQTT-3.11.2-2"),
+        (Packet::Disconnect(disconnect.into()), "MQTT-3.14.2-3, MQTT-3.14.2-4"),
+        (Packet::Auth(auth.into()), "MQTT-3.15.2-2, MQTT-3.15.2-3"),
+    ] {
+        let whole = encoded(&packet, Protocol::V5);
+        let mut out = Vec::new();
+        assert!(encode_within(&packet, Protocol::V5, whole.len(), &mut out), "{statements}");
+        assert_eq!(out, whole, "{statements}");
+        out.clear();
+        assert!(encode_within(&packet, Protocol::V5, whole.len() - 1, &mut out), "{statements}");
+        assert!(out.len() + 10 < whole.len(), "{statements}: {out:02x?}");
+        assert!(!out.windows(2).any(|pair| pair == b"no"), "{statements}: {out:02x?}");
+        assert!(decode_one(&out, Protocol::V5).is_ok(), "{statements}: {out:02x?}");
+    }
+}
+
 #[test]
 fn message_properties_are_never_left_out() {
     let user = vec![("k".to_owned(), "v".to_owned())];
@@ -164,6 +197,31 @@ fn message_properties_are_never_left_out() {
     let mut limited = Vec::new();
     assert!(!encode_within(&packet, Protocol::V5, out.len() - 1, &mut limited));
     assert!(limited.is_empty());
+}
+
+/// [MQTT-2.2.1-2], 3.1.1: [MQTT-2.3.1-5].
+#[test]
+fn qos_0_has_no_packet_id() {
+    for (protocol, expected) in [(Protocol::V3, "30 04 0001'a' 'x'"), (Protocol::V5, "30 05 0001'a' 00 'x'")]
+    {
+        let frame = PublishFrame {
+            protocol,
+            topic: "a",
+            payload: b"x",
+            qos: QoS::AtMostOnce,
+            dup: false,
+            retain: false,
+            packet_id: 0,
+            alias: None,
+            expiry: None,
+            ids: &[],
+            properties: None,
+        };
+        let mut out = Vec::new();
+        frame.encode(&mut out);
+        assert_eq!(out, hex(expected), "{protocol:?}");
+        assert_eq!(frame.packet_id_offset(), None);
+    }
 }
 
 #[test]

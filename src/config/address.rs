@@ -1,4 +1,4 @@
-//! Where a listener binds: `ip:port`, `[v6]:port` or `unix:/path`.
+//! Where a listener binds: `ip:port` or `[v6]:port`. `unix:/path` is read, and refused when validated: not yet.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub enum Address {
     /// An IP address and port.
     Ip(SocketAddr),
-    /// A Unix domain socket.
+    /// A Unix domain socket; not supported yet.
     Unix(PathBuf),
 }
 
@@ -45,8 +45,7 @@ impl FromStr for Address {
             Some("") => Err("a Unix socket needs a path, such as unix:/run/mqtt-server.sock".to_owned()),
             Some(path) => Ok(Self::Unix(PathBuf::from(path))),
             None => text.parse().map(Self::Ip).map_err(|_| {
-                "not an address; write ip:port, [v6]:port or unix:/path (host names are not looked up)"
-                    .to_owned()
+                "not an address; write ip:port or [v6]:port (host names are not looked up)".to_owned()
             }),
         }
     }

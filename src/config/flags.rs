@@ -11,7 +11,7 @@ use super::LogFormat;
 #[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
 #[command(name = "mqtt-server", version = version(), about = "MQTT for devices, gRPC for backends")]
 pub struct Flags {
-    /// Address of the default MQTT listener: ip:port, [v6]:port or unix:/path. It speaks TLS, or plain TCP
+    /// Address of the default MQTT listener: ip:port or [v6]:port. It speaks TLS, or plain TCP
     /// with --non-tls [default: 127.0.0.1:8883]
     #[arg(short = 'a', long, value_name = "ADDR", help_heading = "Devices")]
     pub addr: Option<String>,
@@ -38,7 +38,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Backends and operators")]
     pub insecure_grpc: bool,
 
-    /// Directory of sessions, queues, retained messages and latest values [default: ./data]
+    /// Directory of the latest values [default: ./data]
     #[arg(long, value_name = "DIR", help_heading = "Storage")]
     pub data_dir: Option<PathBuf>,
     /// Cassandra or Scylla node for latest values (not in this version yet)

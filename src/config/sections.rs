@@ -171,7 +171,7 @@ pub struct Grpc {
     pub client_ca: Option<PathBuf>,
     /// Refuse backends without a certificate.
     pub require_client_cert: bool,
-    /// Deadline of unary calls that bring none.
+    /// How long a publish waits for SENT or ACKED when the call has no deadline.
     pub default_deadline: Span,
     /// Streams at once in the process.
     pub max_streams: u32,
@@ -269,7 +269,7 @@ impl Default for ShutdownTimes {
     }
 }
 
-/// `[otel]`: OTLP export; needs a build with the cargo feature `otel`.
+/// `[otel]`: OTLP export; checked, but not started by the gateway yet.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Otel {

@@ -45,9 +45,8 @@ impl Config {
                 warnings.push(format!("{name} on {addr} is reachable from other machines (insecure_grpc)"));
             }
         }
-        if self.otel.endpoint.is_some() && !cfg!(feature = "otel") {
-            warnings
-                .push("otel.endpoint has no effect: this build is without the cargo feature otel".to_owned());
+        if self.otel.endpoint.is_some() {
+            warnings.push("otel.endpoint has no effect: OTLP export is not in this version yet".to_owned());
         }
         warnings
     }
@@ -103,6 +102,7 @@ impl Config {
         if self.addr.is_none() && self.listeners.is_empty() {
             check.fail("addr", "\"\"", "no listener at all", "set addr or add a [[listeners]] table");
         }
+        check.no_unix_socket("addr", self.addr.as_ref());
         let mut names = vec!["default", "dev-tcp", "dev-ws"];
         for (number, listener) in self.listeners.iter().enumerate() {
             let key = |name: &str| format!("listeners[{number}].{name}");
@@ -117,9 +117,10 @@ impl Config {
                     key("address"),
                     "\"\"",
                     "no address",
-                    "write ip:port, [v6]:port or unix:/path, such as 127.0.0.1:8884",
+                    "write ip:port or [v6]:port, such as 127.0.0.1:8884",
                 );
             }
+            check.no_unix_socket(key("address"), listener.address.as_ref());
             if listener.kind.is_websocket() && !listener.path.starts_with('/') {
                 check.fail(key("path"), &listener.path, "does not start with /", "write it like /mqtt");
             }
@@ -407,6 +408,17 @@ impl Check {
         fix: impl Into<String>,
     ) {
         self.0.push(Problem::new(key, value, problem, fix));
+    }
+
+    fn no_unix_socket(&mut self, key: impl Into<String>, address: Option<&Address>) {
+        if let Some(address @ Address::Unix(_)) = address {
+            self.fail(
+                key,
+                address,
+                "Unix sockets are not supported yet",
+                "write ip:port or [v6]:port, such as 127.0.0.1:8883",
+            );
+        }
     }
 
     fn positive(&mut self, key: &str, value: impl Display, is_zero: bool) {

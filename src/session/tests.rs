@@ -99,6 +99,129 @@ fn reconnect_resends_publish_and_pubrel_in_order() {
     assert!(!outbound.handle_puback(2, 0, &env(&limits, 0)), "PUBACK does not end QoS 2");
 }
 
+/// [MQTT-4.3.2-3] [MQTT-4.3.2-5] [MQTT-4.3.3-3] [MQTT-4.3.3-12] [MQTT-2.2.1-4]: an id is in flight until its last
+/// acknowledgement and then free; no other packet ends it.
+#[test]
+fn packet_ids_are_busy_until_the_last_acknowledgement() {
+    let limits = Limits::default();
+    let env = env(&limits, 0);
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env);
+    outbound.offer(&message(b"a", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
+    outbound.offer(&message(b"b", QoS::ExactlyOnce), offer(QoS::ExactlyOnce), &env);
+    assert!(!outbound.handle_pubcomp(1, &env) && !outbound.handle_pubcomp(2, &env));
+    assert!(!outbound.handle_puback(2, 0, &env), "PUBACK does not end QoS 2");
+    assert_eq!(outbound.sizes().0, 2);
+    assert!(outbound.handle_puback(1, 0, &env));
+    assert!(!outbound.handle_puback(1, 0, &env), "acknowledged once");
+    outbound.handle_pubrec(2, 0, &env);
+    assert_eq!(outbound.sizes().0, 1, "PUBREC leaves the id in use until PUBCOMP");
+    assert!(outbound.handle_pubcomp(2, &env));
+    assert_eq!(outbound.sizes().0, 0);
+}
+
+/// [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.3.3-7] [MQTT-4.3.3-13]: what was sent is finished whatever its expiry:
+/// PUBREL is sent again until PUBCOMP, and never the PUBLISH after it.
+#[test]
+fn a_started_qos2_handshake_goes_on_after_expiry() {
+    let limits = Limits::default();
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    let mut expiring = message(b"a", QoS::ExactlyOnce);
+    expiring.expires = Some(Timestamp(1_000));
+    outbound.offer(&expiring, offer(QoS::ExactlyOnce), &env(&limits, 0));
+    outbound.take_out();
+    outbound.handle_pubrec(1, 0, &env(&limits, 5_000));
+    assert_eq!(packets(&mut outbound, Protocol::V5), ["pubrel 1 0x0"]);
+    for now in [6_000, 7_000] {
+        outbound.detach();
+        outbound.attach(link(Protocol::V5), &[], &env(&limits, now));
+        assert_eq!(packets(&mut outbound, Protocol::V5), ["pubrel 1 0x0"]);
+    }
+    assert!(outbound.handle_pubcomp(1, &env(&limits, 8_000)));
+    outbound.detach();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 9_000));
+    assert!(packets(&mut outbound, Protocol::V5).is_empty());
+}
+
+/// [MQTT-4.4.0-2] [MQTT-4.8.2-6]: PUBACK or PUBREC of 0x80 or more ends the message: not sent again, no PUBREL,
+/// and nothing is left for another member of a shared group.
+#[test]
+fn a_failing_acknowledgement_ends_the_message() {
+    let limits = Limits::default();
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    let shared = |qos| Offer { group: 7, ..offer(qos) };
+    outbound.offer(&message(b"a", QoS::AtLeastOnce), shared(QoS::AtLeastOnce), &env(&limits, 0));
+    outbound.offer(&message(b"b", QoS::ExactlyOnce), shared(QoS::ExactlyOnce), &env(&limits, 0));
+    outbound.take_out();
+    assert!(outbound.handle_puback(1, reason::NOT_AUTHORIZED, &env(&limits, 0)));
+    outbound.handle_pubrec(2, reason::NOT_AUTHORIZED, &env(&limits, 0));
+    assert_eq!((outbound.sizes().0, outbound.buffered()), (0, 0));
+    outbound.detach();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    assert!(packets(&mut outbound, Protocol::V5).is_empty());
+    assert!(outbound.end(&Unlimited).is_empty());
+}
+
+/// [MQTT-4.8.2-4] [MQTT-4.8.2-5]: a member that ends hands on QoS 1 in flight, never QoS 2 in flight; one that only
+/// lost its connection gets its QoS 2 again.
+#[test]
+fn qos2_in_flight_stays_with_its_member() {
+    let limits = Limits::default();
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    for (payload, qos) in [(b"a", QoS::AtLeastOnce), (b"b", QoS::ExactlyOnce)] {
+        outbound.offer(&message(payload, qos), Offer { group: 7, ..offer(qos) }, &env(&limits, 0));
+    }
+    outbound.detach();
+    assert!(outbound.yield_shared(&Unlimited).is_empty());
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    let again = packets(&mut outbound, Protocol::V5);
+    assert!(again[1].starts_with("publish b id=2 qos=2 dup=true"), "{again:?}");
+    let left: Vec<_> = outbound.end(&Unlimited).into_iter().map(|(group, _)| group).collect();
+    assert_eq!(left, [7], "only QoS 1");
+}
+
+/// [MQTT-4.3.3-10] [MQTT-4.3.3-9] [MQTT-4.3.3-12]: an inbound QoS 2 id is a duplicate until PUBREL or a refusal.
+#[test]
+fn a_repeated_qos2_publish_is_known_until_pubrel() {
+    let limits = Limits::default();
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    assert_eq!(outbound.begin_received(5, 1), Begin::New);
+    outbound.detach();
+    outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
+    assert_eq!(outbound.begin_received(5, 1), Begin::Duplicate, "also after a break");
+    assert_eq!(outbound.begin_received(6, 1), Begin::Exceeded);
+    outbound.handle_pubrel(5);
+    outbound.handle_pubrel(5);
+    assert_eq!(packets(&mut outbound, Protocol::V5), ["pubcomp 5 0x0", "pubcomp 5 0x92"]);
+    assert_eq!(outbound.begin_received(5, 1), Begin::New);
+    outbound.abort_received(5);
+    assert_eq!(outbound.begin_received(5, 1), Begin::New);
+}
+
+/// [MQTT-3.3.2-7] [MQTT-3.1.2-27]: aliases end with the connection, and there is none for a client that takes none.
+#[test]
+fn aliases_end_with_the_connection() {
+    let limits = Limits::default();
+    let with_alias = LinkParams { topic_alias_maximum: 1, ..link(Protocol::V5) };
+    let mut outbound = Outbound::new();
+    for (link, alias) in [(with_alias, "Some(1)"), (with_alias, "Some(1)"), (link(Protocol::V5), "None")] {
+        outbound.attach(link, &[], &env(&limits, 0));
+        outbound.offer(&message(b"a", QoS::AtMostOnce), offer(QoS::AtMostOnce), &env(&limits, 0));
+        let expected = format!("publish a id=0 qos=0 dup=false topic=t alias={alias} expiry=None");
+        assert_eq!(packets(&mut outbound, Protocol::V5), [expected]);
+        outbound.detach();
+    }
+    let unknown = Publish { alias: Some(1), ..publish("") };
+    let mut first = Inbound::new(Protocol::V5);
+    assert!(first.check_publish(&Publish { alias: Some(1), ..publish("t") }, &limits).is_ok());
+    assert!(first.check_publish(&unknown, &limits).is_ok());
+    assert!(Inbound::new(Protocol::V5).check_publish(&unknown, &limits).is_err());
+}
+
 /// [MQTT-4.9.0-2]: with the window full QoS 1 waits, QoS 0 does not.
 #[test]
 fn receive_maximum_holds_back_qos1_only() {
@@ -237,6 +360,39 @@ fn connect_is_granted_within_the_limits_or_refused() {
     assert_eq!(refused(method), Some(Refused(Some(reason::BAD_AUTHENTICATION_METHOD))));
 }
 
+/// [MQTT-3.1.3-5] of both versions, [MQTT-3.2.2-12], [MQTT-3.2.2-13], [MQTT-3.1.2-28], [MQTT-4.12.0-6].
+#[test]
+fn client_ids_and_wills_are_judged_by_the_limits() {
+    let limits = Limits { max_qos: 1, retain_available: false, ..Limits::default() };
+    let policy = ConnectPolicy { limits: &limits, non_broker: true, assigned_id: &|| "made".to_owned() };
+    let all = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    for (from, len) in [(0, 23), (20, 23), (39, 23), (0, 1), (61, 1)] {
+        for protocol in [Protocol::V3, Protocol::V4, Protocol::V5] {
+            let client_id = all[from..from + len].to_owned();
+            let accepted = evaluate_connect(&Connect { client_id, protocol, ..connect() }, &policy);
+            let connack = accepted.unwrap_or_else(|refused| panic!("{refused:?}")).connack;
+            assert_eq!((connack.response_information, connack.auth_method), (None, None));
+        }
+    }
+    let will = |qos, retain| codec::ConnectWill {
+        topic: "w".to_owned(),
+        payload: b"x".as_slice().into(),
+        qos,
+        retain,
+        delay: 0,
+        expiry: None,
+        properties: None,
+    };
+    for (will, expected) in [
+        (will(QoS::AtLeastOnce, false), None),
+        (will(QoS::ExactlyOnce, false), Some(Refused(Some(reason::QOS_NOT_SUPPORTED)))),
+        (will(QoS::AtMostOnce, true), Some(Refused(Some(reason::RETAIN_NOT_SUPPORTED)))),
+    ] {
+        let connect = Connect { will: Some(will), ..connect() };
+        assert_eq!(evaluate_connect(&connect, &policy).err(), expected);
+    }
+}
+
 fn publish(topic: &str) -> Publish<'_> {
     Publish {
         dup: false,
@@ -275,4 +431,16 @@ fn inbound_publish_is_checked_and_its_alias_resolved() {
     let broken = Publish { properties: text, ..publish("t") };
     assert_eq!(check(broken), Err(PublishError::Refused(reason::PAYLOAD_FORMAT_INVALID)));
     assert_eq!(check(publish("$SYS/x")), Err(PublishError::Refused(reason::TOPIC_NAME_INVALID)));
+}
+
+/// 3.1.1: [MQTT-3.3.5-2]; 5.0: a reason code where there is an acknowledgement.
+#[test]
+fn a_refused_publish_is_answered_or_ends_the_connection() {
+    let code = reason::NOT_AUTHORIZED;
+    for qos in [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce] {
+        assert_eq!(refusal(Protocol::V3, qos, code), None);
+        assert_eq!(refusal(Protocol::V4, qos, code), None);
+        let answered = (qos != QoS::AtMostOnce).then_some(code);
+        assert_eq!(refusal(Protocol::V5, qos, code), answered);
+    }
 }

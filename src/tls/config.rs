@@ -9,10 +9,7 @@ use std::{
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
     crypto::{CryptoProvider, ring},
-    pki_types::{
-        CertificateDer, CertificateRevocationListDer, PrivateKeyDer,
-        pem::{self, PemObject},
-    },
+    pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
     server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
     version::{TLS12, TLS13},
@@ -38,7 +35,7 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: pem::Error,
+        source: io::Error,
     },
     /// A certificate file without a certificate.
     #[error("no certificate in {}; it must have a 'BEGIN CERTIFICATE' block, the server's own first", .0.display())]
@@ -248,8 +245,8 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
-fn certificates(path: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let chain = CertificateDer::pem_slice_iter(content)
+fn certificates(path: &Path, mut content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = rustls_pemfile::certs(&mut content)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
     if chain.is_empty() { Err(TlsError::NoCertificate(path.to_owned())) } else { Ok(chain) }
@@ -257,9 +254,9 @@ fn certificates(path: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'stati
 
 fn revocation_lists(
     path: &Path,
-    content: &[u8],
+    mut content: &[u8],
 ) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
-    let lists = CertificateRevocationListDer::pem_slice_iter(content)
+    let lists = rustls_pemfile::crls(&mut content)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
     if lists.is_empty() {
@@ -275,9 +272,9 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
         return Err(TlsError::EncryptedKey(path.to_owned()));
     }
-    match PrivateKeyDer::from_pem_slice(&content) {
-        Ok(key) => Ok(key),
-        Err(pem::Error::NoItemsFound) => Err(TlsError::NoKey(path.to_owned())),
+    match rustls_pemfile::private_key(&mut content.as_slice()) {
+        Ok(Some(key)) => Ok(key),
+        Ok(None) => Err(TlsError::NoKey(path.to_owned())),
         Err(source) => Err(TlsError::Pem { path: path.to_owned(), source }),
     }
 }

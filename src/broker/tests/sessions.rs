@@ -260,3 +260,22 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
     let gauges = broker.gauges();
     assert_eq!((gauges.online, gauges.sessions, gauges.online_peak), (3, 3, 3));
 }
+
+/// 3.1.1: [MQTT-4.1.0-2], 5.0: [MQTT-4.1.0-1]: no session ends while connected, and 3.1.1: [MQTT-3.1.2-12]: one
+/// without a will publishes none.
+#[test]
+fn a_connected_session_outlives_its_expiry_and_ends_without_a_will() {
+    let mut bench = Bench::new(Limits::default());
+    let watch = bench.device("watch");
+    bench.subscribe(&watch, "#");
+    let device = bench.connect("a", Connect { expiry: 10, ..Connect::default() });
+    bench.subscribe(&device, "t");
+    bench.pass(100);
+    assert!(!device.is_ended());
+    bench.publish("t", "x", QoS::AtLeastOnce);
+    assert_eq!((device.payloads(), watch.payloads()), (vec!["x".to_owned()], vec!["x".to_owned()]));
+    bench.close(&device);
+    bench.pass(100);
+    assert!(device.is_ended());
+    assert!(watch.payloads().is_empty());
+}
