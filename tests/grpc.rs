@@ -1,4 +1,5 @@
 //! The gRPC API against a real gateway in this process, with real devices over TCP.
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -52,8 +53,7 @@ impl Setup {
             socket
         };
         let (tcp, grpc, http) = (socket(), socket(), socket());
-        let mut config = Config::default();
-        config.addr = None;
+        let mut config = Config { addr: None, ..Config::default() };
         config.listeners = vec![Listener {
             name: "tcp".to_owned(),
             kind: ListenerKind::Tcp,
@@ -343,7 +343,10 @@ async fn latest_values_are_read_listed_and_watched() {
     let value = setup.state().get_latest(get).await.unwrap().into_inner().value.unwrap();
     assert_eq!((value.device_id.as_str(), &value.payload[..]), ("dev", &b"one"[..]));
     let list = v1::ListLatestRequest { topic_filter: "t/#".to_owned(), ..v1::ListLatestRequest::default() };
-    assert_eq!(setup.state().list_latest(list).await.unwrap().into_inner().values, [value.clone()]);
+    assert_eq!(
+        setup.state().list_latest(list).await.unwrap().into_inner().values,
+        std::slice::from_ref(&value)
+    );
 
     let watch = v1::WatchLatestRequest { topic_filters: vec!["t/#".into()], ..Default::default() };
     let mut watch = setup.state().watch_latest(watch).await.unwrap().into_inner();
