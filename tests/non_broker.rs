@@ -75,7 +75,7 @@ fn client_ids_that_could_name_other_levels_are_refused() {
 async fn backends_reach_devices_and_hear_them() {
     let server = Server::start_with(&["--non-broker"], "");
     let channel = channel(&server).await;
-    let request = SubscribeRequest { topic_filters: vec!["#".to_owned()], ..SubscribeRequest::default() };
+    let request = SubscribeRequest { topic_filters: vec!["up/#".to_owned()], ..SubscribeRequest::default() };
     let mut stream =
         SubscriberClient::new(channel.clone()).subscribe(request).await.expect("subscribe").into_inner();
 

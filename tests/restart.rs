@@ -62,7 +62,7 @@ async fn sigterm_tells_clients_publishes_wills_and_exits_0() {
     assert_eq!(device.next(), Got::Disconnect(0x8B));
     assert_eq!(device.next(), Got::Closed);
     assert_eq!(old.next(), Got::Closed);
-    assert!(server.stop(), "exit code 0");
+    assert!(server.wait(), "exit code 0");
     // The will is a message of the device, and so the latest value that the next start finds.
     let server = server.kill_and_restart(&[], "");
     assert_eq!(latest(&server, "dev", "status/dev").await, Some(b"gone".to_vec()));

@@ -178,6 +178,11 @@ impl Server {
         if self.child.try_wait().ok().flatten().is_none() {
             let _ = Command::new("kill").arg("-TERM").arg(self.pid().to_string()).status();
         }
+        self.wait()
+    }
+
+    /// Waits for the server's end without asking for it; true when it left with code 0 in time.
+    pub fn wait(&mut self) -> bool {
         let deadline = Instant::now() + STOP;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait().expect("ask for the server's status") {
