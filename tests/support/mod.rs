@@ -71,9 +71,28 @@ impl Server {
         panic!("mqtt-server found no free ports:\n{last}");
     }
 
+    /// Kills the server without warning (SIGKILL) and starts it anew in the same directory, on new ports.
+    ///
+    /// # Panics
+    /// When the server does not become ready.
+    pub fn kill_and_restart(mut self, args: &[&str], toml: &str) -> Self {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let other = tempfile::tempdir().expect("make a directory");
+        let dir = std::mem::replace(&mut self.dir, other);
+        drop(self);
+        match Self::try_start_in(dir, args, toml) {
+            Ok(server) => server,
+            Err(log) => panic!("mqtt-server did not become ready again:\n{log}"),
+        }
+    }
+
     fn try_start(args: &[&str], toml: &str) -> Result<Self, String> {
+        Self::try_start_in(tempfile::tempdir().expect("make a directory for the server"), args, toml)
+    }
+
+    fn try_start_in(dir: tempfile::TempDir, args: &[&str], toml: &str) -> Result<Self, String> {
         let ports = Ports::free();
-        let dir = tempfile::tempdir().expect("make a directory for the server");
         let config = dir.path().join("test.toml");
         fs::write(&config, format!("{toml}\n{}", listeners(ports))).expect("write the configuration");
         certificates(&dir.path().join("certs"));
@@ -141,11 +160,29 @@ impl Server {
         Some(answer)
     }
 
+    /// The sum of a metric over its labels; 0 while it does not exist.
+    pub fn metric(&self, name: &str) -> u64 {
+        let page = self.http_get("/metrics").expect("read the metrics");
+        let rows = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+        rows.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// Sends a signal, such as `HUP`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status();
+        assert!(status.expect("run kill").success());
+    }
+
     /// Asks the server to stop and waits; true when it left with code 0 in time.
     pub fn stop(&mut self) -> bool {
         if self.child.try_wait().ok().flatten().is_none() {
             let _ = Command::new("kill").arg("-TERM").arg(self.pid().to_string()).status();
         }
+        self.wait()
+    }
+
+    /// Waits for the server's end without asking for it; true when it left with code 0 in time.
+    pub fn wait(&mut self) -> bool {
         let deadline = Instant::now() + STOP;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait().expect("ask for the server's status") {
@@ -178,6 +215,15 @@ impl Drop for Server {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Asks again until `done`, which fails the test if it takes far too long.
+pub fn until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + START;
+    while !done() {
+        assert!(Instant::now() < deadline, "still not done after {START:?}");
+        thread::sleep(Duration::from_millis(20));
     }
 }
 
