@@ -173,10 +173,10 @@ fn greeted(server: &Server, greeting: Greeting, client_id: &[u8; 2]) -> TcpStrea
     stream.set_read_timeout(Some(WAIT)).expect("set the read timeout");
     stream.set_nodelay(true).expect("set nodelay");
     let template = match greeting {
-        Greeting::None => return stream,
-        Greeting::V31 => CONNECT_V31,
-        Greeting::V311 => CONNECT_V311,
-        Greeting::V5 => CONNECT_V5,
+        None => return stream,
+        V31 => CONNECT_V31,
+        V311 => CONNECT_V311,
+        V5 => CONNECT_V5,
     };
     let mut connect = template.to_vec();
     let end = connect.len();
@@ -222,8 +222,8 @@ impl Witness {
     fn new(server: &Server, greeting: Greeting, client_id: &[u8; 2]) -> Self {
         let mut stream = greeted(server, greeting, client_id);
         let subscribe: &[u8] = match greeting {
-            Greeting::V5 => b"\x82\x09\x00\x01\x00\x00\x03w/5\x01",
-            Greeting::V311 => b"\x82\x08\x00\x01\x00\x03w/4\x01",
+            V5 => b"\x82\x09\x00\x01\x00\x00\x03w/5\x01",
+            V311 => b"\x82\x08\x00\x01\x00\x03w/4\x01",
             _ => b"\x82\x08\x00\x01\x00\x03w/3\x01",
         };
         stream.write_all(subscribe).expect("send SUBSCRIBE");
@@ -235,8 +235,8 @@ impl Witness {
         self.1 += 1;
         let [high, low] = self.1.to_be_bytes();
         let publish: Vec<u8> = match greeting {
-            Greeting::V5 => [&b"\x32\x09\x00\x03w/5"[..], &[high, low, 0, b'x']].concat(),
-            Greeting::V311 => [&b"\x32\x08\x00\x03w/4"[..], &[high, low, b'x']].concat(),
+            V5 => [&b"\x32\x09\x00\x03w/5"[..], &[high, low, 0, b'x']].concat(),
+            V311 => [&b"\x32\x08\x00\x03w/4"[..], &[high, low, b'x']].concat(),
             _ => [&b"\x32\x08\x00\x03w/3"[..], &[high, low, b'x']].concat(),
         };
         self.0.write_all(&publish).unwrap_or_else(|error| panic!("{row}: witness cannot publish: {error}"));

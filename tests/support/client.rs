@@ -1,4 +1,5 @@
 //! A blocking MQTT client over `TcpStream` with the crate's own codec: it does what a test says, nothing more.
+#![allow(unreachable_pub, reason = "shared by several test binaries")]
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 
 use std::{
