@@ -44,6 +44,9 @@ enum Command {
         /// Only this device; may be repeated.
         #[arg(short, long)]
         device: Vec<String>,
+        /// End after so many messages.
+        #[arg(short, long)]
+        count: Option<u64>,
     },
     /// Publishes one message and tells what became of it.
     Publish {
@@ -82,7 +85,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let channel = connect(&args).await?;
     match args.command {
-        Command::Subscribe { filter, device } => subscribe(channel, filter, device).await,
+        Command::Subscribe { filter, device, count } => {
+            subscribe(channel, filter, device, count.unwrap_or(u64::MAX)).await
+        }
         Command::Publish { device, qos, retain, wait, fail_offline, topic, payload } => {
             let request = PublishRequest {
                 device_id: device,
@@ -133,18 +138,24 @@ async fn subscribe(
     channel: Channel,
     topic_filters: Vec<String>,
     device_ids: Vec<String>,
+    count: u64,
 ) -> Result<(), Box<dyn Error>> {
     let request = SubscribeRequest { topic_filters, device_ids, ..SubscribeRequest::default() };
     let mut stream = SubscriberClient::new(channel).subscribe(request).await?.into_inner();
+    let mut left = count;
     while let Some(response) = stream.message().await? {
         for item in response.items {
             match item.item {
-                Some(Item::Message(message)) => {
+                Some(Item::Message(message)) if left > 0 => {
                     print_message(&message.device_id, &message.topic, &message.payload);
+                    left -= 1;
                 }
                 Some(Item::Gap(gap)) => println!("-- {} messages missing", gap.count),
-                Some(Item::Heartbeat(_)) | None => {}
+                Some(Item::Message(_) | Item::Heartbeat(_)) | None => {}
             }
+        }
+        if left == 0 {
+            return Ok(());
         }
     }
     Ok(())

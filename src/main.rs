@@ -84,12 +84,13 @@ fn welcome(gateway: &Gateway) -> String {
         text.push_str(&format!("  {name:<10} {address}\n"));
     }
     let ca = Path::new(DEV_CERTS_DIR).join("ca.crt");
+    let grpc = gateway.address("grpc").map_or(10000, |address| address.port());
     let (ca, port) = (ca.display(), gateway.address("default").map_or(8883, |address| address.port()));
     text.push_str(&format!(
         "\nTry, each in its own terminal:\n  \
          mosquitto_sub --cafile {ca} -h localhost -p {port} -t 'demo/#' -v\n  \
          mosquitto_pub --cafile {ca} -h localhost -p {port} -i device-1 -t demo/temperature -m 21.5\n  \
-         cargo run --release --example grpc_client -- --ca {ca} latest demo/temperature\n\
+         cargo run --release --example grpc_client -- --addr https://localhost:{grpc} --ca {ca} \\\n      latest demo/temperature\n\
          More in README.md. Stop with Ctrl-C.\n"
     ));
     text

@@ -1,6 +1,7 @@
 use prost::Message as _;
 
 use super::*;
+use crate::{broker::Published, grpc::answers, types::DropReason};
 
 fn limits() -> Limits {
     Limits::default()
@@ -48,7 +49,7 @@ fn a_publish_keeps_every_field() {
     assert_eq!(properties.payload_format, Some(1));
     let names: Vec<_> = properties.user.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["b", "a", "b"]);
-    assert_eq!(Some(properties_to_proto(properties)), request.properties);
+    assert_eq!(Some(answers::properties_to_proto(properties)), request.properties);
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn subscriptions_are_bounded_and_checked() {
 #[test]
 fn outcomes_follow_what_receivers_did() {
     let outcome = |published| {
-        let response = publish_response(published, Wait::Accepted, None);
+        let response = answers::publish_response(published, Wait::Accepted, None);
         (response.outcome(), response.drop_reason())
     };
     let none = v1::DropReason::Unspecified;

@@ -3,7 +3,7 @@
 use tonic::{Request, Response, Status};
 
 use super::{
-    Context, PAGE_BYTES, convert, fit, now,
+    Context, PAGE_BYTES, answers, convert, fit, now,
     proto::{gateway::v1, server::devices_server::Devices},
     status::Error,
 };
@@ -36,7 +36,7 @@ impl Devices for DevicesService {
         let found = self.context.broker.devices(after, limit, request.online_only);
         let more = found.len() >= limit;
         let budget = PAGE_BYTES;
-        let (devices, cut) = fit(found.into_iter().map(convert::device), budget);
+        let (devices, cut) = fit(found.into_iter().map(answers::device), budget);
         let last = devices.last().filter(|_| more || cut);
         let next_page_token = last.map_or_else(String::new, |device| device.client_id.clone());
         Ok(Response::new(v1::ListResponse { devices, next_page_token }))
@@ -46,7 +46,7 @@ impl Devices for DevicesService {
         let id = request.into_inner().client_id;
         self.check_id(&id)?;
         let device = self.context.broker.device(&id).ok_or(Error::DeviceNotFound)?;
-        Ok(Response::new(v1::GetResponse { device: Some(convert::device(device)) }))
+        Ok(Response::new(v1::GetResponse { device: Some(answers::device(device)) }))
     }
 
     async fn disconnect(

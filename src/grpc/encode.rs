@@ -6,7 +6,7 @@
 
 use prost::Message as _;
 
-use super::{convert, proto::gateway::v1};
+use super::{answers, proto::gateway::v1};
 use crate::types::{Message, OriginKind};
 
 /// Tag of a length-delimited field below 16.
@@ -46,7 +46,7 @@ pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
         return;
     }
     let whole = form == Form::Item;
-    let properties = message.properties.map(|p| convert::properties_to_proto(p));
+    let properties = message.properties.map(|p| answers::properties_to_proto(p));
     let properties_len = properties.as_ref().map_or(0, prost::Message::encoded_len);
     let retain = whole && message.retain;
     let expires = message.expires.filter(|_| whole).map(|at| message.received.secs_until(at));
@@ -166,7 +166,10 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::types::{ClientId, Origin, Properties, QoS, Timestamp};
+    use crate::{
+        grpc::convert,
+        types::{ClientId, Origin, Properties, QoS, Timestamp},
+    };
 
     #[test]
     fn hand_encoded_messages_decode_as_the_generated_types() {

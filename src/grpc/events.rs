@@ -10,7 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::{
-    Context, convert,
+    Context, answers, convert,
     proto::{gateway::v1, server::events_server::Events},
     status::Error,
     stream::Selector,
@@ -35,9 +35,9 @@ struct Wanted {
 
 impl Wanted {
     fn item(&self, event: Event) -> Option<v1::WatchItem> {
-        let kind = self.kinds.is_empty() || self.kinds.contains(&convert::event_kind(&event.kind));
+        let kind = self.kinds.is_empty() || self.kinds.contains(&answers::event_kind(&event.kind));
         let wanted = kind && self.devices.wants_device(Some(event.client_id.as_str()));
-        wanted.then(|| item(v1::watch_item::Item::Event(convert::event(event))))
+        wanted.then(|| item(v1::watch_item::Item::Event(answers::event(event))))
     }
 }
 

@@ -5,6 +5,7 @@
 //! stream, request and page is bounded; only `status` makes a gRPC status; a stream never slows a publisher.
 
 mod accept;
+mod answers;
 mod convert;
 mod devices;
 mod encode;

@@ -7,7 +7,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 
 use super::{
-    Context, convert,
+    Context, answers, convert,
     convert::{MAX_BATCH, Publication, Wait},
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
@@ -49,7 +49,7 @@ impl Routed {
     }
 
     fn response(&self, state: Option<ReceiptState>) -> Result<v1::PublishResponse, Error> {
-        Ok(convert::publish_response(self.published, self.wait, state))
+        Ok(answers::publish_response(self.published, self.wait, state))
     }
 
     /// Whether every receiver that took it while online did its part. Offline sessions are not waited for.

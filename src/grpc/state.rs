@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tonic::{Request, Response, Status};
 
 use super::{
-    Context, PAGE_BYTES, convert,
+    Context, PAGE_BYTES, answers, convert,
     convert::MAX_STREAM_BATCH,
     encode::Form,
     fit, now,
@@ -80,7 +80,7 @@ async fn get(
     request: &v1::GetLatestRequest,
 ) -> Result<Option<v1::LatestValue>, Error> {
     let value = latest.get(&request.topic, request.device_id.as_deref()).await?;
-    Ok(value.map(convert::latest_value))
+    Ok(value.map(answers::latest_value))
 }
 
 /// A page whose response fits in `budget` bytes, if one value does. The store's tokens stand at page ends
@@ -92,7 +92,7 @@ async fn page(
 ) -> Result<(Vec<v1::LatestValue>, String), Error> {
     loop {
         let page = latest.list(query.clone()).await?;
-        let values: Vec<_> = page.values.into_iter().map(convert::latest_value).collect();
+        let values: Vec<_> = page.values.into_iter().map(answers::latest_value).collect();
         let size: usize = values.iter().map(|value| value.encoded_len() + 8).sum();
         if size <= budget || query.limit <= 1 {
             return Ok((values, page.next));
@@ -221,7 +221,7 @@ impl State for StateService {
         convert::check_topic_name("topic", &topic, broker.limits())?;
         let at = now();
         let message = broker.retained(&topic, at).ok_or(Error::ValueNotFound)?;
-        Ok(Response::new(v1::GetRetainedResponse { message: Some(convert::retained_message(&message, at)) }))
+        Ok(Response::new(v1::GetRetainedResponse { message: Some(answers::retained_message(&message, at)) }))
     }
 
     async fn set_retained(
@@ -267,7 +267,7 @@ impl State for StateService {
         let at = now();
         let found = broker.list_retained(filter, after, limit, at);
         let more = found.len() >= limit;
-        let messages = found.iter().map(|message| convert::retained_message(message, at));
+        let messages = found.iter().map(|message| answers::retained_message(message, at));
         let (messages, cut) = fit(messages, PAGE_BYTES);
         let last = messages.last().filter(|_| more || cut);
         let next_page_token = last.map_or_else(String::new, |message| message.topic.clone());

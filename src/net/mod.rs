@@ -1,8 +1,8 @@
 //! Sockets, TLS, WebSocket, the connection task and flushing. The only layer that knows sockets.
 //!
-//! A PUBLISH goes: [`connection`] reads, [`packets`] checks it and calls the broker, the broker calls
-//! [`device`] for each receiver, which encodes into that session's out-buffer; at the end of the turn
-//! [`flush`] writes each touched buffer with one system call.
+//! A PUBLISH goes: `connection` reads, `packets` checks it and calls the broker, the broker calls
+//! `device` for each receiver, which encodes into that session's out-buffer; at the end of the turn
+//! `flush` writes each touched buffer with one system call.
 
 mod clock;
 mod connection;

@@ -114,12 +114,16 @@ pub fn start_shards(
 async fn run(mut receiver: mpsc::Receiver<Incoming>, shared: Arc<Shared>, connections: Arc<AtomicUsize>) {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    loop {
+    // Returning drops the runtime and with it every connection: not before they have ended by themselves.
+    let mut open = true;
+    while open || connections.load(Relaxed) > 0 {
         tokio::select! {
-            incoming = receiver.recv() => {
-                let Some(incoming) = incoming else { return };
-                tokio::spawn(handshake::serve(incoming, Arc::clone(&shared), Arc::clone(&connections)));
-            }
+            incoming = receiver.recv(), if open => match incoming {
+                Some(incoming) => {
+                    tokio::spawn(handshake::serve(incoming, Arc::clone(&shared), Arc::clone(&connections)));
+                }
+                None => open = false,
+            },
             _ = second.tick() => wheel::tick(),
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! Every test of the suite that needs a server starts its own, so tests run in parallel. Ports come from
 //! the system (bind to 0, note, release); a start that loses a port to another process is tried anew.
+#![allow(unreachable_pub, reason = "shared by several test binaries")]
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 #![allow(clippy::print_stderr, reason = "a failing test shows the server's log")]
 
@@ -23,13 +24,13 @@ const STOP: Duration = Duration::from_secs(20);
 
 /// The addresses of one running server.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ports {
-    pub(crate) tls: u16,
-    pub(crate) tcp: u16,
-    pub(crate) ws: u16,
-    pub(crate) wss: u16,
-    pub(crate) grpc: u16,
-    pub(crate) http: u16,
+pub struct Ports {
+    pub tls: u16,
+    pub tcp: u16,
+    pub ws: u16,
+    pub wss: u16,
+    pub grpc: u16,
+    pub http: u16,
 }
 
 impl Ports {
@@ -43,15 +44,15 @@ impl Ports {
 }
 
 /// A running `mqtt-server` in a temporary directory, with TLS, TCP, WS and WSS listeners and gRPC over TLS.
-pub(crate) struct Server {
+pub struct Server {
     child: Child,
     dir: tempfile::TempDir,
-    pub(crate) ports: Ports,
+    pub ports: Ports,
 }
 
 impl Server {
     /// Starts a server with defaults.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_with(&[], "")
     }
 
@@ -59,7 +60,7 @@ impl Server {
     ///
     /// # Panics
     /// When the server does not become ready; its log is printed first.
-    pub(crate) fn start_with(args: &[&str], toml: &str) -> Self {
+    pub fn start_with(args: &[&str], toml: &str) -> Self {
         let mut last = String::new();
         for _ in 0..3 {
             match Self::try_start(args, toml) {
@@ -71,9 +72,28 @@ impl Server {
         panic!("mqtt-server found no free ports:\n{last}");
     }
 
+    /// Kills the server without warning (SIGKILL) and starts it anew in the same directory, on new ports.
+    ///
+    /// # Panics
+    /// When the server does not become ready.
+    pub fn kill_and_restart(mut self, args: &[&str], toml: &str) -> Self {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let other = tempfile::tempdir().expect("make a directory");
+        let dir = std::mem::replace(&mut self.dir, other);
+        drop(self);
+        match Self::try_start_in(dir, args, toml) {
+            Ok(server) => server,
+            Err(log) => panic!("mqtt-server did not become ready again:\n{log}"),
+        }
+    }
+
     fn try_start(args: &[&str], toml: &str) -> Result<Self, String> {
+        Self::try_start_in(tempfile::tempdir().expect("make a directory for the server"), args, toml)
+    }
+
+    fn try_start_in(dir: tempfile::TempDir, args: &[&str], toml: &str) -> Result<Self, String> {
         let ports = Ports::free();
-        let dir = tempfile::tempdir().expect("make a directory for the server");
         let config = dir.path().join("test.toml");
         fs::write(&config, format!("{toml}\n{}", listeners(ports))).expect("write the configuration");
         certificates(&dir.path().join("certs"));
@@ -112,27 +132,27 @@ impl Server {
     }
 
     /// The server's working directory; `certs/` is in it.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// The certificate authority that clients should trust.
-    pub(crate) fn ca(&self) -> PathBuf {
+    pub fn ca(&self) -> PathBuf {
         self.dir().join("certs").join("ca.crt")
     }
 
     /// The process id, for signals and memory figures.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Everything the server has logged.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.dir().join("server.log")).unwrap_or_default()
     }
 
     /// One HTTP request to the metrics and health listener; the whole answer, or none.
-    pub(crate) fn http_get(&self, path: &str) -> Option<String> {
+    pub fn http_get(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect_timeout(&local(self.ports.http), Duration::from_secs(2)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
@@ -141,11 +161,29 @@ impl Server {
         Some(answer)
     }
 
+    /// The sum of a metric over its labels; 0 while it does not exist.
+    pub fn metric(&self, name: &str) -> u64 {
+        let page = self.http_get("/metrics").expect("read the metrics");
+        let rows = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+        rows.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// Sends a signal, such as `HUP`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status();
+        assert!(status.expect("run kill").success());
+    }
+
     /// Asks the server to stop and waits; true when it left with code 0 in time.
-    pub(crate) fn stop(&mut self) -> bool {
+    pub fn stop(&mut self) -> bool {
         if self.child.try_wait().ok().flatten().is_none() {
             let _ = Command::new("kill").arg("-TERM").arg(self.pid().to_string()).status();
         }
+        self.wait()
+    }
+
+    /// Waits for the server's end without asking for it; true when it left with code 0 in time.
+    pub fn wait(&mut self) -> bool {
         let deadline = Instant::now() + STOP;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait().expect("ask for the server's status") {
@@ -157,7 +195,7 @@ impl Server {
     }
 
     /// The environment that scripts get, one variable per address.
-    pub(crate) fn script_env(&self) -> Vec<(&'static str, String)> {
+    pub fn script_env(&self) -> Vec<(&'static str, String)> {
         vec![
             ("GW_HOST", "localhost".to_owned()),
             ("GW_TCP", self.ports.tcp.to_string()),
@@ -181,8 +219,17 @@ impl Drop for Server {
     }
 }
 
+/// Asks again until `done`, which fails the test if it takes far too long.
+pub fn until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + START;
+    while !done() {
+        assert!(Instant::now() < deadline, "still not done after {START:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// The loopback address with this port.
-pub(crate) fn local(port: u16) -> SocketAddr {
+pub fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
@@ -228,7 +275,7 @@ fn may_skip() -> bool {
 ///
 /// # Panics
 /// When the tool is missing and skipping is not allowed.
-pub(crate) fn need(tool: &str, found: bool) -> bool {
+pub fn need(tool: &str, found: bool) -> bool {
     if found {
         return true;
     }
@@ -242,12 +289,12 @@ pub(crate) fn need(tool: &str, found: bool) -> bool {
 }
 
 /// The root of the repository.
-pub(crate) fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The Python of the test environment, when it is complete.
-pub(crate) fn python() -> Option<PathBuf> {
+pub fn python() -> Option<PathBuf> {
     let path = root().join(".venv/bin/python");
     let complete = Command::new(&path)
         .args(["-c", "import paho.mqtt.client, grpc, grpc_tools, pytest"])
@@ -258,7 +305,7 @@ pub(crate) fn python() -> Option<PathBuf> {
 }
 
 /// Whether a program answers on the path.
-pub(crate) fn on_path(program: &str) -> bool {
+pub fn on_path(program: &str) -> bool {
     Command::new("sh")
         .args(["-c", &format!("command -v {program}")])
         .stdout(Stdio::null())
@@ -267,7 +314,7 @@ pub(crate) fn on_path(program: &str) -> bool {
 }
 
 /// Runs a child process to its end under a deadline; its output and whether it succeeded.
-pub(crate) fn run(command: &mut Command, limit: Duration) -> (bool, String) {
+pub fn run(command: &mut Command, limit: Duration) -> (bool, String) {
     let output = tempfile::NamedTempFile::new().expect("create a file for the output");
     let handle = output.reopen().expect("open the output file again");
     let mut child = command

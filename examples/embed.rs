@@ -1,0 +1,30 @@
+//! The gateway inside another program: on sockets that the program opened, until Ctrl-C.
+
+#![allow(clippy::print_stdout)] // it is a command-line tool
+
+use std::{error::Error, net::TcpListener};
+
+use mqtt_server::{Gateway, config::Config};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let config = Config {
+        non_tls: true,
+        insecure_grpc: true, // plaintext, on loopback only
+        grpc: mqtt_server::config::Grpc { tls: false, ..Default::default() },
+        http: mqtt_server::config::Http { enabled: false, ..Default::default() },
+        latest: mqtt_server::config::Latest { enabled: false, ..Default::default() },
+        ..Config::default()
+    };
+    let gateway = Gateway::builder(config)
+        .socket("default", TcpListener::bind("127.0.0.1:0")?)
+        .socket("grpc", TcpListener::bind("127.0.0.1:0")?)
+        .start()
+        .await?;
+    for (name, address) in gateway.addresses() {
+        println!("{name} {address}");
+    }
+    tokio::signal::ctrl_c().await?;
+    gateway.shutdown().await;
+    Ok(())
+}

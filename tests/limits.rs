@@ -1,0 +1,188 @@
+//! Limits from outside: what a peer that is slow, silent, large, fast or one too many meets, and that others go on.
+#![allow(clippy::print_stderr, reason = "a test that checks less than it should say so")]
+
+#[path = "support/client.rs"]
+mod client;
+mod support;
+
+use std::{
+    fs,
+    io::Write as _,
+    net::TcpListener,
+    process::{Command, Stdio},
+};
+
+use client::{Client, Got, hello};
+use mqtt_server::{
+    codec::Packet,
+    types::{Protocol, QoS},
+};
+use support::{Server, until};
+
+/// Resident bytes of a process.
+fn resident(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("read the process status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn a_subscriber_that_does_not_read_costs_bounded_memory_and_delays_nobody() {
+    const BATCH: usize = 16;
+    const PAYLOAD: usize = 64 << 10;
+    let server = Server::start_with(&[], "[limits]\nmailbox_messages = 1000\nmailbox_bytes = 4194304\n");
+    let mut slow = Client::connect(server.ports.tcp, Protocol::V5, "slow");
+    assert_eq!(slow.subscribe("bulk/#"), 0);
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    assert_eq!(reader.subscribe("bulk/#"), 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let before = resident(server.pid());
+    let mut payload = vec![b'x'; PAYLOAD];
+    // The reader takes each batch before the next is sent: its own mailbox never fills, so it misses nothing.
+    for batch in 0..200 * 1_000_000 / (BATCH * PAYLOAD) {
+        for n in 0..BATCH {
+            payload[..8].copy_from_slice(&((batch * BATCH + n) as u64).to_be_bytes());
+            publisher.publish("bulk/data", &payload, QoS::AtMostOnce, false);
+        }
+        for n in 0..BATCH {
+            payload[..8].copy_from_slice(&((batch * BATCH + n) as u64).to_be_bytes());
+            assert!(
+                reader.next() == Got::Publish("bulk/data".to_owned(), payload.clone()),
+                "message {n} of batch {batch} is missing"
+            );
+        }
+    }
+    assert_eq!(publisher.ping(), []);
+    let grown = resident(server.pid()).saturating_sub(before);
+    assert!(grown < 64 << 20, "resident memory grew by {grown} bytes");
+    assert!(server.metric("mqtt_messages_dropped_total") > 0, "the slow subscriber lost messages, counted");
+}
+
+#[test]
+fn ten_thousand_idle_connections_are_all_served() {
+    const WANTED: usize = 10_000;
+    // The server inherits the limit.
+    let _ = Command::new("sh")
+        .args(["-c", "prlimit --pid \"$PPID\" --nofile=\"$(ulimit -Hn):$(ulimit -Hn)\""])
+        .stderr(Stdio::null())
+        .status();
+    let limits = fs::read_to_string("/proc/self/limits").expect("read the limits");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("limit of open files");
+    let allowed = line.split_whitespace().nth(3).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
+    let count = WANTED.min(allowed.saturating_sub(300));
+    if count < WANTED {
+        eprintln!("\n!!! only {count} of {WANTED} connections: the limit of open files is {allowed} !!!\n");
+    }
+    let server = Server::start();
+    let mut clients: Vec<Client> = (0..count)
+        .map(|n| {
+            let mut client = Client::open(server.ports.tcp, Protocol::V4);
+            client.send(&Packet::Connect(Box::new(hello(Protocol::V4, &format!("idle-{n}")))));
+            client
+        })
+        .collect();
+    for client in &mut clients {
+        assert_eq!(client.next(), Got::ConnAck(0));
+    }
+    assert_eq!(server.metric("mqtt_connections"), count as u64);
+    for client in clients.iter_mut().step_by(97) {
+        assert_eq!(client.ping(), []);
+    }
+}
+
+#[test]
+fn connections_beyond_the_limit_are_closed_and_places_come_back() {
+    let server = Server::start_with(&[], "[limits]\nmax_connections = 2\n");
+    let mut first = Client::connect(server.ports.tcp, Protocol::V5, "one");
+    let second = Client::connect(server.ports.tcp, Protocol::V5, "two");
+    assert_eq!(Client::open(server.ports.tcp, Protocol::V5).next(), Got::Closed);
+    assert_eq!(first.ping(), []);
+    drop(second);
+    until(|| server.metric("mqtt_connections") == 1);
+    // The place is free when the socket is, a little after the session has ended.
+    until(|| {
+        let mut third = Client::open(server.ports.tcp, Protocol::V5);
+        let mut bytes = Vec::new();
+        let connect = Packet::Connect(Box::new(hello(Protocol::V5, "three")));
+        mqtt_server::codec::encode(&connect, Protocol::V5, &mut bytes);
+        third.stream.write_all(&bytes).is_ok() && third.next() == Got::ConnAck(0)
+    });
+}
+
+#[test]
+fn the_message_rate_slows_but_loses_nothing_and_is_no_silence() {
+    // A burst of 120 at 20 a second pauses reading for 5 seconds, more than three times the keep alive.
+    let server = Server::start_with(&[], "[limits]\nclient_message_rate = 20\n");
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    assert_eq!(reader.subscribe("fast"), 0);
+    let mut connect = hello(Protocol::V5, "fast");
+    connect.keep_alive = 1;
+    let mut fast = Client::connect_with(server.ports.tcp, connect);
+    for n in 0..120_u8 {
+        fast.publish("fast", &[n], QoS::AtMostOnce, false);
+    }
+    assert_eq!(fast.ping(), []);
+    for n in 0..120_u8 {
+        assert_eq!(reader.next(), Got::Publish("fast".to_owned(), vec![n]));
+    }
+    assert!(server.metric("mqtt_rate_limit_pauses_total") > 0);
+    assert_eq!(server.metric("mqtt_keep_alive_timeouts_total"), 0);
+}
+
+#[test]
+fn packets_beyond_the_size_are_refused() {
+    let server = Server::start_with(&[], "[limits]\nmax_packet_size = 1024\n");
+    for (protocol, farewell) in [(Protocol::V4, None), (Protocol::V5, Some(Got::Disconnect(0x95)))] {
+        let mut client = Client::connect(server.ports.tcp, protocol, "large");
+        client.publish_acked("t", &[0; 900], false);
+        client.publish("t", &[0; 2000], QoS::AtLeastOnce, false);
+        if let Some(farewell) = farewell {
+            assert_eq!(client.next(), farewell);
+        }
+        assert_eq!(client.next(), Got::Closed);
+    }
+}
+
+#[test]
+fn silent_peers_are_closed() {
+    let server = Server::start_with(&[], "[limits]\nconnect_timeout = \"1s\"\n");
+    let mut silent = Client::open(server.ports.tcp, Protocol::V5);
+    let mut connect = hello(Protocol::V5, "silent");
+    connect.keep_alive = 1;
+    let mut client = Client::connect_with(server.ports.tcp, connect);
+    assert_eq!(silent.next(), Got::Closed, "no CONNECT");
+    assert_eq!(client.next(), Got::Disconnect(0x8D), "no PINGREQ");
+    assert_eq!(client.next(), Got::Closed);
+    assert_eq!(server.metric("mqtt_keep_alive_timeouts_total"), 1);
+}
+
+#[test]
+fn proxy_protocol_headers_are_required_where_configured() {
+    let held = TcpListener::bind("127.0.0.1:0").expect("bind a free port");
+    let port = held.local_addr().expect("address of a bound listener").port();
+    drop(held);
+    let toml = format!(
+        "[[listeners]]\nname = \"proxied\"\nkind = \"tcp\"\naddress = \"127.0.0.1:{port}\"\nproxy_protocol = true\n"
+    );
+    let server = Server::start_with(&[], &toml);
+    let v1 = b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 1883\r\n".as_slice();
+    let v2 =
+        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\xc0\x00\x02\x02\x13\x88\x07\x5b".as_slice();
+    for header in [v1, v2] {
+        let mut client = Client::open(port, Protocol::V5);
+        client.stream.write_all(header).expect("send the header");
+        client.send(&Packet::Connect(Box::new(hello(Protocol::V5, "proxied"))));
+        assert_eq!(client.next(), Got::ConnAck(0));
+        assert_eq!(client.ping(), []);
+    }
+    for header in [b"".as_slice(), b"PROXY TCP4 nonsense\r\n", b"\r\n\r\n\0\r\nQUIT\n\x11\x11\0\0"] {
+        let mut client = Client::open(port, Protocol::V5);
+        client.stream.write_all(header).expect("send the header");
+        let mut bytes = Vec::new();
+        let connect = Packet::Connect(Box::new(hello(Protocol::V5, "bad")));
+        mqtt_server::codec::encode(&connect, Protocol::V5, &mut bytes);
+        let _ = client.stream.write_all(&bytes);
+        assert_eq!(client.next(), Got::Closed, "{header:?}");
+    }
+    assert_eq!(Client::connect(server.ports.tcp, Protocol::V5, "direct").ping(), []);
+}

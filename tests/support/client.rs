@@ -1,0 +1,184 @@
+//! A blocking MQTT client over `TcpStream` with the crate's own codec: it does what a test says, nothing more.
+#![allow(unreachable_pub, reason = "shared by several test binaries")]
+#![allow(dead_code, reason = "each test binary uses its own part of this module")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use mqtt_server::{
+    codec::{self, Connect, ConnectWill, Packet, Publish, Subscribe, SubscribeFilter},
+    types::{Protocol, QoS},
+};
+
+use super::support::local;
+
+/// Longer than anything may take on a loaded machine; only a failing test waits so long.
+pub const WAIT: Duration = Duration::from_secs(30);
+
+/// What came, without what no test looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Got {
+    ConnAck(u8),
+    Publish(String, Vec<u8>),
+    PubAck(u8),
+    SubAck(Vec<u8>),
+    PingResp,
+    Disconnect(u8),
+    Other(u8),
+    Closed,
+}
+
+pub struct Client {
+    pub stream: TcpStream,
+    protocol: Protocol,
+    buffer: Vec<u8>,
+}
+
+/// A CONNECT with a clean session and no more.
+pub fn hello(protocol: Protocol, client_id: &str) -> Connect {
+    Connect {
+        protocol,
+        clean_start: true,
+        keep_alive: 0,
+        client_id: client_id.to_owned(),
+        will: None,
+        username: None,
+        password: None,
+        session_expiry: None,
+        receive_maximum: None,
+        maximum_packet_size: None,
+        topic_alias_maximum: 0,
+        request_response_information: false,
+        request_problem_information: true,
+        user: Vec::new(),
+        auth_method: None,
+        auth_data: None,
+    }
+}
+
+pub fn will(topic: &str, payload: &'static [u8]) -> ConnectWill {
+    ConnectWill {
+        topic: topic.to_owned(),
+        payload: Bytes::from_static(payload),
+        qos: QoS::AtLeastOnce,
+        retain: false,
+        delay: 0,
+        expiry: None,
+        properties: None,
+    }
+}
+
+impl Client {
+    /// Opens a connection and sends nothing.
+    pub fn open(port: u16, protocol: Protocol) -> Self {
+        let stream = TcpStream::connect(local(port)).expect("connect to the server");
+        stream.set_read_timeout(Some(WAIT)).expect("set a timeout");
+        stream.set_write_timeout(Some(WAIT)).expect("set a timeout");
+        Self { stream, protocol, buffer: Vec::new() }
+    }
+
+    /// Connects and expects to be accepted.
+    pub fn connect(port: u16, protocol: Protocol, client_id: &str) -> Self {
+        Self::connect_with(port, hello(protocol, client_id))
+    }
+
+    pub fn connect_with(port: u16, connect: Connect) -> Self {
+        let mut client = Self::open(port, connect.protocol);
+        client.send(&Packet::Connect(Box::new(connect)));
+        assert_eq!(client.next(), Got::ConnAck(0));
+        client
+    }
+
+    pub fn send(&mut self, packet: &Packet<'_>) {
+        let mut bytes = Vec::new();
+        codec::encode(packet, self.protocol, &mut bytes);
+        self.stream.write_all(&bytes).expect("send a packet");
+    }
+
+    pub fn publish(&mut self, topic: &str, payload: &[u8], qos: QoS, retain: bool) {
+        self.send(&Packet::Publish(Publish {
+            dup: false,
+            qos,
+            retain,
+            topic,
+            packet_id: u16::from(qos != QoS::AtMostOnce),
+            payload,
+            alias: None,
+            expiry: None,
+            ids: Vec::new(),
+            properties: None,
+        }));
+    }
+
+    /// Publishes at QoS 1 and waits for the acknowledgement.
+    pub fn publish_acked(&mut self, topic: &str, payload: &[u8], retain: bool) {
+        self.publish(topic, payload, QoS::AtLeastOnce, retain);
+        assert!(matches!(self.next(), Got::PubAck(_)));
+    }
+
+    /// The code of the only filter.
+    pub fn subscribe(&mut self, filter: &str) -> u8 {
+        self.send(&Packet::Subscribe(Subscribe {
+            packet_id: 1,
+            id: None,
+            user: Vec::new(),
+            filters: vec![SubscribeFilter {
+                filter: filter.to_owned(),
+                qos: QoS::AtMostOnce,
+                no_local: false,
+                retain_as_published: false,
+                retain_handling: 0,
+            }],
+        }));
+        match self.next() {
+            Got::SubAck(codes) => codes[0],
+            other => panic!("{other:?} for SUBSCRIBE of {filter}"),
+        }
+    }
+
+    /// PINGREQ; what comes before the answer is everything that was sent to this client until now.
+    pub fn ping(&mut self) -> Vec<Got> {
+        self.send(&Packet::PingReq);
+        let mut before = Vec::new();
+        loop {
+            match self.next() {
+                Got::PingResp => return before,
+                Got::Closed => panic!("closed before PINGRESP, after {before:?}"),
+                other => before.push(other),
+            }
+        }
+    }
+
+    /// The next packet, or the end of the connection.
+    pub fn next(&mut self) -> Got {
+        let mut chunk = [0; 65_536];
+        loop {
+            if let Some(frame) = codec::frame(&self.buffer, usize::MAX).expect("frame from the server") {
+                let got = match codec::decode(&frame, self.protocol).expect("packet from the server") {
+                    Packet::ConnAck(ack) => Got::ConnAck(ack.code),
+                    Packet::Publish(publish) => {
+                        Got::Publish(publish.topic.to_owned(), publish.payload.to_vec())
+                    }
+                    Packet::PubAck(ack) => Got::PubAck(ack.code),
+                    Packet::SubAck(ack) => Got::SubAck(ack.codes),
+                    Packet::PingResp => Got::PingResp,
+                    Packet::Disconnect(disconnect) => Got::Disconnect(disconnect.code),
+                    _ => Got::Other(frame.first),
+                };
+                let len = frame.len;
+                self.buffer.drain(..len);
+                return got;
+            }
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Got::Closed,
+                Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Got::Closed,
+                Err(error) => panic!("nothing from the server: {error}"),
+            }
+        }
+    }
+}
