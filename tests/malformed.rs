@@ -173,7 +173,7 @@ fn greeted(server: &Server, greeting: Greeting, client_id: &[u8; 2]) -> TcpStrea
     stream.set_read_timeout(Some(WAIT)).expect("set the read timeout");
     stream.set_nodelay(true).expect("set nodelay");
     let template = match greeting {
-        None => return stream,
+        First => return stream,
         V31 => CONNECT_V31,
         V311 => CONNECT_V311,
         V5 => CONNECT_V5,
