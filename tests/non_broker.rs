@@ -86,10 +86,10 @@ async fn backends_reach_devices_and_hear_them() {
         loop {
             let response = stream.message().await.expect("stream").expect("stream goes on");
             for item in response.items {
-                if let Some(Item::Message(message)) = item.item {
-                    if message.device_id == "b" {
-                        return (message.topic, message.payload.to_vec());
-                    }
+                if let Some(Item::Message(message)) = item.item
+                    && message.device_id == "b"
+                {
+                    return (message.topic, message.payload.to_vec());
                 }
             }
         }
