@@ -13,6 +13,10 @@ use mqtt_server::{
 };
 use tracing::{error, info, warn};
 
+#[cfg(not(target_env = "msvc"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let config = match load(&flags) {

@@ -99,14 +99,20 @@ async fn establish(
 ) -> Result<Connection, HandshakeError> {
     let mut wire =
         Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
-    let peer = if listener.proxy_protocol { wire.read_proxy_header().await?.unwrap_or(peer) } else { peer };
-    if let Some(config) = &listener.tls {
-        wire.start_tls(config.load_full()).await?;
-    }
-    if let Some(path) = &listener.websocket {
-        wire.upgrade(path).await?;
-    }
+    // Boxed, so that a socket that waits for its CONNECT holds little.
+    let forwarded = Box::pin(wire.put_on_layers(&listener)).await?;
+    let peer = forwarded.unwrap_or(peer);
     let connect = wire.read_connect(shared.limits.max_packet_size.0).await?;
+    Box::pin(conclude(wire, connect, peer, listener, shared)).await
+}
+
+async fn conclude(
+    mut wire: Wire,
+    connect: Connect,
+    peer: SocketAddr,
+    listener: Arc<Listener>,
+    shared: Arc<Shared>,
+) -> Result<Connection, HandshakeError> {
     let answer = admit(&connect, &wire, peer, &shared).await;
     let (accepted, identity) = match answer {
         Ok(admitted) => admitted,
@@ -259,6 +265,18 @@ struct Wire {
 }
 
 impl Wire {
+    /// What the listener has below MQTT. Returns the address that a proxy forwarded.
+    async fn put_on_layers(&mut self, listener: &Listener) -> Result<Option<SocketAddr>, HandshakeError> {
+        let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
+        if let Some(config) = &listener.tls {
+            self.start_tls(config.load_full()).await?;
+        }
+        if let Some(path) = &listener.websocket {
+            self.upgrade(path).await?;
+        }
+        Ok(peer)
+    }
+
     async fn read_proxy_header(&mut self) -> Result<Option<SocketAddr>, HandshakeError> {
         loop {
             match proxy::parse(&self.plain) {

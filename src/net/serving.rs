@@ -102,6 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_handshake_is_not_large() {
+        fn size<A, B, C, D, E, F: Future>(_: impl Fn(A, B, C, D, E) -> F) -> usize {
+            size_of::<F>()
+        }
+        assert!(size(handshake::run) <= 1024, "{}", size(handshake::run));
+    }
+
+    #[test]
     fn a_connections_task_is_small() {
         // Tokio adds about 100 bytes and rounds up to 128.
         assert!(size_of::<Serving>() <= 144, "{}", size_of::<Serving>());
