@@ -223,10 +223,15 @@ impl Outbound {
 
     /// Appends a control packet. Never waits: control packets answer the peer's own packets.
     pub fn append(&mut self, bytes: &[u8]) {
+        self.out().extend_from_slice(bytes);
+    }
+
+    /// The out-buffer, made if it is not there.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
         if self.out.capacity() == 0 {
             self.out = take_buffer();
         }
-        self.out.extend_from_slice(bytes);
+        &mut self.out
     }
 
     /// Bytes in the out-buffer.
@@ -334,9 +339,8 @@ impl Outbound {
     }
 
     pub(super) fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
-        let mut bytes = Vec::with_capacity(8);
-        encode_ack(kind, id, code, self.protocol, &mut bytes);
-        self.append(&bytes);
+        let protocol = self.protocol;
+        encode_ack(kind, id, code, protocol, self.out());
     }
 }
 

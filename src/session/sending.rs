@@ -5,13 +5,12 @@ use std::sync::Arc;
 use super::{
     Env, Offer, Outbound, Take,
     alias::{AliasUse, OutboundAliases},
-    buffers::take_buffer,
     inflight::Stage,
     outbound::dropped,
     pending::Delivery,
 };
 use crate::{
-    codec::{AckKind, PublishFrame, encode_ack, reason},
+    codec::{AckKind, PublishFrame, reason},
     config::OverflowPolicy,
     telemetry::count,
     types::{DropReason, Message, QoS, Receipt, Timestamp},
@@ -103,9 +102,7 @@ impl Outbound {
                 let mut drop_entry = false;
                 match &entry.stage {
                     Stage::Release(_) => {
-                        let mut bytes = Vec::with_capacity(8);
-                        encode_ack(AckKind::PubRel, id, reason::SUCCESS, self.protocol, &mut bytes);
-                        self.append(&bytes);
+                        self.append_ack(AckKind::PubRel, id, reason::SUCCESS);
                     }
                     Stage::Publish(delivery) => {
                         let message = delivery.message.borrow();
@@ -229,10 +226,7 @@ impl Outbound {
         if self.maximum_packet_size != u32::MAX && encoded.encoded_len() > self.maximum_packet_size as usize {
             return false;
         }
-        if self.out.capacity() == 0 {
-            self.out = take_buffer();
-        }
-        encoded.encode(&mut self.out);
+        encoded.encode(self.out());
         count(|c| {
             c.packets_out.add(1);
             c.payload_bytes_out.add(message.payload.len() as u64);
