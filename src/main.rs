@@ -9,8 +9,10 @@ use mqtt_server::{
     config::{Config, DEV_CERTS_DIR, Flags},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
-    telemetry, tls,
+    telemetry::Telemetry,
+    tls,
 };
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 fn main() -> ExitCode {
@@ -24,9 +26,6 @@ fn main() -> ExitCode {
             Ok(()) => say("configuration is valid"),
             Err(error) => fail(2, &error),
         };
-    }
-    if let Err(error) = telemetry::init(&config.log, None) {
-        return fail(1, &error);
     }
     let threads = config.effective_shards().clamp(1, 4);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
@@ -49,7 +48,11 @@ fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
 }
 
 async fn run(config: Config) -> ExitCode {
-    let dev = config.dev;
+    let (dev, deadline) = (config.dev, config.shutdown.deadline.0);
+    let telemetry = match Telemetry::start(&config.log, &config.otel) {
+        Ok(telemetry) => telemetry,
+        Err(error) => return fail(1, &error),
+    };
     let signals = match Signals::install() {
         Ok(signals) => signals,
         Err(error) => return fail(1, &error),
@@ -72,8 +75,11 @@ async fn run(config: Config) -> ExitCode {
     let tls = Arc::clone(gateway.tls());
     let reload = move || tls.reload_and_log();
     tokio::spawn(signals.run(shutdown.clone(), reload, || std::process::exit(1)));
+    telemetry.export(gateway.metrics());
     shutdown.wait().await;
+    let asked = Instant::now();
     gateway.shutdown().await;
+    telemetry.stop(deadline.saturating_sub(asked.elapsed())).await;
     ExitCode::SUCCESS
 }
 

@@ -28,7 +28,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let Builder { config, auth, mut sockets } = builder;
     config.validate()?;
     if config.needs_dev_certs() {
-        #[allow(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+        #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         ensure_dev_certs(Path::new(DEV_CERTS_DIR), SystemTime::now())?;
     }
     tls::check_files(&config)?;

@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     grpc, net,
     store::Latest,
-    telemetry::{HttpLimits, Pages, ProcessStats, render, serve as serve_http, totals},
+    telemetry::{HttpLimits, Pages, ProcessStats, Row, render, rows, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},
 };
@@ -49,7 +49,7 @@ pub(super) async fn run_http(
     let pages = Pages {
         render: {
             let latest = latest.clone();
-            Arc::new(move || render(&totals(), &gauges(&broker, latest.as_deref()), &ProcessStats::read()))
+            Arc::new(move || render(&metrics(&broker, latest.as_deref())))
         },
         ready: Arc::new(move || {
             if *drain.borrow() {
@@ -104,6 +104,11 @@ pub(super) async fn run_sys(broker: Broker, interval: Duration) {
     }
 }
 
+/// What `/metrics` and OTLP show.
+pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
+    rows(&totals(), gauges(broker, latest), &ProcessStats::read())
+}
+
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
     let now = broker.gauges();
     let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
@@ -134,7 +139,7 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
     all
 }
 
-#[allow(clippy::disallowed_methods, reason = "$SYS shows the wall clock")]
+#[expect(clippy::disallowed_methods, reason = "$SYS shows the wall clock")]
 fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -212,7 +212,11 @@ fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcErro
                 .max_decoding_message_size(config.max_message_bytes)
         };
     }
-    Ok(Server::builder()
+    let server = Server::builder();
+    // Without export nobody reads spans.
+    #[cfg(feature = "otel")]
+    let server = server.trace_fn(|request| tracing::info_span!("call", method = request.uri().path()));
+    Ok(server
         .http2_keepalive_interval(Some(config.keepalive_interval))
         .http2_keepalive_timeout(Some(config.keepalive_timeout))
         .initial_stream_window_size(STREAM_WINDOW)
@@ -245,6 +249,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the layer's clock")]
 fn now() -> Timestamp {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
