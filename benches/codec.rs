@@ -1,5 +1,4 @@
 //! Cost of decoding and encoding a PUBLISH of 256 B.
-#![allow(missing_docs)]
 
 use std::hint::black_box;
 

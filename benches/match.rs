@@ -100,7 +100,7 @@ fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Br
     broker
 }
 
-#[expect(clippy::print_stderr)]
+#[expect(clippy::print_stderr, reason = "a figure beside those of Criterion")]
 fn say(text: &str) {
     eprintln!("{text}");
 }

@@ -1,3 +1,5 @@
+#![allow(clippy::disallowed_methods, reason = "certificates of tests are valid today")]
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,

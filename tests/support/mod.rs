@@ -6,6 +6,7 @@
 #![allow(unreachable_pub, reason = "shared by several test binaries")]
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 #![allow(clippy::print_stderr, reason = "a failing test shows the server's log")]
+#![allow(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 
 use std::{
     fs,
