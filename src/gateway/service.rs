@@ -110,7 +110,7 @@ pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
 }
 
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
-    let now = broker.gauges();
+    let (now, queues) = (broker.gauges(), broker.queues());
     let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
     let mut all = vec![
         gauge("mqtt_connections", "Sessions with a connection", now.online),
@@ -119,7 +119,17 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
         gauge("mqtt_shared_groups", "Shared groups", now.shared_groups),
         gauge("mqtt_retained_messages", "Retained messages", now.retained),
         gauge("mqtt_retained_bytes", "Bytes of retained messages", now.retained_bytes),
-        gauge("mqtt_queued_bytes", "Bytes waiting in queues", now.queued_bytes),
+        gauge(
+            "mqtt_queued_bytes",
+            "Bytes that wait in queues, charged to limits.memory_budget",
+            now.queued_bytes,
+        ),
+        gauge("mqtt_queued_messages", "Messages waiting in session queues", queues.pending),
+        gauge(
+            "mqtt_inflight_messages",
+            "QoS 1 and 2 messages sent and not yet acknowledged",
+            queues.inflight,
+        ),
         gauge("gateway_grpc_streams", "Open gRPC streams", now.streams),
     ];
     if let Some(latest) = latest {

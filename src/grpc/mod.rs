@@ -50,7 +50,7 @@ use self::{
     stream::Streams,
     subscriber::SubscriberService,
 };
-use crate::{broker::Broker, types::Timestamp};
+use crate::{broker::Broker, telemetry::count, types::Timestamp};
 
 pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestReader, status::ERROR_DOMAIN};
 
@@ -212,11 +212,8 @@ fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcErro
                 .max_decoding_message_size(config.max_message_bytes)
         };
     }
-    let server = Server::builder();
-    // Without export nobody reads spans.
-    #[cfg(feature = "otel")]
-    let server = server.trace_fn(|request| tracing::info_span!("call", method = request.uri().path()));
-    Ok(server
+    Ok(Server::builder()
+        .trace_fn(on_call)
         .http2_keepalive_interval(Some(config.keepalive_interval))
         .http2_keepalive_timeout(Some(config.keepalive_timeout))
         .initial_stream_window_size(STREAM_WINDOW)
@@ -231,6 +228,16 @@ fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcErro
         .add_service(service!(DevicesServer, DevicesService))
         .add_service(service!(EventsServer, EventsService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
+}
+
+/// Counts a call and gives it a span, which only an exporter reads.
+fn on_call<B>(request: &tonic::codegen::http::Request<B>) -> tracing::Span {
+    count(|c| c.grpc_calls.add(1));
+    if cfg!(feature = "otel") {
+        tracing::info_span!("call", method = request.uri().path())
+    } else {
+        tracing::Span::none()
+    }
 }
 
 const SERVICES: [&str; 7] = [
