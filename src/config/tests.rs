@@ -269,6 +269,9 @@ fn dev_opens_plaintext_and_websocket_and_makes_certificates() {
     assert!(config.needs_dev_certs() && config.cert.starts_with("certs"));
     let own = load("--dev -c my.crt -k my.key", "", &[]).unwrap();
     assert!(!own.needs_dev_certs());
+    let listed = load("--dev", "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"", &[]).unwrap();
+    let names: Vec<_> = listed.effective_listeners().into_iter().map(|(_, l)| l.name).collect();
+    assert_eq!(names, ["default", "a"], "--dev adds none to configured listeners");
     let plain = load("--dev --non-tls -a 127.0.0.1:1883", "", &[]).unwrap();
     assert_eq!(plain.effective_listeners().len(), 2);
 }

@@ -1,5 +1,5 @@
 //! Starts the real binary for the integration tests: own directory, own certificates, own ports, stopped
-//! on drop. Not with `--dev`, which would open its fixed plaintext ports as well.
+//! on drop.
 //!
 //! Every test of the suite that needs a server starts its own, so tests run in parallel. Ports come from
 //! the system (bind to 0, note, release); a start that loses a port to another process is tried anew.
