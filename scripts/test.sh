@@ -94,7 +94,6 @@ start_deny_install
 step fmt cargo fmt --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
-check_dependencies
 step "documentation tests" cargo test --locked --doc
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
 # features as the tests, so they share everything.
@@ -103,6 +102,8 @@ step "building the tests" cargo test --locked --lib --bins --tests --no-run
 
 # Another set of features builds the package again, not its dependencies.
 step "OTLP export" cargo test --locked --features otel --test otel
+# Last before the tests, so that its installation had the time of all builds.
+check_dependencies
 
 report_skipped
 # Without documentation tests, which ran above and would come last with a summary of their own.
