@@ -24,10 +24,7 @@ mod target;
 mod timers;
 mod wills;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use ahash::RandomState;
 use tokio::sync::broadcast;
@@ -75,7 +72,6 @@ struct Inner {
     retained: Retained,
     budget: Budget,
     events: broadcast::Sender<Event>,
-    epoch: AtomicU64,
     online: AtomicUsize,
     online_peak: AtomicUsize,
     sessions: AtomicUsize,
@@ -100,7 +96,6 @@ impl Broker {
             retained,
             budget: Budget::new(limits.memory_budget.0),
             events: broadcast::Sender::new(EVENT_CAPACITY),
-            epoch: AtomicU64::new(0),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),
