@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::{Broker, DeviceInfo, Gauges, Session};
+use super::{Broker, DeviceInfo, Gauges, QueueInfo, Session};
 
 impl Broker {
     /// One device.
@@ -44,6 +44,19 @@ impl Broker {
             queued_bytes: inner.budget.used(),
             streams: inner.streams.load(Relaxed),
         }
+    }
+
+    /// What waits in all session queues: the sums over every session, which it looks at one by one.
+    pub fn queues(&self) -> QueueInfo {
+        let mut sum = QueueInfo::default();
+        self.inner.registry.for_each(|session| {
+            let queue = session.queue();
+            sum.inflight += queue.inflight;
+            sum.pending += queue.pending;
+            sum.pending_bytes += queue.pending_bytes;
+            sum.dropped += queue.dropped;
+        });
+        sum
     }
 
     fn describe(&self, session: &Arc<dyn Session>) -> DeviceInfo {

@@ -142,8 +142,7 @@ pub(super) enum References {
     None,
     One(u32),
     Two([u32; 2]),
-    // Boxed so that the usual one or two cost 16 bytes.
-    #[expect(clippy::box_collection)]
+    #[expect(clippy::box_collection, reason = "the usual one or two cost 16 bytes")]
     Many(Box<Vec<u32>>),
 }
 

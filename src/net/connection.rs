@@ -94,7 +94,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    #[allow(clippy::too_many_arguments, reason = "one call site, all different types")]
+    #[expect(clippy::too_many_arguments, reason = "one call site, all different types")]
     pub(super) fn new(
         device: Arc<Device>,
         epoch: u32,

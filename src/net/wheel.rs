@@ -32,7 +32,7 @@ struct Wheel {
 
 thread_local! {
     static WHEEL: RefCell<Wheel> = RefCell::new(Wheel {
-        #[allow(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
+        #[expect(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
         start: Instant::now(),
         done: 0,
         places: (0..PLACES).map(|_| Vec::new()).collect(),

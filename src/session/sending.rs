@@ -229,7 +229,12 @@ impl Outbound {
         encoded.encode(self.out());
         count(|c| {
             c.packets_out.add(1);
-            c.payload_bytes_out.add(message.payload.len() as u64);
+            let bytes = match frame.qos {
+                QoS::AtMostOnce => &c.payload_bytes_out_0,
+                QoS::AtLeastOnce => &c.payload_bytes_out_1,
+                QoS::ExactlyOnce => &c.payload_bytes_out_2,
+            };
+            bytes.add(message.payload.len() as u64);
         });
         if let (Some(aliases), AliasUse::Set(alias)) = (aliases, used) {
             aliases.assign(message.topic, alias);
