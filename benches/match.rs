@@ -57,6 +57,7 @@ fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Br
         limits: Arc::new(Limits::default()),
         non_broker: false,
         namespace: String::new(),
+        listener_strategies: Default::default(),
         latest: None,
     });
     let info = Arc::new(ConnectionInfo {

@@ -52,6 +52,12 @@ impl SessionCore {
         &self.client_id
     }
 
+    /// The connection of this epoch; none once another has taken the session.
+    pub fn connection(&self, epoch: u64) -> Option<Arc<ConnectionInfo>> {
+        let state = self.state.lock();
+        (state.epoch == epoch).then(|| Arc::clone(&state.info))
+    }
+
     /// The session's slot; never 0, reused only after the session ended.
     pub fn slot(&self) -> u32 {
         self.slot

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use crate::{
     auth::{AllowAll, Authenticator},
     broker::{Broker, CloseReason, Turn},
-    config::{Config, ConfigError},
+    config::{Address, Config, ConfigError},
     net,
     store::{Latest, StoreError},
     tls::{DevCertsError, TlsError, TlsStore},
@@ -98,7 +98,7 @@ impl Builder {
 pub struct Gateway {
     broker: Broker,
     config: Arc<Config>,
-    addresses: Vec<(String, SocketAddr)>,
+    addresses: Vec<(String, Address)>,
     tls: Arc<TlsStore>,
     latest: Option<Arc<Latest>>,
     /// No new connections; streams end.
@@ -116,13 +116,16 @@ impl Gateway {
     }
 
     /// Where it listens: listener name, `grpc` or `http`, and address.
-    pub fn addresses(&self) -> &[(String, SocketAddr)] {
+    pub fn addresses(&self) -> &[(String, Address)] {
         &self.addresses
     }
 
-    /// The address of one listener.
+    /// The IP address of one listener; none for a Unix socket.
     pub fn address(&self, name: &str) -> Option<SocketAddr> {
-        self.addresses.iter().find(|(known, _)| known == name).map(|(_, address)| *address)
+        match self.addresses.iter().find(|(known, _)| known == name) {
+            Some((_, Address::Ip(address))) => Some(*address),
+            _ => None,
+        }
     }
 
     /// Certificates, for reloading.

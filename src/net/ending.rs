@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tracing::debug;
+use tracing::{Level, debug, enabled};
 
 use super::{
     clock,
@@ -47,7 +47,15 @@ impl Connection {
             count(|c| c.protocol_errors.add(1));
         }
         let reason = end.as_str();
-        debug!(client_id = %self.device.core().client_id(), reason, "disconnected");
+        if enabled!(Level::DEBUG) {
+            let core = self.device.core();
+            // None once the session is another's: the new connection has been logged with its own.
+            let info = core.connection(self.epoch);
+            let peer = info.as_ref().map(|info| &*info.peer);
+            let listener = info.as_ref().map(|info| &*info.listener);
+            let protocol = self.inbound.protocol();
+            debug!(peer, client_id = %core.client_id(), listener, ?protocol, reason, "disconnected");
+        }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         let (publish_will, expiry) = match end {
             End::Disconnect { code, expiry } => (code != reason::NORMAL_DISCONNECTION, expiry),

@@ -29,7 +29,7 @@ use super::{
     flush,
     layers::{LayerError, Layers},
     limiter::Limiter,
-    listener::Listener,
+    listener::{Listener, Peer},
     proxy,
     shard::Incoming,
     websocket::{Frames, Upgrade, upgrade},
@@ -39,9 +39,9 @@ use crate::{
     auth::{Credentials, Denied, Identity, Secret},
     broker::{ConnectionInfo, Event, EventKind, OpenRequest, Session, Turn, Will},
     codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
-    session::{Accepted, ConnectPolicy, Inbound, Refused, evaluate_connect},
+    session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect},
     telemetry::count,
-    types::{ClientId, Message, Origin, OriginKind, Protocol},
+    types::{ClientId, Message, Origin, OriginKind},
 };
 
 const CHUNK: usize = 4096;
@@ -78,30 +78,40 @@ pub(super) async fn serve(incoming: Incoming, shared: Arc<Shared>, shard: Arc<At
         }
     }
     let _leave = Leave(shard);
-    let Incoming { stream, peer, listener, permit, places } = incoming;
+    let Incoming { stream, mut peer, listener, permit, places } = incoming;
     let _places = places;
     let deadline = shared.limits.connect_timeout.0;
-    let established = Box::pin(timeout(deadline, establish(stream, peer, listener, shared))).await;
+    let established = Box::pin(timeout(deadline, establish(stream, &mut peer, &listener, shared))).await;
     drop(permit);
     match established {
-        Ok(Ok(connection)) => connection.run().await,
-        Ok(Err(error)) => debug!(%peer, %error, "handshake failed"),
+        Ok(Ok(connection)) => {
+            // Not to be kept for as long as the connection lives.
+            drop(listener);
+            connection.run().await;
+        }
+        Ok(Err(error)) => debug!(%peer, listener = &*listener.name, %error, "handshake failed"),
         Err(_) => {
             count(|c| c.handshake_timeout.add(1));
-            debug!(%peer, "handshake timed out");
+            debug!(%peer, listener = &*listener.name, "handshake timed out");
         }
     }
 }
 
+/// `peer` becomes the one that a proxy names.
 async fn establish(
     stream: std::net::TcpStream,
-    peer: SocketAddr,
-    listener: Arc<Listener>,
+    peer: &mut Peer,
+    listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
     let mut wire =
         Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
-    let peer = if listener.proxy_protocol { wire.read_proxy_header().await?.unwrap_or(peer) } else { peer };
+    if listener.proxy_protocol
+        && let Some(named) = wire.read_proxy_header().await?
+    {
+        *peer = Peer::Ip(named);
+    }
+    let peer = *peer;
     if let Some(config) = &listener.tls {
         wire.start_tls(config.load_full()).await?;
     }
@@ -110,20 +120,24 @@ async fn establish(
     }
     let connect = wire.read_connect(shared.limits.max_packet_size.0).await?;
     let answer = admit(&connect, &wire, peer, &shared).await;
-    let (accepted, identity) = match answer {
+    let (mut accepted, identity) = match answer {
         Ok(admitted) => admitted,
         Err(Refused(code)) => {
             count(|c| c.refused_connect.add(1));
             return Err(wire.refuse(&connect, code).await);
         }
     };
-    open(wire, connect, accepted, identity, peer, &listener, shared).await
+    if !fit_connack(&mut accepted.connack, &accepted.link) {
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
+    }
+    open(wire, connect, accepted, identity, peer, listener, shared).await
 }
 
 async fn admit(
     connect: &Connect,
     wire: &Wire,
-    peer: SocketAddr,
+    peer: Peer,
     shared: &Shared,
 ) -> Result<(Accepted, Arc<dyn Identity>), Refused> {
     let accepted = evaluate_connect(
@@ -132,6 +146,7 @@ async fn admit(
             limits: &shared.limits,
             non_broker: shared.broker.is_non_broker(),
             assigned_id: &assigned_id,
+            response_information: &shared.response_information,
         },
     )?;
     let credentials = Credentials {
@@ -163,7 +178,7 @@ async fn open(
     connect: Connect,
     accepted: Accepted,
     identity: Arc<dyn Identity>,
-    peer: SocketAddr,
+    peer: Peer,
     listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
@@ -191,7 +206,7 @@ async fn open(
     };
     connack.session_present = opened.present;
     let mut hello = Vec::with_capacity(64);
-    encode_connack(connack, connect.protocol, link.maximum_packet_size, &mut hello);
+    codec::encode(&Packet::ConnAck(Box::new(connack)), connect.protocol, &mut hello);
 
     let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
     wire.layers.wire.drain(..wire.layers.sent);
@@ -237,11 +252,17 @@ fn will(connect: &Connect, client_id: &ClientId, now: crate::types::Timestamp) -
     Some(Will { message: Arc::clone(message.share()), expiry: will.expiry, delay: will.delay })
 }
 
-fn encode_connack(connack: ConnAck, protocol: Protocol, max: u32, out: &mut Vec<u8>) {
-    let packet = Packet::ConnAck(Box::new(connack));
-    if !codec::encode_within(&packet, protocol, usize::try_from(max).unwrap_or(usize::MAX), out) {
-        codec::encode(&packet, protocol, out);
+/// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.
+fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
+    let max = usize::try_from(link.maximum_packet_size).unwrap_or(usize::MAX);
+    let fits = |connack: &ConnAck| {
+        let packet = Packet::ConnAck(Box::new(connack.clone()));
+        codec::encode_within(&packet, link.protocol, max, &mut Vec::new())
+    };
+    if fits(connack) {
+        return true;
     }
+    connack.response_information.take().is_some() && fits(connack)
 }
 
 fn assigned_id() -> String {
@@ -361,8 +382,10 @@ impl Wire {
         let protocol = connect.protocol;
         let wire_code = if protocol.is_v5() { code } else { reason::v3_return_code(code) };
         let mut bytes = Vec::new();
-        let connack = ConnAck { code: wire_code, ..ConnAck::default() };
-        encode_connack(connack, protocol, connect.maximum_packet_size.unwrap_or(u32::MAX), &mut bytes);
+        let packet = Packet::ConnAck(Box::new(ConnAck { code: wire_code, ..ConnAck::default() }));
+        let max = usize::try_from(connect.maximum_packet_size.unwrap_or(u32::MAX)).unwrap_or(usize::MAX);
+        // A refusal above the client's maximum is left out, the close is not.
+        codec::encode_within(&packet, protocol, max, &mut bytes);
         if self.layers.seal(&bytes).is_ok() {
             self.layers.close();
             let _ = self.flush().await;

@@ -1,8 +1,9 @@
 //! Listening sockets: bind, accept, hand over to the shard with the fewest connections.
 
 use std::{
-    io,
+    fmt, io,
     net::SocketAddr,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -12,11 +13,22 @@ use std::{
 
 use arc_swap::ArcSwap;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::watch,
+};
 use tracing::{debug, warn};
 
-use super::{ShardHandle, Shared, shard::Incoming, shared::Place};
-use crate::telemetry::count;
+use super::{
+    ShardHandle, Shared,
+    shard::Incoming,
+    shared::Place,
+    unix::{self, SocketFile},
+};
+use crate::{
+    config::{Address, FileMode},
+    telemetry::count,
+};
 
 const BACKLOG: i32 = 4096;
 
@@ -31,10 +43,32 @@ pub(super) struct Listener {
     connections: Arc<AtomicUsize>,
 }
 
+/// Where a connection comes from, as logs and events name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peer {
+    Ip(SocketAddr),
+    /// Through a Unix socket: clients of it have no address.
+    Unix,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+enum Bound {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener, SocketFile),
+}
+
 /// A listener that has its socket.
 pub struct BoundListener {
-    socket: std::net::TcpListener,
-    address: SocketAddr,
+    socket: Bound,
+    address: Address,
     listener: Arc<Listener>,
 }
 
@@ -60,7 +94,21 @@ impl BoundListener {
     /// Any error of the operating system.
     pub fn from_std(name: &str, socket: std::net::TcpListener) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        let address = socket.local_addr()?;
+        let address = Address::Ip(socket.local_addr()?);
+        Ok(Self::new(name, Bound::Tcp(socket), address))
+    }
+
+    /// Binds a Unix socket at `path`. Its file is removed when the listener ends; one that a process without the
+    /// chance to do so left behind is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` if somebody listens there or the file is not a socket, and any error of the operating system.
+    pub fn bind_unix(name: &str, path: &Path, mode: FileMode) -> io::Result<Self> {
+        let (socket, file) = unix::bind(path, mode.0, BACKLOG)?;
+        Ok(Self::new(name, Bound::Unix(socket, file), Address::Unix(path.to_owned())))
+    }
+
+    fn new(name: &str, socket: Bound, address: Address) -> Self {
         let listener = Arc::new(Listener {
             name: Arc::from(name),
             tls: None,
@@ -69,12 +117,12 @@ impl BoundListener {
             max_connections: usize::MAX,
             connections: Arc::default(),
         });
-        Ok(Self { socket, address, listener })
+        Self { socket, address, listener }
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Its name.
@@ -124,7 +172,7 @@ pub async fn accept_loop(
     shards: Vec<ShardHandle>,
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let socket = TcpListener::from_std(bound.socket)?;
+    let socket = Acceptor::new(bound.socket)?;
     let listener = bound.listener;
     let mut pace = Pace::new(shared.limits.accept_rate);
     loop {
@@ -157,20 +205,61 @@ pub async fn accept_loop(
             continue;
         };
         let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
-        match prepare(stream) {
+        match stream.prepare() {
             Ok(stream) => {
                 shard.connections.fetch_add(1, Relaxed);
                 let listener = Arc::clone(&listener);
                 shard.send(Incoming { stream, peer, listener, permit, places: (all, own) }).await;
             }
-            Err(error) => debug!(%peer, %error, "connection lost before its handshake"),
+            Err(error) => {
+                debug!(%peer, listener = &*listener.name, %error, "connection lost before its handshake");
+            }
         }
     }
 }
 
-fn prepare(stream: tokio::net::TcpStream) -> io::Result<std::net::TcpStream> {
-    stream.set_nodelay(true)?;
-    stream.into_std()
+enum Acceptor {
+    Tcp(TcpListener),
+    /// The file goes with the listener.
+    Unix(UnixListener, #[expect(dead_code, reason = "held for its drop")] SocketFile),
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Acceptor {
+    fn new(bound: Bound) -> io::Result<Self> {
+        Ok(match bound {
+            Bound::Tcp(socket) => Self::Tcp(TcpListener::from_std(socket)?),
+            Bound::Unix(socket, file) => Self::Unix(UnixListener::from_std(socket)?, file),
+        })
+    }
+
+    /// Cancel safe, as the sockets' own accept is.
+    async fn accept(&self) -> io::Result<(Accepted, Peer)> {
+        match self {
+            Self::Tcp(socket) => {
+                let (stream, peer) = socket.accept().await?;
+                Ok((Accepted::Tcp(stream), Peer::Ip(peer)))
+            }
+            Self::Unix(socket, _) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::Unix)),
+        }
+    }
+}
+
+impl Accepted {
+    /// The stream without its runtime: it belongs to another thread's from now on.
+    fn prepare(self) -> io::Result<std::net::TcpStream> {
+        match self {
+            Self::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.into_std()
+            }
+            Self::Unix(stream) => Ok(unix::as_tcp(stream.into_std()?)),
+        }
+    }
 }
 
 /// Spaces accepts evenly when a rate is set.
@@ -192,5 +281,27 @@ impl Pace {
         if let Some(interval) = &mut self.interval {
             interval.tick().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn accepts_are_spaced_by_the_rate_and_none_is_refused() {
+        let start = tokio::time::Instant::now();
+        let mut pace = Pace::new(5);
+        for _ in 0..11 {
+            pace.wait().await;
+        }
+        assert_eq!(start.elapsed().as_millis(), 2_000, "11 accepts at 5 a second, the first at once");
+        let start = tokio::time::Instant::now();
+        let mut free = Pace::new(0);
+        for _ in 0..1_000 {
+            free.wait().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "no rate, no pause");
     }
 }

@@ -17,6 +17,7 @@ mod packets;
 mod proxy;
 mod shard;
 mod shared;
+mod unix;
 mod websocket;
 mod wheel;
 

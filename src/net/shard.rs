@@ -3,7 +3,6 @@
 use std::{
     cell::RefCell,
     io,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -14,7 +13,12 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::{Shared, handshake, listener::Listener, shared::Place, wheel};
+use super::{
+    Shared, handshake,
+    listener::{Listener, Peer},
+    shared::Place,
+    wheel,
+};
 use crate::broker::Turn;
 
 const READ_BUFFER: usize = 64 << 10;
@@ -63,7 +67,7 @@ pub(super) fn flush_turn() {
 /// An accepted socket on its way to its shard.
 pub(super) struct Incoming {
     pub(super) stream: std::net::TcpStream,
-    pub(super) peer: SocketAddr,
+    pub(super) peer: Peer,
     pub(super) listener: Arc<Listener>,
     pub(super) permit: OwnedSemaphorePermit,
     pub(super) places: (Place, Place),
