@@ -45,7 +45,8 @@ impl FromStr for Address {
             Some("") => Err("a Unix socket needs a path, such as unix:/run/mqtt-server.sock".to_owned()),
             Some(path) => Ok(Self::Unix(PathBuf::from(path))),
             None => text.parse().map(Self::Ip).map_err(|_| {
-                "not an address; write ip:port, [v6]:port or unix:/path (host names are not looked up)".to_owned()
+                "not an address; write ip:port, [v6]:port or unix:/path (host names are not looked up)"
+                    .to_owned()
             }),
         }
     }

@@ -236,7 +236,7 @@ fn every_rule_names_key_value_and_fix() {
             &format!("addr = \"unix:/run/m.sock\"\n{}", listener.replace("127.0.0.1:5", "unix:/run/m.sock")),
             "listeners[0].address",
             "unix:/run/m.sock",
-            "same address as addr",
+            "own port",
         ),
         (&listener.replace("\"a\"", "\"default\""), "listeners[0].name", "default", "own name"),
         ("[[listeners]]\nname = \"a\"", "listeners[0].address", "\"\"", "ip:port"),

@@ -62,7 +62,7 @@ impl fmt::Display for Peer {
 
 enum Bound {
     Tcp(std::net::TcpListener),
-    Unix(std::os::unix::net::UnixListener, SocketFile),
+    Unix(SocketFile, std::os::unix::net::UnixListener),
 }
 
 /// A listener that has its socket.
@@ -104,8 +104,8 @@ impl BoundListener {
     /// # Errors
     /// `AddrInUse` if somebody listens there or the file is not a socket, and any error of the operating system.
     pub fn bind_unix(name: &str, path: &Path, mode: FileMode) -> io::Result<Self> {
-        let (socket, file) = unix::bind(path, mode.0, BACKLOG)?;
-        Ok(Self::new(name, Bound::Unix(socket, file), Address::Unix(path.to_owned())))
+        let (file, socket) = unix::bind(path, mode.0, BACKLOG)?;
+        Ok(Self::new(name, Bound::Unix(file, socket), Address::Unix(path.to_owned())))
     }
 
     fn new(name: &str, socket: Bound, address: Address) -> Self {
@@ -221,7 +221,7 @@ pub async fn accept_loop(
 enum Acceptor {
     Tcp(TcpListener),
     /// The file goes with the listener.
-    Unix(UnixListener, #[expect(dead_code, reason = "held for its drop")] SocketFile),
+    Unix(#[expect(dead_code, reason = "held for its drop")] SocketFile, UnixListener),
 }
 
 enum Accepted {
@@ -233,7 +233,7 @@ impl Acceptor {
     fn new(bound: Bound) -> io::Result<Self> {
         Ok(match bound {
             Bound::Tcp(socket) => Self::Tcp(TcpListener::from_std(socket)?),
-            Bound::Unix(socket, file) => Self::Unix(UnixListener::from_std(socket)?, file),
+            Bound::Unix(file, socket) => Self::Unix(file, UnixListener::from_std(socket)?),
         })
     }
 
@@ -244,7 +244,7 @@ impl Acceptor {
                 let (stream, peer) = socket.accept().await?;
                 Ok((Accepted::Tcp(stream), Peer::Ip(peer)))
             }
-            Self::Unix(socket, _) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::Unix)),
+            Self::Unix(_, socket) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::Unix)),
         }
     }
 }

@@ -18,7 +18,8 @@ use std::{
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// The file of a bound socket; removed on drop, unless another file has taken its place.
+/// The file of a bound socket; removed on drop, unless another file has taken its place. To be dropped before the
+/// listener, which keeps the inode from being used again.
 pub(super) struct SocketFile {
     path: PathBuf,
     /// Device and inode.
@@ -35,7 +36,7 @@ impl Drop for SocketFile {
 
 /// Binds and listens. The file has its permissions before anybody can connect. The file of a process that is gone
 /// is replaced; one that somebody listens on, or that is no socket, never is.
-pub(super) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(UnixListener, SocketFile)> {
+pub(super) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(SocketFile, UnixListener)> {
     remove_stale(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.bind(&SockAddr::unix(path)?)?;
@@ -43,7 +44,7 @@ pub(super) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(UnixList
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     socket.listen(backlog)?;
     socket.set_nonblocking(true)?;
-    Ok((OwnedFd::from(socket).into(), file))
+    Ok((file, OwnedFd::from(socket).into()))
 }
 
 /// See the module.
@@ -81,16 +82,19 @@ mod tests {
     fn only_a_stale_socket_is_replaced_and_only_the_own_file_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("m.sock");
-        let (listener, file) = bind(&path, 0o600, 8).unwrap();
+        let (file, listener) = bind(&path, 0o600, 8).unwrap();
         assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let refused = bind(&path, 0o600, 8).err().map(|error| error.kind());
         assert_eq!(refused, Some(io::ErrorKind::AddrInUse), "somebody listens");
-        drop(listener);
-        let (_second, second) = bind(&path, 0o660, 8).expect("what is left of the first is replaced");
+        fs::remove_file(&path).unwrap();
+        let (second_file, second) = bind(&path, 0o660, 8).unwrap();
         drop(file);
         assert!(path.exists(), "the first does not remove the file of the second");
-        drop(second);
+        drop((listener, second));
+        let (third_file, _third) = bind(&path, 0o660, 8).expect("a file that nobody listens on is replaced");
+        drop(third_file);
         assert!(!path.exists());
+        drop(second_file);
 
         fs::write(&path, "data").unwrap();
         let refused = bind(&path, 0o600, 8).err().map(|error| error.kind());
