@@ -33,7 +33,7 @@ impl Session for Sink {
     fn core(&self) -> &SessionCore {
         &self.0
     }
-    fn close(&self, _: u64, _: CloseReason) {}
+    fn close(&self, _: u32, _: CloseReason) {}
     fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
         Vec::new()
     }
@@ -60,13 +60,13 @@ fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Br
         listener_strategies: Default::default(),
         latest: None,
     });
-    let info = Arc::new(ConnectionInfo {
-        peer: String::new(),
-        listener: String::new(),
+    let info = ConnectionInfo {
+        peer: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
+        listener: Arc::new("bench".to_owned()),
         protocol: Protocol::V5,
         keep_alive: 60,
         username: None,
-    });
+    };
     let mut turn = Turn::default();
     let before = resident();
     for first in (0..count).step_by(1000) {
@@ -75,7 +75,7 @@ fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Br
             clean_start: true,
             expiry: 0,
             will: None,
-            info: Arc::clone(&info),
+            info: info.clone(),
             now: Timestamp(0),
         };
         let make = |core| -> Arc<dyn Session> { Arc::new(Sink(core)) };

@@ -54,7 +54,7 @@ impl Broker {
         DeviceInfo {
             client_id: core.client_id().clone(),
             online: state.online,
-            connection: Arc::clone(&state.info),
+            connection: state.info(),
             since: state.since,
             expiry: state.expiry,
             subscriptions: listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect(),

@@ -26,10 +26,7 @@ mod wills;
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize},
-    },
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use ahash::RandomState;
@@ -79,7 +76,6 @@ struct Inner {
     retained: Retained,
     budget: Budget,
     events: broadcast::Sender<Event>,
-    epoch: AtomicU64,
     online: AtomicUsize,
     online_peak: AtomicUsize,
     sessions: AtomicUsize,
@@ -105,7 +101,6 @@ impl Broker {
             retained,
             budget: Budget::new(limits.memory_budget.0),
             events: broadcast::Sender::new(EVENT_CAPACITY),
-            epoch: AtomicU64::new(0),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),

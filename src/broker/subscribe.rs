@@ -87,7 +87,7 @@ impl Broker {
                 Some((name, filter)) => {
                     let target = Arc::clone(session) as Arc<dyn super::Target>;
                     let member = Member { target, slot, id, options };
-                    let strategy = self.strategy(name, &state.info.listener);
+                    let strategy = self.strategy(name, &state.listener);
                     self.join(request.filter, strategy, filter, member, may_add)
                 }
                 None => inner.index.subscribe(request.filter, Entry { slot, id, options }, may_add),
@@ -102,7 +102,7 @@ impl Broker {
         // Shared subscriptions get no retained messages [MQTT-4.8.2-1].
         let replays = shared.is_none()
             && limits.retain_available
-            && inner.retained.len() > 0
+            && inner.retained.may_match(request.filter, now)
             && match request.retain_handling {
                 0 => true,
                 // Only if the subscription did not exist [MQTT-3.3.1-10].

@@ -168,7 +168,7 @@ impl Gateway {
         let pause = window / u32::try_from(steps).unwrap_or(u32::MAX);
         for chunk in sessions.chunks(100) {
             for session in chunk {
-                session.close(u64::MAX, CloseReason::ServerShutdown);
+                session.close(u32::MAX, CloseReason::ServerShutdown);
             }
             if sessions.len() > 100 {
                 tokio::time::sleep(pause).await;

@@ -51,8 +51,8 @@ impl Connection {
             let core = self.device.core();
             // None once the session is another's: the new connection has been logged with its own.
             let info = core.connection(self.epoch);
-            let peer = info.as_ref().map(|info| &*info.peer);
-            let listener = info.as_ref().map(|info| &*info.listener);
+            let peer = info.as_ref().map(|info| tracing::field::display(info.peer));
+            let listener = info.as_ref().map(|info| info.listener.as_str());
             let protocol = self.inbound.protocol();
             debug!(peer, client_id = %core.client_id(), listener, ?protocol, reason, "disconnected");
         }
@@ -85,6 +85,21 @@ impl Connection {
         self.disconnect_bytes(code)
     }
 
+    /// Writes what is left. Another thread may be writing for this device just now: it takes along what was appended,
+    /// if it is given the moment that a write without waiting takes.
+    fn flush_last(&self) {
+        const YIELDS: usize = 1_000;
+        for _ in 0..YIELDS {
+            flush::flush(&self.device);
+            let slot = self.device.lock_owned(self.epoch);
+            let flushing = slot.and_then(|slot| slot.link.as_ref().map(|link| link.flushing));
+            if flushing != Some(true) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn say_goodbye(&mut self, last: &[u8]) {
         let blocked = self
             .device
@@ -106,13 +121,13 @@ impl Connection {
         }
         if blocked == Some(false) {
             self.device.append(self.epoch, last);
-            flush::flush(&self.device);
+            self.flush_last();
             self.device.detach(self.epoch);
             return;
         }
         let Some(link) = self.device.detach(self.epoch) else { return };
-        let Link { writer: Writer::Direct(Some(writer)), writing, written, .. } = link else { return };
-        flush::farewell(&writer, &writing, written, last);
+        let Link { writer: Writer::Direct(Some(writer)), unsent, .. } = link else { return };
+        flush::farewell(&writer, unsent.as_deref(), last);
     }
 }
 

@@ -7,17 +7,19 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Poll, ready},
 };
 
 use thiserror::Error;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
+    sync::OwnedSemaphorePermit,
     time::timeout,
 };
 use tracing::{debug, trace};
@@ -29,9 +31,9 @@ use super::{
     flush,
     layers::{LayerError, Layers},
     limiter::Limiter,
-    listener::{Listener, Peer},
+    listener::Listener,
     proxy,
-    shard::Incoming,
+    shard::with_local,
     websocket::{Frames, Upgrade, upgrade},
     wheel,
 };
@@ -41,10 +43,8 @@ use crate::{
     codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
     session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect},
     telemetry::count,
-    types::{ClientId, Message, Origin, OriginKind},
+    types::{ClientId, Message, Origin, OriginKind, Peer},
 };
-
-const CHUNK: usize = 4096;
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
@@ -69,32 +69,27 @@ pub(super) enum HandshakeError {
     Superseded,
 }
 
-/// One socket's whole life.
-pub(super) async fn serve(incoming: Incoming, shared: Arc<Shared>, shard: Arc<AtomicUsize>) {
-    struct Leave(Arc<AtomicUsize>);
-    impl Drop for Leave {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Relaxed);
-        }
-    }
-    let _leave = Leave(shard);
-    let Incoming { stream, mut peer, listener, permit, places } = incoming;
-    let _places = places;
+/// The handshake of one socket under its deadline; `None` if there is no connection. Holds `permit` until then.
+pub(super) async fn run(
+    stream: std::net::TcpStream,
+    mut peer: Peer,
+    listener: Arc<Listener>,
+    permit: OwnedSemaphorePermit,
+    shared: Arc<Shared>,
+) -> Option<Connection> {
     let deadline = shared.limits.connect_timeout.0;
-    let established = Box::pin(timeout(deadline, establish(stream, &mut peer, &listener, shared))).await;
+    let established = timeout(deadline, establish(stream, &mut peer, &listener, shared)).await;
     drop(permit);
+    let listener = listener.name.as_str();
     match established {
-        Ok(Ok(connection)) => {
-            // Not to be kept for as long as the connection lives.
-            drop(listener);
-            connection.run().await;
-        }
-        Ok(Err(error)) => debug!(%peer, listener = &*listener.name, %error, "handshake failed"),
+        Ok(Ok(connection)) => return Some(connection),
+        Ok(Err(error)) => debug!(%peer, listener, %error, "handshake failed"),
         Err(_) => {
             count(|c| c.handshake_timeout.add(1));
-            debug!(%peer, listener = &*listener.name, "handshake timed out");
+            debug!(%peer, listener, "handshake timed out");
         }
     }
+    None
 }
 
 /// `peer` becomes the one that a proxy names.
@@ -109,7 +104,7 @@ async fn establish(
     if listener.proxy_protocol
         && let Some(named) = wire.read_proxy_header().await?
     {
-        *peer = Peer::Ip(named);
+        *peer = named.into();
     }
     let peer = *peer;
     if let Some(config) = &listener.tls {
@@ -184,13 +179,13 @@ async fn open(
 ) -> Result<Connection, HandshakeError> {
     let now = clock::now();
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
-    let info = Arc::new(ConnectionInfo {
-        peer: peer.to_string(),
-        listener: listener.name.to_string(),
+    let info = ConnectionInfo {
+        peer,
+        listener: Arc::clone(&listener.name),
         protocol: connect.protocol,
         keep_alive,
-        username: connect.username.clone(),
-    });
+        username: connect.username.as_deref().map(Box::from),
+    };
     let will = will(&connect, &client_id, now);
     let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
     let mut turn = Turn::default();
@@ -396,14 +391,21 @@ impl Wire {
 
     /// Reads once and passes the bytes through the layers.
     async fn fill(&mut self) -> Result<(), HandshakeError> {
-        let mut chunk = Vec::with_capacity(CHUNK);
-        let read = self.stream.read_buf(&mut chunk).await?;
+        let Self { stream, layers, plain } = self;
+        let (read, opened) = poll_fn(|cx| {
+            with_local(|local| {
+                let mut buffer = ReadBuf::new(&mut local.read);
+                ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
+                let bytes = buffer.filled();
+                Poll::Ready(io::Result::Ok((bytes.len(), layers.open(bytes, plain))))
+            })
+        })
+        .await?;
         if read == 0 {
             return Err(HandshakeError::Closed);
         }
         trace!(read, "handshake bytes");
         count(|c| c.bytes_in.add(read as u64));
-        let opened = self.layers.open(&chunk, &mut self.plain);
         self.flush().await?;
         Ok(opened?)
     }

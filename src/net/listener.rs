@@ -1,13 +1,10 @@
 //! Listening sockets: bind, accept, hand over to the shard with the fewest connections.
 
 use std::{
-    fmt, io,
+    io,
     net::SocketAddr,
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -21,43 +18,27 @@ use tracing::{debug, warn};
 
 use super::{
     ShardHandle, Shared,
+    serving::{Full, Seat},
     shard::Incoming,
-    shared::Place,
     unix::{self, SocketFile},
 };
 use crate::{
     config::{Address, FileMode},
     telemetry::count,
+    types::Peer,
 };
 
 const BACKLOG: i32 = 4096;
 
 /// What the connections of one listener need to know.
 pub(super) struct Listener {
-    pub(super) name: Arc<str>,
+    pub(super) name: Arc<String>,
     pub(super) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
     /// Path of the WebSocket, if it is one.
     pub(super) websocket: Option<String>,
     pub(super) proxy_protocol: bool,
-    max_connections: usize,
-    connections: Arc<AtomicUsize>,
-}
-
-/// Where a connection comes from, as logs and events name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Peer {
-    Ip(SocketAddr),
-    /// Through a Unix socket: clients of it have no address.
-    Unix,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ip(address) => address.fmt(f),
-            Self::Unix => f.write_str("unix"),
-        }
-    }
+    pub(super) max_connections: usize,
+    pub(super) connections: AtomicUsize,
 }
 
 enum Bound {
@@ -110,12 +91,12 @@ impl BoundListener {
 
     fn new(name: &str, socket: Bound, address: Address) -> Self {
         let listener = Arc::new(Listener {
-            name: Arc::from(name),
+            name: Arc::new(name.to_owned()),
             tls: None,
             websocket: None,
             proxy_protocol: false,
             max_connections: usize::MAX,
-            connections: Arc::default(),
+            connections: AtomicUsize::new(0),
         });
         Self { socket, address, listener }
     }
@@ -196,23 +177,22 @@ pub async fn accept_loop(
             }
         };
         count(|c| c.connections_accepted.add(1));
-        let Some(all) = Place::take(&shared.connections, shared.limits.max_connections) else {
-            count(|c| c.refused_connections_limit.add(1));
-            continue;
-        };
-        let Some(own) = Place::take(&listener.connections, listener.max_connections) else {
-            count(|c| c.refused_listener_limit.add(1));
-            continue;
-        };
         let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
-        match stream.prepare() {
-            Ok(stream) => {
-                shard.connections.fetch_add(1, Relaxed);
-                let listener = Arc::clone(&listener);
-                shard.send(Incoming { stream, peer, listener, permit, places: (all, own) }).await;
+        let seat = match Seat::take(&shared, &listener, &shard.connections) {
+            Ok(seat) => seat,
+            Err(Full::All) => {
+                count(|c| c.refused_connections_limit.add(1));
+                continue;
             }
+            Err(Full::Listener) => {
+                count(|c| c.refused_listener_limit.add(1));
+                continue;
+            }
+        };
+        match stream.prepare() {
+            Ok(stream) => shard.send(Incoming { stream, peer, seat, permit }).await,
             Err(error) => {
-                debug!(%peer, listener = &*listener.name, %error, "connection lost before its handshake");
+                debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
             }
         }
     }
@@ -242,9 +222,9 @@ impl Acceptor {
         match self {
             Self::Tcp(socket) => {
                 let (stream, peer) = socket.accept().await?;
-                Ok((Accepted::Tcp(stream), Peer::Ip(peer)))
+                Ok((Accepted::Tcp(stream), peer.into()))
             }
-            Self::Unix(_, socket) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::Unix)),
+            Self::Unix(_, socket) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::UNIX)),
         }
     }
 }

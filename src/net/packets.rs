@@ -69,8 +69,8 @@ impl Connection {
     fn trace(&self, frame: &Frame<'_>) {
         let core = self.device.core();
         let info = core.connection(self.epoch);
-        let peer = info.as_ref().map(|info| &*info.peer);
-        let listener = info.as_ref().map(|info| &*info.listener);
+        let peer = info.as_ref().map(|info| tracing::field::display(info.peer));
+        let listener = info.as_ref().map(|info| info.listener.as_str());
         info!(peer, client_id = %core.client_id(), listener, first = frame.first, bytes = frame.len, "packet received");
     }
 

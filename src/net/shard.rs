@@ -14,12 +14,11 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
-    Shared, handshake,
-    listener::{Listener, Peer},
-    shared::Place,
+    Shared,
+    serving::{Seat, Serving},
     wheel,
 };
-use crate::broker::Turn;
+use crate::{broker::Turn, types::Peer};
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
@@ -68,9 +67,8 @@ pub(super) fn flush_turn() {
 pub(super) struct Incoming {
     pub(super) stream: std::net::TcpStream,
     pub(super) peer: Peer,
-    pub(super) listener: Arc<Listener>,
+    pub(super) seat: Seat,
     pub(super) permit: OwnedSemaphorePermit,
-    pub(super) places: (Place, Place),
 }
 
 /// Where to send sockets, and how many the shard has.
@@ -124,7 +122,7 @@ async fn run(mut receiver: mpsc::Receiver<Incoming>, shared: Arc<Shared>, connec
         tokio::select! {
             incoming = receiver.recv(), if open => match incoming {
                 Some(incoming) => {
-                    tokio::spawn(handshake::serve(incoming, Arc::clone(&shared), Arc::clone(&connections)));
+                    tokio::spawn(Serving::new(incoming, &shared));
                 }
                 None => open = false,
             },

@@ -19,7 +19,7 @@ pub(super) const PAUSED: u32 = u32::MAX;
 
 struct Entry {
     device: Weak<Device>,
-    epoch: u64,
+    epoch: u32,
     /// Seconds of silence allowed: keep alive times 1.5 [MQTT-3.1.2-22].
     allowed: u32,
 }
@@ -45,7 +45,7 @@ pub(super) fn second() -> u32 {
 }
 
 /// Watches a connection.
-pub(super) fn watch(device: &Arc<Device>, epoch: u64, keep_alive: u16) {
+pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     if keep_alive == 0 {
         return;
     }

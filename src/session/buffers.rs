@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-const POOLED: usize = 256;
+const POOLED: usize = 128;
 const LARGEST: usize = 128 << 10;
-const FRESH: usize = 4 << 10;
+const FRESH: usize = 512;
 
 thread_local! {
     static POOL: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };

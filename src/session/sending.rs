@@ -65,7 +65,7 @@ impl Outbound {
         offer: Offer<'_>,
         env: &Env<'_>,
     ) -> Take {
-        let online = self.online;
+        let online = self.is_online();
         let (most, most_bytes) = if online {
             (env.limits.mailbox_messages, env.limits.mailbox_bytes.0)
         } else {
@@ -184,7 +184,7 @@ impl Outbound {
     }
 
     fn mark(&mut self, receipt: &Arc<Receipt>) {
-        let end = self.appended;
+        let end = self.taken + self.out.len() as u64;
         self.rare().marks.push_back((end, Arc::clone(receipt)));
     }
 
@@ -232,9 +232,7 @@ impl Outbound {
         if self.out.capacity() == 0 {
             self.out = take_buffer();
         }
-        let before = self.out.len();
         encoded.encode(&mut self.out);
-        self.appended += (self.out.len() - before) as u64;
         count(|c| {
             c.packets_out.add(1);
             c.payload_bytes_out.add(message.payload.len() as u64);
