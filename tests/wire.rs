@@ -31,6 +31,21 @@ fn publish(topic: &str, packet_id: u16, qos: QoS) -> Publish<'_> {
     }
 }
 
+/// At QoS 0, nothing special.
+fn filter(filter: &str) -> codec::SubscribeFilter {
+    codec::SubscribeFilter {
+        filter: filter.to_owned(),
+        qos: QoS::AtMostOnce,
+        no_local: false,
+        retain_as_published: false,
+        retain_handling: 0,
+    }
+}
+
+fn subscribe(id: Option<u32>, filters: Vec<codec::SubscribeFilter>) -> Packet<'static> {
+    Packet::Subscribe(codec::Subscribe { packet_id: 9, id, user: Vec::new(), filters })
+}
+
 fn ack(packet_id: u16) -> Ack {
     Ack { packet_id, code: 0, reason_string: None, user: Vec::new() }
 }
@@ -196,23 +211,9 @@ fn no_packet_explains_itself_to_a_client_that_declined() {
         Packet::Publish(publish) => assert_eq!(publish.properties.expect("properties").user, user),
         other => panic!("{other:?}"),
     }
-    let subscribe = |filter: &str| {
-        Packet::Subscribe(codec::Subscribe {
-            packet_id: 9,
-            id: None,
-            user: Vec::new(),
-            filters: vec![codec::SubscribeFilter {
-                filter: filter.to_owned(),
-                qos: QoS::AtMostOnce,
-                no_local: false,
-                retain_as_published: false,
-                retain_handling: 0,
-            }],
-        })
-    };
     let filters = vec!["never".to_owned()];
     for (request, code) in [
-        (subscribe("a/#/b"), 0x8f),
+        (subscribe(None, vec![filter("a/#/b")]), 0x8f),
         (Packet::Unsubscribe(Unsubscribe { packet_id: 9, user: Vec::new(), filters }), 0x11),
         (Packet::Publish(publish("nobody", 9, QoS::AtLeastOnce)), 0x10),
         (Packet::Publish(publish("$SYS/x", 9, QoS::AtLeastOnce)), 0x90),
@@ -495,19 +496,7 @@ fn no_packet_is_larger_than_the_client_takes() {
     let connack = client.next_bytes().expect("CONNACK");
     assert!(connack.len() <= 40 && connack[3] == 0, "accepted without what is optional: {connack:02x?}");
     assert_eq!(client.subscribe("t"), 0);
-    let filters = (0..100).map(|number| codec::SubscribeFilter {
-        filter: format!("f/{number}"),
-        qos: QoS::AtMostOnce,
-        no_local: false,
-        retain_as_published: false,
-        retain_handling: 0,
-    });
-    client.send(&Packet::Subscribe(codec::Subscribe {
-        packet_id: 2,
-        id: None,
-        user: Vec::new(),
-        filters: filters.collect(),
-    }));
+    client.send(&subscribe(None, (0..100).map(|number| filter(&format!("f/{number}"))).collect()));
     client.publish("t", &[0; 100], QoS::AtMostOnce, false);
     client.publish("f/99", b"small", QoS::AtMostOnce, false);
     assert_eq!(client.ping(), [Got::Publish("f/99".to_owned(), b"small".to_vec())]);
@@ -539,18 +528,7 @@ fn sys_answers_time_and_version_once_and_repeats_the_rest() {
     let topic = |name: &str| format!("$SYS/broker/{name}");
     let mut seen: Vec<String> = Vec::new();
     for name in ["time", "version", "activeConnectCount", "uptime", "clients/connected", "status"] {
-        client.send(&Packet::Subscribe(codec::Subscribe {
-            packet_id: 1,
-            id: None,
-            user: Vec::new(),
-            filters: vec![codec::SubscribeFilter {
-                filter: topic(name),
-                qos: QoS::AtMostOnce,
-                no_local: false,
-                retain_as_published: false,
-                retain_handling: 0,
-            }],
-        }));
+        client.send(&subscribe(None, vec![filter(&topic(name))]));
     }
     let count = |seen: &[String], name: &str| seen.iter().filter(|seen| **seen == topic(name)).count();
     while count(&seen, "status") < 4 {
@@ -562,4 +540,56 @@ fn sys_answers_time_and_version_once_and_repeats_the_rest() {
     for name in ["activeConnectCount", "uptime", "clients/connected"] {
         assert!(count(&seen, name) >= 3, "{name} is not repeated: {seen:?}");
     }
+}
+
+/// [MQTT-3.1.3-10].
+#[test]
+fn user_properties_of_a_will_keep_their_order() {
+    let server = Server::start();
+    let mut watch = Client::connect(server.ports.tcp, Protocol::V5, "watch");
+    assert_eq!(watch.subscribe("w"), 0);
+    let user = ["b", "a", "c", "a", "b"].iter().enumerate();
+    let user: Vec<_> = user.map(|(n, key)| ((*key).to_owned(), n.to_string())).collect();
+    let properties = Some(std::sync::Arc::new(Properties { user: user.clone(), ..Properties::default() }));
+    let last = codec::ConnectWill { properties, ..will("w", b"gone") };
+    drop(Client::connect_with(server.ports.tcp, Connect { will: Some(last), ..hello(Protocol::V5, "c") }));
+    match decoded(&watch.next_bytes().expect("the will"), Protocol::V5) {
+        Packet::Publish(publish) => assert_eq!(publish.properties.expect("properties").user, user),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// [MQTT-3.8.4-4], [MQTT-3.8.4-3]: while messages flow, subscribing again neither loses nor repeats one.
+#[test]
+fn replacing_a_subscription_loses_nothing() {
+    const COUNT: u32 = 2_000;
+    let server = Server::start();
+    let port = server.ports.tcp;
+    let mut client = Client::connect(port, Protocol::V5, "c");
+    assert_eq!(client.subscribe("t/+"), 0);
+    let sender = std::thread::spawn(move || {
+        let mut sender = Client::connect(port, Protocol::V5, "sender");
+        for n in 0..COUNT {
+            sender.publish("t/x", &n.to_be_bytes(), QoS::AtMostOnce, false);
+        }
+        assert_eq!(sender.ping(), []);
+    });
+    let mut next = 0;
+    let mut replaced = 0;
+    while next < COUNT {
+        if replaced * 10 <= next {
+            replaced += 1;
+            let filter = codec::SubscribeFilter { retain_handling: 2, ..filter("t/+") };
+            client.send(&subscribe(Some(replaced), vec![filter]));
+        }
+        match client.next() {
+            Got::Publish(_, payload) => {
+                assert_eq!(payload, next.to_be_bytes());
+                next += 1;
+            }
+            Got::SubAck(codes) => assert_eq!(codes, [0]),
+            other => panic!("{other:?}"),
+        }
+    }
+    sender.join().expect("the sender");
 }

@@ -22,7 +22,7 @@ use tokio::{
     sync::OwnedSemaphorePermit,
     time::timeout,
 };
-use tracing::{debug, trace};
+use tracing::debug;
 
 use super::{
     Shared, clock,
@@ -404,7 +404,6 @@ impl Wire {
         if read == 0 {
             return Err(HandshakeError::Closed);
         }
-        trace!(read, "handshake bytes");
         count(|c| c.bytes_in.add(read as u64));
         self.flush().await?;
         Ok(opened?)
