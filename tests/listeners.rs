@@ -44,7 +44,8 @@ fn a_full_listener_refuses_and_leaves_the_others_open() {
     assert_eq!(Client::connect(server.ports.tcp, Protocol::V5, "elsewhere").ping(), []);
     assert_eq!(first.ping(), []);
     let page = server.http_get("/metrics").expect("read the metrics");
-    assert!(page.contains("listener"), "refusals of a listener are counted");
+    let counted = "mqtt_connections_refused_total{reason=\"listener_limit\"} 1";
+    assert!(page.contains(counted), "the refusal is counted as the listener's");
     drop(second);
     until(|| {
         let mut third = Client::open(port, Protocol::V5);
