@@ -186,3 +186,34 @@ fn proxy_protocol_headers_are_required_where_configured() {
     }
     assert_eq!(Client::connect(server.ports.tcp, Protocol::V5, "direct").ping(), []);
 }
+
+/// 100,000 messages are ten mailboxes: an unpaced replay would lose most of them, or hold them all.
+#[test]
+fn a_replay_of_100_000_retained_messages_is_complete_and_paced() {
+    const COUNT: usize = 100_000;
+    let server = Server::start();
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let payload = [b'x'; 200];
+    for n in 0..COUNT {
+        publisher.publish(&format!("kept/{n}"), &payload, QoS::AtMostOnce, true);
+    }
+    assert_eq!(publisher.ping(), []);
+    let before = resident(server.pid());
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    let mut most = 0;
+    let mut seen = vec![false; COUNT];
+    assert_eq!(reader.subscribe("kept/+"), 0);
+    for n in 0..COUNT {
+        let Got::Publish(topic, _) = reader.next() else { panic!("the replay ended after {n}") };
+        let number: usize = topic["kept/".len()..].parse().expect("a number");
+        assert!(!std::mem::replace(&mut seen[number], true), "{topic} came twice");
+        if n % 10_000 == 0 {
+            most = most.max(resident(server.pid()));
+        }
+    }
+    assert_eq!(reader.ping(), [], "nothing else, and nothing twice");
+    assert_eq!(server.metric("mqtt_messages_dropped_total"), 0);
+    // The messages are some 30 MB on the wire.
+    let grown = most.saturating_sub(before);
+    assert!(grown < 12 << 20, "resident memory grew by {grown} bytes during the replay");
+}

@@ -36,6 +36,7 @@ pub fn broker() -> Broker {
         limits: Arc::new(Limits::default()),
         non_broker: false,
         namespace: String::new(),
+        listener_strategies: Default::default(),
         latest: None,
     })
 }

@@ -1,10 +1,10 @@
 //! What goes into and comes out of the broker's calls.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{ConnectionInfo, Outcome, QueueInfo, RetainedCursor, Session, Will};
 use crate::{
-    config::Limits,
+    config::{Limits, SharedStrategy},
     types::{ClientId, DropReason, QoS, Timestamp},
 };
 
@@ -16,6 +16,9 @@ pub struct BrokerConfig {
     pub non_broker: bool,
     /// Pattern of a device's own namespace in non-broker mode, with `{client_id}`.
     pub namespace: String,
+    /// Listener name to the strategy of the shared groups that its clients create; without an entry, and for a
+    /// group that is listed by name, the limits decide.
+    pub listener_strategies: BTreeMap<String, SharedStrategy>,
     /// Latest values; `None` switches them off.
     pub latest: Option<Arc<crate::store::Latest>>,
 }

@@ -24,13 +24,16 @@ mod target;
 mod timers;
 mod wills;
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use ahash::RandomState;
 use tokio::sync::broadcast;
 
 use crate::{
-    config::Limits,
+    config::{Limits, SharedStrategy},
     store::Latest,
     types::{Message, SharedMessage, Timestamp},
 };
@@ -62,6 +65,7 @@ struct Inner {
     limits: Arc<Limits>,
     non_broker: bool,
     namespace: String,
+    listener_strategies: BTreeMap<String, SharedStrategy>,
     latest: Option<Arc<Latest>>,
     /// Random keys: peers cannot make collisions.
     hasher: RandomState,
@@ -81,13 +85,14 @@ struct Inner {
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {
-        let BrokerConfig { limits, non_broker, namespace, latest } = config;
+        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest } = config;
         let hasher = RandomState::new();
         let retained =
             Retained::new(limits.retained_messages, limits.retained_bytes.0, limits.retain_available);
         let inner = Inner {
             non_broker,
             namespace,
+            listener_strategies,
             latest,
             index: Index::new(hasher.clone()),
             slots: Slots::default(),

@@ -22,7 +22,7 @@ pub(super) struct State {
     /// When `online` last changed.
     pub(super) since: Timestamp,
     peer: Peer,
-    listener: Arc<String>,
+    pub(super) listener: Arc<String>,
     protocol: Protocol,
     keep_alive: u16,
     /// Boxed: most sessions have none of it.
@@ -63,6 +63,12 @@ impl SessionCore {
     /// The client id.
     pub fn client_id(&self) -> &ClientId {
         &self.client_id
+    }
+
+    /// The connection of this epoch; none once another has taken the session.
+    pub fn connection(&self, epoch: u32) -> Option<ConnectionInfo> {
+        let state = self.state.lock();
+        (state.epoch == epoch).then(|| state.info())
     }
 
     /// The session's slot; never 0, reused only after the session ended.

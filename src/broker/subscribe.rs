@@ -8,6 +8,7 @@ use super::{
     shared::{Group, Member},
 };
 use crate::{
+    config::SharedStrategy,
     telemetry::count,
     types::{QoS, Timestamp, TopicFilter, parse_shared},
 };
@@ -86,7 +87,8 @@ impl Broker {
                 Some((name, filter)) => {
                     let target = Arc::clone(session) as Arc<dyn super::Target>;
                     let member = Member { target, slot, id, options };
-                    self.join(request.filter, name, filter, member, may_add)
+                    let strategy = self.strategy(name, &state.listener);
+                    self.join(request.filter, strategy, filter, member, may_add)
                 }
                 None => inner.index.subscribe(request.filter, Entry { slot, id, options }, may_add),
             };
@@ -145,10 +147,24 @@ impl Broker {
         Ok(shared)
     }
 
-    fn join(&self, full: &str, name: &str, filter: &str, member: Member, may_add: bool) -> Option<Added> {
+    /// The strategy of a group of this name, should a client of this listener create it: the group's own, else
+    /// the listener's, else the default. It stays until the group's last member has left.
+    fn strategy(&self, group: &str, listener: &str) -> SharedStrategy {
         let inner = &*self.inner;
-        let strategy = inner.limits.shared_groups.get(name).copied();
-        let strategy = strategy.unwrap_or(inner.limits.shared_strategy);
+        let by_group = inner.limits.shared_groups.get(group);
+        let chosen = by_group.or_else(|| inner.listener_strategies.get(listener));
+        chosen.copied().unwrap_or(inner.limits.shared_strategy)
+    }
+
+    fn join(
+        &self,
+        full: &str,
+        strategy: SharedStrategy,
+        filter: &str,
+        member: Member,
+        may_add: bool,
+    ) -> Option<Added> {
+        let inner = &*self.inner;
         let limit = inner.limits.group_queue_messages;
         let make = |id| Group::new(id, full, strategy, inner.hasher.clone(), limit);
         inner.index.subscribe_shared(full, filter, member, may_add, make)

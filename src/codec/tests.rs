@@ -271,3 +271,17 @@ fn forbidden_bytes_are_found_anywhere_in_a_topic() {
         }
     }
 }
+
+/// 3.1.1: [MQTT-1.5.3-3]; 5.0: [MQTT-1.5.4-3].
+#[test]
+fn a_byte_order_mark_is_kept() {
+    for (protocol, bytes) in
+        [(Protocol::V4, "30 06 0004 efbbbf 'a'"), (Protocol::V5, "30 07 0004 efbbbf 'a' 00")]
+    {
+        let bytes = hex(bytes);
+        match decode_one(&bytes, protocol) {
+            Ok(Packet::Publish(publish)) => assert_eq!(publish.topic.as_bytes(), hex("efbbbf 'a'")),
+            other => panic!("{other:?}"),
+        }
+    }
+}

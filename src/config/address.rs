@@ -1,4 +1,4 @@
-//! Where a listener binds: `ip:port` or `[v6]:port`. `unix:/path` is read, and refused when validated: not yet.
+//! Where a listener binds: `ip:port`, `[v6]:port` or `unix:/path`, and the permissions of the latter.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub enum Address {
     /// An IP address and port.
     Ip(SocketAddr),
-    /// A Unix domain socket; not supported yet.
+    /// A Unix domain socket.
     Unix(PathBuf),
 }
 
@@ -45,7 +45,8 @@ impl FromStr for Address {
             Some("") => Err("a Unix socket needs a path, such as unix:/run/mqtt-server.sock".to_owned()),
             Some(path) => Ok(Self::Unix(PathBuf::from(path))),
             None => text.parse().map(Self::Ip).map_err(|_| {
-                "not an address; write ip:port or [v6]:port (host names are not looked up)".to_owned()
+                "not an address; write ip:port, [v6]:port or unix:/path (host names are not looked up)"
+                    .to_owned()
             }),
         }
     }
@@ -67,6 +68,43 @@ impl Serialize for Address {
 }
 
 impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Permissions of a Unix socket, as octal text: `0660`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileMode(pub u32);
+
+impl Default for FileMode {
+    fn default() -> Self {
+        Self(0o660)
+    }
+}
+
+impl FromStr for FileMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+        mode.map(Self).ok_or_else(|| "not permissions; write octal digits such as 0660".to_owned())
+    }
+}
+
+impl fmt::Display for FileMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl Serialize for FileMode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FileMode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
@@ -138,6 +176,15 @@ mod tests {
         }
         for text in ["localhost:1883", "127.0.0.1", "8883", "unix:", "127.0.0.1:99999"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn permissions_are_octal() {
+        assert_eq!("0600".parse(), Ok(FileMode(0o600)));
+        assert_eq!(FileMode(0o600).to_string(), "0600");
+        for text in ["", "0888", "1777", "rw", "-1"] {
+            assert!(text.parse::<FileMode>().is_err(), "{text}");
         }
     }
 

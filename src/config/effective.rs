@@ -1,8 +1,8 @@
 //! What the configuration amounts to: the listeners that open and the files each TLS use reads.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
-use super::{Address, Config, Listener, ListenerKind, TlsVersion};
+use super::{Address, Config, Listener, ListenerKind, SharedStrategy, TlsVersion};
 
 /// The files and rules of one TLS use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +47,19 @@ impl Config {
             }
         }
         listeners
+    }
+
+    /// The strategies that listeners set, by listener name.
+    pub fn listener_strategies(&self) -> BTreeMap<String, SharedStrategy> {
+        let listeners = self.listeners.iter();
+        listeners.filter_map(|listener| Some((listener.name.clone(), listener.shared_strategy?))).collect()
+    }
+
+    /// `response_information` with `{namespace}` filled in and `{client_id}` still to be; empty is none.
+    pub fn response_pattern(&self) -> String {
+        let levels = self.namespace.split('/').take_while(|level| !matches!(*level, "+" | "#"));
+        let namespace = levels.collect::<Vec<_>>().join("/");
+        self.response_information.replace("{namespace}", &namespace)
     }
 
     /// The TLS files of a listener, whatever its kind.

@@ -11,8 +11,8 @@ use super::LogFormat;
 #[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
 #[command(name = "mqtt-server", version = version(), about = "MQTT for devices, gRPC for backends")]
 pub struct Flags {
-    /// Address of the default MQTT listener: ip:port or [v6]:port. It speaks TLS, or plain TCP
-    /// with --non-tls [default: 127.0.0.1:8883]
+    /// Address of the default MQTT listener: ip:port, [v6]:port or unix:/path. It speaks TLS, or
+    /// plain TCP with --non-tls [default: 127.0.0.1:8883]
     #[arg(short = 'a', long, value_name = "ADDR", help_heading = "Devices")]
     pub addr: Option<String>,
     /// Server certificate chain, PEM [default: server.crt]

@@ -15,7 +15,7 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use address::Address;
+pub use address::{Address, FileMode};
 pub use effective::TlsFiles;
 pub use error::{ConfigError, Problem};
 pub use flags::{Flags, version};

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Address, ByteSize, SharedStrategy, Span, address::optional};
+use super::{Address, ByteSize, FileMode, SharedStrategy, Span, address::optional};
 
 /// Form of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
@@ -101,7 +101,9 @@ pub struct Listener {
     pub max_connections: usize,
     /// Expect a PROXY protocol header (v1 or v2) before anything else; only behind a trusted proxy.
     pub proxy_protocol: bool,
-    /// Strategy of shared groups for clients of this listener; empty takes that of `[limits]`.
+    /// Who may connect to a Unix socket.
+    pub mode: FileMode,
+    /// Strategy of shared groups that a client of this listener creates; empty takes that of `[limits]`.
     #[serde(with = "optional")]
     pub shared_strategy: Option<SharedStrategy>,
     /// Path of WebSocket requests.
@@ -120,6 +122,7 @@ impl Default for Listener {
             require_client_cert: false,
             max_connections: 0,
             proxy_protocol: false,
+            mode: FileMode::default(),
             shared_strategy: None,
             path: "/mqtt".to_owned(),
         }
@@ -295,6 +298,8 @@ pub struct Config {
     pub non_broker: bool,
     /// A device's own namespace in non-broker mode.
     pub namespace: String,
+    /// Response Information for v5 clients that ask for it; empty is none.
+    pub response_information: String,
     /// gRPC.
     pub grpc_addr: SocketAddr,
     /// Metrics and health.
@@ -341,6 +346,7 @@ impl Default for Config {
             non_tls: false,
             non_broker: false,
             namespace: "devices/{client_id}/#".to_owned(),
+            response_information: "{namespace}".to_owned(),
             grpc_addr: SocketAddr::from(([127, 0, 0, 1], 10000)),
             http_addr: SocketAddr::from(([127, 0, 0, 1], 9090)),
             data_dir: PathBuf::from("./data"),

@@ -193,7 +193,8 @@ fn every_rule_names_key_value_and_fix() {
         ("namespace = \"x{client_id}/#\"", "namespace", "x{client_id}/#", "{client_id}"),
         ("namespace = \"#/{client_id}\"", "namespace", "#/{client_id}", "{client_id}"),
         ("[log]\nlevel = \"a=b=c\"", "log.level", "a=b=c", "info"),
-        ("addr = \"unix:/run/m.sock\"", "addr", "unix:/run/m.sock", "[v6]:port"),
+        ("response_information = \"a/+\"", "response_information", "a/+", "{namespace}"),
+        ("response_information = \"{client}\"", "response_information", "{client}", "{client_id}"),
         ("addr = \"\"", "addr", "\"\"", "[[listeners]]"),
         ("grpc_addr = \"0.0.0.0:10000\"", "grpc_addr", "0.0.0.0:10000", "--insecure-grpc"),
         ("http_addr = \"[::]:9090\"", "http_addr", "[::]:9090", "--insecure-grpc"),
@@ -231,10 +232,10 @@ fn every_rule_names_key_value_and_fix() {
             "port",
         ),
         (
-            &listener.replace("127.0.0.1:5", "unix:/run/m.sock"),
+            &format!("addr = \"unix:/run/m.sock\"\n{}", listener.replace("127.0.0.1:5", "unix:/run/m.sock")),
             "listeners[0].address",
             "unix:/run/m.sock",
-            "[v6]:port",
+            "own port",
         ),
         (&listener.replace("\"a\"", "\"default\""), "listeners[0].name", "default", "own name"),
         ("[[listeners]]\nname = \"a\"", "listeners[0].address", "\"\"", "ip:port"),
@@ -282,4 +283,13 @@ fn an_endpoint_is_refused_where_nothing_would_be_exported() {
     let problem = problem("[otel]\nendpoint = \"http://127.0.0.1:4317\"");
     assert_eq!(problem.key, "otel.endpoint");
     assert!(problem.fix.contains("--features otel"), "{problem}");
+}
+
+#[test]
+fn response_information_follows_the_namespace() {
+    let pattern = |text: &str| load("", text, &[]).unwrap().response_pattern();
+    assert_eq!(pattern(""), "devices/{client_id}");
+    assert_eq!(pattern("namespace = \"d/{client_id}/+/cmd\""), "d/{client_id}");
+    assert_eq!(pattern("response_information = \"{namespace}/replies\""), "devices/{client_id}/replies");
+    assert_eq!(pattern("response_information = \"\""), "");
 }

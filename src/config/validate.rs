@@ -77,6 +77,15 @@ impl Config {
                 "write it like devices/{client_id}/#",
             );
         }
+        let response = self.response_pattern().replace("{client_id}", "");
+        if response.contains(['+', '#', '{', '}', '\0']) {
+            check.fail(
+                "response_information",
+                &self.response_information,
+                "not a topic with {namespace} and {client_id} in it",
+                "write it like {namespace} or replies/{client_id}, or empty for none",
+            );
+        }
         for (key, path) in [("cert", &self.cert), ("key", &self.key), ("data_dir", &self.data_dir)] {
             if path.as_os_str().is_empty() {
                 check.fail(key, "\"\"", "empty path", "name a file or directory, or remove the key");
@@ -99,7 +108,6 @@ impl Config {
         if self.addr.is_none() && self.listeners.is_empty() {
             check.fail("addr", "\"\"", "no listener at all", "set addr or add a [[listeners]] table");
         }
-        check.no_unix_socket("addr", self.addr.as_ref());
         let mut names = vec!["default", "dev-tcp", "dev-ws"];
         for (number, listener) in self.listeners.iter().enumerate() {
             let key = |name: &str| format!("listeners[{number}].{name}");
@@ -114,10 +122,9 @@ impl Config {
                     key("address"),
                     "\"\"",
                     "no address",
-                    "write ip:port or [v6]:port, such as 127.0.0.1:8884",
+                    "write ip:port, [v6]:port or unix:/path, such as 127.0.0.1:8884",
                 );
             }
-            check.no_unix_socket(key("address"), listener.address.as_ref());
             if listener.kind.is_websocket() && !listener.path.starts_with('/') {
                 check.fail(key("path"), &listener.path, "does not start with /", "write it like /mqtt");
             }
@@ -424,17 +431,6 @@ impl Check {
         fix: impl Into<String>,
     ) {
         self.0.push(Problem::new(key, value, problem, fix));
-    }
-
-    fn no_unix_socket(&mut self, key: impl Into<String>, address: Option<&Address>) {
-        if let Some(address @ Address::Unix(_)) = address {
-            self.fail(
-                key,
-                address,
-                "Unix sockets are not supported yet",
-                "write ip:port or [v6]:port, such as 127.0.0.1:8883",
-            );
-        }
     }
 
     fn positive(&mut self, key: &str, value: impl Display, is_zero: bool) {

@@ -21,7 +21,7 @@ use tracing::{Instrument as _, info, info_span, warn};
 use crate::{
     auth::{AllowAll, Authenticator},
     broker::{Broker, CloseReason, Turn},
-    config::{Config, ConfigError},
+    config::{Address, Config, ConfigError},
     net,
     store::{Latest, StoreError},
     telemetry::ReadRows,
@@ -99,7 +99,7 @@ impl Builder {
 pub struct Gateway {
     broker: Broker,
     config: Arc<Config>,
-    addresses: Vec<(String, SocketAddr)>,
+    addresses: Vec<(String, Address)>,
     tls: Arc<TlsStore>,
     latest: Option<Arc<Latest>>,
     /// No new connections; streams end.
@@ -117,13 +117,16 @@ impl Gateway {
     }
 
     /// Where it listens: listener name, `grpc` or `http`, and address.
-    pub fn addresses(&self) -> &[(String, SocketAddr)] {
+    pub fn addresses(&self) -> &[(String, Address)] {
         &self.addresses
     }
 
-    /// The address of one listener.
+    /// The IP address of one listener; none for a Unix socket.
     pub fn address(&self, name: &str) -> Option<SocketAddr> {
-        self.addresses.iter().find(|(known, _)| known == name).map(|(_, address)| *address)
+        match self.addresses.iter().find(|(known, _)| known == name) {
+            Some((_, Address::Ip(address))) => Some(*address),
+            _ => None,
+        }
     }
 
     /// Certificates, for reloading.

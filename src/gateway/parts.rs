@@ -60,9 +60,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         limits: Arc::new(config.limits.clone()),
         non_broker: config.non_broker,
         namespace: config.namespace.clone(),
+        listener_strategies: config.listener_strategies(),
         latest: latest.clone(),
     });
-    let shared = Shared::new(broker.clone(), auth);
+    let shared = Shared::new(broker.clone(), auth, config.response_pattern());
     let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
@@ -70,7 +71,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let mut addresses = Vec::new();
 
     for listener in bound {
-        addresses.push((listener.name().to_owned(), listener.address()));
+        addresses.push((listener.name().to_owned(), listener.address().clone()));
         let accepting = net::accept_loop(listener, Arc::clone(&shared), shards.clone(), drain.clone());
         tasks.spawn(async move {
             if let Err(error) = accepting.await {
@@ -78,7 +79,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             }
         });
     }
-    addresses.push(("grpc".to_owned(), grpc_socket.local_addr()?));
+    addresses.push(("grpc".to_owned(), Address::Ip(grpc_socket.local_addr()?)));
     tasks.spawn(service::run_grpc(
         grpc_socket,
         grpc_tls,
@@ -87,7 +88,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         drain.clone(),
     ));
     if let Some(socket) = http_socket {
-        addresses.push(("http".to_owned(), socket.local_addr()?));
+        addresses.push(("http".to_owned(), Address::Ip(socket.local_addr()?)));
         tasks.spawn(service::run_http(
             socket,
             broker.clone(),
@@ -120,19 +121,15 @@ impl Prepared {
         let name = &self.listener.name;
         let failed =
             |error| StartError::Bind { key: self.key.clone(), address: self.address.to_string(), error };
-        let Address::Ip(address) = self.address else {
-            let error =
-                std::io::Error::new(std::io::ErrorKind::Unsupported, "unix sockets are not supported yet");
-            return Err(failed(error));
-        };
-        let bound = match socket {
-            Some(socket) => BoundListener::from_std(name, socket),
-            None => BoundListener::bind(name, address),
+        let bound = match (socket, &self.address) {
+            (Some(socket), _) => BoundListener::from_std(name, socket),
+            (None, Address::Ip(address)) => BoundListener::bind(name, *address),
+            (None, Address::Unix(path)) => BoundListener::bind_unix(name, path, self.listener.mode),
         };
         let mut bound = match bound {
             Ok(bound) => bound,
             Err(error) if self.optional => {
-                warn!(listener = name, %address, %error, "development listener left out");
+                warn!(listener = name, address = %self.address, %error, "development listener left out");
                 return Ok(None);
             }
             Err(error) => return Err(failed(error)),

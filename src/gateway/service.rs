@@ -10,7 +10,7 @@ use tracing::error;
 
 use super::{
     parts::set_trace,
-    sys::{SysInput, SysStats},
+    sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
     broker::{Broker, Turn},
@@ -83,7 +83,8 @@ pub(super) async fn run_ticks(broker: Broker) {
     }
 }
 
-/// Publishes `$SYS` at start and then at every interval, retained so that a subscriber is answered at once.
+/// Publishes `$SYS` at start and then at every interval, retained so that a subscriber is answered at once. The time
+/// and the version are only kept, so that a subscriber is answered once; the time is that of the last interval.
 pub(super) async fn run_sys(broker: Broker, interval: Duration) {
     let mut stats = SysStats::new(since_epoch());
     let mut ticks = tokio::time::interval(interval.max(Duration::from_secs(1)));
@@ -98,7 +99,10 @@ pub(super) async fn run_sys(broker: Broker, interval: Duration) {
         for (topic, payload) in &values {
             let mut message = Message::new(topic, payload.as_bytes(), net::now(), Origin::SERVER);
             message.retain = true;
-            broker.publish(&message, &mut turn);
+            // What answers a subscription once is only kept; without retained messages it can only be sent.
+            if !(is_answered_once(topic) && broker.set_retained(&message).is_ok()) {
+                broker.publish(&message, &mut turn);
+            }
         }
         turn.flush();
     }

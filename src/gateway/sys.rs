@@ -149,6 +149,11 @@ fn rates(totals: &Totals) -> [(&'static str, u64); 10] {
     ]
 }
 
+/// Whether a subscriber gets the topic once, on subscribing, and not at every interval.
+pub(super) fn is_answered_once(topic: &str) -> bool {
+    matches!(topic, "$SYS/broker/version" | "$SYS/broker/time")
+}
+
 struct Topics(Vec<(String, String)>);
 
 impl Topics {

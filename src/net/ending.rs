@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tracing::debug;
+use tracing::{Level, debug, enabled};
 
 use super::{
     clock,
@@ -47,7 +47,15 @@ impl Connection {
             count(|c| c.protocol_errors.add(1));
         }
         let reason = end.as_str();
-        debug!(client_id = %self.device.core().client_id(), reason, "disconnected");
+        if enabled!(Level::DEBUG) {
+            let core = self.device.core();
+            // None once the session is another's: the new connection has been logged with its own.
+            let info = core.connection(self.epoch);
+            let peer = info.as_ref().map(|info| tracing::field::display(info.peer));
+            let listener = info.as_ref().map(|info| info.listener.as_str());
+            let protocol = self.inbound.protocol();
+            debug!(peer, client_id = %core.client_id(), listener, ?protocol, reason, "disconnected");
+        }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         let (publish_will, expiry) = match end {
             End::Disconnect { code, expiry } => (code != reason::NORMAL_DISCONNECTION, expiry),
@@ -77,6 +85,21 @@ impl Connection {
         self.disconnect_bytes(code)
     }
 
+    /// Writes what is left. Another thread may be writing for this device just now: it takes along what was appended,
+    /// if it is given the moment that a write without waiting takes.
+    fn flush_last(&self) {
+        const YIELDS: usize = 1_000;
+        for _ in 0..YIELDS {
+            flush::flush(&self.device);
+            let slot = self.device.lock_owned(self.epoch);
+            let flushing = slot.and_then(|slot| slot.link.as_ref().map(|link| link.flushing));
+            if flushing != Some(true) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn say_goodbye(&mut self, last: &[u8]) {
         let blocked = self
             .device
@@ -98,7 +121,7 @@ impl Connection {
         }
         if blocked == Some(false) {
             self.device.append(self.epoch, last);
-            flush::flush(&self.device);
+            self.flush_last();
             self.device.detach(self.epoch);
             return;
         }

@@ -14,7 +14,7 @@ use super::{
     device::{Device, Link, Unsent, Writer},
 };
 use crate::{
-    codec,
+    codec::{self, reason},
     session::{recycle, take_buffer},
     telemetry::count,
 };
@@ -26,6 +26,7 @@ pub(super) struct Flight {
     epoch: u32,
     writer: OwnedWriteHalf,
     unsent: Unsent,
+    v5: bool,
 }
 
 enum Next {
@@ -130,7 +131,7 @@ fn take(device: &Device, owner: bool) -> Option<Flight> {
         Some(unsent) => *unsent,
         None => Unsent { bytes: slot.out.take_out(), written: 0 },
     };
-    Some(Flight { epoch: link.epoch, writer, unsent })
+    Some(Flight { epoch: link.epoch, writer, unsent, v5: slot.out.protocol().is_v5() })
 }
 
 fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, last_round: bool) -> Next {
@@ -143,9 +144,12 @@ fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, las
     let mut guard = device.lock();
     let slot = &mut *guard;
     let Some(link) = slot.link.as_mut().filter(|link| link.epoch == flight.epoch) else {
+        let replaced = slot.link.is_some();
         drop(guard);
-        // The link was replaced while this thread was writing: nobody else can end the started frame.
-        farewell(&flight.writer, Some(&flight.unsent), &[]);
+        // The link is gone while this thread was writing: nobody else can end the started frame, and if another
+        // connection has the session, nobody else can tell it [MQTT-3.1.4-3].
+        let last: &[u8] = if replaced && flight.v5 { &[0xE0, 0x01, reason::SESSION_TAKEN_OVER] } else { &[] };
+        farewell(&flight.writer, Some(&flight.unsent), last);
         return Next::Done;
     };
     let unsent = flight.unsent.rest().len();

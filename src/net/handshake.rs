@@ -22,7 +22,7 @@ use tokio::{
     sync::OwnedSemaphorePermit,
     time::timeout,
 };
-use tracing::{debug, trace};
+use tracing::debug;
 
 use super::{
     Shared, clock,
@@ -41,9 +41,9 @@ use crate::{
     auth::{Credentials, Denied, Identity, Secret},
     broker::{ConnectionInfo, Event, EventKind, OpenRequest, Session, Turn, Will},
     codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
-    session::{Accepted, ConnectPolicy, Inbound, Refused, evaluate_connect},
+    session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect},
     telemetry::count,
-    types::{ClientId, Message, Origin, OriginKind, Protocol},
+    types::{ClientId, Message, Origin, OriginKind, Peer},
 };
 
 /// Why there is no connection.
@@ -72,62 +72,69 @@ pub(super) enum HandshakeError {
 /// The handshake of one socket under its deadline; `None` if there is no connection. Holds `permit` until then.
 pub(super) async fn run(
     stream: std::net::TcpStream,
-    peer: SocketAddr,
+    mut peer: Peer,
     listener: Arc<Listener>,
     permit: OwnedSemaphorePermit,
     shared: Arc<Shared>,
 ) -> Option<Connection> {
     let deadline = shared.limits.connect_timeout.0;
-    let established = timeout(deadline, establish(stream, peer, listener, shared)).await;
+    let established = timeout(deadline, establish(stream, &mut peer, &listener, shared)).await;
     drop(permit);
+    let listener = listener.name.as_str();
     match established {
         Ok(Ok(connection)) => return Some(connection),
-        Ok(Err(error)) => debug!(%peer, %error, "handshake failed"),
+        Ok(Err(error)) => debug!(%peer, listener, %error, "handshake failed"),
         Err(_) => {
             count(|c| c.handshake_timeout.add(1));
-            debug!(%peer, "handshake timed out");
+            debug!(%peer, listener, "handshake timed out");
         }
     }
     None
 }
 
+/// `peer` becomes the one that a proxy names.
 async fn establish(
     stream: std::net::TcpStream,
-    peer: SocketAddr,
-    listener: Arc<Listener>,
+    peer: &mut Peer,
+    listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
     let mut wire =
         Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
     // Boxed, so that a socket that waits for its CONNECT holds little.
-    let forwarded = Box::pin(wire.put_on_layers(&listener)).await?;
-    let peer = forwarded.unwrap_or(peer);
+    if let Some(named) = Box::pin(wire.put_on_layers(listener)).await? {
+        *peer = named.into();
+    }
     let connect = wire.read_connect(shared.limits.max_packet_size.0).await?;
-    Box::pin(conclude(wire, connect, peer, listener, shared)).await
+    Box::pin(conclude(wire, connect, *peer, listener, shared)).await
 }
 
 async fn conclude(
     mut wire: Wire,
     connect: Connect,
-    peer: SocketAddr,
-    listener: Arc<Listener>,
+    peer: Peer,
+    listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
     let answer = admit(&connect, &wire, peer, &shared).await;
-    let (accepted, identity) = match answer {
+    let (mut accepted, identity) = match answer {
         Ok(admitted) => admitted,
         Err(Refused(code)) => {
             count(|c| c.refused_connect.add(1));
             return Err(wire.refuse(&connect, code).await);
         }
     };
-    open(wire, connect, accepted, identity, peer, &listener, shared).await
+    if !fit_connack(&mut accepted.connack, &accepted.link) {
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
+    }
+    open(wire, connect, accepted, identity, peer, listener, shared).await
 }
 
 async fn admit(
     connect: &Connect,
     wire: &Wire,
-    peer: SocketAddr,
+    peer: Peer,
     shared: &Shared,
 ) -> Result<(Accepted, Arc<dyn Identity>), Refused> {
     let accepted = evaluate_connect(
@@ -136,6 +143,7 @@ async fn admit(
             limits: &shared.limits,
             non_broker: shared.broker.is_non_broker(),
             assigned_id: &assigned_id,
+            response_information: &shared.response_information,
         },
     )?;
     let credentials = Credentials {
@@ -167,14 +175,14 @@ async fn open(
     connect: Connect,
     accepted: Accepted,
     identity: Arc<dyn Identity>,
-    peer: SocketAddr,
+    peer: Peer,
     listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
     let now = clock::now();
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
     let info = ConnectionInfo {
-        peer: peer.into(),
+        peer,
         listener: Arc::clone(&listener.name),
         protocol: connect.protocol,
         keep_alive,
@@ -195,7 +203,7 @@ async fn open(
     };
     connack.session_present = opened.present;
     let mut hello = Vec::with_capacity(64);
-    encode_connack(connack, connect.protocol, link.maximum_packet_size, &mut hello);
+    codec::encode(&Packet::ConnAck(Box::new(connack)), connect.protocol, &mut hello);
 
     let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
     wire.layers.wire.drain(..wire.layers.sent);
@@ -241,11 +249,17 @@ fn will(connect: &Connect, client_id: &ClientId, now: crate::types::Timestamp) -
     Some(Will { message: Arc::clone(message.share()), expiry: will.expiry, delay: will.delay })
 }
 
-fn encode_connack(connack: ConnAck, protocol: Protocol, max: u32, out: &mut Vec<u8>) {
-    let packet = Packet::ConnAck(Box::new(connack));
-    if !codec::encode_within(&packet, protocol, usize::try_from(max).unwrap_or(usize::MAX), out) {
-        codec::encode(&packet, protocol, out);
+/// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.
+fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
+    let max = usize::try_from(link.maximum_packet_size).unwrap_or(usize::MAX);
+    let fits = |connack: &ConnAck| {
+        let packet = Packet::ConnAck(Box::new(connack.clone()));
+        codec::encode_within(&packet, link.protocol, max, &mut Vec::new())
+    };
+    if fits(connack) {
+        return true;
     }
+    connack.response_information.take().is_some() && fits(connack)
 }
 
 fn assigned_id() -> String {
@@ -377,8 +391,10 @@ impl Wire {
         let protocol = connect.protocol;
         let wire_code = if protocol.is_v5() { code } else { reason::v3_return_code(code) };
         let mut bytes = Vec::new();
-        let connack = ConnAck { code: wire_code, ..ConnAck::default() };
-        encode_connack(connack, protocol, connect.maximum_packet_size.unwrap_or(u32::MAX), &mut bytes);
+        let packet = Packet::ConnAck(Box::new(ConnAck { code: wire_code, ..ConnAck::default() }));
+        let max = usize::try_from(connect.maximum_packet_size.unwrap_or(u32::MAX)).unwrap_or(usize::MAX);
+        // A refusal above the client's maximum is left out, the close is not.
+        codec::encode_within(&packet, protocol, max, &mut bytes);
         if self.layers.seal(&bytes).is_ok() {
             self.layers.close();
             let _ = self.flush().await;
@@ -402,7 +418,6 @@ impl Wire {
         if read == 0 {
             return Err(HandshakeError::Closed);
         }
-        trace!(read, "handshake bytes");
         count(|c| c.bytes_in.add(read as u64));
         self.flush().await?;
         Ok(opened?)

@@ -3,21 +3,30 @@
 use std::{
     io,
     net::SocketAddr,
+    path::Path,
     sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::watch,
+};
 use tracing::{debug, warn};
 
 use super::{
     ShardHandle, Shared,
     serving::{Full, Seat},
     shard::Incoming,
+    unix::{self, SocketFile},
 };
-use crate::telemetry::count;
+use crate::{
+    config::{Address, FileMode},
+    telemetry::count,
+    types::Peer,
+};
 
 const BACKLOG: i32 = 4096;
 
@@ -32,10 +41,15 @@ pub(super) struct Listener {
     pub(super) connections: AtomicUsize,
 }
 
+enum Bound {
+    Tcp(std::net::TcpListener),
+    Unix(SocketFile, std::os::unix::net::UnixListener),
+}
+
 /// A listener that has its socket.
 pub struct BoundListener {
-    socket: std::net::TcpListener,
-    address: SocketAddr,
+    socket: Bound,
+    address: Address,
     listener: Arc<Listener>,
 }
 
@@ -61,7 +75,21 @@ impl BoundListener {
     /// Any error of the operating system.
     pub fn from_std(name: &str, socket: std::net::TcpListener) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        let address = socket.local_addr()?;
+        let address = Address::Ip(socket.local_addr()?);
+        Ok(Self::new(name, Bound::Tcp(socket), address))
+    }
+
+    /// Binds a Unix socket at `path`. Its file is removed when the listener ends; one that a process without the
+    /// chance to do so left behind is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` if somebody listens there or the file is not a socket, and any error of the operating system.
+    pub fn bind_unix(name: &str, path: &Path, mode: FileMode) -> io::Result<Self> {
+        let (file, socket) = unix::bind(path, mode.0, BACKLOG)?;
+        Ok(Self::new(name, Bound::Unix(file, socket), Address::Unix(path.to_owned())))
+    }
+
+    fn new(name: &str, socket: Bound, address: Address) -> Self {
         let listener = Arc::new(Listener {
             name: Arc::new(name.to_owned()),
             tls: None,
@@ -70,12 +98,12 @@ impl BoundListener {
             max_connections: usize::MAX,
             connections: AtomicUsize::new(0),
         });
-        Ok(Self { socket, address, listener })
+        Self { socket, address, listener }
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Its name.
@@ -125,7 +153,7 @@ pub async fn accept_loop(
     shards: Vec<ShardHandle>,
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let socket = TcpListener::from_std(bound.socket)?;
+    let socket = Acceptor::new(bound.socket)?;
     let listener = bound.listener;
     let mut pace = Pace::new(shared.limits.accept_rate);
     loop {
@@ -161,16 +189,57 @@ pub async fn accept_loop(
                 continue;
             }
         };
-        match prepare(stream) {
+        match stream.prepare() {
             Ok(stream) => shard.send(Incoming { stream, peer, seat, permit }).await,
-            Err(error) => debug!(%peer, %error, "connection lost before its handshake"),
+            Err(error) => {
+                debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
+            }
         }
     }
 }
 
-fn prepare(stream: tokio::net::TcpStream) -> io::Result<std::net::TcpStream> {
-    stream.set_nodelay(true)?;
-    stream.into_std()
+enum Acceptor {
+    Tcp(TcpListener),
+    /// The file goes with the listener.
+    Unix(#[expect(dead_code, reason = "held for its drop")] SocketFile, UnixListener),
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Acceptor {
+    fn new(bound: Bound) -> io::Result<Self> {
+        Ok(match bound {
+            Bound::Tcp(socket) => Self::Tcp(TcpListener::from_std(socket)?),
+            Bound::Unix(file, socket) => Self::Unix(file, UnixListener::from_std(socket)?),
+        })
+    }
+
+    /// Cancel safe, as the sockets' own accept is.
+    async fn accept(&self) -> io::Result<(Accepted, Peer)> {
+        match self {
+            Self::Tcp(socket) => {
+                let (stream, peer) = socket.accept().await?;
+                Ok((Accepted::Tcp(stream), peer.into()))
+            }
+            Self::Unix(_, socket) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::UNIX)),
+        }
+    }
+}
+
+impl Accepted {
+    /// The stream without its runtime: it belongs to another thread's from now on.
+    fn prepare(self) -> io::Result<std::net::TcpStream> {
+        match self {
+            Self::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.into_std()
+            }
+            Self::Unix(stream) => Ok(unix::as_tcp(stream.into_std()?)),
+        }
+    }
 }
 
 /// Spaces accepts evenly when a rate is set.
@@ -192,5 +261,27 @@ impl Pace {
         if let Some(interval) = &mut self.interval {
             interval.tick().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn accepts_are_spaced_by_the_rate_and_none_is_refused() {
+        let start = tokio::time::Instant::now();
+        let mut pace = Pace::new(5);
+        for _ in 0..11 {
+            pace.wait().await;
+        }
+        assert_eq!(start.elapsed().as_millis(), 2_000, "11 accepts at 5 a second, the first at once");
+        let start = tokio::time::Instant::now();
+        let mut free = Pace::new(0);
+        for _ in 0..1_000 {
+            free.wait().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "no rate, no pause");
     }
 }

@@ -44,7 +44,7 @@ impl Connection {
             };
             count(|c| c.packets_in.add(1));
             if traced {
-                info!(client_id = %self.device.core().client_id(), first = frame.first, bytes = frame.len, "packet received");
+                self.trace(&frame);
             }
             handled.used += frame.len;
             let answered = answers.len();
@@ -63,6 +63,15 @@ impl Connection {
             }
         }
         handled
+    }
+
+    /// Type and size, never content.
+    fn trace(&self, frame: &Frame<'_>) {
+        let core = self.device.core();
+        let info = core.connection(self.epoch);
+        let peer = info.as_ref().map(|info| tracing::field::display(info.peer));
+        let listener = info.as_ref().map(|info| info.listener.as_str());
+        info!(peer, client_id = %core.client_id(), listener, first = frame.first, bytes = frame.len, "packet received");
     }
 
     fn is_traced(&self) -> bool {
@@ -251,8 +260,7 @@ impl Connection {
             codes.push(code);
         }
         let suback = SubAck { packet_id: subscribe.packet_id, reason_string: None, user: Vec::new(), codes };
-        codec::encode(&Packet::SubAck(suback), protocol, answers);
-        Ok(())
+        self.answer(&Packet::SubAck(suback), answers)
     }
 
     fn subscribe_one(
@@ -291,7 +299,16 @@ impl Connection {
         }
         let unsuback =
             SubAck { packet_id: unsubscribe.packet_id, reason_string: None, user: Vec::new(), codes };
-        codec::encode(&Packet::UnsubAck(unsuback), self.inbound.protocol(), answers);
+        self.answer(&Packet::UnsubAck(unsuback), answers)
+    }
+
+    /// Appends an answer whose length depends on the request. One above the client's maximum is discarded, as if it
+    /// had been sent [MQTT-3.1.2-24].
+    fn answer(&self, packet: &Packet<'_>, answers: &mut Vec<u8>) -> Result<(), End> {
+        let Some(max) = self.device.lock_owned(self.epoch).map(|slot| slot.out.maximum_packet_size()) else {
+            return Err(End::Superseded);
+        };
+        codec::encode_within(packet, self.inbound.protocol(), max, answers);
         Ok(())
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     cell::RefCell,
     io,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -19,7 +18,7 @@ use super::{
     serving::{Seat, Serving},
     wheel,
 };
-use crate::broker::Turn;
+use crate::{broker::Turn, types::Peer};
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
@@ -67,7 +66,7 @@ pub(super) fn flush_turn() {
 /// An accepted socket on its way to its shard.
 pub(super) struct Incoming {
     pub(super) stream: std::net::TcpStream,
-    pub(super) peer: SocketAddr,
+    pub(super) peer: Peer,
     pub(super) seat: Seat,
     pub(super) permit: OwnedSemaphorePermit,
 }

@@ -20,6 +20,8 @@ pub struct Shared {
     pub limits: Arc<Limits>,
     /// Who may connect.
     pub auth: Arc<dyn Authenticator>,
+    /// Response Information with `{client_id}` still in it; empty is none.
+    pub response_information: String,
     /// Connections in all, handshakes included.
     pub connections: AtomicUsize,
     /// Handshakes that may be under way.
@@ -28,10 +30,11 @@ pub struct Shared {
 
 impl Shared {
     /// For a new gateway.
-    pub fn new(broker: Broker, auth: Arc<dyn Authenticator>) -> Arc<Self> {
+    pub fn new(broker: Broker, auth: Arc<dyn Authenticator>, response_information: String) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
         let handshakes = Arc::new(Semaphore::new(limits.max_handshakes.clamp(1, Semaphore::MAX_PERMITS)));
-        Arc::new(Self { broker, limits, auth, connections: AtomicUsize::new(0), handshakes })
+        let connections = AtomicUsize::new(0);
+        Arc::new(Self { broker, limits, auth, response_information, connections, handshakes })
     }
 
     /// What the session needs from outside at `now`.

@@ -17,6 +17,8 @@ pub struct ConnectPolicy<'a> {
     pub non_broker: bool,
     /// A fresh client id for clients that send none.
     pub assigned_id: &'a (dyn Fn() -> String + Sync),
+    /// Response Information for clients that ask for it; `{client_id}` is replaced. Empty is none.
+    pub response_information: &'a str,
 }
 
 /// A CONNECT that may go on to authentication.
@@ -63,6 +65,7 @@ pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result
     let keep_alive = keep_alive(connect.keep_alive, limits);
     if v5 {
         announce(&mut connack, limits);
+        connack.response_information = response_information(connect, &client_id, policy);
         connack.session_expiry = (expiry != wanted).then_some(expiry);
         connack.server_keep_alive = (keep_alive != connect.keep_alive).then_some(keep_alive);
     }
@@ -133,6 +136,19 @@ fn keep_alive(wanted: u16, limits: &Limits) -> u16 {
         return limits.keep_alive_max;
     }
     wanted.max(limits.keep_alive_min).min(most)
+}
+
+/// Only for a client that asks [MQTT-3.1.2-28], and not for one whose id is not one topic level: what it would be
+/// told were no topic, or a topic of another client.
+fn response_information(
+    connect: &Connect,
+    client_id: &ClientId,
+    policy: &ConnectPolicy<'_>,
+) -> Option<String> {
+    let pattern = policy.response_information;
+    let unfit = client_id.as_str().contains(['/', '+', '#']);
+    (connect.request_response_information && !unfit && !pattern.is_empty())
+        .then(|| pattern.replace("{client_id}", client_id.as_str()))
 }
 
 fn announce(connack: &mut ConnAck, limits: &Limits) {

@@ -171,6 +171,11 @@ impl Outbound {
         self.window != 0
     }
 
+    /// Largest packet that the client takes.
+    pub fn maximum_packet_size(&self) -> usize {
+        usize::try_from(self.maximum_packet_size).unwrap_or(usize::MAX)
+    }
+
     /// Protocol level of the current or last connection.
     pub fn protocol(&self) -> Protocol {
         self.protocol

@@ -320,10 +320,38 @@ fn connect() -> Connect {
     Connect { keep_alive: 60, ..Connect::new(Protocol::V5, "c") }
 }
 
+fn policy(limits: &Limits) -> ConnectPolicy<'_> {
+    let response_information = "devices/{client_id}";
+    ConnectPolicy { limits, non_broker: true, assigned_id: &|| "made".to_owned(), response_information }
+}
+
+/// [MQTT-3.1.2-28], and no client is told a topic that is not its own.
+#[test]
+fn response_information_is_given_to_those_who_ask_and_names_their_own_topic() {
+    let limits = Limits::default();
+    let told = |client_id: &str, protocol, ask| {
+        let policy = ConnectPolicy { non_broker: false, ..policy(&limits) };
+        let connect = Connect {
+            client_id: client_id.to_owned(),
+            protocol,
+            request_response_information: ask,
+            ..connect()
+        };
+        evaluate_connect(&connect, &policy).unwrap().connack.response_information
+    };
+    assert_eq!(told("c", Protocol::V5, true).as_deref(), Some("devices/c"));
+    assert_eq!(told("", Protocol::V5, true).as_deref(), Some("devices/made"));
+    assert_eq!(told("c", Protocol::V5, false), None);
+    assert_eq!(told("c", Protocol::V4, true), None);
+    for client_id in ["a/b", "+", "#"] {
+        assert_eq!(told(client_id, Protocol::V5, true), None, "{client_id}");
+    }
+}
+
 #[test]
 fn connect_is_granted_within_the_limits_or_refused() {
     let limits = Limits { keep_alive_max: 30, session_expiry_max: 100, ..Limits::default() };
-    let policy = ConnectPolicy { limits: &limits, non_broker: true, assigned_id: &|| "made".to_owned() };
+    let policy = policy(&limits);
     let refused = |connect: Connect| evaluate_connect(&connect, &policy).err();
 
     let accepted =
@@ -347,7 +375,7 @@ fn connect_is_granted_within_the_limits_or_refused() {
 #[test]
 fn client_ids_and_wills_are_judged_by_the_limits() {
     let limits = Limits { max_qos: 1, retain_available: false, ..Limits::default() };
-    let policy = ConnectPolicy { limits: &limits, non_broker: true, assigned_id: &|| "made".to_owned() };
+    let policy = policy(&limits);
     let all = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     for (from, len) in [(0, 23), (20, 23), (39, 23), (0, 1), (61, 1)] {
         for protocol in [Protocol::V3, Protocol::V4, Protocol::V5] {

@@ -5,11 +5,16 @@ use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
-/// Remote IP address and port in 18 bytes. IPv4 is kept as an IPv4-mapped IPv6 address and shown as IPv4.
+/// Remote IP address and port in 18 bytes, or the mark of a Unix socket. IPv4 is kept as an IPv4-mapped IPv6 address and shown as IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     ip: [u8; 16],
     port: [u8; 2],
+}
+
+impl Peer {
+    /// A client of a Unix socket: it has no address.
+    pub const UNIX: Self = Self { ip: [0; 16], port: [0; 2] };
 }
 
 impl From<SocketAddr> for Peer {
@@ -30,6 +35,9 @@ impl From<Peer> for SocketAddr {
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::UNIX {
+            return f.write_str("unix");
+        }
         SocketAddr::from(*self).fmt(f)
     }
 }
@@ -44,6 +52,7 @@ mod tests {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(Peer::from(address).to_string(), text);
         }
+        assert_eq!(Peer::UNIX.to_string(), "unix");
         assert_eq!(size_of::<Peer>(), 18);
     }
 }

@@ -55,10 +55,20 @@ pub fn will(topic: &str, payload: &'static [u8]) -> ConnectWill {
     }
 }
 
+/// A packet that came from the server.
+pub fn decoded(bytes: &[u8], protocol: Protocol) -> Packet<'_> {
+    let frame = codec::frame(bytes, usize::MAX).expect("frame from the server").expect("a whole frame");
+    codec::decode(&frame, protocol).expect("packet from the server")
+}
+
 impl Client {
     /// Opens a connection and sends nothing.
     pub fn open(port: u16, protocol: Protocol) -> Self {
-        let stream = TcpStream::connect(local(port)).expect("connect to the server");
+        Self::over(TcpStream::connect(local(port)).expect("connect to the server"), protocol)
+    }
+
+    /// Over a stream that is connected already; sends nothing.
+    pub fn over(stream: TcpStream, protocol: Protocol) -> Self {
         stream.set_read_timeout(Some(WAIT)).expect("set a timeout");
         stream.set_write_timeout(Some(WAIT)).expect("set a timeout");
         Self { stream, protocol, buffer: Vec::new() }
@@ -103,15 +113,20 @@ impl Client {
         assert!(matches!(self.next(), Got::PubAck(_)));
     }
 
-    /// The code of the only filter.
+    /// At QoS 0; the code of the only filter.
     pub fn subscribe(&mut self, filter: &str) -> u8 {
+        self.subscribe_with(filter, QoS::AtMostOnce, None)
+    }
+
+    /// With a QoS and, in v5, a subscription identifier.
+    pub fn subscribe_with(&mut self, filter: &str, qos: QoS, id: Option<u32>) -> u8 {
         self.send(&Packet::Subscribe(Subscribe {
             packet_id: 1,
-            id: None,
+            id,
             user: Vec::new(),
             filters: vec![SubscribeFilter {
                 filter: filter.to_owned(),
-                qos: QoS::AtMostOnce,
+                qos,
                 no_local: false,
                 retain_as_published: false,
                 retain_handling: 0,
@@ -138,28 +153,31 @@ impl Client {
 
     /// The next packet, or the end of the connection.
     pub fn next(&mut self) -> Got {
+        let Some(bytes) = self.next_bytes() else { return Got::Closed };
+        match decoded(&bytes, self.protocol) {
+            Packet::ConnAck(ack) => Got::ConnAck(ack.code),
+            Packet::Publish(publish) => Got::Publish(publish.topic.to_owned(), publish.payload.to_vec()),
+            Packet::PubAck(ack) => Got::PubAck(ack.code),
+            Packet::SubAck(ack) => Got::SubAck(ack.codes),
+            Packet::PingResp => Got::PingResp,
+            Packet::Disconnect(disconnect) => Got::Disconnect(disconnect.code),
+            _ => Got::Other(bytes[0]),
+        }
+    }
+
+    /// The next packet as it came; none at the end of the connection.
+    pub fn next_bytes(&mut self) -> Option<Vec<u8>> {
         let mut chunk = [0; 65_536];
         loop {
-            if let Some(frame) = codec::frame(&self.buffer, usize::MAX).expect("frame from the server") {
-                let got = match codec::decode(&frame, self.protocol).expect("packet from the server") {
-                    Packet::ConnAck(ack) => Got::ConnAck(ack.code),
-                    Packet::Publish(publish) => {
-                        Got::Publish(publish.topic.to_owned(), publish.payload.to_vec())
-                    }
-                    Packet::PubAck(ack) => Got::PubAck(ack.code),
-                    Packet::SubAck(ack) => Got::SubAck(ack.codes),
-                    Packet::PingResp => Got::PingResp,
-                    Packet::Disconnect(disconnect) => Got::Disconnect(disconnect.code),
-                    _ => Got::Other(frame.first),
-                };
-                let len = frame.len;
-                self.buffer.drain(..len);
-                return got;
+            if let Some(len) = codec::frame_len(&self.buffer).expect("frame from the server")
+                && self.buffer.len() >= len
+            {
+                return Some(self.buffer.drain(..len).collect());
             }
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Got::Closed,
+                Ok(0) => return None,
                 Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Got::Closed,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
                 Err(error) => panic!("nothing from the server: {error}"),
             }
         }

@@ -201,6 +201,7 @@ impl Bench {
             limits: Arc::new(limits),
             non_broker,
             namespace: "devices/{client_id}/#".to_owned(),
+            listener_strategies: BTreeMap::new(),
             latest: None,
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
