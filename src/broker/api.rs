@@ -103,7 +103,7 @@ pub enum SubscribeError {
 /// What [`super::Broker::publish`] did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Subscribers matched (sessions and streams).
+    /// Subscribers matched: sessions, and streams that want the message.
     pub matched: u32,
     /// Of those that took it now.
     pub sent: u32,

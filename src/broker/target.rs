@@ -32,6 +32,8 @@ pub enum Outcome {
     Queued,
     /// Not taken.
     Dropped(DropReason),
+    /// Not wanted: a stream's own rules leave this message out. Counts neither as matched nor as dropped.
+    Ignored,
 }
 
 /// Result of [`Target::deliver`].

@@ -405,21 +405,16 @@ impl Target for StreamTarget {
             }
             outcome
         } else {
-            // Not wanted here is no failure of the publish.
-            Outcome::Sent
+            Outcome::Ignored
         };
-        match outcome {
-            Outcome::Dropped(_) => count(|c| c.grpc_stream_dropped.add(1)),
-            _ => {
-                if let Some(receipt) = message.receipt {
-                    // A stream is at most once: in its buffer is as far as it goes.
-                    receipt.update(|state| {
-                        state.accepted += 1;
-                        state.sent += 1;
-                        state.acked += 1;
-                    });
-                }
-            }
+        if outcome == Outcome::Sent
+            && let Some(receipt) = message.receipt
+        {
+            // A stream is at most once: in its buffer is as far as it goes.
+            receipt.update(|state| {
+                state.sent += 1;
+                state.acked += 1;
+            });
         }
         Delivered { outcome, flush }
     }
