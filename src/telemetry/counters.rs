@@ -93,7 +93,10 @@ counters! {
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
-    grpc_stream_dropped: "gateway_grpc_stream_dropped_total", "Messages dropped for slow backend streams", "";
+    grpc_stream_dropped_full: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"buffer_full\"";
+    grpc_stream_dropped_memory: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"memory\"";
+    grpc_stream_dropped_too_large: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"too_large\"";
+    grpc_stream_dropped_closed: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"closed\"";
     grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
     auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "";
 }
