@@ -158,6 +158,15 @@ pub struct DeviceInfo {
     pub queue: QueueInfo,
 }
 
+/// One page of [`super::Broker::devices`].
+#[derive(Debug, Default)]
+pub struct DevicePage {
+    /// The devices, each with where a page that begins after it starts.
+    pub devices: Vec<(u32, DeviceInfo)>,
+    /// Where the next page starts; `None` at the end.
+    pub next: Option<u32>,
+}
+
 /// Retained message operations refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetainError {

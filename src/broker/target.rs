@@ -56,6 +56,11 @@ pub trait Target: Any + Send + Sync {
     /// Whether the receiver is connected.
     fn is_online(&self) -> bool;
 
+    /// The session that this target is, if it is one.
+    fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
+        None
+    }
+
     /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
     fn load(&self) -> usize;
 }

@@ -200,6 +200,10 @@ impl Target for Device {
         self.slot.lock().link.is_some()
     }
 
+    fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
+        Some(self)
+    }
+
     fn load(&self) -> usize {
         let (inflight, pending, ..) = self.slot.lock().out.sizes();
         inflight + pending
