@@ -196,6 +196,7 @@ fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
         excluded: config.latest.excluded.clone(),
         version_start: 0,
         mark: Some(Arc::new(VersionMark::open(&directory)?)),
+        ..LatestOptions::default()
     };
     Ok(Some(Latest::new(Arc::new(embedded), options)))
 }

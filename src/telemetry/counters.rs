@@ -90,6 +90,9 @@ counters! {
     latest_written: "gateway_latest_written_total", "Latest values written to the store", "";
     latest_dropped_topics: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"device_topics\"";
     latest_dropped_bytes: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"bytes\"";
+    latest_store_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"write\"";
+    latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
+    latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
