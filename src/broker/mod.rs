@@ -8,6 +8,7 @@
 mod api;
 mod budget;
 mod devices;
+mod drops;
 mod index;
 mod namespace;
 mod publish;
@@ -39,6 +40,7 @@ use crate::{
 };
 
 use budget::Budget;
+use drops::Drops;
 use index::Index;
 use registry::Registry;
 use retain::Retained;
@@ -75,6 +77,7 @@ struct Inner {
     retained: Retained,
     budget: Budget,
     events: broadcast::Sender<Event>,
+    drops: Drops,
     epoch: AtomicU64,
     online: AtomicUsize,
     online_peak: AtomicUsize,
@@ -100,6 +103,7 @@ impl Broker {
             retained,
             budget: Budget::new(limits.memory_budget.0),
             events: broadcast::Sender::new(EVENT_CAPACITY),
+            drops: Drops::default(),
             epoch: AtomicU64::new(0),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),

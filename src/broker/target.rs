@@ -213,7 +213,8 @@ pub enum EventKind {
         /// Why: `expired`, `clean_start`, `administrative`.
         reason: &'static str,
     },
-    /// Messages were dropped for this session (rate-limited to one event a second).
+    /// Messages were dropped for this session when they were routed, or unsent with its connection (one event
+    /// a second for each reason). What expires in a queue is only counted.
     Dropped {
         /// Why.
         reason: DropReason,

@@ -303,7 +303,10 @@ impl PublishRun {
     }
 
     fn accept(&mut self, frame: v1::PublishStreamRequest) -> Result<(), Error> {
-        if let Some(options) = frame.options.filter(|_| !self.started) {
+        if let Some(options) = frame.options {
+            if self.started {
+                return Err(Error::invalid("options", "are for the first frame only"));
+            }
             self.window = match options.window as usize {
                 0 => DEFAULT_WINDOW,
                 window if window <= MAX_WINDOW => window,

@@ -195,6 +195,11 @@ impl Outbound {
         })
     }
 
+    /// Messages dropped since the session began.
+    pub fn dropped(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.dropped)
+    }
+
     /// Whether a paced replay may offer more now without queueing.
     pub fn has_room(&self) -> bool {
         self.online

@@ -101,6 +101,7 @@ counters! {
     grpc_stream_dropped_too_large: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"too_large\"";
     grpc_stream_dropped_closed: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"closed\"";
     grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
+    events_untold: "gateway_events_untold_total", "Dropped messages that no event tells of, as too many sessions dropped some in one second", "";
     auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "";
 }
 
