@@ -412,7 +412,7 @@ mod tests {
             state.acked = 1;
             state.dropped = 1;
             state.reason = Some(DropReason::ConnectionLost);
-            state.code = 16;
+            state.code = Some(16);
         });
         let response = routed.ready().unwrap().unwrap();
         assert_eq!(response.outcome(), v1::Outcome::Acked);

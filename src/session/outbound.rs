@@ -370,7 +370,7 @@ pub(super) fn acknowledged(receipt: Option<&Arc<Receipt>>, code: u8) {
     if let Some(receipt) = receipt {
         receipt.update(|state| {
             state.acked += 1;
-            state.code = code;
+            state.code = Some(code);
         });
     }
 }

@@ -39,8 +39,8 @@ pub struct ReceiptState {
     pub dropped: u32,
     /// Reason of the last drop.
     pub reason: Option<DropReason>,
-    /// Last reason code in a PUBACK or PUBREC.
-    pub code: u8,
+    /// Last reason code in a PUBACK or PUBREC, if one came.
+    pub code: Option<u8>,
 }
 
 /// Shared between the waiting caller and the sessions that hold its message.
