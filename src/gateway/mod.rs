@@ -106,6 +106,8 @@ pub struct Gateway {
     /// Everything ends.
     stopping: watch::Sender<bool>,
     latest_task: Option<tokio::task::JoinHandle<()>>,
+    /// Ends by itself after draining.
+    grpc_task: Option<tokio::task::JoinHandle<()>>,
     tasks: tokio::task::JoinSet<()>,
 }
 
@@ -145,8 +147,19 @@ impl Gateway {
     pub async fn shutdown(mut self) {
         let deadline = self.config.shutdown.deadline.0;
         let _ = self.draining.send(true);
-        if tokio::time::timeout(deadline, self.drain()).await.is_err() {
+        // gRPC tells its callers why they end, which takes as long as they take to read it.
+        let mut grpc_task = self.grpc_task.take();
+        let grpc = async {
+            if let Some(task) = &mut grpc_task {
+                let _ = task.await;
+            }
+        };
+        let drained = async { tokio::join!(self.drain(), grpc) };
+        if tokio::time::timeout(deadline, drained).await.is_err() {
             warn!(deadline = ?deadline, "shutdown deadline reached, the rest ends now");
+        }
+        if let Some(task) = grpc_task {
+            task.abort();
         }
         let _ = self.stopping.send(true);
         if let Some(task) = self.latest_task.take()
