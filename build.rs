@@ -1,7 +1,13 @@
 //! Compiles the protos without protoc: messages and clients once, then the servers, whose two hot streams
 //! answer with pre-encoded bytes (`RawMessage`) instead of generated structs.
 
-use std::{env, error::Error, fs, path::PathBuf, process::Command};
+use std::{
+    env,
+    error::Error,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use protox::prost::Message as _;
 
@@ -49,8 +55,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// `--version` shows the commit where the build is made from a git checkout.
 fn emit_commit() {
-    println!("cargo:rerun-if-changed=.git/HEAD");
-    let output = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    let Some(commit) = output.ok().filter(|output| output.status.success()) else { return };
-    println!("cargo:rustc-env=GIT_COMMIT={}", String::from_utf8_lossy(&commit.stdout).trim());
+    // The log of HEAD grows with every commit and checkout, in a worktree too.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
+        println!("cargo:rerun-if-changed={log}");
+    }
+    if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
+        println!("cargo:rustc-env=GIT_COMMIT={commit}");
+    }
+}
+
+/// What git answers; nothing where there is no git or no checkout.
+fn git(args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -1,31 +1,15 @@
 //! Cost of decoding and encoding a PUBLISH of 256 B.
-#![allow(missing_docs)]
+
+mod support;
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mqtt_server::{
-    codec::{PublishFrame, decode_publish, frame},
+    codec::{decode_publish, frame},
     types::{Protocol, QoS},
 };
-
-const PAYLOAD: [u8; 256] = [0x5a; 256];
-
-fn publish(protocol: Protocol, qos: QoS) -> PublishFrame<'static> {
-    PublishFrame {
-        protocol,
-        topic: "devices/sensor-000123/telemetry",
-        payload: &PAYLOAD,
-        qos,
-        dup: false,
-        retain: false,
-        packet_id: 7,
-        alias: None,
-        expiry: None,
-        ids: &[],
-        properties: None,
-    }
-}
+use support::publish_frame;
 
 fn cases() -> impl Iterator<Item = (Protocol, QoS, String)> {
     [Protocol::V4, Protocol::V5].into_iter().flat_map(|protocol| {
@@ -40,7 +24,7 @@ fn decoding(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(1));
     for (protocol, qos, name) in cases() {
         let mut bytes = Vec::new();
-        publish(protocol, qos).encode(&mut bytes);
+        publish_frame(protocol, qos).encode(&mut bytes);
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let found =
@@ -57,7 +41,7 @@ fn encoding(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("encode-publish-256");
     group.throughput(Throughput::Elements(1));
     for (protocol, qos, name) in cases() {
-        let publish = publish(protocol, qos);
+        let publish = publish_frame(protocol, qos);
         let mut out = Vec::with_capacity(4096);
         group.bench_function(name, |bencher| {
             bencher.iter(|| {

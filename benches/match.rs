@@ -1,94 +1,28 @@
 //! Cost of routing one message at growing numbers of subscriptions: exact and wildcard, with the match
 //! remembered (hot) and looked up anew (cold). `cargo bench --bench match`
 
-use std::{any::Any, fmt::Write, hint::black_box, sync::Arc};
+mod support;
+
+use std::{fmt::Write, hint::black_box};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use mqtt_server::{
-    broker::{
-        Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, Frames, MatchOptions, OpenRequest,
-        Outcome, QueueInfo, Session, SessionCore, SubscribeRequest, Target, Turn,
-    },
-    config::Limits,
-    types::{ClientId, Message, Origin, Protocol, QoS, SharedMessage, Timestamp},
+    broker::{Broker, Turn},
+    types::{Message, Origin, Timestamp},
 };
-
-/// A session that takes everything and keeps nothing.
-struct Sink(SessionCore);
-
-impl Target for Sink {
-    fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>, _: &mut Frames) -> Delivered {
-        Delivered { outcome: Outcome::Sent, flush: false }
-    }
-    fn flush(self: Arc<Self>) {}
-    fn is_online(&self) -> bool {
-        true
-    }
-    fn load(&self) -> usize {
-        0
-    }
-}
-
-impl Session for Sink {
-    fn core(&self) -> &SessionCore {
-        &self.0
-    }
-    fn close(&self, _: u64, _: CloseReason) {}
-    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
-        Vec::new()
-    }
-    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)> {
-        Vec::new()
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
-    fn queue(&self) -> QueueInfo {
-        QueueInfo::default()
-    }
-}
+use support::Keeps;
 
 /// Makes the filter of a number.
 type Filter = fn(usize) -> String;
 
 /// A broker with `count` subscriptions, a thousand for each session.
-fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Broker {
-    let broker = Broker::new(BrokerConfig {
-        limits: Arc::new(Limits::default()),
-        non_broker: false,
-        namespace: String::new(),
-        latest: None,
-    });
-    let info = Arc::new(ConnectionInfo {
-        peer: String::new(),
-        listener: String::new(),
-        protocol: Protocol::V5,
-        keep_alive: 60,
-        username: None,
-    });
-    let mut turn = Turn::default();
+fn filled(count: usize, filter: Filter) -> Broker {
+    let broker = support::broker();
     let before = resident();
     for first in (0..count).step_by(1000) {
-        let request = OpenRequest {
-            client_id: ClientId::new(&format!("c{first}")),
-            clean_start: true,
-            expiry: 0,
-            will: None,
-            info: Arc::clone(&info),
-            now: Timestamp(0),
-        };
-        let make = |core| -> Arc<dyn Session> { Arc::new(Sink(core)) };
-        let opened = runtime.block_on(broker.open(request, make, &mut turn));
+        let session = support::open(&broker, &format!("c{first}"), Keeps::Nothing);
         for number in first..count.min(first + 1000) {
-            let request = SubscribeRequest {
-                filter: &filter(number),
-                qos: QoS::AtMostOnce,
-                no_local: false,
-                retain_as_published: false,
-                retain_handling: 0,
-                id: None,
-            };
-            assert!(broker.subscribe(&opened.session, &request, Timestamp(0)).is_ok());
+            support::subscribe(&broker, &session, &filter(number));
         }
     }
     // Smaller runs, and the second kind, reuse freed memory.
@@ -100,7 +34,7 @@ fn filled(runtime: &tokio::runtime::Runtime, count: usize, filter: Filter) -> Br
     broker
 }
 
-#[expect(clippy::print_stderr)]
+#[expect(clippy::print_stderr, reason = "a figure beside those of Criterion")]
 fn say(text: &str) {
     eprintln!("{text}");
 }
@@ -113,14 +47,13 @@ fn resident() -> Option<usize> {
 }
 
 fn routing(criterion: &mut Criterion) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
     let kinds: [(&str, Filter); 2] = [
         ("exact", |number| format!("site/{}/device/{number}/t", number % 100)),
         ("wildcard", |number| format!("site/{}/device/{number}/+", number % 100)),
     ];
     for (kind, filter) in kinds {
         for count in [1_000, 100_000, 1_000_000] {
-            let broker = filled(&runtime, count, filter);
+            let broker = filled(count, filter);
             let mut turn = Turn::default();
             let mut topic = String::new();
             let mut publish = |number: usize| {

@@ -1,6 +1,6 @@
 //! The gateway inside another program: on sockets that the program opened, until Ctrl-C.
 
-#![allow(clippy::print_stdout)] // it is a command-line tool
+#![expect(clippy::print_stdout, reason = "it is a command-line tool")]
 
 use std::{error::Error, net::TcpListener};
 

@@ -6,7 +6,7 @@
 //! grpc_client --ca certs/ca.crt --addr https://localhost:10000 latest sensors/temperature
 //! ```
 
-#![allow(clippy::print_stdout)] // it is a command-line tool
+#![expect(clippy::print_stdout, reason = "it is a command-line tool")]
 
 use std::{error::Error, path::PathBuf};
 

@@ -9,7 +9,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-# One profile and one set of features throughout, so that nothing is built twice.
+# One profile throughout, and one set of features but for OTLP export, so that little is built twice.
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -94,12 +94,16 @@ start_deny_install
 step fmt cargo fmt --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
-check_dependencies
 step "documentation tests" cargo test --locked --doc
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
 # features as the tests, so they share everything.
 step "building the examples" cargo build --locked --examples
 step "building the tests" cargo test --locked --lib --bins --tests --no-run
+
+# Another set of features builds the package again, not its dependencies.
+step "OTLP export" cargo test --locked --features otel --test otel
+# Last before the tests, so that its installation had the time of all builds.
+check_dependencies
 
 report_skipped
 # Without documentation tests, which ran above and would come last with a summary of their own.

@@ -9,9 +9,15 @@ use mqtt_server::{
     config::{Config, DEV_CERTS_DIR, Flags},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
-    telemetry, tls,
+    telemetry::Telemetry,
+    tls,
 };
+use tokio::time::Instant;
 use tracing::{error, info, warn};
+
+#[cfg(not(target_env = "msvc"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -24,9 +30,6 @@ fn main() -> ExitCode {
             Ok(()) => say("configuration is valid"),
             Err(error) => fail(2, &error),
         };
-    }
-    if let Err(error) = telemetry::init(&config.log, None) {
-        return fail(1, &error);
     }
     let threads = config.effective_shards().clamp(1, 4);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
@@ -49,7 +52,11 @@ fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
 }
 
 async fn run(config: Config) -> ExitCode {
-    let dev = config.dev;
+    let (dev, plain, deadline) = (config.dev, config.non_tls, config.shutdown.deadline.0);
+    let telemetry = match Telemetry::start(&config.log, &config.otel) {
+        Ok(telemetry) => telemetry,
+        Err(error) => return fail(1, &error),
+    };
     let signals = match Signals::install() {
         Ok(signals) => signals,
         Err(error) => return fail(1, &error),
@@ -66,30 +73,35 @@ async fn run(config: Config) -> ExitCode {
         info!(listener, %address, "listening");
     }
     if dev {
-        let _ = say(&welcome(&gateway));
+        let _ = say(&welcome(&gateway, plain));
     }
     let shutdown = Shutdown::new();
     let tls = Arc::clone(gateway.tls());
     let reload = move || tls.reload_and_log();
     tokio::spawn(signals.run(shutdown.clone(), reload, || std::process::exit(1)));
+    telemetry.export(gateway.metrics());
     shutdown.wait().await;
+    let asked = Instant::now();
     gateway.shutdown().await;
+    telemetry.stop(deadline.saturating_sub(asked.elapsed())).await;
     ExitCode::SUCCESS
 }
 
 /// Addresses and what to try next.
-fn welcome(gateway: &Gateway) -> String {
+fn welcome(gateway: &Gateway, plain: bool) -> String {
     let mut text = String::from("\nmqtt-server is running (development mode)\n");
     for (name, address) in gateway.addresses() {
         text.push_str(&format!("  {name:<10} {address}\n"));
     }
     let ca = Path::new(DEV_CERTS_DIR).join("ca.crt");
-    let grpc = gateway.address("grpc").map_or(10000, |address| address.port());
-    let (ca, port) = (ca.display(), gateway.address("default").map_or(8883, |address| address.port()));
+    let ca = ca.display();
+    let port = |name| gateway.address(name).map_or(0, |address| address.port());
+    let (grpc, mqtt) = (port("grpc"), port("default"));
+    let tls = if plain { String::new() } else { format!("--cafile {ca} ") };
     text.push_str(&format!(
         "\nTry, each in its own terminal:\n  \
-         mosquitto_sub --cafile {ca} -h localhost -p {port} -t 'demo/#' -v\n  \
-         mosquitto_pub --cafile {ca} -h localhost -p {port} -i device-1 -t demo/temperature -m 21.5\n  \
+         mosquitto_sub {tls}-h localhost -p {mqtt} -t 'demo/#' -v\n  \
+         mosquitto_pub {tls}-h localhost -p {mqtt} -i device-1 -t demo/temperature -m 21.5\n  \
          cargo run --release --example grpc_client -- --addr https://localhost:{grpc} --ca {ca} \\\n      latest demo/temperature\n\
          More in README.md. Stop with Ctrl-C.\n"
     ));
@@ -104,7 +116,11 @@ fn say(text: &str) -> ExitCode {
 }
 
 fn fail(code: u8, problem: &dyn std::error::Error) -> ExitCode {
-    error!(%problem, "mqtt-server ends");
-    let _ = writeln!(std::io::stderr(), "mqtt-server: {problem}");
+    // Before there are logs, and where they are silent, plain words.
+    if tracing::enabled!(tracing::Level::ERROR) {
+        error!(%problem, "mqtt-server ends");
+    } else {
+        let _ = writeln!(std::io::stderr(), "mqtt-server: {problem}");
+    }
     ExitCode::from(code)
 }

@@ -2,7 +2,7 @@
 //!
 //! Every test starts its own server and runs one script of tests/interop as a child process. A missing tool
 //! fails its test, unless MQTT_SERVER_TEST_SKIP_MISSING=1.
-#![allow(clippy::print_stderr, reason = "what a script prints belongs to the test's output")]
+#![expect(clippy::print_stderr, reason = "what a script prints belongs to the test's output")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! The walls between modules, read from the source: which layer may name which, which crates belong to one
 //! layer only, and how long a file may be. The rules are those of the code map in src/lib.rs.
-#![allow(clippy::print_stderr, reason = "the conformance check explains itself")]
+#![expect(clippy::print_stderr, reason = "the conformance check explains itself")]
 
 use std::{
     collections::BTreeSet,

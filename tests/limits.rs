@@ -1,5 +1,5 @@
 //! Limits from outside: what a peer that is slow, silent, large, fast or one too many meets, and that others go on.
-#![allow(clippy::print_stderr, reason = "a test that checks less than it should say so")]
+#![expect(clippy::print_stderr, reason = "a test that checks less than it should say so")]
 
 #[path = "support/client.rs"]
 mod client;

@@ -1,7 +1,6 @@
 //! Malformed and forbidden packets, byte by byte: each ends only its own connection.
 //!
 //! Only `TcpStream` and hand-written bytes, so that no client library stands between the table and the server.
-#![allow(clippy::print_stderr, reason = "the table names the failing row")]
 
 mod support;
 

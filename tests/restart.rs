@@ -1,14 +1,10 @@
-//! Start, end and restart of the real process: what survives, what is told to whom, and exit codes.
+//! End and restart of the real process: what survives, and what is told to whom.
 
 #[path = "support/client.rs"]
 mod client;
 mod support;
 
-use std::{
-    fs,
-    net::TcpListener,
-    process::{Command, Output},
-};
+use std::fs;
 
 use client::{Client, Got, hello, will};
 use mqtt_server::{
@@ -76,61 +72,4 @@ fn sighup_keeps_serving() {
     until(|| server.log().contains("SIGHUP"));
     assert_eq!(device.ping(), []);
     assert_eq!(Client::connect(server.ports.tcp, Protocol::V4, "new").ping(), []);
-}
-
-/// Runs the command to its end with this configuration.
-fn run(toml: &str, args: &[&str]) -> Output {
-    let dir = tempfile::tempdir().expect("make a directory");
-    fs::write(dir.path().join("test.toml"), toml).expect("write the configuration");
-    Command::new(env!("CARGO_BIN_EXE_mqtt-server"))
-        .current_dir(dir.path())
-        .args(["--config", "test.toml"])
-        .args(args)
-        .output()
-        .expect("run mqtt-server")
-}
-
-const PLAIN: &str = "non_tls = true\ninsecure_grpc = true\ngrpc.tls = false\nhttp.enabled = false\n";
-
-#[test]
-fn bad_configuration_exits_2_and_names_the_key() {
-    for (toml, key) in [
-        ("limits.max_qos = 7", "limits.max_qos"),
-        ("limits.max_qosx = 1", "max_qosx"),
-        ("addr = \"nowhere\"", "addr"),
-        ("shards = \"many\"", "shards"),
-    ] {
-        for args in [&[][..], &["--check"]] {
-            let plain = if key == "addr" { "" } else { PLAIN };
-            let output = run(&format!("{plain}{toml}\n"), args);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(2), "{toml}: {said}");
-            assert!(said.contains(key), "{toml}: {said}");
-        }
-    }
-}
-
-#[test]
-fn check_exits_0_for_a_good_configuration_and_opens_nothing() {
-    let held = TcpListener::bind("127.0.0.1:0").expect("hold a port");
-    let address = held.local_addr().expect("address of a bound listener");
-    let output = run(&format!("{PLAIN}addr = \"{address}\"\n"), &["--check"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("valid"));
-}
-
-#[test]
-fn occupied_port_exits_1_and_names_it() {
-    let held = TcpListener::bind("127.0.0.1:0").expect("hold a port");
-    let address = held.local_addr().expect("address of a bound listener");
-    for (key, toml) in [
-        ("default", format!("{PLAIN}addr = \"{address}\"\n")),
-        ("grpc_addr", format!("{PLAIN}addr = \"127.0.0.1:0\"\ngrpc_addr = \"{address}\"\n")),
-    ] {
-        let output = run(&toml, &[]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(key) && said.contains(&address.to_string()), "{said}");
-    }
 }

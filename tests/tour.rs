@@ -3,7 +3,6 @@
 //!
 //! The blocks run as written, but for two things: port numbers of the defaults become those of this test's
 //! server, and `cargo run … --example NAME --` becomes the example that `cargo test` has built already.
-#![allow(clippy::print_stderr, reason = "a failing block shows what it ran and said")]
 
 mod support;
 

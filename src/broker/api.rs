@@ -31,7 +31,7 @@ pub struct OpenRequest {
     /// Will.
     pub will: Option<Will>,
     /// Connection details.
-    pub info: Arc<ConnectionInfo>,
+    pub info: ConnectionInfo,
     /// Time.
     pub now: Timestamp,
 }
@@ -42,8 +42,8 @@ pub struct Opened {
     pub session: Arc<dyn Session>,
     /// Whether state was resumed [MQTT-3.2.2-2].
     pub present: bool,
-    /// Grows with every open; the connection owns the session while no higher one exists.
-    pub epoch: u64,
+    /// Number of the session's connection, from 1; the connection owns the session while no higher one exists.
+    pub epoch: u32,
 }
 
 /// How a connection ended, for [`super::Broker::closed`].
@@ -147,7 +147,7 @@ pub struct DeviceInfo {
     /// Connected now.
     pub online: bool,
     /// Details of the current or last connection.
-    pub connection: Arc<ConnectionInfo>,
+    pub connection: ConnectionInfo,
     /// When the current state (connected or not) began.
     pub since: Timestamp,
     /// Session expiry in seconds.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::{Broker, DeviceInfo, DevicePage, Gauges, Session};
+use super::{Broker, DeviceInfo, DevicePage, Gauges, QueueInfo, Session};
 
 /// Slots that one page of devices looks at.
 const PAGE_SLOTS: u32 = 8 * 1024;
@@ -83,6 +83,19 @@ impl Broker {
         }
     }
 
+    /// What waits in all session queues: the sums over every session, which it looks at one by one.
+    pub fn queues(&self) -> QueueInfo {
+        let mut sum = QueueInfo::default();
+        self.inner.registry.for_each(|session| {
+            let queue = session.queue();
+            sum.inflight += queue.inflight;
+            sum.pending += queue.pending;
+            sum.pending_bytes += queue.pending_bytes;
+            sum.dropped += queue.dropped;
+        });
+        sum
+    }
+
     fn describe(&self, session: &Arc<dyn Session>) -> DeviceInfo {
         let core = session.core();
         let queue = session.queue();
@@ -91,7 +104,7 @@ impl Broker {
         DeviceInfo {
             client_id: core.client_id().clone(),
             online: state.online,
-            connection: Arc::clone(&state.info),
+            connection: state.info(),
             since: state.since,
             expiry: state.expiry,
             subscriptions: listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect(),

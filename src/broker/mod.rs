@@ -25,10 +25,7 @@ mod target;
 mod timers;
 mod wills;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use ahash::RandomState;
 use tokio::sync::broadcast;
@@ -78,7 +75,6 @@ struct Inner {
     budget: Budget,
     events: broadcast::Sender<Event>,
     drops: Drops,
-    epoch: AtomicU64,
     online: AtomicUsize,
     online_peak: AtomicUsize,
     sessions: AtomicUsize,
@@ -104,7 +100,6 @@ impl Broker {
             budget: Budget::new(limits.memory_budget.0),
             events: broadcast::Sender::new(EVENT_CAPACITY),
             drops: Drops::default(),
-            epoch: AtomicU64::new(0),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),

@@ -91,6 +91,11 @@ impl Retained {
         (!message.is_expired(now)).then_some(message)
     }
 
+    /// Whether a new subscription to `filter` needs a cursor: surely not when nothing can match.
+    pub(super) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
+        self.len() > 0 && (filter.contains(['+', '#']) || self.get(filter, now).is_some())
+    }
+
     /// The first match after `after` among the next `scan` topics.
     fn scan(&self, filter: &str, after: Option<&str>, scan: usize, now: Timestamp) -> Scanned {
         let prefix = literal_prefix(filter);

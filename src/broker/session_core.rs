@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{ConnectionInfo, OpenRequest, Will};
-use crate::types::{ClientId, Timestamp};
+use crate::types::{ClientId, Peer, Protocol, Timestamp};
 
 /// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
 pub struct SessionCore {
@@ -17,13 +17,16 @@ pub struct SessionCore {
 
 /// What changes in a session.
 pub(super) struct State {
-    /// Of the connection that owns the session.
-    pub(super) epoch: u64,
+    /// Number of the connection that owns the session, counted from 1 in each session.
+    pub(super) epoch: u32,
     /// When `online` last changed.
     pub(super) since: Timestamp,
-    pub(super) info: Arc<ConnectionInfo>,
-    /// Boxed: most sessions have none.
-    pub(super) will: Option<Box<Will>>,
+    peer: Peer,
+    listener: Arc<String>,
+    protocol: Protocol,
+    keep_alive: u16,
+    /// Boxed: most sessions have none of it.
+    extra: Option<Box<Extra>>,
     pub(super) subscriptions: References,
     /// Seconds after the connection's end; `u32::MAX` never.
     pub(super) expiry: u32,
@@ -32,13 +35,23 @@ pub(super) struct State {
     pub(super) ended: bool,
 }
 
+#[derive(Default)]
+struct Extra {
+    will: Option<Will>,
+    username: Option<Box<str>>,
+}
+
 impl SessionCore {
-    pub(super) fn new(request: OpenRequest, slot: u32, epoch: u64) -> Self {
+    pub(super) fn new(request: OpenRequest, slot: u32) -> Self {
+        let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
         let state = State {
-            epoch,
+            epoch: 1,
             since: request.now,
-            info: request.info,
-            will: request.will.map(Box::new),
+            peer,
+            listener,
+            protocol,
+            keep_alive,
+            extra: Extra::boxed(request.will, username),
             subscriptions: References::None,
             expiry: request.expiry,
             online: true,
@@ -58,11 +71,47 @@ impl SessionCore {
     }
 }
 
+impl Extra {
+    fn boxed(will: Option<Will>, username: Option<Box<str>>) -> Option<Box<Self>> {
+        (will.is_some() || username.is_some()).then(|| Box::new(Self { will, username }))
+    }
+}
+
 impl State {
+    /// The connection that owns the session, or owned it last.
+    pub(super) fn info(&self) -> ConnectionInfo {
+        ConnectionInfo {
+            peer: self.peer,
+            listener: Arc::clone(&self.listener),
+            protocol: self.protocol,
+            keep_alive: self.keep_alive,
+            username: self.extra.as_ref().and_then(|extra| extra.username.clone()),
+        }
+    }
+
+    /// A new connection owns the session. Returns the will of the earlier one.
+    pub(super) fn reconnect(&mut self, request: OpenRequest) -> Option<Will> {
+        let earlier = self.take_will();
+        let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
+        self.epoch = self.epoch.wrapping_add(1);
+        self.online = true;
+        self.since = request.now;
+        self.expiry = request.expiry;
+        (self.peer, self.listener) = (peer, listener);
+        (self.protocol, self.keep_alive) = (protocol, keep_alive);
+        self.extra = Extra::boxed(request.will, username);
+        earlier
+    }
+
+    /// Takes the will out.
+    pub(super) fn take_will(&mut self) -> Option<Will> {
+        self.extra.as_mut()?.will.take()
+    }
+
     /// When the will is due, if the session waits with one: after its delay or when the session expires,
     /// whichever is first [MQTT-3.1.3-9].
     pub(super) fn will_at(&self) -> Option<Timestamp> {
-        let will = self.will.as_ref()?;
+        let will = self.extra.as_ref()?.will.as_ref()?;
         if self.online || self.ended {
             return None;
         }
@@ -93,8 +142,7 @@ pub(super) enum References {
     None,
     One(u32),
     Two([u32; 2]),
-    // Boxed so that the usual one or two cost 16 bytes.
-    #[expect(clippy::box_collection)]
+    #[expect(clippy::box_collection, reason = "the usual one or two cost 16 bytes")]
     Many(Box<Vec<u32>>),
 }
 
@@ -172,6 +220,6 @@ mod tests {
     #[test]
     fn a_session_core_is_small() {
         assert!(size_of::<References>() <= 16);
-        assert!(size_of::<SessionCore>() <= 88, "{}", size_of::<SessionCore>());
+        assert!(size_of::<SessionCore>() <= 112, "{}", size_of::<SessionCore>());
     }
 }

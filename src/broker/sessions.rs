@@ -16,16 +16,16 @@ const TIMERS_PER_TICK: usize = 10_000;
 struct Ended {
     session: Arc<dyn Session>,
     subscriptions: References,
-    will: Option<Box<Will>>,
+    will: Option<Will>,
 }
 
 /// The old half of an open.
 #[derive(Default)]
 struct Former {
     /// A connection to end.
-    connection: Option<u64>,
+    connection: Option<u32>,
     /// A will that is due although the session goes on.
-    will: Option<Box<Will>>,
+    will: Option<Will>,
     ended: Option<Ended>,
 }
 
@@ -42,7 +42,7 @@ impl Broker {
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
         turn: &mut Turn,
     ) -> Opened {
-        let (now, info) = (request.now, Arc::clone(&request.info));
+        let now = request.now;
         let (opened, former) = self.open_locked(request, make);
         let Opened { session, present, .. } = &opened;
         if let Some(epoch) = former.connection {
@@ -57,7 +57,10 @@ impl Broker {
         if let Some(ended) = former.ended {
             self.clear_away(ended, "clean_start", now, turn);
         }
-        self.emit_with(now, session.core(), || EventKind::Connected { info, session_present: *present });
+        self.emit_with(now, session.core(), || {
+            let info = Box::new(session.core().state.lock().info());
+            EventKind::Connected { info, session_present: *present }
+        });
         opened
     }
 
@@ -66,7 +69,7 @@ impl Broker {
     pub fn closed(
         &self,
         session: &Arc<dyn Session>,
-        epoch: u64,
+        epoch: u32,
         closed: Closed,
         now: Timestamp,
         turn: &mut Turn,
@@ -86,7 +89,7 @@ impl Broker {
                 state.expiry = closed.expiry.unwrap_or(state.expiry);
                 if !closed.publish_will {
                     // [MQTT-3.1.2-10]
-                    state.will = None;
+                    state.take_will();
                 }
                 state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
             });
@@ -94,7 +97,7 @@ impl Broker {
                 place.remove(session);
                 (None, Some(self.mark_ended(session, &mut state)))
             } else if due {
-                (inner.timers.update(session, &mut state, |state| state.will.take()), None)
+                (inner.timers.update(session, &mut state, State::take_will), None)
             } else {
                 (None, None)
             }
@@ -179,7 +182,7 @@ impl Broker {
                 place.remove(session);
                 ended = Some(self.mark_ended(session, &mut state));
             } else {
-                will = inner.timers.update(session, &mut state, |state| state.will.take());
+                will = inner.timers.update(session, &mut state, State::take_will);
             }
         }
         if let Some(will) = will {
@@ -200,7 +203,6 @@ impl Broker {
         let inner = &*self.inner;
         let client_id = request.client_id.clone();
         let mut place = inner.registry.lock(client_id.as_str());
-        let epoch = inner.epoch.fetch_add(1, Relaxed) + 1;
         let mut former = Former::default();
         let old = place.find(client_id.as_str()).cloned();
         if let Some(old) = &old {
@@ -212,14 +214,8 @@ impl Broker {
             if resumes {
                 let was_online = state.online;
                 let due = state.will_at().is_some_and(|at| at <= request.now);
-                let will = inner.timers.update(old, &mut state, |state| {
-                    state.epoch = epoch;
-                    state.online = true;
-                    state.since = request.now;
-                    state.expiry = request.expiry;
-                    state.info = request.info;
-                    std::mem::replace(&mut state.will, request.will.map(Box::new))
-                });
+                let will = inner.timers.update(old, &mut state, |state| state.reconnect(request));
+                let epoch = state.epoch;
                 former.will = will.filter(|will| due || was_online && will.delay == 0);
                 drop(state);
                 if !was_online {
@@ -230,12 +226,12 @@ impl Broker {
             former.ended = Some(self.mark_ended(old, &mut state));
         }
         let slot = inner.slots.reserve();
-        let session = make(SessionCore::new(request, slot, epoch));
+        let session = make(SessionCore::new(request, slot));
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
         place.replace(old.as_ref(), Arc::clone(&session));
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        (Opened { session, present: false, epoch }, former)
+        (Opened { session, present: false, epoch: 1 }, former)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
@@ -245,7 +241,7 @@ impl Broker {
         let will = inner.timers.update(session, state, |state| {
             state.ended = true;
             state.online = false;
-            state.will.take()
+            state.take_will()
         });
         if was_online {
             inner.online.fetch_sub(1, Relaxed);

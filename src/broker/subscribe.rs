@@ -100,7 +100,7 @@ impl Broker {
         // Shared subscriptions get no retained messages [MQTT-4.8.2-1].
         let replays = shared.is_none()
             && limits.retain_available
-            && inner.retained.len() > 0
+            && inner.retained.may_match(request.filter, now)
             && match request.retain_handling {
                 0 => true,
                 // Only if the subscription did not exist [MQTT-3.3.1-10].

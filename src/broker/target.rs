@@ -71,7 +71,7 @@ pub trait Session: Target {
     fn core(&self) -> &SessionCore;
 
     /// Asks the connection of `epoch` or older to end for `reason`. Does not wait.
-    fn close(&self, epoch: u64, reason: CloseReason);
+    fn close(&self, epoch: u32, reason: CloseReason);
 
     /// The session is over: drops what waits, and hands back what a shared group may give to another
     /// member: (group, message), never QoS 2 in flight [MQTT-4.8.2-5].
@@ -156,16 +156,16 @@ pub struct Will {
 /// What is known of a connection, for `Devices` and events.
 #[derive(Debug, Clone)]
 pub struct ConnectionInfo {
-    /// Remote address as text.
-    pub peer: String,
+    /// Remote address.
+    pub peer: crate::types::Peer,
     /// Listener name.
-    pub listener: String,
+    pub listener: Arc<String>,
     /// Protocol level.
     pub protocol: crate::types::Protocol,
     /// Effective keep alive in seconds.
     pub keep_alive: u16,
     /// User name, if any.
-    pub username: Option<String>,
+    pub username: Option<Box<str>>,
 }
 
 /// Something that happened, for `Events.Watch` and logs.
@@ -185,7 +185,7 @@ pub enum EventKind {
     /// A connection was accepted.
     Connected {
         /// Its details.
-        info: Arc<ConnectionInfo>,
+        info: Box<ConnectionInfo>,
         /// Whether an earlier session was resumed.
         session_present: bool,
     },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Broker, Session, Turn, Will};
+use super::{Broker, Session, Turn, Will, session_core::State};
 use crate::{
     telemetry::count,
     types::{OriginKind, SharedMessage, Timestamp},
@@ -15,7 +15,7 @@ impl Broker {
         let mut wills = Vec::new();
         self.inner.registry.for_each(|session| {
             let mut state = session.core().state.lock();
-            let will = self.inner.timers.update(session, &mut state, |state| state.will.take());
+            let will = self.inner.timers.update(session, &mut state, State::take_will);
             wills.extend(will.map(|will| (Arc::clone(session), will)));
         });
         for (session, will) in wills {

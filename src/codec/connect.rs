@@ -27,24 +27,9 @@ pub fn decode_connect(body: &[u8]) -> Result<Connect, DecodeError> {
     let protocol = read_protocol(&mut reader)?;
     let flags = reader.u8()?;
     check_flags(flags, protocol)?;
-    let mut connect = Connect {
-        protocol,
-        clean_start: flags & CLEAN_START != 0,
-        keep_alive: reader.u16()?,
-        client_id: String::new(),
-        will: None,
-        username: None,
-        password: None,
-        session_expiry: None,
-        receive_maximum: None,
-        maximum_packet_size: None,
-        topic_alias_maximum: 0,
-        request_response_information: false,
-        request_problem_information: true,
-        user: Vec::new(),
-        auth_method: None,
-        auth_data: None,
-    };
+    let mut connect = Connect::new(protocol, String::new());
+    connect.clean_start = flags & CLEAN_START != 0;
+    connect.keep_alive = reader.u16()?;
     if protocol.is_v5() {
         read_properties(&mut reader, &mut connect)?;
     }

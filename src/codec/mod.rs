@@ -4,6 +4,8 @@
 //! has not checked against the bytes present, and borrows what is long; a PUBLISH without version 5
 //! message properties allocates nothing at all.
 
+#![warn(clippy::cast_possible_truncation, reason = "a length cut in silence is a wrong packet")]
+
 mod connect;
 mod decode;
 mod encode;

@@ -79,6 +79,30 @@ pub struct Connect {
     pub auth_data: Option<Bytes>,
 }
 
+impl Connect {
+    /// A clean start without keep alive, will and user, and with the values that absent properties stand for.
+    pub fn new(protocol: Protocol, client_id: impl Into<String>) -> Self {
+        Self {
+            protocol,
+            clean_start: true,
+            keep_alive: 0,
+            client_id: client_id.into(),
+            will: None,
+            username: None,
+            password: None,
+            session_expiry: None,
+            receive_maximum: None,
+            maximum_packet_size: None,
+            topic_alias_maximum: 0,
+            request_response_information: false,
+            request_problem_information: true,
+            user: Vec::new(),
+            auth_method: None,
+            auth_data: None,
+        }
+    }
+}
+
 /// The will in a CONNECT.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConnectWill {

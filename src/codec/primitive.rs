@@ -182,6 +182,7 @@ pub(super) fn varint_len(value: usize) -> usize {
 pub(super) fn put_varint(value: usize, out: &mut Vec<u8>) {
     let mut left = value.min(MAX_VARINT);
     loop {
+        #[expect(clippy::cast_possible_truncation, reason = "seven bits")]
         let low = (left & 0x7f) as u8;
         left >>= 7;
         if left == 0 {

@@ -1,5 +1,7 @@
 //! Tests of the codec: statement tables, round trips, truncation, fuzzing.
 
+#![allow(clippy::cast_possible_truncation, reason = "lengths made here are small")]
+
 mod fuzzing;
 mod packets;
 mod roundtrip;

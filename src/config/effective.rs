@@ -22,8 +22,9 @@ pub struct TlsFiles {
 }
 
 impl Config {
-    /// Every listener for devices that opens, each with its address: the default one, the configured ones
-    /// and, in development mode, plaintext and WebSocket on loopback.
+    /// Every listener for devices that opens, each with its address: the default one and the configured ones.
+    /// In development mode without configured ones also plaintext and WebSocket on loopback, where their ports
+    /// are not taken by the default one.
     pub fn effective_listeners(&self) -> Vec<(Address, Listener)> {
         let mut listeners = Vec::new();
         if let Some(address) = &self.addr {
@@ -35,7 +36,7 @@ impl Config {
                 listeners.push((address.clone(), listener.clone()));
             }
         }
-        if self.dev {
+        if self.dev && self.listeners.is_empty() {
             for (name, port, kind) in
                 [("dev-tcp", 1883, ListenerKind::Tcp), ("dev-ws", 8083, ListenerKind::Ws)]
             {

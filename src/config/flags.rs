@@ -51,8 +51,8 @@ pub struct Flags {
     /// Validate the configuration and exit
     #[arg(long, help_heading = "Running")]
     pub check: bool,
-    /// For development on this machine: makes certificates under certs/, also opens plaintext MQTT on port 1883
-    /// and WebSocket on port 8083, loopback only
+    /// For development on this machine, loopback only: makes certificates under certs/, and opens plaintext MQTT
+    /// on port 1883 and WebSocket on port 8083 too, unless they are in use or listeners are configured
     #[arg(long, help_heading = "Running")]
     pub dev: bool,
 

@@ -269,11 +269,11 @@ impl Default for ShutdownTimes {
     }
 }
 
-/// `[otel]`: OTLP export; checked, but not started by the gateway yet.
+/// `[otel]`: OTLP export of metrics and spans; only in a build with the cargo feature `otel`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Otel {
-    /// Collector, such as `http://127.0.0.1:4317`; empty is off.
+    /// Collector (OTLP over gRPC), `http://host:port` such as `http://127.0.0.1:4317`; empty is off.
     #[serde(with = "optional")]
     pub endpoint: Option<String>,
 }

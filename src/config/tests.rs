@@ -208,7 +208,6 @@ fn every_rule_names_key_value_and_fix() {
         ("[latest]\nflush_interval = \"0s\"", "latest.flush_interval", "0ms", "more than 0"),
         ("[sys]\ninterval = \"1ms\"", "sys.interval", "1ms", "1s"),
         ("[shutdown]\ndeadline = \"1s\"", "shutdown.disconnect_window", "2s", "shorter"),
-        ("[otel]\nendpoint = \"here\"", "otel.endpoint", "here", "http://"),
         ("[limits]\nmax_qos = 3", "limits.max_qos", "3", "0, 1 or 2"),
         ("[limits]\nmax_inflight = 0", "limits.max_inflight", "0", "more than 0"),
         ("[limits]\nreceive_maximum = 0", "limits.receive_maximum", "0", "more than 0"),
@@ -270,6 +269,17 @@ fn dev_opens_plaintext_and_websocket_and_makes_certificates() {
     assert!(config.needs_dev_certs() && config.cert.starts_with("certs"));
     let own = load("--dev -c my.crt -k my.key", "", &[]).unwrap();
     assert!(!own.needs_dev_certs());
+    let listed = load("--dev", "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"", &[]).unwrap();
+    let names: Vec<_> = listed.effective_listeners().into_iter().map(|(_, l)| l.name).collect();
+    assert_eq!(names, ["default", "a"], "--dev adds none to configured listeners");
     let plain = load("--dev --non-tls -a 127.0.0.1:1883", "", &[]).unwrap();
     assert_eq!(plain.effective_listeners().len(), 2);
+}
+
+#[test]
+#[cfg(not(feature = "otel"))]
+fn an_endpoint_is_refused_where_nothing_would_be_exported() {
+    let problem = problem("[otel]\nendpoint = \"http://127.0.0.1:4317\"");
+    assert_eq!(problem.key, "otel.endpoint");
+    assert!(problem.fix.contains("--features otel"), "{problem}");
 }

@@ -45,9 +45,6 @@ impl Config {
                 warnings.push(format!("{name} on {addr} is reachable from other machines (insecure_grpc)"));
             }
         }
-        if self.otel.endpoint.is_some() {
-            warnings.push("otel.endpoint has no effect: OTLP export is not in this version yet".to_owned());
-        }
         warnings
     }
 
@@ -291,16 +288,35 @@ impl Config {
                 "make it shorter, or the deadline longer",
             );
         }
-        if let Some(endpoint) = &self.otel.endpoint
-            && !endpoint.starts_with("http://")
-        {
-            check.fail(
-                "otel.endpoint",
-                endpoint,
-                "not a plain http URL",
-                "name a collector nearby, like http://127.0.0.1:4317; it can send on over TLS",
-            );
+        if let Some(endpoint) = &self.otel.endpoint {
+            check_endpoint(endpoint, check);
         }
+    }
+}
+
+fn check_endpoint(endpoint: &str, check: &mut Check) {
+    if !cfg!(feature = "otel") {
+        check.fail(
+            "otel.endpoint",
+            endpoint,
+            "this build has no OTLP export",
+            "build with --features otel, or remove otel.endpoint",
+        );
+        return;
+    }
+    let authority = endpoint.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    let port = authority.and_then(|authority| authority.rsplit_once(':'));
+    let good = port.is_some_and(|(host, port)| {
+        let named = !host.is_empty() && !host.contains(['/', '?', '#', '@', ' ']);
+        named && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    if !good {
+        check.fail(
+            "otel.endpoint",
+            endpoint,
+            "not http://host:port",
+            "name a collector nearby, like http://127.0.0.1:4317; it can send on over TLS",
+        );
     }
 }
 

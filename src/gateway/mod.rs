@@ -16,7 +16,7 @@ use std::{
 
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{Instrument as _, info, info_span, warn};
 
 use crate::{
     auth::{AllowAll, Authenticator},
@@ -24,6 +24,7 @@ use crate::{
     config::{Config, ConfigError},
     net,
     store::{Latest, StoreError},
+    telemetry::ReadRows,
     tls::{DevCertsError, TlsError, TlsStore},
 };
 
@@ -90,7 +91,7 @@ impl Builder {
     /// # Errors
     /// See [`StartError`]; nothing is left running.
     pub async fn start(self) -> Result<Gateway, StartError> {
-        parts::start(self).await
+        parts::start(self).instrument(info_span!("start")).await
     }
 }
 
@@ -142,10 +143,21 @@ impl Gateway {
         self.latest.as_ref()
     }
 
+    /// Reads what `/metrics` shows, for an exporter; usable until and after the end.
+    pub fn metrics(&self) -> ReadRows {
+        let (broker, latest) = (self.broker.clone(), self.latest.clone());
+        Arc::new(move || service::metrics(&broker, latest.as_deref()))
+    }
+
     /// Ends everything in order: no new connections, streams end, v5 clients get DISCONNECT 0x8B spread over
     /// the window, wills are published, the latest values are written. Bounded by `shutdown.deadline`.
-    pub async fn shutdown(mut self) {
+    pub async fn shutdown(self) {
+        self.end().instrument(info_span!("shutdown")).await;
+    }
+
+    async fn end(mut self) {
         let deadline = self.config.shutdown.deadline.0;
+        let end = tokio::time::Instant::now() + deadline;
         let _ = self.draining.send(true);
         // gRPC tells its callers why they end, which takes as long as they take to read it.
         let mut grpc_task = self.grpc_task.take();
@@ -155,15 +167,16 @@ impl Gateway {
             }
         };
         let drained = async { tokio::join!(self.drain(), grpc) };
-        if tokio::time::timeout(deadline, drained).await.is_err() {
-            warn!(deadline = ?deadline, "shutdown deadline reached, the rest ends now");
+        // A quarter is kept for the latest values.
+        if tokio::time::timeout(deadline * 3 / 4, drained).await.is_err() {
+            warn!(?deadline, "connections still open shortly before the shutdown deadline, they end now");
         }
         if let Some(task) = grpc_task {
             task.abort();
         }
         let _ = self.stopping.send(true);
         if let Some(task) = self.latest_task.take()
-            && tokio::time::timeout(deadline, task).await.is_err()
+            && tokio::time::timeout_at(end, task).await.is_err()
         {
             warn!("latest values not completely written before the deadline");
         }
@@ -178,7 +191,7 @@ impl Gateway {
         let pause = window / u32::try_from(steps).unwrap_or(u32::MAX);
         for chunk in sessions.chunks(100) {
             for session in chunk {
-                session.close(u64::MAX, CloseReason::ServerShutdown);
+                session.close(u32::MAX, CloseReason::ServerShutdown);
             }
             if sessions.len() > 100 {
                 tokio::time::sleep(pause).await;

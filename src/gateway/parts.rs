@@ -28,7 +28,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let Builder { config, auth, mut sockets } = builder;
     config.validate()?;
     if config.needs_dev_certs() {
-        #[allow(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+        #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         ensure_dev_certs(Path::new(DEV_CERTS_DIR), SystemTime::now())?;
     }
     tls::check_files(&config)?;
@@ -103,6 +103,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
 }
 
 struct Prepared {
+    /// Where the address was configured.
+    key: String,
     address: Address,
     listener: crate::config::Listener,
     tls: Option<TlsHandle>,
@@ -112,11 +114,8 @@ struct Prepared {
 impl Prepared {
     fn bind(&self, socket: Option<TcpListener>) -> Result<Option<BoundListener>, StartError> {
         let name = &self.listener.name;
-        let failed = |error| StartError::Bind {
-            key: format!("listeners.{name}.address"),
-            address: self.address.to_string(),
-            error,
-        };
+        let failed =
+            |error| StartError::Bind { key: self.key.clone(), address: self.address.to_string(), error };
         let Address::Ip(address) = self.address else {
             let error =
                 std::io::Error::new(std::io::ErrorKind::Unsupported, "unix sockets are not supported yet");
@@ -160,7 +159,9 @@ fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, S
             ListenerKind::Tcp | ListenerKind::Ws => None,
         };
         let optional = config.dev && listener.name.starts_with("dev-");
-        prepared.push(Prepared { address, listener, tls, optional });
+        let listed = config.listeners.iter().position(|known| known.name == listener.name);
+        let key = listed.map_or_else(|| "addr".to_owned(), |number| format!("listeners[{number}].address"));
+        prepared.push(Prepared { key, address, listener, tls, optional });
     }
     Ok(prepared)
 }

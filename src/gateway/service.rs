@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     grpc, net,
     store::Latest,
-    telemetry::{HttpLimits, Pages, ProcessStats, render, serve as serve_http, totals},
+    telemetry::{HttpLimits, Pages, ProcessStats, Row, render, rows, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},
 };
@@ -49,7 +49,7 @@ pub(super) async fn run_http(
     let pages = Pages {
         render: {
             let latest = latest.clone();
-            Arc::new(move || render(&totals(), &gauges(&broker, latest.as_deref()), &ProcessStats::read()))
+            Arc::new(move || render(&metrics(&broker, latest.as_deref())))
         },
         ready: Arc::new(move || {
             if *drain.borrow() {
@@ -104,8 +104,13 @@ pub(super) async fn run_sys(broker: Broker, interval: Duration) {
     }
 }
 
+/// What `/metrics` and OTLP show.
+pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
+    rows(&totals(), gauges(broker, latest), &ProcessStats::read())
+}
+
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
-    let now = broker.gauges();
+    let (now, queues) = (broker.gauges(), broker.queues());
     let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
     let mut all = vec![
         gauge("mqtt_connections", "Sessions with a connection", now.online),
@@ -114,7 +119,17 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
         gauge("mqtt_shared_groups", "Shared groups", now.shared_groups),
         gauge("mqtt_retained_messages", "Retained messages", now.retained),
         gauge("mqtt_retained_bytes", "Bytes of retained messages", now.retained_bytes),
-        gauge("mqtt_queued_bytes", "Bytes waiting in queues", now.queued_bytes),
+        gauge(
+            "mqtt_queued_bytes",
+            "Bytes that wait in queues, charged to limits.memory_budget",
+            now.queued_bytes,
+        ),
+        gauge("mqtt_queued_messages", "Messages waiting in session queues", queues.pending),
+        gauge(
+            "mqtt_inflight_messages",
+            "QoS 1 and 2 messages sent and not yet acknowledged",
+            queues.inflight,
+        ),
         gauge("gateway_grpc_streams", "Open gRPC streams", now.streams),
     ];
     if let Some(latest) = latest {
@@ -134,7 +149,7 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
     all
 }
 
-#[allow(clippy::disallowed_methods, reason = "$SYS shows the wall clock")]
+#[expect(clippy::disallowed_methods, reason = "$SYS shows the wall clock")]
 fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

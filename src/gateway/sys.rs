@@ -103,8 +103,14 @@ fn counts(out: &mut Topics, input: SysInput, totals: &Totals, gauges: &Gauges) {
     out.put("publish/messages/received", published_in(totals));
     out.put("publish/messages/sent", published_out(totals));
     out.put("publish/messages/dropped", dropped(totals));
-    out.put("publish/bytes/received", totals.payload_bytes_in);
-    out.put("publish/bytes/sent", totals.payload_bytes_out);
+    out.put(
+        "publish/bytes/received",
+        totals.payload_bytes_in_0 + totals.payload_bytes_in_1 + totals.payload_bytes_in_2,
+    );
+    out.put(
+        "publish/bytes/sent",
+        totals.payload_bytes_out_0 + totals.payload_bytes_out_1 + totals.payload_bytes_out_2,
+    );
     out.put("bytes/received", totals.bytes_in);
     out.put("bytes/sent", totals.bytes_out);
     out.put("subscriptions/count", gauges.subscriptions);
@@ -193,7 +199,8 @@ mod tests {
             packets_out: 41,
             dropped_offline: 5,
             dropped_memory: 6,
-            payload_bytes_in: 70,
+            payload_bytes_in_0: 40,
+            payload_bytes_in_2: 30,
             bytes_out: 80,
             sessions_expired: 9,
             ..Totals::default()

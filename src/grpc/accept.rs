@@ -46,7 +46,7 @@ enum Io {
 #[derive(Debug, Clone)]
 pub(super) struct PeerInfo {
     /// Remote address.
-    #[allow(dead_code)] // for logs of calls, once they come
+    #[expect(dead_code, reason = "for logs of calls, once they come")]
     pub(super) addr: Option<SocketAddr>,
 }
 

@@ -131,11 +131,11 @@ fn connection(info: &ConnectionInfo) -> v1::Connection {
         Protocol::V5 => v1::ProtocolVersion::V50,
     };
     v1::Connection {
-        peer: info.peer.clone(),
-        listener: info.listener.clone(),
+        peer: info.peer.to_string(),
+        listener: info.listener.to_string(),
         protocol: protocol.into(),
         keep_alive_seconds: info.keep_alive.into(),
-        username: info.username.clone(),
+        username: info.username.as_deref().map(str::to_owned),
     }
 }
 

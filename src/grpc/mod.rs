@@ -50,7 +50,7 @@ use self::{
     stream::Streams,
     subscriber::SubscriberService,
 };
-use crate::{broker::Broker, types::Timestamp};
+use crate::{broker::Broker, telemetry::count, types::Timestamp};
 
 pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestReader, status::ERROR_DOMAIN};
 
@@ -213,6 +213,7 @@ fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcErro
         };
     }
     Ok(Server::builder()
+        .trace_fn(on_call)
         .http2_keepalive_interval(Some(config.keepalive_interval))
         .http2_keepalive_timeout(Some(config.keepalive_timeout))
         .initial_stream_window_size(STREAM_WINDOW)
@@ -227,6 +228,16 @@ fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcErro
         .add_service(service!(DevicesServer, DevicesService))
         .add_service(service!(EventsServer, EventsService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
+}
+
+/// Counts a call and gives it a span, which only an exporter reads.
+fn on_call<B>(request: &tonic::codegen::http::Request<B>) -> tracing::Span {
+    count(|c| c.grpc_calls.add(1));
+    if cfg!(feature = "otel") {
+        tracing::info_span!("call", method = request.uri().path())
+    } else {
+        tracing::Span::none()
+    }
 }
 
 const SERVICES: [&str; 7] = [
@@ -245,6 +256,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the layer's clock")]
 fn now() -> Timestamp {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))

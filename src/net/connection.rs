@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    future::{Future, poll_fn},
+    future::Future,
     io,
     pin::Pin,
     sync::Arc,
@@ -70,10 +70,16 @@ pub(super) struct Rare {
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
+impl Rare {
+    fn is_unused(&self) -> bool {
+        self.replays.is_empty() && self.limiter.is_none() && self.pause.is_none() && self.stalled.is_none()
+    }
+}
+
 /// One connection that owns a session.
 pub(super) struct Connection {
     pub(super) device: Arc<Device>,
-    pub(super) epoch: u64,
+    pub(super) epoch: u32,
     pub(super) inbound: Inbound,
     pub(super) identity: Arc<dyn Identity>,
     /// Session expiry granted at CONNECT.
@@ -88,10 +94,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    #[allow(clippy::too_many_arguments, reason = "one call site, all different types")]
+    #[expect(clippy::too_many_arguments, reason = "one call site, all different types")]
     pub(super) fn new(
         device: Arc<Device>,
-        epoch: u64,
+        epoch: u32,
         io: Io,
         inbound: Inbound,
         identity: Arc<dyn Identity>,
@@ -114,12 +120,6 @@ impl Connection {
         }
     }
 
-    /// Runs to the end. Dropping the future ends the connection as lost.
-    pub(super) async fn run(mut self) {
-        let end = poll_fn(|cx| self.poll(cx)).await;
-        self.finish(end);
-    }
-
     pub(super) fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_with(Box::default)
     }
@@ -139,7 +139,8 @@ impl Connection {
         if self.inbound.protocol().is_v5() { &TABLE[usize::from(code)] } else { &[] }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    /// Goes on until the connection ends; the caller then calls [`Self::finish`].
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         if std::mem::take(&mut self.early)
             && let Err(end) = self.process(&[])
         {
@@ -204,7 +205,7 @@ impl Connection {
     /// Grows whenever the socket takes bytes.
     fn written(&self) -> u64 {
         match &self.io {
-            Io::Plain(_) => self.device.lock().out.written(),
+            Io::Plain(_) => self.device.lock().written(),
             Io::Layered(io) => io.total,
         }
     }
@@ -258,7 +259,7 @@ impl Connection {
                     slot.out.pump(&self.device.shared.env(clock::now()));
                 }
                 let bytes = slot.out.take_out();
-                slot.out.note_written(bytes.len());
+                slot.out.note_written(0);
                 if let Some(link) = &mut slot.link {
                     link.dirty = false;
                     link.want_write = false;
@@ -347,6 +348,7 @@ impl Connection {
         }
         if rare.replays.is_empty() {
             rare.replays = VecDeque::new();
+            self.rare.take_if(|rare| rare.is_unused());
         }
     }
 

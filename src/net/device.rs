@@ -15,7 +15,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::net::tcp::OwnedWriteHalf;
 
-use super::Shared;
+use super::{Shared, flush};
 use crate::{
     broker::{
         CloseReason, Delivered, Frames, MatchOptions, Outcome, QueueInfo, Session, SessionCore, Target,
@@ -41,14 +41,13 @@ pub(super) struct Slot {
 
 /// The connection that owns the session now.
 pub(super) struct Link {
-    pub(super) epoch: u64,
+    pub(super) epoch: u32,
     /// Wakes the connection's task.
     pub(super) waker: Waker,
     /// Plain TCP: any thread writes. `None` inside while a thread is writing.
     pub(super) writer: Writer,
-    /// Taken from the out-buffer and not completely written.
-    pub(super) writing: Vec<u8>,
-    pub(super) written: usize,
+    /// Taken from the out-buffer and not completely written: the socket was full.
+    pub(super) unsent: Option<Box<Unsent>>,
     pub(super) flushing: bool,
     pub(super) dirty: bool,
     /// The socket is full: the owner waits for it.
@@ -56,6 +55,18 @@ pub(super) struct Link {
     /// The owner wants to be woken when there is room again.
     pub(super) notify_room: bool,
     pub(super) close: Option<CloseReason>,
+}
+
+/// A buffer of which the socket has taken a part.
+pub(super) struct Unsent {
+    pub(super) bytes: Vec<u8>,
+    pub(super) written: usize,
+}
+
+impl Unsent {
+    pub(super) fn rest(&self) -> &[u8] {
+        &self.bytes[self.written..]
+    }
 }
 
 /// Who writes to the socket.
@@ -67,13 +78,12 @@ pub(super) enum Writer {
 }
 
 impl Link {
-    pub(super) fn new(epoch: u64, waker: Waker, writer: Writer) -> Self {
+    pub(super) fn new(epoch: u32, waker: Waker, writer: Writer) -> Self {
         Self {
             epoch,
             waker,
             writer,
-            writing: Vec::new(),
-            written: 0,
+            unsent: None,
             flushing: false,
             dirty: false,
             want_write: false,
@@ -94,7 +104,7 @@ impl Device {
     }
 
     /// The slot, if the connection of `epoch` still owns the session.
-    pub(super) fn lock_owned(&self, epoch: u64) -> Option<MutexGuard<'_, Slot>> {
+    pub(super) fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, Slot>> {
         let slot = self.slot.lock();
         slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
     }
@@ -122,7 +132,7 @@ impl Device {
     }
 
     /// The connection of `epoch` is gone. Returns its link if it still owned the session.
-    pub(super) fn detach(&self, epoch: u64) -> Option<Link> {
+    pub(super) fn detach(&self, epoch: u32) -> Option<Link> {
         let mut slot = self.slot.lock();
         if slot.link.as_ref()?.epoch != epoch {
             return None;
@@ -136,7 +146,7 @@ impl Device {
     }
 
     /// Adds control bytes for the connection of `epoch`; true if the device joins the flush list.
-    pub(super) fn append(&self, epoch: u64, bytes: &[u8]) -> bool {
+    pub(super) fn append(&self, epoch: u32, bytes: &[u8]) -> bool {
         let Some(mut slot) = self.lock_owned(epoch) else { return false };
         slot.out.append(bytes);
         slot.mark_dirty()
@@ -147,13 +157,21 @@ impl Link {
     /// Gathers everything unsent behind `writing`, and counts whole QoS 0 messages in it.
     fn take_unsent(&mut self, out: &mut Outbound) -> u64 {
         let rest = out.take_out();
-        let lost = super::flush::count_qos0(&self.writing, self.written) + super::flush::count_qos0(&rest, 0);
+        let started =
+            self.unsent.as_ref().map_or(0, |unsent| flush::count_qos0(&unsent.bytes, unsent.written));
+        let lost = started + flush::count_qos0(&rest, 0);
         recycle(rest);
         lost
     }
 }
 
 impl Slot {
+    /// Bytes that the socket has taken on this connection.
+    pub(super) fn written(&self) -> u64 {
+        let unsent = self.link.as_ref().and_then(|link| link.unsent.as_ref());
+        self.out.taken() - unsent.map_or(0, |unsent| unsent.rest().len() as u64)
+    }
+
     /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
     pub(super) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
@@ -203,7 +221,7 @@ impl Target for Device {
     }
 
     fn flush(self: Arc<Self>) {
-        super::flush::flush(&self);
+        flush::flush(&self);
     }
 
     fn is_online(&self) -> bool {
@@ -225,7 +243,7 @@ impl Session for Device {
         &self.core
     }
 
-    fn close(&self, epoch: u64, reason: CloseReason) {
+    fn close(&self, epoch: u32, reason: CloseReason) {
         let waker = {
             let mut slot = self.slot.lock();
             match &mut slot.link {
@@ -264,5 +282,15 @@ impl Device {
     /// Notes that the peer was heard.
     pub(super) fn heard(&self, second: u32) {
         self.last_seen.store(second, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_and_its_reference_counts_fit_256_bytes() {
+        assert!(size_of::<Device>() + 2 * size_of::<usize>() <= 256, "{}", size_of::<Device>());
     }
 }

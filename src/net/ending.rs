@@ -103,8 +103,8 @@ impl Connection {
             return;
         }
         let Some(link) = self.device.detach(self.epoch) else { return };
-        let Link { writer: Writer::Direct(Some(writer)), writing, written, .. } = link else { return };
-        flush::farewell(&writer, &writing, written, last);
+        let Link { writer: Writer::Direct(Some(writer)), unsent, .. } = link else { return };
+        flush::farewell(&writer, unsent.as_deref(), last);
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use super::{
     clock,
-    device::{Device, Link, Writer},
+    device::{Device, Link, Unsent, Writer},
 };
 use crate::{
     codec,
@@ -23,10 +23,9 @@ const ROUNDS: usize = 4;
 
 /// What a flush borrowed from the link.
 pub(super) struct Flight {
-    epoch: u64,
+    epoch: u32,
     writer: OwnedWriteHalf,
-    bytes: Vec<u8>,
-    written: usize,
+    unsent: Unsent,
 }
 
 enum Next {
@@ -38,7 +37,7 @@ enum Next {
 pub(super) fn flush(device: &Arc<Device>) {
     for round in 1..=ROUNDS {
         let Some(flight) = take(device, false) else { return };
-        let result = flight.writer.try_write(&flight.bytes[flight.written..]);
+        let result = flight.writer.try_write(flight.unsent.rest());
         if matches!(give_back(device, flight, result, round == ROUNDS), Next::Done) {
             return;
         }
@@ -49,7 +48,7 @@ pub(super) fn flush(device: &Arc<Device>) {
 pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     for _ in 0..ROUNDS {
         let Some(mut flight) = take(device, true) else { return Poll::Ready(Ok(())) };
-        let polled = Pin::new(&mut flight.writer).poll_write(cx, &flight.bytes[flight.written..]);
+        let polled = Pin::new(&mut flight.writer).poll_write(cx, flight.unsent.rest());
         let (result, pending) = match polled {
             Poll::Ready(result) => (result, false),
             Poll::Pending => (Err(io::ErrorKind::WouldBlock.into()), true),
@@ -90,7 +89,8 @@ pub(super) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
 }
 
 /// Sends what is left of a started frame and then `last`, if the socket takes it at once; then closes.
-pub(super) fn farewell(writer: &OwnedWriteHalf, bytes: &[u8], written: usize, last: &[u8]) {
+pub(super) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
+    let (bytes, written) = unsent.map_or((&[][..], 0), |unsent| (&unsent.bytes, unsent.written));
     let mut rest = Vec::new();
     let mut at = 0;
     while at < written {
@@ -120,22 +120,17 @@ fn take(device: &Device, owner: bool) -> Option<Flight> {
         waker.wake();
         return None;
     };
-    if link.writing.is_empty() {
-        if slot.out.buffered() == 0 {
-            link.want_write = false;
-            return None;
-        }
-        link.writing = slot.out.take_out();
-        link.written = 0;
+    if link.unsent.is_none() && slot.out.buffered() == 0 {
+        link.want_write = false;
+        return None;
     }
     let writer = writer.take()?;
     link.flushing = true;
-    Some(Flight {
-        epoch: link.epoch,
-        writer,
-        bytes: std::mem::take(&mut link.writing),
-        written: link.written,
-    })
+    let unsent = match link.unsent.take() {
+        Some(unsent) => *unsent,
+        None => Unsent { bytes: slot.out.take_out(), written: 0 },
+    };
+    Some(Flight { epoch: link.epoch, writer, unsent })
 }
 
 fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, last_round: bool) -> Next {
@@ -144,27 +139,26 @@ fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, las
         Err(error) => (0, error.kind() != io::ErrorKind::WouldBlock),
     };
     count(|c| c.bytes_out.add(wrote as u64));
-    flight.written += wrote;
+    flight.unsent.written += wrote;
     let mut guard = device.lock();
     let slot = &mut *guard;
     let Some(link) = slot.link.as_mut().filter(|link| link.epoch == flight.epoch) else {
         drop(guard);
         // The link was replaced while this thread was writing: nobody else can end the started frame.
-        farewell(&flight.writer, &flight.bytes, flight.written, &[]);
+        farewell(&flight.writer, Some(&flight.unsent), &[]);
         return Next::Done;
     };
-    slot.out.note_written(wrote);
+    let unsent = flight.unsent.rest().len();
+    slot.out.note_written(unsent);
     link.writer = Writer::Direct(Some(flight.writer));
     link.flushing = false;
-    let complete = flight.written == flight.bytes.len();
+    let complete = unsent == 0;
     let short = !complete;
     if complete {
-        recycle(flight.bytes);
-        link.written = 0;
+        recycle(flight.unsent.bytes);
         link.want_write = false;
     } else {
-        link.writing = flight.bytes;
-        link.written = flight.written;
+        link.unsent = Some(Box::new(flight.unsent));
     }
     if failed {
         link.close.get_or_insert(crate::broker::CloseReason::SessionEnded);
@@ -193,7 +187,7 @@ pub(super) fn scratch() -> Vec<u8> {
 /// Ends the replaced link `old` with `last` (a DISCONNECT in v5) where its writer is here.
 pub(super) fn end_replaced(old: Link, last: &[u8]) {
     if let Writer::Direct(Some(writer)) = &old.writer {
-        farewell(writer, &old.writing, old.written, last);
+        farewell(writer, old.unsent.as_deref(), last);
     }
     old.waker.wake();
 }

@@ -7,17 +7,19 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Poll, ready},
 };
 
 use thiserror::Error;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
+    sync::OwnedSemaphorePermit,
     time::timeout,
 };
 use tracing::{debug, trace};
@@ -31,7 +33,7 @@ use super::{
     limiter::Limiter,
     listener::Listener,
     proxy,
-    shard::Incoming,
+    shard::with_local,
     websocket::{Frames, Upgrade, upgrade},
     wheel,
 };
@@ -43,8 +45,6 @@ use crate::{
     telemetry::count,
     types::{ClientId, Message, Origin, OriginKind, Protocol},
 };
-
-const CHUNK: usize = 4096;
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
@@ -69,28 +69,26 @@ pub(super) enum HandshakeError {
     Superseded,
 }
 
-/// One socket's whole life.
-pub(super) async fn serve(incoming: Incoming, shared: Arc<Shared>, shard: Arc<AtomicUsize>) {
-    struct Leave(Arc<AtomicUsize>);
-    impl Drop for Leave {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Relaxed);
-        }
-    }
-    let _leave = Leave(shard);
-    let Incoming { stream, peer, listener, permit, places } = incoming;
-    let _places = places;
+/// The handshake of one socket under its deadline; `None` if there is no connection. Holds `permit` until then.
+pub(super) async fn run(
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    listener: Arc<Listener>,
+    permit: OwnedSemaphorePermit,
+    shared: Arc<Shared>,
+) -> Option<Connection> {
     let deadline = shared.limits.connect_timeout.0;
-    let established = Box::pin(timeout(deadline, establish(stream, peer, listener, shared))).await;
+    let established = timeout(deadline, establish(stream, peer, listener, shared)).await;
     drop(permit);
     match established {
-        Ok(Ok(connection)) => connection.run().await,
+        Ok(Ok(connection)) => return Some(connection),
         Ok(Err(error)) => debug!(%peer, %error, "handshake failed"),
         Err(_) => {
             count(|c| c.handshake_timeout.add(1));
             debug!(%peer, "handshake timed out");
         }
     }
+    None
 }
 
 async fn establish(
@@ -101,14 +99,20 @@ async fn establish(
 ) -> Result<Connection, HandshakeError> {
     let mut wire =
         Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
-    let peer = if listener.proxy_protocol { wire.read_proxy_header().await?.unwrap_or(peer) } else { peer };
-    if let Some(config) = &listener.tls {
-        wire.start_tls(config.load_full()).await?;
-    }
-    if let Some(path) = &listener.websocket {
-        wire.upgrade(path).await?;
-    }
+    // Boxed, so that a socket that waits for its CONNECT holds little.
+    let forwarded = Box::pin(wire.put_on_layers(&listener)).await?;
+    let peer = forwarded.unwrap_or(peer);
     let connect = wire.read_connect(shared.limits.max_packet_size.0).await?;
+    Box::pin(conclude(wire, connect, peer, listener, shared)).await
+}
+
+async fn conclude(
+    mut wire: Wire,
+    connect: Connect,
+    peer: SocketAddr,
+    listener: Arc<Listener>,
+    shared: Arc<Shared>,
+) -> Result<Connection, HandshakeError> {
     let answer = admit(&connect, &wire, peer, &shared).await;
     let (accepted, identity) = match answer {
         Ok(admitted) => admitted,
@@ -169,13 +173,13 @@ async fn open(
 ) -> Result<Connection, HandshakeError> {
     let now = clock::now();
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
-    let info = Arc::new(ConnectionInfo {
-        peer: peer.to_string(),
-        listener: listener.name.to_string(),
+    let info = ConnectionInfo {
+        peer: peer.into(),
+        listener: Arc::clone(&listener.name),
         protocol: connect.protocol,
         keep_alive,
-        username: connect.username.clone(),
-    });
+        username: connect.username.as_deref().map(Box::from),
+    };
     let will = will(&connect, &client_id, now);
     let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
     let mut turn = Turn::default();
@@ -261,6 +265,18 @@ struct Wire {
 }
 
 impl Wire {
+    /// What the listener has below MQTT. Returns the address that a proxy forwarded.
+    async fn put_on_layers(&mut self, listener: &Listener) -> Result<Option<SocketAddr>, HandshakeError> {
+        let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
+        if let Some(config) = &listener.tls {
+            self.start_tls(config.load_full()).await?;
+        }
+        if let Some(path) = &listener.websocket {
+            self.upgrade(path).await?;
+        }
+        Ok(peer)
+    }
+
     async fn read_proxy_header(&mut self) -> Result<Option<SocketAddr>, HandshakeError> {
         loop {
             match proxy::parse(&self.plain) {
@@ -373,14 +389,21 @@ impl Wire {
 
     /// Reads once and passes the bytes through the layers.
     async fn fill(&mut self) -> Result<(), HandshakeError> {
-        let mut chunk = Vec::with_capacity(CHUNK);
-        let read = self.stream.read_buf(&mut chunk).await?;
+        let Self { stream, layers, plain } = self;
+        let (read, opened) = poll_fn(|cx| {
+            with_local(|local| {
+                let mut buffer = ReadBuf::new(&mut local.read);
+                ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
+                let bytes = buffer.filled();
+                Poll::Ready(io::Result::Ok((bytes.len(), layers.open(bytes, plain))))
+            })
+        })
+        .await?;
         if read == 0 {
             return Err(HandshakeError::Closed);
         }
         trace!(read, "handshake bytes");
         count(|c| c.bytes_in.add(read as u64));
-        let opened = self.layers.open(&chunk, &mut self.plain);
         self.flush().await?;
         Ok(opened?)
     }

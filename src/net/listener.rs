@@ -3,10 +3,7 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -15,20 +12,24 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{debug, warn};
 
-use super::{ShardHandle, Shared, shard::Incoming, shared::Place};
+use super::{
+    ShardHandle, Shared,
+    serving::{Full, Seat},
+    shard::Incoming,
+};
 use crate::telemetry::count;
 
 const BACKLOG: i32 = 4096;
 
 /// What the connections of one listener need to know.
 pub(super) struct Listener {
-    pub(super) name: Arc<str>,
+    pub(super) name: Arc<String>,
     pub(super) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
     /// Path of the WebSocket, if it is one.
     pub(super) websocket: Option<String>,
     pub(super) proxy_protocol: bool,
-    max_connections: usize,
-    connections: Arc<AtomicUsize>,
+    pub(super) max_connections: usize,
+    pub(super) connections: AtomicUsize,
 }
 
 /// A listener that has its socket.
@@ -62,12 +63,12 @@ impl BoundListener {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
         let listener = Arc::new(Listener {
-            name: Arc::from(name),
+            name: Arc::new(name.to_owned()),
             tls: None,
             websocket: None,
             proxy_protocol: false,
             max_connections: usize::MAX,
-            connections: Arc::default(),
+            connections: AtomicUsize::new(0),
         });
         Ok(Self { socket, address, listener })
     }
@@ -148,21 +149,20 @@ pub async fn accept_loop(
             }
         };
         count(|c| c.connections_accepted.add(1));
-        let Some(all) = Place::take(&shared.connections, shared.limits.max_connections) else {
-            count(|c| c.refused_connections_limit.add(1));
-            continue;
-        };
-        let Some(own) = Place::take(&listener.connections, listener.max_connections) else {
-            count(|c| c.refused_listener_limit.add(1));
-            continue;
-        };
         let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
-        match prepare(stream) {
-            Ok(stream) => {
-                shard.connections.fetch_add(1, Relaxed);
-                let listener = Arc::clone(&listener);
-                shard.send(Incoming { stream, peer, listener, permit, places: (all, own) }).await;
+        let seat = match Seat::take(&shared, &listener, &shard.connections) {
+            Ok(seat) => seat,
+            Err(Full::All) => {
+                count(|c| c.refused_connections_limit.add(1));
+                continue;
             }
+            Err(Full::Listener) => {
+                count(|c| c.refused_listener_limit.add(1));
+                continue;
+            }
+        };
+        match prepare(stream) {
+            Ok(stream) => shard.send(Incoming { stream, peer, seat, permit }).await,
             Err(error) => debug!(%peer, %error, "connection lost before its handshake"),
         }
     }

@@ -15,6 +15,7 @@ mod limiter;
 mod listener;
 mod packets;
 mod proxy;
+mod serving;
 mod shard;
 mod shared;
 mod websocket;

@@ -81,12 +81,13 @@ impl Connection {
         let publish = codec::decode_publish(frame.first, frame.body, protocol)
             .map_err(|error| End::Protocol(error.reason_code()))?;
         count(|c| {
-            c.payload_bytes_in.add(publish.payload.len() as u64);
-            match publish.qos {
-                QoS::AtMostOnce => c.messages_in_0.add(1),
-                QoS::AtLeastOnce => c.messages_in_1.add(1),
-                QoS::ExactlyOnce => c.messages_in_2.add(1),
-            }
+            let (messages, bytes) = match publish.qos {
+                QoS::AtMostOnce => (&c.messages_in_0, &c.payload_bytes_in_0),
+                QoS::AtLeastOnce => (&c.messages_in_1, &c.payload_bytes_in_1),
+                QoS::ExactlyOnce => (&c.messages_in_2, &c.payload_bytes_in_2),
+            };
+            messages.add(1);
+            bytes.add(publish.payload.len() as u64);
         });
         let alias = match self.inbound.check_publish(&publish, &self.device.shared.limits) {
             Ok(alias) => alias,

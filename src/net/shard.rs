@@ -14,7 +14,11 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::{Shared, handshake, listener::Listener, shared::Place, wheel};
+use super::{
+    Shared,
+    serving::{Seat, Serving},
+    wheel,
+};
 use crate::broker::Turn;
 
 const READ_BUFFER: usize = 64 << 10;
@@ -64,9 +68,8 @@ pub(super) fn flush_turn() {
 pub(super) struct Incoming {
     pub(super) stream: std::net::TcpStream,
     pub(super) peer: SocketAddr,
-    pub(super) listener: Arc<Listener>,
+    pub(super) seat: Seat,
     pub(super) permit: OwnedSemaphorePermit,
-    pub(super) places: (Place, Place),
 }
 
 /// Where to send sockets, and how many the shard has.
@@ -120,7 +123,7 @@ async fn run(mut receiver: mpsc::Receiver<Incoming>, shared: Arc<Shared>, connec
         tokio::select! {
             incoming = receiver.recv(), if open => match incoming {
                 Some(incoming) => {
-                    tokio::spawn(handshake::serve(incoming, Arc::clone(&shared), Arc::clone(&connections)));
+                    tokio::spawn(Serving::new(incoming, &shared));
                 }
                 None => open = false,
             },

@@ -1,9 +1,6 @@
 //! What every connection of one gateway shares.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio::sync::Semaphore;
 
@@ -24,7 +21,7 @@ pub struct Shared {
     /// Who may connect.
     pub auth: Arc<dyn Authenticator>,
     /// Connections in all, handshakes included.
-    pub connections: Arc<AtomicUsize>,
+    pub connections: AtomicUsize,
     /// Handshakes that may be under way.
     pub handshakes: Arc<Semaphore>,
 }
@@ -34,7 +31,7 @@ impl Shared {
     pub fn new(broker: Broker, auth: Arc<dyn Authenticator>) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
         let handshakes = Arc::new(Semaphore::new(limits.max_handshakes.clamp(1, Semaphore::MAX_PERMITS)));
-        Arc::new(Self { broker, limits, auth, connections: Arc::default(), handshakes })
+        Arc::new(Self { broker, limits, auth, connections: AtomicUsize::new(0), handshakes })
     }
 
     /// What the session needs from outside at `now`.
@@ -50,26 +47,5 @@ impl Budget for Broker {
 
     fn release(&self, bytes: usize) {
         Self::release(self, bytes);
-    }
-}
-
-/// Takes one place of `used` out of `most`; gives it back on drop.
-pub(super) struct Place {
-    owner: Arc<AtomicUsize>,
-}
-
-impl Place {
-    pub(super) fn take(owner: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        if owner.fetch_add(1, Relaxed) >= most {
-            owner.fetch_sub(1, Relaxed);
-            return None;
-        }
-        Some(Self { owner: Arc::clone(owner) })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.owner.fetch_sub(1, Relaxed);
     }
 }

@@ -19,7 +19,7 @@ pub(super) const PAUSED: u32 = u32::MAX;
 
 struct Entry {
     device: Weak<Device>,
-    epoch: u64,
+    epoch: u32,
     /// Seconds of silence allowed: keep alive times 1.5 [MQTT-3.1.2-22].
     allowed: u32,
 }
@@ -32,7 +32,7 @@ struct Wheel {
 
 thread_local! {
     static WHEEL: RefCell<Wheel> = RefCell::new(Wheel {
-        #[allow(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
+        #[expect(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
         start: Instant::now(),
         done: 0,
         places: (0..PLACES).map(|_| Vec::new()).collect(),
@@ -45,7 +45,7 @@ pub(super) fn second() -> u32 {
 }
 
 /// Watches a connection.
-pub(super) fn watch(device: &Arc<Device>, epoch: u64, keep_alive: u16) {
+pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     if keep_alive == 0 {
         return;
     }

@@ -116,13 +116,12 @@ pub(super) struct Mark {
 pub struct Outbound {
     pub(super) out: Vec<u8>,
     pub(super) rare: Option<Box<Rare>>,
-    /// Bytes ever appended to the out-buffer, and ever written to a socket, on this connection.
-    pub(super) appended: u64,
-    pub(super) written: u64,
+    /// Bytes that left the out-buffer on this connection.
+    pub(super) taken: u64,
     pub(super) maximum_packet_size: u32,
+    /// Most messages in flight, at least 1; 0 while there is no connection.
     pub(super) window: u16,
     pub(super) protocol: Protocol,
-    pub(super) online: bool,
     pub(super) ended: bool,
 }
 
@@ -132,12 +131,10 @@ impl Outbound {
         Self {
             out: Vec::new(),
             rare: None,
-            appended: 0,
-            written: 0,
+            taken: 0,
             maximum_packet_size: u32::MAX,
             window: 0,
             protocol: Protocol::V4,
-            online: false,
             ended: false,
         }
     }
@@ -145,10 +142,9 @@ impl Outbound {
     /// A connection begins: its first bytes are `connack`, then what earlier connections left un-acknowledged
     /// [MQTT-4.4.0-1], then what waits.
     pub fn attach(&mut self, link: LinkParams, connack: &[u8], env: &Env<'_>) {
-        if self.online {
+        if self.is_online() {
             self.detach();
         }
-        self.online = true;
         self.protocol = link.protocol;
         self.window = link.receive_maximum.min(env.limits.max_inflight).max(1);
         self.maximum_packet_size = link.maximum_packet_size;
@@ -164,10 +160,9 @@ impl Outbound {
 
     /// The connection ended: unsent bytes are gone, QoS 1 and 2 will be sent again.
     pub fn detach(&mut self) {
-        self.online = false;
+        self.window = 0;
         recycle(std::mem::take(&mut self.out));
-        self.appended = 0;
-        self.written = 0;
+        self.taken = 0;
         if let Some(rare) = &mut self.rare {
             rare.inflight.rewind();
             rare.aliases = None;
@@ -180,7 +175,7 @@ impl Outbound {
 
     /// Whether there is a connection.
     pub fn is_online(&self) -> bool {
-        self.online
+        self.window != 0
     }
 
     /// Protocol level of the current or last connection.
@@ -202,7 +197,7 @@ impl Outbound {
 
     /// Whether a paced replay may offer more now without queueing.
     pub fn has_room(&self) -> bool {
-        self.online
+        self.is_online()
             && self.out.len() < OUT_BUFFER / 2
             && self.rare.as_ref().is_none_or(|rare| {
                 rare.pending.is_empty()
@@ -218,7 +213,7 @@ impl Outbound {
             return Take::Dropped(DropReason::SessionEnded);
         }
         let qos = offer.qos.min(message.qos);
-        if self.online {
+        if self.is_online() {
             if qos == QoS::AtMostOnce {
                 if self.out.len() < OUT_BUFFER
                     && self.rare.as_ref().is_none_or(|rare| !rare.pending.has_qos0())
@@ -240,11 +235,15 @@ impl Outbound {
 
     /// Appends a control packet. Never waits: control packets answer the peer's own packets.
     pub fn append(&mut self, bytes: &[u8]) {
+        self.out().extend_from_slice(bytes);
+    }
+
+    /// The out-buffer, made if it is not there.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
         if self.out.capacity() == 0 {
             self.out = take_buffer();
         }
-        self.out.extend_from_slice(bytes);
-        self.appended += bytes.len() as u64;
+        &mut self.out
     }
 
     /// Bytes in the out-buffer.
@@ -252,21 +251,22 @@ impl Outbound {
         self.out.len()
     }
 
-    /// Bytes of the out-buffer that this connection's socket has taken.
-    pub fn written(&self) -> u64 {
-        self.written
+    /// Bytes that were taken for writing on this connection.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Takes the out-buffer for writing; it begins and ends at frame boundaries.
     pub fn take_out(&mut self) -> Vec<u8> {
+        self.taken += self.out.len() as u64;
         std::mem::take(&mut self.out)
     }
 
-    /// `bytes` of what was taken have gone to the socket.
-    pub fn note_written(&mut self, bytes: usize) {
-        self.written += bytes as u64;
+    /// All that was taken has gone to the socket but the last `unsent` bytes.
+    pub fn note_written(&mut self, unsent: usize) {
         let Some(rare) = &mut self.rare else { return };
-        while rare.marks.front().is_some_and(|mark| mark.end <= self.written) {
+        let written = self.taken.saturating_sub(unsent as u64);
+        while rare.marks.front().is_some_and(|mark| mark.end <= written) {
             let Some(Mark { id, receipt, .. }) = rare.marks.pop_front() else { return };
             receipt.update(|state| {
                 state.sent += 1;
@@ -282,13 +282,13 @@ impl Outbound {
 
     /// Fills the out-buffer from what must be sent again and what waits. True if bytes were added.
     pub fn pump(&mut self, env: &Env<'_>) -> bool {
-        if !self.online || self.rare.is_none() {
+        if !self.is_online() || self.rare.is_none() {
             return false;
         }
-        let before = self.appended;
+        let before = self.out.len();
         while self.out.len() < OUT_BUFFER && self.resend_one(env) {}
         while self.out.len() < OUT_BUFFER && self.send_one_pending(env) {}
-        self.appended != before
+        self.out.len() != before
     }
 
     /// What a shared group queued here and is not yet sent.
@@ -354,9 +354,8 @@ impl Outbound {
     }
 
     pub(super) fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
-        let mut bytes = Vec::with_capacity(8);
-        encode_ack(kind, id, code, self.protocol, &mut bytes);
-        self.append(&bytes);
+        let protocol = self.protocol;
+        encode_ack(kind, id, code, protocol, self.out());
     }
 }
 

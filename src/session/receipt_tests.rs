@@ -59,8 +59,8 @@ impl Bench {
 
     /// The socket takes everything.
     fn write(&mut self) {
-        let bytes = self.out.take_out().len();
-        self.out.note_written(bytes);
+        self.out.take_out();
+        self.out.note_written(0);
     }
 
     fn puback(&mut self, id: u16) {

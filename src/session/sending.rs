@@ -5,13 +5,12 @@ use std::sync::Arc;
 use super::{
     Env, Offer, Outbound, Take,
     alias::{AliasUse, OutboundAliases},
-    buffers::take_buffer,
     inflight::Stage,
     outbound::{Mark, dropped},
     pending::{Awaited, Delivery},
 };
 use crate::{
-    codec::{AckKind, PublishFrame, encode_ack, reason},
+    codec::{AckKind, PublishFrame, reason},
     config::OverflowPolicy,
     telemetry::count,
     types::{DropReason, Message, QoS, Receipt, Timestamp},
@@ -64,7 +63,7 @@ impl Outbound {
         offer: Offer<'_>,
         env: &Env<'_>,
     ) -> Take {
-        let online = self.online;
+        let online = self.is_online();
         let (most, most_bytes) = if online {
             (env.limits.mailbox_messages, env.limits.mailbox_bytes.0)
         } else {
@@ -110,9 +109,7 @@ impl Outbound {
                 let mut unsent = None;
                 match &entry.stage {
                     Stage::Release(_) => {
-                        let mut bytes = Vec::with_capacity(8);
-                        encode_ack(AckKind::PubRel, id, reason::SUCCESS, self.protocol, &mut bytes);
-                        self.append(&bytes);
+                        self.append_ack(AckKind::PubRel, id, reason::SUCCESS);
                     }
                     Stage::Publish(delivery) => {
                         let message = delivery.message.borrow();
@@ -144,7 +141,8 @@ impl Outbound {
                 } else {
                     rare.inflight.advance();
                     if let Some(receipt) = unsent {
-                        rare.marks.push_back(Mark { end: self.appended, id, receipt });
+                        let end = self.taken + self.out.len() as u64;
+                        rare.marks.push_back(Mark { end, id, receipt });
                     }
                 }
                 true
@@ -200,7 +198,7 @@ impl Outbound {
     }
 
     fn mark(&mut self, receipt: &Arc<Receipt>, id: u16) {
-        let end = self.appended;
+        let end = self.taken + self.out.len() as u64;
         self.rare().marks.push_back(Mark { end, id, receipt: Arc::clone(receipt) });
     }
 
@@ -245,15 +243,15 @@ impl Outbound {
         if self.maximum_packet_size != u32::MAX && encoded.encoded_len() > self.maximum_packet_size as usize {
             return false;
         }
-        if self.out.capacity() == 0 {
-            self.out = take_buffer();
-        }
-        let before = self.out.len();
-        encoded.encode(&mut self.out);
-        self.appended += (self.out.len() - before) as u64;
+        encoded.encode(self.out());
         count(|c| {
             c.packets_out.add(1);
-            c.payload_bytes_out.add(message.payload.len() as u64);
+            let bytes = match frame.qos {
+                QoS::AtMostOnce => &c.payload_bytes_out_0,
+                QoS::AtLeastOnce => &c.payload_bytes_out_1,
+                QoS::ExactlyOnce => &c.payload_bytes_out_2,
+            };
+            bytes.add(message.payload.len() as u64);
         });
         if let (Some(aliases), AliasUse::Set(alias)) = (aliases, used) {
             aliases.assign(message.topic, alias);

@@ -317,24 +317,7 @@ fn full_queues_follow_the_policy() {
 }
 
 fn connect() -> Connect {
-    Connect {
-        protocol: Protocol::V5,
-        clean_start: true,
-        keep_alive: 60,
-        client_id: "c".to_owned(),
-        will: None,
-        username: None,
-        password: None,
-        session_expiry: None,
-        receive_maximum: None,
-        maximum_packet_size: None,
-        topic_alias_maximum: 0,
-        request_response_information: false,
-        request_problem_information: true,
-        user: Vec::new(),
-        auth_method: None,
-        auth_data: None,
-    }
+    Connect { keep_alive: 60, ..Connect::new(Protocol::V5, "c") }
 }
 
 #[test]

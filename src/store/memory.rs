@@ -52,7 +52,8 @@ impl MemoryLatest {
                 state.values.insert(key, value.clone());
             }
         }
-        let newest = state.newest.entry(Arc::clone(&value.topic)).or_insert((0, value.device.clone()));
+        let newest =
+            state.newest.entry(Arc::clone(&value.topic)).or_insert_with(|| (0, value.device.clone()));
         if newest.0 <= value.version {
             *newest = (value.version, value.device.clone());
         }

@@ -69,8 +69,12 @@ counters! {
     bytes_out: "mqtt_bytes_sent_total", "Bytes written to devices", "";
     packets_in: "mqtt_packets_received_total", "MQTT packets received", "";
     packets_out: "mqtt_packets_sent_total", "MQTT packets sent", "";
-    payload_bytes_in: "mqtt_payload_bytes_received_total", "Bytes of payload in PUBLISH packets received", "";
-    payload_bytes_out: "mqtt_payload_bytes_sent_total", "Bytes of payload in PUBLISH packets sent", "";
+    payload_bytes_in_0: "mqtt_payload_bytes_received_total", "Bytes of payload in PUBLISH packets received", "qos=\"0\"";
+    payload_bytes_in_1: "mqtt_payload_bytes_received_total", "Bytes of payload in PUBLISH packets received", "qos=\"1\"";
+    payload_bytes_in_2: "mqtt_payload_bytes_received_total", "Bytes of payload in PUBLISH packets received", "qos=\"2\"";
+    payload_bytes_out_0: "mqtt_payload_bytes_sent_total", "Bytes of payload in PUBLISH packets sent", "qos=\"0\"";
+    payload_bytes_out_1: "mqtt_payload_bytes_sent_total", "Bytes of payload in PUBLISH packets sent", "qos=\"1\"";
+    payload_bytes_out_2: "mqtt_payload_bytes_sent_total", "Bytes of payload in PUBLISH packets sent", "qos=\"2\"";
     dropped_offline: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"offline\"";
     dropped_queue_full: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"queue_full\"";
     dropped_memory: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"memory\"";
@@ -94,6 +98,7 @@ counters! {
     latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
     latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
+    grpc_calls: "gateway_grpc_calls_total", "gRPC calls and streams begun", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
     grpc_stream_dropped_full: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"buffer_full\"";

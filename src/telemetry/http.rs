@@ -165,7 +165,7 @@ mod tests {
         let flag = Arc::clone(&ready);
         let pages = Pages {
             render: Arc::new(|| "x 1\n".to_owned()),
-            ready: Arc::new(move || flag.load(Relaxed).then_some(()).ok_or("draining".to_owned())),
+            ready: Arc::new(move || flag.load(Relaxed).then_some(()).ok_or_else(|| "draining".to_owned())),
         };
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(serve(listener, pages, limits, async { stopped.await.unwrap_or(()) }));

@@ -31,7 +31,7 @@ pub type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
 ///
 /// # Errors
 /// There is a subscriber already.
-pub fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitError> {
+pub(super) fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitError> {
     trace_clients().replace(log.trace_clients.iter().cloned());
     let terminal = std::io::stderr().is_terminal();
     let json = match log.format {

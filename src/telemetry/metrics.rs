@@ -1,6 +1,6 @@
 //! Everything countable as Prometheus text (exposition format 0.0.4).
 
-use std::fmt::Write;
+use std::{borrow::Cow, fmt::Write};
 
 use super::{ProcessStats, Totals};
 
@@ -12,40 +12,70 @@ pub fn escape_label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Renders counters, gauges and the figures of the process. HELP and TYPE appear once per name, and all rows of
-/// a name stand together, whatever the order they come in.
-pub fn render(totals: &Totals, gauges: &[Gauge], process: &ProcessStats) -> String {
-    let mut page = Page::default();
-    for (name, help, labels, value) in totals.rows() {
-        page.row(name, help, "counter", labels, &value.to_string());
-    }
-    for (name, help, labels, value) in gauges {
-        page.row(name, help, "gauge", labels, &number(*value));
-    }
-    for (name, help, kind, value) in process_rows(process) {
-        page.row(name, help, kind, "", &number(value));
-    }
+/// One value with all that describes it; rows of one name need not stand together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Metric name; counters end in `_total`.
+    pub name: &'static str,
+    /// What it counts, in words.
+    pub help: &'static str,
+    /// Whether it only grows.
+    pub counter: bool,
+    /// `name="value",...`; empty for none.
+    pub labels: Cow<'static, str>,
+    /// The value now. Whole numbers are exact up to 2^53.
+    pub value: f64,
+}
+
+/// Everything countable: counters, gauges, figures of the process and the version. `/metrics` and OTLP show
+/// exactly this.
+pub fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) -> Vec<Row> {
+    let counters = totals.rows().into_iter().map(|(name, help, labels, value)| Row {
+        name,
+        help,
+        counter: true,
+        labels: labels.into(),
+        value: value as f64,
+    });
+    let gauge =
+        |name, help, labels: String, value| Row { name, help, counter: false, labels: labels.into(), value };
+    let mut rows: Vec<Row> = counters.collect();
+    rows.extend(gauges.into_iter().map(|(name, help, labels, value)| gauge(name, help, labels, value)));
+    rows.extend(process_rows(process));
     let version = format!("version=\"{}\"", escape_label(crate::config::version()));
-    page.row("mqtt_server_build_info", "Version of the server", "gauge", &version, "1");
+    rows.push(gauge("mqtt_server_build_info", "Version of the server", version, 1.0));
+    rows
+}
+
+/// Renders rows as a page. HELP and TYPE appear once per name, and all rows of a name stand together, whatever
+/// the order they come in.
+pub fn render(rows: &[Row]) -> String {
+    let mut page = Page::default();
+    for row in rows {
+        page.row(row);
+    }
     page.finish()
 }
 
-fn process_rows(process: &ProcessStats) -> [(&'static str, &'static str, &'static str, f64); 8] {
+fn process_rows(process: &ProcessStats) -> impl Iterator<Item = Row> {
     [
-        ("process_resident_memory_bytes", "Resident memory", "gauge", process.rss_bytes as f64),
-        (
-            "process_resident_memory_peak_bytes",
-            "Highest resident memory",
-            "gauge",
-            process.rss_peak_bytes as f64,
-        ),
-        ("process_virtual_memory_bytes", "Virtual memory", "gauge", process.virtual_bytes as f64),
-        ("process_cpu_seconds_total", "User and system CPU time", "counter", process.cpu_seconds),
-        ("process_open_fds", "Open file descriptors", "gauge", process.open_fds as f64),
-        ("process_max_fds", "Most file descriptors allowed", "gauge", process.max_fds as f64),
-        ("process_threads", "Threads", "gauge", process.threads as f64),
-        ("process_start_time_seconds", "Start, seconds since 1970", "gauge", process.start_seconds),
+        ("process_resident_memory_bytes", "Resident memory", process.rss_bytes as f64),
+        ("process_resident_memory_peak_bytes", "Highest resident memory", process.rss_peak_bytes as f64),
+        ("process_virtual_memory_bytes", "Virtual memory", process.virtual_bytes as f64),
+        ("process_cpu_seconds_total", "User and system CPU time", process.cpu_seconds),
+        ("process_open_fds", "Open file descriptors", process.open_fds as f64),
+        ("process_max_fds", "Most file descriptors allowed", process.max_fds as f64),
+        ("process_threads", "Threads", process.threads as f64),
+        ("process_start_time_seconds", "Start, seconds since 1970", process.start_seconds),
     ]
+    .into_iter()
+    .map(|(name, help, value)| Row {
+        name,
+        help,
+        counter: name.ends_with("_total"),
+        labels: "".into(),
+        value,
+    })
 }
 
 fn number(value: f64) -> String {
@@ -60,17 +90,20 @@ fn number(value: f64) -> String {
 
 /// Families in order of first appearance.
 #[derive(Default)]
-struct Page<'a>(Vec<(&'a str, String)>);
+struct Page(Vec<(&'static str, String)>);
 
-impl<'a> Page<'a> {
-    fn row(&mut self, name: &'a str, help: &str, kind: &str, labels: &str, value: &str) {
+impl Page {
+    fn row(&mut self, row: &Row) {
+        let name = row.name;
         let position = self.0.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
-            let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+            let kind = if row.counter { "counter" } else { "gauge" };
+            let help = row.help.replace('\\', "\\\\").replace('\n', "\\n");
             self.0.push((name, format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")));
             self.0.len() - 1
         });
         let text = &mut self.0[position].1;
-        let written = match labels {
+        let value = number(row.value);
+        let written = match &*row.labels {
             "" => writeln!(text, "{name} {value}"),
             labels => writeln!(text, "{name}{{{labels}}} {value}"),
         };
@@ -91,13 +124,13 @@ mod tests {
     #[test]
     fn every_name_is_described_once_and_its_rows_stand_together() {
         let totals = Totals { refused_connect: 3, handshake_timeout: 4, ..Totals::default() };
-        let gauges: [Gauge; 3] = [
+        let gauges: Vec<Gauge> = vec![
             ("mqtt_connections", "Connections", "listener=\"a\"".to_owned(), 2.0),
             ("mqtt_sessions", "Sessions", String::new(), 0.5),
             ("mqtt_connections", "Connections", format!("listener=\"{}\"", escape_label("b\"\\")), 1.0),
         ];
         let process = ProcessStats { cpu_seconds: 1.25, ..ProcessStats::default() };
-        let text = render(&totals, &gauges, &process);
+        let text = render(&rows(&totals, gauges, &process));
         let mut described = HashSet::new();
         let mut current = "";
         for line in text.lines() {

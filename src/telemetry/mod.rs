@@ -1,6 +1,7 @@
-//! Logs, counters and the HTTP page that shows them. A leaf beside `config`.
+//! Logs, counters, the HTTP page that shows them, and OTLP export. A leaf beside `config`.
 
 mod counters;
+mod export;
 mod http;
 mod logs;
 mod metrics;
@@ -10,10 +11,9 @@ mod process;
 mod rate_limit;
 
 pub use counters::{Counter, Counters, Totals, count, totals};
+pub use export::{ReadRows, Telemetry, TelemetryError};
 pub use http::{HttpLimits, Pages, serve};
-pub use logs::{CLIENT_TRACE, ExtraLayer, TraceClients, init, trace_clients};
-pub use metrics::{Gauge, escape_label, render};
-#[cfg(feature = "otel")]
-pub use otel::Otel;
+pub use logs::{CLIENT_TRACE, ExtraLayer, TraceClients, trace_clients};
+pub use metrics::{Gauge, Row, escape_label, render, rows};
 pub use process::ProcessStats;
 pub use rate_limit::RateLimit;

@@ -1,6 +1,9 @@
 //! OTLP export of metrics and spans over gRPC. Only with the cargo feature `otel`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use opentelemetry::{
     KeyValue,
@@ -13,29 +16,28 @@ use opentelemetry_sdk::{
     metrics::{PeriodicReader, SdkMeterProvider},
     trace::SdkTracerProvider,
 };
+use parking_lot::Mutex;
 use tracing::warn;
 
-use super::{ExtraLayer, Gauge, totals};
+use super::{ExtraLayer, ReadRows, Row};
 
 const SERVICE: &str = "mqtt-server";
 const METRICS_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Keeps the exporters running; [`Otel::stop`] sends what is left.
-pub struct Otel {
+pub(super) struct Otel {
     tracer: SdkTracerProvider,
     meter: SdkMeterProvider,
+    registered: OnceLock<()>,
 }
 
 impl Otel {
-    /// Starts exporting to `endpoint` and returns the layer for [`super::init`]. Call it inside the Tokio runtime
-    /// that may carry the export. A collector that is away costs nothing but the figures.
+    /// Starts exporting to `endpoint` and returns the layer for [`super::logs::init`]. Call it inside the Tokio
+    /// runtime that carries the export. A collector that is away costs nothing but the figures.
     ///
     /// # Errors
     /// The endpoint is not one.
-    pub fn start(
-        endpoint: &str,
-        gauges: Arc<dyn Fn() -> Vec<Gauge> + Send + Sync>,
-    ) -> Result<(Self, ExtraLayer), ExporterBuildError> {
+    pub(super) fn start(endpoint: &str) -> Result<(Self, ExtraLayer), ExporterBuildError> {
         let resource = Resource::builder()
             .with_service_name(SERVICE)
             .with_attribute(KeyValue::new("service.version", crate::config::version()))
@@ -46,13 +48,19 @@ impl Otel {
         let metrics = MetricExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
         let reader = PeriodicReader::builder(metrics).with_interval(METRICS_INTERVAL).build();
         let meter = SdkMeterProvider::builder().with_resource(resource).with_reader(reader).build();
-        register(&meter, gauges);
         let layer = tracing_opentelemetry::layer().with_tracer(tracer.tracer(SERVICE));
-        Ok((Self { tracer, meter }, Box::new(layer)))
+        Ok((Self { tracer, meter, registered: OnceLock::new() }, Box::new(layer)))
+    }
+
+    /// Exports these rows from now on. Only the first call has an effect.
+    pub(super) fn export(&self, read: ReadRows) {
+        if self.registered.set(()).is_ok() {
+            register(&self.meter, read);
+        }
     }
 
     /// Sends what is left and ends. Blocks until the collector answered or the exporters gave up.
-    pub fn stop(self) {
+    pub(super) fn stop(self) {
         for result in [self.tracer.shutdown(), self.meter.shutdown()] {
             if let Err(error) = result {
                 warn!(%error, "otel export did not end cleanly");
@@ -61,36 +69,35 @@ impl Otel {
     }
 }
 
-/// One instrument per name; each reads all its rows when it is asked.
-fn register(provider: &SdkMeterProvider, gauges: Arc<dyn Fn() -> Vec<Gauge> + Send + Sync>) {
+/// One instrument per name. The first one reads all rows anew, and the others, which are asked after it, show
+/// what it read.
+fn register(provider: &SdkMeterProvider, read: ReadRows) {
     let meter = provider.meter(SERVICE);
+    let rows = Arc::new(Mutex::new(read()));
+    let all = rows.lock().clone();
     let mut known = Vec::new();
-    for (name, help, ..) in totals().rows() {
+    for Row { name, help, counter, .. } in all {
         if known.contains(&name) {
             continue;
         }
+        let refresh = known.is_empty().then(|| Arc::clone(&read));
         known.push(name);
-        let observe = move |instrument: &dyn AsyncInstrument<u64>| {
-            for (_, _, labels, value) in totals().rows().into_iter().filter(|row| row.0 == name) {
-                instrument.observe(value, &attributes(labels));
-            }
-        };
-        // The exporter's side adds `_total` again.
-        let plain = name.strip_suffix("_total").unwrap_or(name);
-        meter.u64_observable_counter(plain).with_description(help).with_callback(observe).build();
-    }
-    for (name, help, ..) in gauges() {
-        if known.contains(&name) {
-            continue;
-        }
-        known.push(name);
-        let gauges = Arc::clone(&gauges);
+        let rows = Arc::clone(&rows);
         let observe = move |instrument: &dyn AsyncInstrument<f64>| {
-            for (_, _, labels, value) in gauges().iter().filter(|gauge| gauge.0 == name) {
-                instrument.observe(*value, &attributes(labels));
+            if let Some(read) = &refresh {
+                *rows.lock() = read();
+            }
+            for row in rows.lock().iter().filter(|row| row.name == name) {
+                instrument.observe(row.value, &attributes(&row.labels));
             }
         };
-        meter.f64_observable_gauge(name).with_description(help).with_callback(observe).build();
+        if counter {
+            // The name in Prometheus' form would get a second `_total` where a collector writes that form.
+            let plain = name.strip_suffix("_total").unwrap_or(name);
+            meter.f64_observable_counter(plain).with_description(help).with_callback(observe).build();
+        } else {
+            meter.f64_observable_gauge(name).with_description(help).with_callback(observe).build();
+        }
     }
 }
 
@@ -109,12 +116,5 @@ mod tests {
         assert_eq!(attributes(""), []);
         let pairs = attributes("reason=\"limit\",qos=\"1\"");
         assert_eq!(pairs, [KeyValue::new("reason", "limit"), KeyValue::new("qos", "1")]);
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn it_starts_without_a_collector() {
-        let gauges = Arc::new(|| vec![("mqtt_sessions", "Sessions", String::new(), 1.0)]);
-        let (otel, _layer) = Otel::start("http://127.0.0.1:9", gauges).unwrap();
-        tokio::task::spawn_blocking(move || otel.stop()).await.unwrap();
     }
 }

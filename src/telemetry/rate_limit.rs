@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[expect(clippy::disallowed_methods, reason = "warnings are limited in real time, wherever they come from")]
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Lets one event pass per interval and counts the others. For a `static`; see [`crate::warn_limited`].

@@ -1,3 +1,5 @@
+#![allow(clippy::disallowed_methods, reason = "certificates of tests are valid today")]
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -122,7 +124,7 @@ fn openssl(dir: &Path, line: &str) -> bool {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "a skipped test must show")]
+#[expect(clippy::print_stderr, reason = "a skipped test must show")]
 fn eprintln_skip(error: &std::io::Error) {
     eprintln!("SKIPPED: the openssl command is not here ({error})");
 }

@@ -4,10 +4,12 @@
 
 mod id;
 mod message;
+mod peer;
 mod receipt;
 mod topic;
 
 pub use id::{ClientId, Protocol, QoS, Timestamp};
 pub use message::{Message, Origin, OriginKind, Properties, SharedMessage};
+pub use peer::Peer;
 pub use receipt::{DropReason, Receipt, ReceiptState};
 pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};

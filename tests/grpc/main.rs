@@ -1,5 +1,5 @@
 //! The gRPC API against a real gateway in this process, with real devices over TCP.
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
 
 #[path = "../support/client.rs"]
 mod client;

@@ -40,24 +40,7 @@ pub struct Client {
 
 /// A CONNECT with a clean session and no more.
 pub fn hello(protocol: Protocol, client_id: &str) -> Connect {
-    Connect {
-        protocol,
-        clean_start: true,
-        keep_alive: 0,
-        client_id: client_id.to_owned(),
-        will: None,
-        username: None,
-        password: None,
-        session_expiry: None,
-        receive_maximum: None,
-        maximum_packet_size: None,
-        topic_alias_maximum: 0,
-        request_response_information: false,
-        request_problem_information: true,
-        user: Vec::new(),
-        auth_method: None,
-        auth_data: None,
-    }
+    Connect::new(protocol, client_id)
 }
 
 pub fn will(topic: &str, payload: &'static [u8]) -> ConnectWill {

@@ -1,11 +1,12 @@
 //! Starts the real binary for the integration tests: own directory, own certificates, own ports, stopped
-//! on drop. Not with `--dev`, which would open its fixed plaintext ports as well.
+//! on drop.
 //!
 //! Every test of the suite that needs a server starts its own, so tests run in parallel. Ports come from
 //! the system (bind to 0, note, release); a start that loses a port to another process is tried anew.
 #![allow(unreachable_pub, reason = "shared by several test binaries")]
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 #![allow(clippy::print_stderr, reason = "a failing test shows the server's log")]
+#![allow(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 
 use std::{
     fs,

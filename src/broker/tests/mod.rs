@@ -39,7 +39,7 @@ struct Receiver {
     got: Mutex<Vec<Got>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
-    closes: Mutex<Vec<(u64, CloseReason)>>,
+    closes: Mutex<Vec<(u32, CloseReason)>>,
     ended: AtomicBool,
     flushes: AtomicUsize,
 }
@@ -101,7 +101,7 @@ impl Session for TestSession {
     fn core(&self) -> &SessionCore {
         &self.core
     }
-    fn close(&self, epoch: u64, reason: CloseReason) {
+    fn close(&self, epoch: u32, reason: CloseReason) {
         self.receiver.closes.lock().push((epoch, reason));
     }
     fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
@@ -151,7 +151,7 @@ pub(super) struct Bench {
 pub(super) struct Device {
     session: Arc<dyn Session>,
     test: Arc<TestSession>,
-    epoch: u64,
+    epoch: u32,
     present: bool,
 }
 
@@ -173,14 +173,14 @@ pub(super) fn ready<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-pub(super) fn info() -> Arc<ConnectionInfo> {
-    Arc::new(ConnectionInfo {
-        peer: "peer".to_owned(),
-        listener: "test".to_owned(),
+pub(super) fn info() -> ConnectionInfo {
+    ConnectionInfo {
+        peer: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
+        listener: Arc::new("test".to_owned()),
         protocol: Protocol::V5,
         keep_alive: 60,
         username: None,
-    })
+    }
 }
 
 pub(super) fn request(filter: &str) -> SubscribeRequest<'_> {

@@ -305,12 +305,14 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
             threads.map(|thread| thread.join().unwrap())
         });
         let owner = broker.inner.registry.get(&id).unwrap();
-        let last = opened.iter().max_by_key(|opened| opened.epoch).unwrap();
-        assert_eq!(owner.core().slot(), last.session.core().slot());
-        assert_eq!(owner.core().state.lock().epoch, last.epoch);
-        let loser = opened.iter().min_by_key(|opened| opened.epoch).unwrap();
-        let loser = Arc::clone(&loser.session).into_any().downcast::<TestSession>().unwrap();
-        assert!(loser.receiver.closes.lock().iter().any(|(epoch, _)| *epoch < last.epoch));
+        let owning = (owner.core().slot(), owner.core().state.lock().epoch);
+        let (owners, losers): (Vec<_>, Vec<_>) =
+            opened.into_iter().partition(|opened| (opened.session.core().slot(), opened.epoch) == owning);
+        assert_eq!((owners.len(), losers.len()), (1, 1));
+        for Opened { session, epoch, .. } in losers {
+            let loser = session.into_any().downcast::<TestSession>().unwrap();
+            assert!(loser.receiver.closes.lock().iter().any(|(closed, _)| *closed == epoch));
+        }
     }
     let gauges = broker.gauges();
     assert_eq!((gauges.online, gauges.sessions, gauges.online_peak), (3, 3, 3));

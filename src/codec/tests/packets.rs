@@ -108,22 +108,12 @@ fn connect(protocol: Protocol) -> impl Strategy<Value = Packet<'static>> {
     (head, limits, rest).prop_map(move |(head, limits, rest)| {
         let (clean_start, keep_alive, client_id, will, username, password) = head;
         let mut connect = Connect {
-            protocol,
             clean_start,
             keep_alive,
-            client_id,
             will,
             username,
             password,
-            session_expiry: None,
-            receive_maximum: None,
-            maximum_packet_size: None,
-            topic_alias_maximum: 0,
-            request_response_information: false,
-            request_problem_information: true,
-            user: Vec::new(),
-            auth_method: None,
-            auth_data: None,
+            ..Connect::new(protocol, client_id)
         };
         if protocol.is_v5() {
             (connect.session_expiry, connect.receive_maximum) = (limits.0, limits.1);

@@ -1,5 +1,5 @@
 //! Opening and growing an LMDB environment; a damaged file is set aside.
-#![allow(unsafe_code, reason = "heed marks opening and resizing a memory map unsafe; nothing else here is")]
+#![expect(unsafe_code, reason = "heed marks opening and resizing a memory map unsafe; nothing else here is")]
 
 use std::{
     fs,

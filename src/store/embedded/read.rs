@@ -98,6 +98,7 @@ pub(super) fn list(
         txn,
         selection,
         page: PageBuilder::new(selection.limit),
+        #[expect(clippy::disallowed_methods, reason = "bounds how long a read may hold its transaction")]
         started: Instant::now(),
         looked_at: 0,
     };
