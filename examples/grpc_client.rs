@@ -63,7 +63,7 @@ enum Command {
         #[arg(short, long)]
         wait: bool,
         /// Fail if the device is offline, rather than queue the message.
-        #[arg(long)]
+        #[arg(long, requires = "device")]
         fail_offline: bool,
         /// Topic.
         topic: String,

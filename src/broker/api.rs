@@ -106,7 +106,7 @@ pub enum SubscribeError {
 /// What [`super::Broker::publish`] did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Subscribers matched (sessions and streams).
+    /// Subscribers matched: sessions, and streams that want the message.
     pub matched: u32,
     /// Of those that took it now.
     pub sent: u32,
@@ -159,6 +159,15 @@ pub struct DeviceInfo {
     pub subscriptions: Vec<(String, QoS)>,
     /// Queue figures.
     pub queue: QueueInfo,
+}
+
+/// One page of [`super::Broker::devices`].
+#[derive(Debug, Default)]
+pub struct DevicePage {
+    /// The devices, each with where a page that begins after it starts.
+    pub devices: Vec<(u32, DeviceInfo)>,
+    /// Where the next page starts; `None` at the end.
+    pub next: Option<u32>,
 }
 
 /// Retained message operations refused.

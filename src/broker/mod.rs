@@ -8,6 +8,7 @@
 mod api;
 mod budget;
 mod devices;
+mod drops;
 mod index;
 mod namespace;
 mod publish;
@@ -39,6 +40,7 @@ use crate::{
 };
 
 use budget::Budget;
+use drops::Drops;
 use index::Index;
 use registry::Registry;
 use retain::Retained;
@@ -76,6 +78,7 @@ struct Inner {
     retained: Retained,
     budget: Budget,
     events: broadcast::Sender<Event>,
+    drops: Drops,
     online: AtomicUsize,
     online_peak: AtomicUsize,
     sessions: AtomicUsize,
@@ -101,6 +104,7 @@ impl Broker {
             retained,
             budget: Budget::new(limits.memory_budget.0),
             events: broadcast::Sender::new(EVENT_CAPACITY),
+            drops: Drops::default(),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),

@@ -16,8 +16,8 @@ impl Broker {
     /// Routes one message by MQTT rules: retained store, latest value (devices only), subscribers.
     ///
     /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds
-    /// the memory budget used up; QoS 0 is left to each target. The message's receipt learns of every
-    /// delivery taken or dropped here; what targets drop later they report themselves.
+    /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
+    /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
         if !self.has_room_for(message) {
             count(|c| c.refused_memory.add(1));
@@ -36,7 +36,6 @@ impl Broker {
         if published.matched == 0 {
             count(|c| c.no_match.add(1));
         }
-        report(message, &published);
         published
     }
 
@@ -52,11 +51,8 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        let mut published = Published { matched: 1, ..Published::default() };
         if !self.has_room_for(message) {
             count(|c| c.dropped_memory.add(1));
-            published.add(Outcome::Dropped(DropReason::Memory));
-            report(message, &published);
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }
         turn.frames = None;
@@ -75,8 +71,6 @@ impl Broker {
         if offline == Offline::Fail && outcome == Outcome::Dropped(DropReason::Offline) {
             return DirectOutcome::DeviceOffline;
         }
-        published.add(outcome);
-        report(message, &published);
         DirectOutcome::Done(outcome)
     }
 
@@ -140,7 +134,6 @@ impl Broker {
             if flush {
                 dirty.push(Arc::clone(&matched.target));
             }
-            published.matched += 1;
             published.add(outcome);
         }
         if only_streams || list.groups.is_empty() {
@@ -160,14 +153,15 @@ fn deliver_to_groups(
     published: &mut Published,
 ) {
     for group in &list.groups {
-        published.matched += 1;
         published.add(group.deliver(message, delivery));
     }
 }
 
 impl Published {
     fn add(&mut self, outcome: Outcome) {
+        self.matched += u32::from(outcome != Outcome::Ignored);
         match outcome {
+            Outcome::Ignored => {}
             Outcome::Sent => self.sent += 1,
             Outcome::Queued => self.queued += 1,
             Outcome::Dropped(reason) => {
@@ -176,15 +170,4 @@ impl Published {
             }
         }
     }
-}
-
-/// Tells the waiting publisher, if there is one.
-fn report(message: &Message<'_>, published: &Published) {
-    let Some(receipt) = message.receipt else { return };
-    receipt.update(|state| {
-        state.accepted += published.sent + published.queued;
-        state.queued += published.queued;
-        state.dropped += published.dropped;
-        state.reason = published.reason.or(state.reason);
-    });
 }

@@ -2,14 +2,13 @@
 //!
 //! [`Session::core`] is the one session method called under a shard's lock: it must be a plain accessor.
 
-use std::{cmp::Ordering::Equal, collections::BinaryHeap, sync::Arc};
+use std::sync::Arc;
 
 use ahash::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Session, SessionCore};
-use crate::types::ClientId;
+use super::Session;
 
 const SHARDS: usize = 64;
 
@@ -58,29 +57,6 @@ impl Registry {
             }
         }
     }
-
-    /// Sessions in order of client id, after `after`, at most `limit`, that `wanted` accepts.
-    pub(super) fn page(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        wanted: impl Fn(&SessionCore) -> bool,
-    ) -> Vec<Arc<dyn Session>> {
-        let mut page: BinaryHeap<ById> = BinaryHeap::new();
-        self.for_each(|session| {
-            let id = session.core().client_id();
-            let seen = after.is_some_and(|after| id.as_str() <= after);
-            let late = page.len() >= limit && page.peek().is_some_and(|last| last.id() <= id);
-            if seen || late || limit == 0 || !wanted(session.core()) {
-                return;
-            }
-            page.push(ById(Arc::clone(session)));
-            if page.len() > limit {
-                page.pop();
-            }
-        });
-        page.into_sorted_vec().into_iter().map(|entry| entry.0).collect()
-    }
 }
 
 impl Place<'_> {
@@ -105,34 +81,5 @@ impl Place<'_> {
         if let Ok(entry) = self.shard.sessions.find_entry(self.hash, |other| other.core().slot() == slot) {
             entry.remove();
         }
-    }
-}
-
-/// Orders sessions by client id.
-struct ById(Arc<dyn Session>);
-
-impl ById {
-    fn id(&self) -> &ClientId {
-        self.0.core().client_id()
-    }
-}
-
-impl PartialEq for ById {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Equal
-    }
-}
-
-impl Eq for ById {}
-
-impl PartialOrd for ById {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for ById {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.id().cmp(other.id())
     }
 }

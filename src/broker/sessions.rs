@@ -163,6 +163,7 @@ impl Broker {
             self.run_timer(&session, at, now, turn);
         }
         self.inner.retained.sweep(now);
+        self.tell_drops(now);
     }
 
     fn run_timer(&self, session: &Arc<dyn Session>, at: Timestamp, now: Timestamp, turn: &mut Turn) {

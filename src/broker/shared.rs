@@ -179,7 +179,8 @@ impl Group {
         self.queued.store(0, Ordering::Release);
         for message in messages {
             budget.release(message.cost());
-            drop_message(&message.receipt, DropReason::SessionEnded);
+            debug_assert!(message.receipt.is_none(), "what is queued is not waited for");
+            count_drop(DropReason::SessionEnded);
         }
     }
 
@@ -276,7 +277,8 @@ impl Group {
             count(|c| c.dropped_offline.add(1));
             return Outcome::Dropped(DropReason::Offline);
         }
-        let message = Arc::clone(message.share());
+        // Whoever waits does not wait for what is queued.
+        let message = message.share().without_receipt();
         let cost = message.cost();
         if !budget.charge(cost) {
             count(|c| c.dropped_memory.add(1));
@@ -308,7 +310,7 @@ impl Group {
             let cost = message.cost();
             if message.is_expired(delivery.now) {
                 delivery.budget.release(cost);
-                drop_message(&message.receipt, DropReason::Expired);
+                count_drop(DropReason::Expired);
                 continue;
             }
             // The caller's frames belong to another message.
@@ -327,16 +329,10 @@ impl Group {
             };
             drop(borrowed);
             match outcome {
-                Some(Outcome::Sent | Outcome::Queued) => delivery.budget.release(cost),
+                Some(Outcome::Sent | Outcome::Queued | Outcome::Ignored) => delivery.budget.release(cost),
                 // No member can ever take it: don't let it block the others.
-                Some(Outcome::Dropped(reason @ (DropReason::TooLarge | DropReason::Expired))) => {
+                Some(Outcome::Dropped(DropReason::TooLarge | DropReason::Expired)) => {
                     delivery.budget.release(cost);
-                    if let Some(receipt) = &message.receipt {
-                        receipt.update(|state| {
-                            state.dropped += 1;
-                            state.reason = Some(reason);
-                        });
-                    }
                 }
                 None | Some(Outcome::Dropped(_)) => {
                     self.put_back(message, delivery.budget);
@@ -364,7 +360,7 @@ impl Group {
         };
         if closed {
             budget.release(message.cost());
-            drop_message(&message.receipt, DropReason::SessionEnded);
+            count_drop(DropReason::SessionEnded);
         }
     }
 

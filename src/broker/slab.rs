@@ -48,6 +48,17 @@ impl<T> Slab<T> {
         self.chunks.get(number / CHUNK)?.get(number % CHUNK)?.as_ref()
     }
 
+    /// The values at `from` and the `count - 1` numbers after it, with their numbers.
+    pub(super) fn range(&self, from: u32, count: u32) -> impl Iterator<Item = (u32, &T)> {
+        let end = from.saturating_add(count).min(self.next);
+        (from..end).filter_map(|number| Some((number, self.get(number)?)))
+    }
+
+    /// The first number that was never given out.
+    pub(super) fn end(&self) -> u32 {
+        self.next
+    }
+
     /// The value at `number`, to change it.
     pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         self.place(number)?.as_mut()
@@ -93,6 +104,9 @@ mod tests {
         assert_eq!(slab.reserve(), numbers[300]);
         slab.set(numbers[300], 7);
         assert_eq!(slab.get_mut(numbers[300]), Some(&mut 7));
+        let numbers: Vec<u32> = slab.range(299, 3).map(|(number, _)| number).collect();
+        assert_eq!(numbers, [299, 300, 301]);
+        assert_eq!((slab.range(600, 9).count(), slab.end()), (1, 601));
         assert_eq!(slab.get(0), None);
         assert_eq!(slab.get(100_000), None);
     }

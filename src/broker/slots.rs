@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::{Target, slab::Slab};
+use super::{Session, Target, slab::Slab};
 
 /// Receivers by slot; slot 0 is nobody.
 #[derive(Default)]
@@ -24,6 +24,17 @@ impl Default for Table {
 impl Table {
     pub(super) fn get(&self, slot: u32) -> Option<&Arc<dyn Target>> {
         self.0.get(slot)
+    }
+
+    /// The sessions among `count` slots from `from`, with their slots.
+    pub(super) fn sessions(&self, from: u32, count: u32) -> Vec<(u32, Arc<dyn Session>)> {
+        let targets = self.0.range(from, count);
+        targets.filter_map(|(slot, target)| Some((slot, Arc::clone(target).into_session()?))).collect()
+    }
+
+    /// The first slot that nobody ever had.
+    pub(super) fn end(&self) -> u32 {
+        self.0.end()
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Outcome {
     Queued,
     /// Not taken.
     Dropped(DropReason),
+    /// Not wanted: a stream's own rules leave this message out. Counts neither as matched nor as dropped.
+    Ignored,
 }
 
 /// Result of [`Target::deliver`].
@@ -53,6 +55,11 @@ pub trait Target: Any + Send + Sync {
 
     /// Whether the receiver is connected.
     fn is_online(&self) -> bool;
+
+    /// The session that this target is, if it is one.
+    fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
+        None
+    }
 
     /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
     fn load(&self) -> usize;
@@ -206,7 +213,8 @@ pub enum EventKind {
         /// Why: `expired`, `clean_start`, `administrative`.
         reason: &'static str,
     },
-    /// Messages were dropped for this session (rate-limited to one event a second).
+    /// Messages were dropped for this session when they were routed, or unsent with its connection (one event
+    /// a second for each reason). What expires in a queue is only counted.
     Dropped {
         /// Why.
         reason: DropReason,

@@ -107,6 +107,8 @@ pub struct Gateway {
     /// Everything ends.
     stopping: watch::Sender<bool>,
     latest_task: Option<tokio::task::JoinHandle<()>>,
+    /// Ends by itself after draining.
+    grpc_task: Option<tokio::task::JoinHandle<()>>,
     tasks: tokio::task::JoinSet<()>,
 }
 
@@ -160,9 +162,20 @@ impl Gateway {
         let deadline = self.config.shutdown.deadline.0;
         let end = tokio::time::Instant::now() + deadline;
         let _ = self.draining.send(true);
+        // gRPC tells its callers why they end, which takes as long as they take to read it.
+        let mut grpc_task = self.grpc_task.take();
+        let grpc = async {
+            if let Some(task) = &mut grpc_task {
+                let _ = task.await;
+            }
+        };
+        let drained = async { tokio::join!(self.drain(), grpc) };
         // A quarter is kept for the latest values.
-        if tokio::time::timeout(deadline * 3 / 4, self.drain()).await.is_err() {
+        if tokio::time::timeout(deadline * 3 / 4, drained).await.is_err() {
             warn!(?deadline, "connections still open shortly before the shutdown deadline, they end now");
+        }
+        if let Some(task) = grpc_task {
+            task.abort();
         }
         let _ = self.stopping.send(true);
         if let Some(task) = self.latest_task.take()

@@ -80,13 +80,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         });
     }
     addresses.push(("grpc".to_owned(), Address::Ip(grpc_socket.local_addr()?)));
-    tasks.spawn(service::run_grpc(
-        grpc_socket,
-        grpc_tls,
-        broker.clone(),
-        grpc_config(&config),
-        drain.clone(),
-    ));
+    let serving =
+        service::run_grpc(grpc_socket, grpc_tls, broker.clone(), grpc_config(&config), drain.clone());
+    let grpc_task = Some(tokio::spawn(serving));
     if let Some(socket) = http_socket {
         addresses.push(("http".to_owned(), Address::Ip(socket.local_addr()?)));
         tasks.spawn(service::run_http(
@@ -104,7 +100,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     }
     tasks.spawn(Arc::clone(&tls).watch(CERTIFICATE_POLL));
     let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
-    Ok(Gateway { broker, config, addresses, tls, latest, draining, stopping, latest_task, tasks })
+    Ok(Gateway { broker, config, addresses, tls, latest, draining, stopping, latest_task, grpc_task, tasks })
 }
 
 struct Prepared {
@@ -194,6 +190,7 @@ fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
         excluded: config.latest.excluded.clone(),
         version_start: 0,
         mark: Some(Arc::new(VersionMark::open(&directory)?)),
+        ..LatestOptions::default()
     };
     Ok(Some(Latest::new(Arc::new(embedded), options)))
 }

@@ -73,9 +73,7 @@ pub(super) fn publish_response(
         sent,
         queued: published.queued,
         dropped: published.dropped + lost,
-        reason_code: waited
-            .filter(|state| wait == Wait::Acked && state.acked > 0)
-            .map(|state| u32::from(state.code)),
+        reason_code: waited.filter(|_| wait == Wait::Acked).and_then(|state| state.code).map(u32::from),
     }
 }
 

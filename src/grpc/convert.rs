@@ -82,8 +82,12 @@ pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Resul
         v1::Offline::Fail => broker::Offline::Fail,
         v1::Offline::Drop => broker::Offline::Drop,
     };
-    if let Some(device) = &request.device_id {
-        check_client_id("device_id", device, limits)?;
+    match &request.device_id {
+        Some(device) => check_client_id("device_id", device, limits)?,
+        None if offline != broker::Offline::Queue => {
+            return Err(Error::invalid("offline", "needs device_id"));
+        }
+        None => {}
     }
     if request.retain {
         if request.device_id.is_some() {

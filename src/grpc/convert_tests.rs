@@ -76,6 +76,9 @@ fn bad_publishes_are_refused_by_field() {
     assert_eq!(refused(v1::PublishRequest { qos: 9, ..to("t") }), "qos");
     assert_eq!(refused(v1::PublishRequest { wait: 9, ..to("t") }), "wait");
     assert_eq!(refused(v1::PublishRequest { offline: -1, ..to("t") }), "offline");
+    for offline in [v1::Offline::Fail, v1::Offline::Drop] {
+        assert_eq!(refused(v1::PublishRequest { offline: offline.into(), ..to("t") }), "offline");
+    }
     assert_eq!(refused(v1::PublishRequest { expiry_seconds: Some(0), ..to("t") }), "expiry_seconds");
     let device_id = Some(String::new());
     assert_eq!(refused(v1::PublishRequest { device_id, ..to("t") }), "device_id");

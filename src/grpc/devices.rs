@@ -28,17 +28,18 @@ impl Devices for DevicesService {
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
         let request = request.into_inner();
         let limit = convert::page_size(request.page_size)?;
-        // The token is the last client id of the page before.
-        let after = (!request.page_token.is_empty()).then_some(request.page_token.as_str());
-        if let Some(after) = after {
-            convert::check_client_id("page_token", after, self.context.broker.limits())?;
-        }
-        let found = self.context.broker.devices(after, limit, request.online_only);
-        let more = found.len() >= limit;
-        let budget = PAGE_BYTES;
-        let (devices, cut) = fit(found.into_iter().map(answers::device), budget);
-        let last = devices.last().filter(|_| more || cut);
-        let next_page_token = last.map_or_else(String::new, |device| device.client_id.clone());
+        // The token is where the page starts.
+        let start = match request.page_token.as_str() {
+            "" => 0,
+            token => token
+                .parse()
+                .map_err(|_| Error::invalid("page_token", "is not one of this gateway's tokens"))?,
+        };
+        let page = self.context.broker.devices(start, limit, request.online_only);
+        let (starts, found): (Vec<u32>, Vec<_>) = page.devices.into_iter().unzip();
+        let (devices, cut) = fit(found.into_iter().map(answers::device), PAGE_BYTES);
+        let next = if cut { devices.len().checked_sub(1).map(|last| starts[last]) } else { page.next };
+        let next_page_token = next.map_or_else(String::new, |start| start.to_string());
         Ok(Response::new(v1::ListResponse { devices, next_page_token }))
     }
 

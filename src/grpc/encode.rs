@@ -90,7 +90,7 @@ pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
 }
 
 /// Most bytes that the gaps in front of a message take.
-pub(super) const GAPS_BOUND: usize = 64;
+pub(super) const GAPS_BOUND: usize = 80;
 
 /// An upper bound of what [`message`] appends, gaps in front of it included.
 pub(super) fn size_bound(message: &Message<'_>) -> usize {

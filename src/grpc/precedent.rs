@@ -42,7 +42,7 @@ impl PublishedPacketService for PrecedentService {
             batch: MAX_STREAM_BATCH,
         };
         let selector = Selector::new(true).devices(devices, Vec::new());
-        let target = Arc::new(StreamTarget::new(selector, options));
+        let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         let filters = convert::or_all(Vec::new());
         let stream = Subscription::attach(broker, &self.context.streams, target, &filters, Pace::default())?;
         Ok(Response::new(stream))

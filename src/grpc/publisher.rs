@@ -115,6 +115,7 @@ pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
         DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
         DirectOutcome::DeviceOffline => Err(Error::DeviceOffline),
         DirectOutcome::Done(Outcome::Sent) => Ok(Published { sent: 1, ..one }),
+        DirectOutcome::Done(Outcome::Ignored) => Ok(Published::default()),
         DirectOutcome::Done(Outcome::Queued) => Ok(Published { queued: 1, ..one }),
         DirectOutcome::Done(Outcome::Dropped(reason)) => match drop_error(reason) {
             Some(error) => Err(error),
@@ -302,7 +303,10 @@ impl PublishRun {
     }
 
     fn accept(&mut self, frame: v1::PublishStreamRequest) -> Result<(), Error> {
-        if let Some(options) = frame.options.filter(|_| !self.started) {
+        if let Some(options) = frame.options {
+            if self.started {
+                return Err(Error::invalid("options", "are for the first frame only"));
+            }
             self.window = match options.window as usize {
                 0 => DEFAULT_WINDOW,
                 window if window <= MAX_WINDOW => window,
@@ -408,7 +412,7 @@ mod tests {
             state.acked = 1;
             state.dropped = 1;
             state.reason = Some(DropReason::ConnectionLost);
-            state.code = 16;
+            state.code = Some(16);
         });
         let response = routed.ready().unwrap().unwrap();
         assert_eq!(response.outcome(), v1::Outcome::Acked);

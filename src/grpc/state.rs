@@ -198,7 +198,7 @@ impl State for StateService {
         };
         let filters = convert::or_all(request.topic_filters);
         let selector = Selector::new(true).devices(request.device_ids.clone(), Vec::new());
-        let target = Arc::new(StreamTarget::new(selector, options));
+        let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
         let changes = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;

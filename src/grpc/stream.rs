@@ -2,9 +2,11 @@
 //! task that serves the stream.
 //!
 //! Messages are encoded once, under the buffer's lock, straight into the batch that goes out. Invariants: a
-//! stream never blocks or slows a publisher; its buffer never exceeds its cap in bytes; every message it
-//! loses is counted and, in the stream, a `Gap` stands where it would have been.
+//! stream never blocks or slows a publisher; its buffer never exceeds its cap in bytes and is charged to
+//! the process-wide memory budget; every message it loses is counted and, in the stream, a `Gap` stands where it
+//! would have been.
 
+mod buffer;
 mod selector;
 mod target;
 
@@ -130,9 +132,17 @@ pub(super) struct Subscription {
     linger: Option<(Duration, Pin<Box<Sleep>>, bool)>,
     heartbeat: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
-    // Dropped in this order: no more deliveries, then the place is free.
-    _handle: Option<StreamHandle>,
+    handle: Option<StreamHandle>,
     _slot: Slot,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        // In this order: no more deliveries, then the memory is given back (a publisher's match cache may keep
+        // the target itself for a while), then the place is free.
+        self.handle = None;
+        self.target.discard();
+    }
 }
 
 /// Timers of a [`Subscription`].
@@ -166,7 +176,7 @@ impl Subscription {
             linger: pace.linger.map(timer).map(|(span, sleep)| (span, sleep, false)),
             heartbeat: pace.heartbeat.map(timer),
             ended: false,
-            _handle: handle,
+            handle,
             _slot: slot,
         }
     }

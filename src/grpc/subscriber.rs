@@ -28,7 +28,7 @@ impl Subscriber for SubscriberService {
         let wanted = convert::subscribe(request.into_inner(), broker.limits())?;
         let options =
             Options { form: Form::Item, policy: wanted.policy, buffer: wanted.buffer, batch: wanted.batch };
-        let target = Arc::new(StreamTarget::new(wanted.selector, options));
+        let target = Arc::new(StreamTarget::new(broker.clone(), wanted.selector, options));
         let pace = Pace { linger: wanted.linger, heartbeat: wanted.heartbeat };
         let stream = Subscription::attach(broker, &self.context.streams, target, &wanted.filters, pace)?;
         Ok(Response::new(stream))

@@ -126,6 +126,7 @@ impl Device {
         let lost = old.as_mut().map_or(0, |old| old.take_unsent(&mut slot.out));
         slot.out.detach();
         slot.out.note_lost(lost);
+        self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         slot.out.attach(params, connack, &self.shared.env(now));
         Ok(old)
     }
@@ -140,6 +141,7 @@ impl Device {
         let lost = link.take_unsent(&mut slot.out);
         slot.out.detach();
         slot.out.note_lost(lost);
+        self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         Some(link)
     }
 
@@ -191,7 +193,15 @@ impl Target for Device {
             queue_offline: options.queue_offline,
         };
         let mut slot = self.slot.lock();
-        let outcome = match slot.out.offer(message, offer, &self.shared.env(message.received)) {
+        let before = slot.out.dropped();
+        let take = slot.out.offer(message, offer, &self.shared.env(message.received));
+        let lost = slot.out.dropped() - before;
+        if lost > 0 || matches!(take, Take::Dropped(_)) {
+            // What is dropped for a message that was taken is what it pushed out of the queue.
+            let reason = if let Take::Dropped(reason) = take { reason } else { DropReason::QueueFull };
+            self.shared.broker.note_dropped(self.core.client_id(), reason, lost.max(1));
+        }
+        let outcome = match take {
             Take::Sent => Outcome::Sent,
             Take::Queued => Outcome::Queued,
             Take::Dropped(reason) => Outcome::Dropped(reason),
@@ -216,6 +226,10 @@ impl Target for Device {
 
     fn is_online(&self) -> bool {
         self.slot.lock().link.is_some()
+    }
+
+    fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
+        Some(self)
     }
 
     fn load(&self) -> usize {

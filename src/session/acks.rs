@@ -20,7 +20,7 @@ impl Outbound {
             return false;
         }
         if let Some(Entry { stage: Stage::Publish(delivery), .. }) = rare.inflight.remove(id) {
-            acknowledged(delivery.message.receipt.as_ref(), code);
+            acknowledged(delivery.receipt(), code);
         }
         self.pump(env);
         true
@@ -34,7 +34,7 @@ impl Outbound {
         {
             match &entry.stage {
                 Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
-                    let receipt = delivery.message.receipt.clone();
+                    let receipt = delivery.receipt().cloned();
                     if code >= 0x80 {
                         acknowledged(receipt.as_ref(), code);
                         rare.inflight.remove(id);

@@ -144,11 +144,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::types::{Message, Origin, QoS, Timestamp};
+    use crate::{
+        session::pending::Awaited,
+        types::{Message, Origin, QoS, Timestamp},
+    };
 
     fn delivery() -> Delivery {
         let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
-        Delivery { message, ids: None, group: 0, qos: QoS::AtLeastOnce, retain: false }
+        let awaited = Awaited::No;
+        Delivery { message, ids: None, group: 0, qos: QoS::AtLeastOnce, retain: false, awaited }
     }
 
     #[test]

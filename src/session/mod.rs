@@ -16,6 +16,8 @@ mod inbound;
 mod inflight;
 mod outbound;
 mod pending;
+#[cfg(test)]
+mod receipt_tests;
 mod sending;
 #[cfg(test)]
 mod tests;

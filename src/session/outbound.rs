@@ -8,8 +8,8 @@ use std::{
 use super::{
     alias::OutboundAliases,
     buffers::{recycle, take_buffer},
-    inflight::{Inflight, Stage},
-    pending::Pending,
+    inflight::{Entry, Inflight, Stage},
+    pending::{Awaited, Pending},
 };
 use crate::{
     codec::{AckKind, encode_ack},
@@ -98,8 +98,17 @@ pub(super) struct Rare {
     pub(super) pending: Pending,
     pub(super) received: HashSet<u16, ahash::RandomState>,
     pub(super) aliases: Option<OutboundAliases>,
-    pub(super) marks: VecDeque<(u64, Arc<Receipt>)>,
+    pub(super) marks: VecDeque<Mark>,
     pub(super) dropped: u64,
+}
+
+/// A place in the stream of bytes; when the socket has taken what is before it, `receipt` is told.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) end: u64,
+    /// Packet id, 0 at QoS 0.
+    pub(super) id: u16,
+    pub(super) receipt: Arc<Receipt>,
 }
 
 /// See the module.
@@ -157,11 +166,9 @@ impl Outbound {
         if let Some(rare) = &mut self.rare {
             rare.inflight.rewind();
             rare.aliases = None;
-            for (_, receipt) in rare.marks.drain(..) {
-                receipt.update(|state| {
-                    state.dropped += 1;
-                    state.reason = Some(DropReason::ConnectionLost);
-                });
+            // QoS 1 and 2 are not lost: they are marked again when they are sent again.
+            for mark in rare.marks.drain(..).filter(|mark| mark.id == 0) {
+                dropped(Some(&mark.receipt), DropReason::ConnectionLost);
             }
         }
     }
@@ -186,6 +193,11 @@ impl Outbound {
         self.rare.as_ref().map_or((0, 0, 0, 0), |rare| {
             (rare.inflight.len(), rare.pending.len(), rare.pending.bytes(), rare.dropped)
         })
+    }
+
+    /// Messages dropped since the session began.
+    pub fn dropped(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.dropped)
     }
 
     /// Whether a paced replay may offer more now without queueing.
@@ -259,12 +271,17 @@ impl Outbound {
     pub fn note_written(&mut self, unsent: usize) {
         let Some(rare) = &mut self.rare else { return };
         let written = self.taken.saturating_sub(unsent as u64);
-        while let Some((end, receipt)) = rare.marks.front() {
-            if *end > written {
-                break;
+        while rare.marks.front().is_some_and(|mark| mark.end <= written) {
+            let Some(Mark { id, receipt, .. }) = rare.marks.pop_front() else { return };
+            receipt.update(|state| {
+                state.sent += 1;
+                state.acked += u32::from(id == 0);
+            });
+            if let Some(Entry { stage: Stage::Publish(delivery), .. }) = rare.inflight.get_mut(id)
+                && delivery.receipt().is_some_and(|awaited| Arc::ptr_eq(awaited, &receipt))
+            {
+                delivery.awaited = Awaited::Sent;
             }
-            receipt.update(|state| state.sent += 1);
-            rare.marks.pop_front();
         }
     }
 
@@ -287,7 +304,7 @@ impl Outbound {
             .into_iter()
             .map(|delivery| {
                 budget.release(delivery.message.cost());
-                (delivery.group, delivery.message)
+                delivery.into_shared()
             })
             .collect()
     }
@@ -302,21 +319,19 @@ impl Outbound {
         for entry in rare.inflight.drain() {
             match entry.stage {
                 Stage::Publish(delivery) if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce => {
-                    shared.push((delivery.group, delivery.message));
+                    shared.push(delivery.into_shared());
                 }
-                Stage::Publish(delivery) => {
-                    dropped(delivery.message.receipt.as_ref(), DropReason::SessionEnded)
-                }
+                Stage::Publish(delivery) => dropped(delivery.receipt(), DropReason::SessionEnded),
                 Stage::Release(receipt) => dropped(receipt.as_ref(), DropReason::SessionEnded),
             }
         }
         while let Some(delivery) = rare.pending.pop() {
             budget.release(delivery.message.cost());
             if delivery.group != 0 {
-                shared.push((delivery.group, delivery.message));
+                shared.push(delivery.into_shared());
             } else {
                 count(|c| c.dropped_session_ended.add(1));
-                dropped(delivery.message.receipt.as_ref(), DropReason::SessionEnded);
+                dropped(delivery.receipt(), DropReason::SessionEnded);
             }
         }
         shared
@@ -359,7 +374,7 @@ pub(super) fn acknowledged(receipt: Option<&Arc<Receipt>>, code: u8) {
     if let Some(receipt) = receipt {
         receipt.update(|state| {
             state.acked += 1;
-            state.code = code;
+            state.code = Some(code);
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::types::{QoS, SharedMessage};
+use crate::types::{QoS, Receipt, SharedMessage};
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
@@ -12,6 +12,40 @@ pub(super) struct Delivery {
     pub(super) group: u32,
     pub(super) qos: QoS,
     pub(super) retain: bool,
+    pub(super) awaited: Awaited,
+}
+
+/// Whether a publisher waits for a delivery, so that each delivery is reported once whatever happens to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// Nobody waits: no receipt, or queued for an offline session.
+    No,
+    /// Not yet reported as sent.
+    Unsent,
+    /// Reported as sent.
+    Sent,
+}
+
+impl Delivery {
+    /// Where to report, if somebody waits for this delivery.
+    pub(super) fn receipt(&self) -> Option<&Arc<Receipt>> {
+        self.message.receipt.as_ref().filter(|_| self.awaited != Awaited::No)
+    }
+
+    /// The message for another member of its shared group: with the receipt only if somebody waits, and with
+    /// the report of its sending taken back.
+    pub(super) fn into_shared(self) -> (u32, Arc<SharedMessage>) {
+        if self.awaited == Awaited::Sent
+            && let Some(receipt) = &self.message.receipt
+        {
+            receipt.update(|state| state.sent -= 1);
+        }
+        let message = match self.awaited {
+            Awaited::No => self.message.without_receipt(),
+            Awaited::Unsent | Awaited::Sent => self.message,
+        };
+        (self.group, message)
+    }
 }
 
 /// The queue with its sizes.

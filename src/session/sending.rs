@@ -6,8 +6,8 @@ use super::{
     Env, Offer, Outbound, Take,
     alias::{AliasUse, OutboundAliases},
     inflight::Stage,
-    outbound::dropped,
-    pending::Delivery,
+    outbound::{Mark, dropped},
+    pending::{Awaited, Delivery},
 };
 use crate::{
     codec::{AckKind, PublishFrame, reason},
@@ -31,8 +31,7 @@ impl Outbound {
         }
         count(|c| c.messages_out_0.add(1));
         if let Some(receipt) = message.receipt {
-            receipt.update(|state| state.acked += 1);
-            self.mark(receipt);
+            self.mark(receipt, 0);
         }
         Take::Sent
     }
@@ -52,7 +51,7 @@ impl Outbound {
         self.rare().inflight.push(keep(message, qos, offer));
         count_sent(qos);
         if let Some(receipt) = message.receipt {
-            self.mark(receipt);
+            self.mark(receipt, packet_id);
         }
         Take::Sent
     }
@@ -83,15 +82,22 @@ impl Outbound {
             }
             let Some(oldest) = rare.pending.pop() else { return Take::Dropped(DropReason::QueueFull) };
             env.budget.release(oldest.message.cost());
-            dropped(oldest.message.receipt.as_ref(), DropReason::QueueFull);
+            dropped(oldest.receipt(), DropReason::QueueFull);
         }
         if !env.budget.charge(cost) {
             rare.dropped += 1;
             count(|c| c.dropped_memory.add(1));
             return Take::Dropped(DropReason::Memory);
         }
-        rare.pending.push(keep(message, qos, offer));
-        if online { Take::Sent } else { Take::Queued }
+        let mut delivery = keep(message, qos, offer);
+        if online {
+            rare.pending.push(delivery);
+            return Take::Sent;
+        }
+        // Not waited for, also not when it is sent before what is.
+        delivery.awaited = Awaited::No;
+        rare.pending.push(delivery);
+        Take::Queued
     }
 
     pub(super) fn resend_one(&mut self, env: &Env<'_>) -> bool {
@@ -100,6 +106,7 @@ impl Outbound {
             None => false,
             Some((id, entry)) => {
                 let mut drop_entry = false;
+                let mut unsent = None;
                 match &entry.stage {
                     Stage::Release(_) => {
                         self.append_ack(AckKind::PubRel, id, reason::SUCCESS);
@@ -120,6 +127,11 @@ impl Outbound {
                         drop_entry = !appended;
                         if appended {
                             count_sent(delivery.qos);
+                            if delivery.awaited == Awaited::Unsent {
+                                unsent = delivery.receipt().cloned();
+                            }
+                        } else {
+                            dropped(delivery.receipt(), DropReason::TooLarge);
                         }
                     }
                 }
@@ -128,6 +140,10 @@ impl Outbound {
                     rare.inflight.remove(id);
                 } else {
                     rare.inflight.advance();
+                    if let Some(receipt) = unsent {
+                        let end = self.taken + self.out.len() as u64;
+                        rare.marks.push_back(Mark { end, id, receipt });
+                    }
                 }
                 true
             }
@@ -152,10 +168,11 @@ impl Outbound {
         if expired {
             rare.dropped += 1;
             count(|c| c.dropped_expired.add(1));
-            dropped(delivery.message.receipt.as_ref(), DropReason::Expired);
+            dropped(delivery.receipt(), DropReason::Expired);
             return true;
         }
-        let message = delivery.message.borrow();
+        let mut message = delivery.message.borrow();
+        message.receipt = delivery.receipt();
         let offer = Offer {
             qos: delivery.qos,
             retain: delivery.retain,
@@ -168,7 +185,7 @@ impl Outbound {
             qos => self.send_acknowledged(&message, qos, offer, env.now),
         };
         if let Take::Dropped(reason) = taken {
-            dropped(delivery.message.receipt.as_ref(), reason);
+            dropped(delivery.receipt(), reason);
         }
         true
     }
@@ -180,9 +197,9 @@ impl Outbound {
         Take::Dropped(DropReason::TooLarge)
     }
 
-    fn mark(&mut self, receipt: &Arc<Receipt>) {
+    fn mark(&mut self, receipt: &Arc<Receipt>, id: u16) {
         let end = self.taken + self.out.len() as u64;
-        self.rare().marks.push_back((end, Arc::clone(receipt)));
+        self.rare().marks.push_back(Mark { end, id, receipt: Arc::clone(receipt) });
     }
 
     fn append_frame(&mut self, frame: &Frame<'_, '_>, now: Timestamp) -> bool {
@@ -259,6 +276,7 @@ fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Delivery {
         group: offer.group,
         qos,
         retain: offer.retain,
+        awaited: if message.receipt.is_some() { Awaited::Unsent } else { Awaited::No },
     }
 }
 

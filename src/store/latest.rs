@@ -2,7 +2,8 @@
 //!
 //! What is lost when the process is killed: what was recorded in the last `flush_interval` and during one
 //! commit of the store. While the store is away values stay in memory, the newest per (device, topic), up
-//! to `max_bytes`; then values of pairs not yet waiting are refused and counted.
+//! to `max_bytes`; then values of pairs not yet waiting are refused and counted. A store that neither writes nor
+//! fails counts as away after `write_timeout`; a read ends after `read_timeout`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,8 +18,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::{
-    LatestPage, LatestQuery, LatestStore, LatestValue, PageBuilder, PageToken, Selection, StoreError,
-    VersionClock, VersionMark, Watch, WatchSelector,
+    BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, PageBuilder, PageToken, Selection,
+    StoreError, VersionClock, VersionMark, Watch, WatchSelector,
     page::PAGE_BYTES,
     stripe::{Bounds, Change, Pending, Refusal, Stripe, Taken},
     watch::Watchers,
@@ -62,6 +63,10 @@ pub struct LatestOptions {
     pub version_start: u64,
     /// The ceiling of versions on disk; versions start above it, too.
     pub mark: Option<Arc<VersionMark>>,
+    /// A batch that is not written after so long has failed; it is tried again.
+    pub write_timeout: Duration,
+    /// A read that is not answered after so long has failed.
+    pub read_timeout: Duration,
 }
 
 impl Default for LatestOptions {
@@ -73,6 +78,8 @@ impl Default for LatestOptions {
             excluded: Vec::new(),
             version_start: 0,
             mark: None,
+            write_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -200,7 +207,16 @@ impl Latest {
             let Some(newest) = values.iter().map(|value| value.version).max() else { break };
             let taken = values.len();
             left = left.saturating_sub(taken);
-            let result = self.write(values.into(), newest).await;
+            // Values of a write that hangs go back to waiting, and the next attempt writes them as they are
+            // then: writes are idempotent and versions decide.
+            let write = tokio::time::timeout(self.options.write_timeout, self.write(values.into(), newest));
+            let result = match write.await {
+                Ok(result) => result,
+                Err(_) => {
+                    count(|c| c.latest_store_timeouts.add(1));
+                    Err(late())
+                }
+            };
             batch.written = result.is_ok();
             drop(batch);
             self.healthy.store(result.is_ok(), Relaxed);
@@ -224,7 +240,7 @@ impl Latest {
             }
             None => self.newest_pending(topic),
         };
-        match (self.store.get(topic, device).await, pending) {
+        match (self.read(self.store.get(topic, device)).await, pending) {
             (Ok(Some(stored)), Some(pending)) if stored.version > pending.version => Ok(Some(stored)),
             (_, Some(pending)) => Ok(Some(pending)),
             (stored, None) => stored,
@@ -235,7 +251,7 @@ impl Latest {
     pub async fn list(&self, query: LatestQuery) -> Result<LatestPage, StoreError> {
         let selection = Selection::new(query.clone())?;
         let (mut merged, pending_end) = self.select_pending(&selection);
-        let stored = self.store.list(query).await?;
+        let stored = self.read(self.store.list(query)).await?;
         // Both sides are complete up to here.
         let end = match (PageToken::parse(&stored.next)?, pending_end) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -305,6 +321,13 @@ impl Latest {
         if change.bytes != 0 {
             self.pending_bytes.fetch_add(change.bytes, Relaxed);
         }
+    }
+
+    async fn read<T>(&self, read: BoxFuture<'_, Result<T, StoreError>>) -> Result<T, StoreError> {
+        tokio::time::timeout(self.options.read_timeout, read).await.unwrap_or_else(|_| {
+            count(|c| c.latest_read_timeouts.add(1));
+            Err(late())
+        })
     }
 
     async fn write(&self, values: Arc<[LatestValue]>, newest: u64) -> Result<(), StoreError> {
@@ -396,6 +419,10 @@ impl Latest {
             }
         }
     }
+}
+
+fn late() -> StoreError {
+    StoreError::Unavailable("no answer in time".to_owned())
 }
 
 /// Values on their way to the store; back to waiting if dropped unwritten.

@@ -95,7 +95,8 @@ pub struct LatestPage {
 ///
 /// A value with a lower `version` than the stored one never replaces it.
 pub trait LatestStore: Send + Sync + 'static {
-    /// Writes all of `batch`; durable when it returns `Ok`. Idempotent.
+    /// Writes all of `batch`; durable when it returns `Ok`. Idempotent. Dropped before it is done, it may or may
+    /// not write, but leaves nothing behind that grows with every such call.
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The value of `topic` of `device`, or without a device the newest over all devices.

@@ -94,12 +94,19 @@ counters! {
     latest_written: "gateway_latest_written_total", "Latest values written to the store", "";
     latest_dropped_topics: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"device_topics\"";
     latest_dropped_bytes: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"bytes\"";
+    latest_store_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"write\"";
+    latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
+    latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
     grpc_calls: "gateway_grpc_calls_total", "gRPC calls and streams begun", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
-    grpc_stream_dropped: "gateway_grpc_stream_dropped_total", "Messages dropped for slow backend streams", "";
+    grpc_stream_dropped_full: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"buffer_full\"";
+    grpc_stream_dropped_memory: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"memory\"";
+    grpc_stream_dropped_too_large: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"too_large\"";
+    grpc_stream_dropped_closed: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"closed\"";
     grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
+    events_untold: "gateway_events_untold_total", "Dropped messages that no event tells of, as too many sessions dropped some in one second", "";
     auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "";
 }
 

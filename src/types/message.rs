@@ -168,6 +168,26 @@ impl SharedMessage {
         }
     }
 
+    /// The same message for a delivery that nobody waits for; itself if there is no receipt.
+    pub fn without_receipt(self: &Arc<Self>) -> Arc<Self> {
+        if self.receipt.is_none() {
+            return Arc::clone(self);
+        }
+        Arc::new(Self {
+            topic: Arc::clone(&self.topic),
+            payload: self.payload.clone(),
+            qos: self.qos,
+            retain: self.retain,
+            properties: self.properties.clone(),
+            expires: self.expires,
+            received: self.received,
+            kind: self.kind,
+            client_id: self.client_id.clone(),
+            slot: self.slot,
+            receipt: None,
+        })
+    }
+
     /// Bytes counted against memory caps: payload, topic and a fixed overhead.
     pub fn cost(&self) -> usize {
         self.payload.len() + self.topic.len() + 160

@@ -26,13 +26,11 @@ pub enum DropReason {
     SessionEnded,
 }
 
-/// Progress of all deliveries of one message.
+/// Progress of those deliveries of one message that a connected receiver took. What was dropped or queued for
+/// an offline session when the message was routed is not counted: the routing's own result tells it. Each
+/// delivery counts once in `sent`, and once in either `acked` or `dropped`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceiptState {
-    /// Receivers that took the message (now or into a queue).
-    pub accepted: u32,
-    /// Of those, waiting in a queue of an offline session when accepted.
-    pub queued: u32,
     /// Frames handed to the operating system.
     pub sent: u32,
     /// Acknowledged by the receiver: PUBACK or PUBCOMP. At QoS 0 equal to `sent`.
@@ -41,8 +39,8 @@ pub struct ReceiptState {
     pub dropped: u32,
     /// Reason of the last drop.
     pub reason: Option<DropReason>,
-    /// Last reason code in a PUBACK or PUBREC.
-    pub code: u8,
+    /// Last reason code in a PUBACK or PUBREC, if one came.
+    pub code: Option<u8>,
 }
 
 /// Shared between the waiting caller and the sessions that hold its message.

@@ -89,6 +89,9 @@ impl Target for TestSession {
     fn is_online(&self) -> bool {
         !self.receiver.offline.load(SeqCst)
     }
+    fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
+        Some(self)
+    }
     fn load(&self) -> usize {
         self.receiver.load.load(SeqCst)
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{config::ByteSize, types::Receipt};
+use crate::config::ByteSize;
 
 #[test]
 fn overlapping_subscriptions_deliver_one_copy_with_the_highest_qos_and_all_ids() {
@@ -120,18 +120,13 @@ fn a_used_up_budget_refuses_qos_1_and_leaves_qos_0_to_the_targets() {
 fn a_message_to_one_device_follows_the_offline_policy() {
     let mut bench = Bench::new(Limits::default());
     let device = bench.device("a");
-    let receipt = Arc::new(Receipt::default());
-    let mut message = Message::new("any/topic", b"x", bench.now, Origin::BACKEND);
-    message.receipt = Some(&receipt);
+    let message = Message::new("any/topic", b"x", bench.now, Origin::BACKEND);
     let mut send = |offline| bench.broker.publish_to_device("a", &message, offline, &mut bench.turn);
     assert_eq!(send(Offline::Fail), DirectOutcome::Done(Outcome::Sent));
     device.set_offline(true);
     assert_eq!(send(Offline::Fail), DirectOutcome::DeviceOffline);
     assert_eq!(send(Offline::Drop), DirectOutcome::Done(Outcome::Dropped(DropReason::Offline)));
     assert_eq!(send(Offline::Queue), DirectOutcome::Done(Outcome::Queued));
-    let state = receipt.state();
-    assert_eq!((state.accepted, state.queued, state.dropped), (2, 1, 1));
-    assert_eq!(state.reason, Some(DropReason::Offline));
     assert_eq!(device.got().len(), 2);
     let unknown = bench.broker.publish_to_device("b", &message, Offline::Queue, &mut bench.turn);
     assert_eq!(unknown, DirectOutcome::UnknownDevice);
@@ -160,4 +155,28 @@ fn dirty_targets_are_flushed_once_per_turn_end() {
     assert_eq!(bench.turn.dirty.len(), 1);
     bench.turn.flush();
     assert_eq!(device.test.receiver.flushes.load(SeqCst), 1);
+}
+
+#[test]
+fn a_stream_that_leaves_a_message_out_is_neither_a_match_nor_a_drop() {
+    struct Picky;
+    impl Target for Picky {
+        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>, _: &mut Frames) -> Delivered {
+            Delivered { outcome: Outcome::Ignored, flush: false }
+        }
+        fn flush(self: Arc<Self>) {}
+        fn is_online(&self) -> bool {
+            true
+        }
+        fn load(&self) -> usize {
+            0
+        }
+    }
+    let mut bench = Bench::new(Limits::default());
+    let _handle = bench.broker.attach_stream(Arc::new(Picky), &["#".to_owned()]);
+    assert_eq!(bench.publish("t", "1", QoS::AtLeastOnce), Published::default());
+    let device = bench.device("a");
+    bench.subscribe(&device, "t");
+    let published = bench.publish("t", "2", QoS::AtLeastOnce);
+    assert_eq!((published.matched, published.sent, published.dropped), (1, 1, 0));
 }

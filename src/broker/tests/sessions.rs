@@ -176,34 +176,89 @@ fn too_many_offline_sessions_end_the_one_nearest_to_expiry() {
         let device = bench.connect(id, connect(expiry, None));
         bench.close(&device);
     }
-    let ids: Vec<String> =
-        bench.broker.devices(None, 10, false).iter().map(|device| device.client_id.to_string()).collect();
+    let page = bench.broker.devices(0, 10, false);
+    let ids: Vec<String> = page.devices.iter().map(|(_, device)| device.client_id.to_string()).collect();
     assert_eq!(ids, ["a", "c"]);
 }
 
+/// All pages of `limit` devices, with `between` called after each.
+fn pages(bench: &mut Bench, limit: usize, online: bool, mut between: impl FnMut(&mut Bench)) -> Vec<String> {
+    let mut ids = Vec::new();
+    let mut start = 0;
+    loop {
+        let page = bench.broker.devices(start, limit, online);
+        assert!(page.devices.len() <= limit);
+        ids.extend(page.devices.iter().map(|(_, device)| device.client_id.to_string()));
+        match page.next {
+            Some(next) => start = next,
+            None => return ids,
+        }
+        between(bench);
+    }
+}
+
 #[test]
-fn devices_are_paged_in_order() {
+fn pages_of_devices_show_each_once_and_a_page_may_begin_after_any_device() {
     let mut bench = Bench::new(Limits::default());
+    let _stream = bench.broker.attach_stream(Arc::new(TestStream::default()), &["#".to_owned()]);
     for number in [5, 3, 1, 4, 2] {
         let device = bench.device(&format!("d{number}"));
         bench.subscribe(&device, "$share/g/x");
         bench.subscribe(&device, "y/+");
-        if number == 2 {
+        if number == 1 {
             bench.close(&device);
         }
     }
-    let ids = |after, online| -> Vec<String> {
-        bench.broker.devices(after, 2, online).iter().map(|device| device.client_id.to_string()).collect()
-    };
-    assert_eq!(ids(None, false), ["d1", "d2"]);
-    assert_eq!(ids(Some("d2"), false), ["d3", "d4"]);
-    assert_eq!(ids(Some("d4"), false), ["d5"]);
-    assert_eq!(ids(None, true), ["d1", "d3"]);
-    let device = bench.broker.device("d2").unwrap();
+    for limit in [1, 2, 5, 10] {
+        assert_eq!(pages(&mut bench, limit, false, |_| {}), ["d5", "d3", "d1", "d4", "d2"]);
+        assert_eq!(pages(&mut bench, limit, true, |_| {}), ["d5", "d3", "d4", "d2"]);
+    }
+    let page = bench.broker.devices(0, 10, false);
+    let rest = bench.broker.devices(page.devices[2].0, 10, false);
+    let ids: Vec<_> = rest.devices.iter().map(|(_, device)| device.client_id.as_str()).collect();
+    assert_eq!(ids, ["d4", "d2"]);
+    assert!(bench.broker.devices(u32::MAX, 10, false).devices.is_empty());
+    let device = bench.broker.device("d1").unwrap();
     assert!(!device.online);
     let expected = [("$share/g/x".to_owned(), QoS::ExactlyOnce), ("y/+".to_owned(), QoS::ExactlyOnce)];
     assert_eq!(device.subscriptions, expected);
     assert_eq!(bench.broker.online_sessions().len(), 4);
+}
+
+#[test]
+fn sessions_that_stay_are_paged_once_while_others_come_and_go() {
+    let mut bench = Bench::new(Limits::default());
+    for number in 0..300 {
+        bench.device(&format!("stays{number}"));
+        bench.device(&format!("goes{number}"));
+    }
+    let mut round = 0;
+    let seen = pages(&mut bench, 7, false, |bench| {
+        for number in round * 5..round * 5 + 5 {
+            bench.broker.disconnect(&format!("goes{number}"), 0x98, true, bench.now, &mut bench.turn);
+            bench.device(&format!("new{number}"));
+        }
+        round += 1;
+    });
+    let mut stayed: Vec<&String> = seen.iter().filter(|id| id.starts_with("stays")).collect();
+    assert_eq!(stayed.len(), 300);
+    stayed.sort_unstable();
+    stayed.dedup();
+    assert_eq!(stayed.len(), 300, "none twice");
+}
+
+#[test]
+fn a_page_does_not_look_at_every_session() {
+    let mut bench = Bench::new(Limits::default());
+    for number in 0..20_000 {
+        let device = bench.device(&format!("d{number}"));
+        bench.close(&device);
+    }
+    let last = bench.device("online");
+    let page = bench.broker.devices(0, 10, true);
+    assert!(page.devices.is_empty() && page.next.is_some_and(|next| next < 10_000), "{page:?}");
+    assert_eq!(pages(&mut bench, 10, true, |_| {}), ["online"]);
+    bench.close(&last);
 }
 
 #[test]

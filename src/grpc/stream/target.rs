@@ -1,32 +1,26 @@
-//! The buffer itself: [`StreamTarget`] is what the broker knows of a stream.
+//! [`StreamTarget`] is what the broker knows of a stream: it takes messages in by the slow policy.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    task::{Context, Waker},
-};
+use std::{sync::Arc, task::Context};
 
-use ahash::RandomState;
 use bytes::Bytes;
-use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::{
     super::{
         encode::{self, Form},
-        proto::gateway::v1::GapReason,
         status::Error,
     },
     Selector,
+    buffer::{Batch, Shortage, State, VALUE_OVERHEAD, Value},
 };
 use crate::{
-    broker::{Delivered, Frames, MatchOptions, Outcome, Target},
+    broker::{Broker, Delivered, Frames, MatchOptions, Outcome, Target},
     telemetry::count,
     types::{DropReason, Message},
 };
 
-/// Kept beside each conflated value, in bytes counted.
-const VALUE_OVERHEAD: usize = 128;
+/// The memory budget is charged in such steps, so that not every message touches what all threads share.
+const CHARGE_STEP: usize = 16 << 10;
 
 /// What to do when the buffer is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,11 +43,17 @@ pub(in crate::grpc) struct Options {
 }
 
 /// A stream's buffer.
-#[derive(Debug)]
 pub(in crate::grpc) struct StreamTarget {
+    broker: Broker,
     selector: Selector,
     options: Options,
     state: Mutex<State>,
+}
+
+impl std::fmt::Debug for StreamTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamTarget").field("options", &self.options).finish_non_exhaustive()
+    }
 }
 
 /// What [`StreamTarget::take`] found.
@@ -67,90 +67,22 @@ pub(in crate::grpc) enum Taken {
     Closed(Error),
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// Full batches, oldest first.
-    sealed: VecDeque<Batch>,
-    /// The batch being filled.
-    open: Batch,
-    /// Lost after everything in the buffer.
-    lost: Losses,
-    /// Unread values, when conflating.
-    values: Values,
-    /// Bytes in all of the above.
-    bytes: usize,
-    /// Size of the last batch taken: the next one's first capacity.
-    last: usize,
-    waker: Option<Waker>,
-    /// The reader waits for a full batch only.
-    full_only: bool,
-    /// In a publisher's flush list.
-    dirty: bool,
-    closed: Option<Error>,
-}
-
-/// Encoded messages.
-#[derive(Debug, Default)]
-struct Batch {
-    /// What is missing in front of it.
-    lost: Losses,
-    /// What its bytes say is missing.
-    inside: Losses,
-    bytes: Vec<u8>,
-    messages: u32,
-}
-
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Losses {
-    full: u64,
-    too_large: u64,
-    conflated: u64,
-}
-
-impl Losses {
-    fn is_empty(self) -> bool {
-        self == Self::default()
-    }
-
-    fn add(&mut self, other: Self) {
-        self.full += other.full;
-        self.too_large += other.too_large;
-        self.conflated += other.conflated;
-    }
-
-    fn encode(self, out: &mut Vec<u8>) {
-        let gaps = [
-            (self.full, GapReason::BufferFull),
-            (self.too_large, GapReason::TooLarge),
-            (self.conflated, GapReason::Conflated),
-        ];
-        for (count, reason) in gaps.into_iter().filter(|gap| gap.0 > 0) {
-            encode::gap(out, count, reason);
-        }
-    }
-}
-
-/// The last message of each (device, topic), in order of the oldest unread change.
-#[derive(Debug, Default)]
-struct Values {
-    queue: VecDeque<Value>,
-    /// Key to serial number; the front of the queue has serial `first`.
-    index: HashMap<Arc<[u8]>, u64, RandomState>,
-    first: u64,
-    key: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct Value {
-    key: Arc<[u8]>,
-    bytes: Vec<u8>,
-}
-
 impl StreamTarget {
-    pub(in crate::grpc) fn new(selector: Selector, options: Options) -> Self {
+    /// An empty buffer, charged to the memory budget of `broker` as it fills.
+    pub(in crate::grpc) fn new(broker: Broker, selector: Selector, options: Options) -> Self {
         // Several batches must fit, or dropping the oldest would drop all.
         let batch = options.batch.min(options.buffer / 4);
-        Self { selector, options: Options { batch, ..options }, state: Mutex::default() }
+        Self { broker, selector, options: Options { batch, ..options }, state: Mutex::default() }
+    }
+
+    /// The reader is gone: drops what is buffered, gives its memory back and takes nothing more.
+    pub(super) fn discard(&self) {
+        let old = {
+            let mut state = self.state.lock();
+            let closed = Some(state.closed.take().unwrap_or(Error::ShuttingDown));
+            std::mem::replace(&mut *state, State { closed, ..State::default() })
+        };
+        self.broker.release(old.charged);
     }
 
     /// Ends the stream after what is buffered and wakes its reader.
@@ -174,6 +106,11 @@ impl StreamTarget {
         !self.state.lock().is_empty()
     }
 
+    #[cfg(test)]
+    pub(super) fn state_bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+
     /// Whether batches are made of packets with their lengths.
     pub(super) fn is_packets(&self) -> bool {
         self.options.form == Form::Packet
@@ -184,6 +121,7 @@ impl StreamTarget {
         let mut state = self.state.lock();
         let full_only = full_only && state.closed.is_none();
         if let Some(batch) = state.pop(&self.options, full_only) {
+            self.settle(&mut state);
             drop(state);
             return self.finish(batch);
         }
@@ -229,17 +167,16 @@ impl StreamTarget {
     }
 
     fn append(&self, state: &mut State, message: &Message<'_>, need: usize) -> Outcome {
-        if state.bytes + need > self.options.buffer {
-            match self.options.policy {
-                SlowPolicy::DropOldest => state.make_room(self.options.buffer - need),
-                SlowPolicy::Close => {
-                    state.closed = Some(Error::SlowConsumer);
-                    return Outcome::Dropped(DropReason::QueueFull);
+        if let Some(shortage) = self.shortage(&mut state.charged, state.bytes, need) {
+            let dropped_oldest =
+                self.options.policy == SlowPolicy::DropOldest && self.drop_oldest(state, need, shortage);
+            if !dropped_oldest {
+                if self.options.policy == SlowPolicy::Close {
+                    state.closed = Some(shortage.error());
+                } else {
+                    state.lost.note(shortage, 1);
                 }
-                SlowPolicy::DropNewest | SlowPolicy::Conflate => {
-                    state.lost.full += 1;
-                    return Outcome::Dropped(DropReason::QueueFull);
-                }
+                return shortage.outcome();
             }
         }
         if state.open.messages > 0 && state.open.bytes.len() + need > self.options.batch {
@@ -264,8 +201,52 @@ impl StreamTarget {
         Outcome::Sent
     }
 
+    /// Why `need` more bytes have no room beside `bytes`; charges them if they have.
+    fn shortage(&self, charged: &mut usize, bytes: usize, need: usize) -> Option<Shortage> {
+        let total = bytes + need;
+        if total > self.options.buffer {
+            return Some(Shortage::Buffer);
+        }
+        let missing = total.saturating_sub(*charged);
+        if missing == 0 {
+            return None;
+        }
+        for step in [missing.next_multiple_of(CHARGE_STEP), missing] {
+            if self.broker.charge(step) {
+                *charged += step;
+                return None;
+            }
+        }
+        Some(Shortage::Memory)
+    }
+
+    /// Makes room for `need` bytes by dropping the oldest batches; false if that would not be enough.
+    fn drop_oldest(&self, state: &mut State, need: usize, shortage: Shortage) -> bool {
+        if shortage == Shortage::Buffer {
+            state.make_room(self.options.buffer - need, shortage);
+            if self.shortage(&mut state.charged, state.bytes, need).is_none() {
+                return true;
+            }
+        }
+        // Others use the budget up: only what this stream has charged already can make room.
+        if state.charged < need {
+            return false;
+        }
+        state.make_room(state.charged - need, Shortage::Memory);
+        true
+    }
+
+    /// Gives back what is charged beyond need.
+    fn settle(&self, state: &mut State) {
+        let needed = state.bytes.next_multiple_of(CHARGE_STEP);
+        if state.charged > needed {
+            self.broker.release(state.charged - needed);
+            state.charged = needed;
+        }
+    }
+
     fn conflate(&self, state: &mut State, message: &Message<'_>) -> Outcome {
-        let State { values, bytes, lost, .. } = state;
+        let State { values, bytes, lost, charged, .. } = state;
         values.key.clear();
         if let Some(device) = message.origin.client_id {
             values.key.extend_from_slice(device.as_str().as_bytes());
@@ -285,23 +266,24 @@ impl StreamTarget {
                 lost.conflated += 1;
             }
             value.bytes.clear();
-            if *bytes + need > self.options.buffer {
+            if let Some(shortage) = self.shortage(charged, *bytes, need) {
                 // An old value must not pass for the last one: it goes too.
                 value.bytes = Vec::new();
-                lost.full += 1;
-                return Outcome::Dropped(DropReason::QueueFull);
+                lost.note(shortage, 1);
+                return shortage.outcome();
             }
             encode::message(&mut value.bytes, self.options.form, message);
             *bytes += value.bytes.len();
             return Outcome::Sent;
         }
-        if *bytes + need + values.key.len() + VALUE_OVERHEAD > self.options.buffer {
-            lost.full += 1;
-            return Outcome::Dropped(DropReason::QueueFull);
+        let overhead = values.key.len() + VALUE_OVERHEAD;
+        if let Some(shortage) = self.shortage(charged, *bytes, need + overhead) {
+            lost.note(shortage, 1);
+            return shortage.outcome();
         }
         let mut encoded = Vec::new();
         encode::message(&mut encoded, self.options.form, message);
-        *bytes += encoded.len() + values.key.len() + VALUE_OVERHEAD;
+        *bytes += encoded.len() + overhead;
         let key: Arc<[u8]> = values.key.as_slice().into();
         values.index.insert(Arc::clone(&key), values.first + values.queue.len() as u64);
         values.queue.push_back(Value { key, bytes: encoded });
@@ -309,86 +291,19 @@ impl StreamTarget {
     }
 }
 
-impl State {
-    fn is_empty(&self) -> bool {
-        self.sealed.is_empty()
-            && self.open.messages == 0
-            && self.lost.is_empty()
-            && self.open.lost.is_empty()
-            && self.values.queue.is_empty()
-    }
+/// Counts a message that was not taken.
+fn count_drop(reason: DropReason) {
+    count(|c| match reason {
+        DropReason::Memory => c.grpc_stream_dropped_memory.add(1),
+        DropReason::TooLarge => c.grpc_stream_dropped_too_large.add(1),
+        DropReason::SessionEnded => c.grpc_stream_dropped_closed.add(1),
+        _ => c.grpc_stream_dropped_full.add(1),
+    });
+}
 
-    fn is_full(&self, batch: usize) -> bool {
-        !self.sealed.is_empty() || self.bytes >= batch
-    }
-
-    fn seal(&mut self) {
-        self.last = self.open.bytes.len();
-        self.sealed.push_back(std::mem::take(&mut self.open));
-    }
-
-    /// Drops the oldest batches until `target` bytes are left, leaving their losses to what follows.
-    fn make_room(&mut self, target: usize) {
-        while self.bytes > target {
-            let oldest = match self.sealed.pop_front() {
-                Some(batch) => batch,
-                None if self.open.messages > 0 => std::mem::take(&mut self.open),
-                None => return,
-            };
-            self.bytes -= oldest.bytes.len();
-            count(|c| c.grpc_stream_dropped.add(u64::from(oldest.messages)));
-            let next = self.sealed.front_mut().unwrap_or(&mut self.open);
-            next.lost.add(oldest.lost);
-            next.lost.add(oldest.inside);
-            next.lost.full += u64::from(oldest.messages);
-        }
-    }
-
-    fn pop(&mut self, options: &Options, full_only: bool) -> Option<Batch> {
-        if full_only && !self.is_full(options.batch) {
-            return None;
-        }
-        if options.policy == SlowPolicy::Conflate {
-            return self.pop_values(options.batch, options.form == Form::Item);
-        }
-        let batch = match self.sealed.pop_front() {
-            Some(batch) => batch,
-            None if self.open.messages > 0 => {
-                self.last = self.open.bytes.len();
-                std::mem::take(&mut self.open)
-            }
-            None => {
-                let mut lost = std::mem::take(&mut self.lost);
-                lost.add(std::mem::take(&mut self.open.lost));
-                if lost.is_empty() {
-                    return None;
-                }
-                Batch { lost, ..Batch::default() }
-            }
-        };
-        self.bytes -= batch.bytes.len();
-        Some(batch)
-    }
-
-    fn pop_values(&mut self, limit: usize, reports_conflation: bool) -> Option<Batch> {
-        let mut batch = Batch { lost: std::mem::take(&mut self.lost), ..Batch::default() };
-        if !reports_conflation {
-            batch.lost.conflated = 0;
-        }
-        while batch.bytes.len() < limit
-            && let Some(value) = self.values.queue.pop_front()
-        {
-            self.values.first += 1;
-            self.values.index.remove(&value.key);
-            self.bytes -= value.bytes.len() + value.key.len() + VALUE_OVERHEAD;
-            batch.messages += u32::from(!value.bytes.is_empty());
-            if batch.bytes.is_empty() {
-                batch.bytes = value.bytes;
-            } else {
-                batch.bytes.extend_from_slice(&value.bytes);
-            }
-        }
-        (batch.messages > 0 || !batch.lost.is_empty()).then_some(batch)
+impl Drop for StreamTarget {
+    fn drop(&mut self) {
+        self.broker.release(self.state.get_mut().charged);
     }
 }
 
@@ -405,21 +320,19 @@ impl Target for StreamTarget {
             }
             outcome
         } else {
-            // Not wanted here is no failure of the publish.
-            Outcome::Sent
+            Outcome::Ignored
         };
-        match outcome {
-            Outcome::Dropped(_) => count(|c| c.grpc_stream_dropped.add(1)),
-            _ => {
-                if let Some(receipt) = message.receipt {
-                    // A stream is at most once: in its buffer is as far as it goes.
-                    receipt.update(|state| {
-                        state.accepted += 1;
-                        state.sent += 1;
-                        state.acked += 1;
-                    });
-                }
-            }
+        if let Outcome::Dropped(reason) = outcome {
+            count_drop(reason);
+        }
+        if outcome == Outcome::Sent
+            && let Some(receipt) = message.receipt
+        {
+            // A stream is at most once: in its buffer is as far as it goes.
+            receipt.update(|state| {
+                state.sent += 1;
+                state.acked += 1;
+            });
         }
         Delivered { outcome, flush }
     }

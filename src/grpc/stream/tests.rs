@@ -6,9 +6,10 @@ use tonic::Code;
 
 use super::{super::proto::gateway::v1, *};
 use crate::{
-    broker::{Delivered, MatchOptions, Outcome, Target},
+    broker::{BrokerConfig, Delivered, MatchOptions, Outcome, Target},
+    config::{ByteSize, Limits},
     grpc::encode::Form,
-    types::{ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, Timestamp},
+    types::{ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, ReceiptState, Timestamp},
 };
 
 const OPTIONS: MatchOptions<'_> = MatchOptions {
@@ -22,7 +23,17 @@ const OPTIONS: MatchOptions<'_> = MatchOptions {
 
 fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> {
     let options = Options { form: Form::Item, policy, buffer, batch };
-    Arc::new(StreamTarget::new(Selector::default(), options))
+    Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options))
+}
+
+fn broker(limits: Limits) -> Broker {
+    Broker::new(BrokerConfig {
+        limits: Arc::new(limits),
+        non_broker: false,
+        namespace: "devices/{client_id}/#".to_owned(),
+        listener_strategies: Default::default(),
+        latest: None,
+    })
 }
 
 fn deliver(target: &StreamTarget, device: &str, topic: &str, payload: &[u8]) -> Delivered {
@@ -218,6 +229,19 @@ fn devices_prefixes_and_exclusions_are_filtered() {
     assert!(Selector::new(false).wants(&message) && !Selector::new(true).wants(&message));
 }
 
+#[test]
+fn a_message_left_out_is_ignored_and_tells_the_publisher_nothing() {
+    let options = Options { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
+    let target = StreamTarget::new(broker(Limits::default()), Selector::new(true), options);
+    let receipt = Arc::new(Receipt::default());
+    let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
+    message.receipt = Some(&receipt);
+    let delivered = target.deliver(&message, OPTIONS, &mut None);
+    assert_eq!(delivered, Delivered { outcome: Outcome::Ignored, flush: false });
+    assert_eq!(receipt.state(), ReceiptState::default());
+    assert!(drain(&target).is_empty());
+}
+
 #[tokio::test]
 async fn a_waiting_reader_is_flushed_once_per_turn() {
     struct Wakes(AtomicUsize);
@@ -272,7 +296,7 @@ async fn linger_gathers_and_heartbeats_fill_the_silence() {
 #[tokio::test]
 async fn packets_come_one_by_one() {
     let options = Options { form: Form::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
-    let target = Arc::new(StreamTarget::new(Selector::default(), options));
+    let target = Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options));
     deliver(&target, "d", "t", &[0; 5000]); // lost; packets cannot tell, and must not end the stream
     for payload in [&b"1"[..], b"", b"333"] {
         deliver(&target, "d", "t", payload);
@@ -293,5 +317,86 @@ fn a_taken_message_is_sent_and_acknowledged_at_once() {
     message.receipt = Some(&receipt);
     target.deliver(&message, OPTIONS, &mut None);
     let state = receipt.state();
-    assert_eq!((state.accepted, state.sent, state.acked), (1, 1, 1));
+    assert_eq!((state.sent, state.acked), (1, 1));
+}
+
+#[test]
+fn buffers_are_charged_to_the_memory_budget_and_given_back() {
+    let broker = broker(Limits::default());
+    let used = || broker.gauges().queued_bytes;
+    for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
+        let options = Options { form: Form::Item, policy, buffer: 256 << 10, batch: 4096 };
+        let target = Arc::new(StreamTarget::new(broker.clone(), Selector::default(), options));
+        for n in 0..1000 {
+            deliver(&target, "d", &format!("t/{n}"), &[0; 500]);
+            assert!(used() >= target.state_bytes(), "{policy:?}");
+        }
+        assert!(used() > 200 << 10 && used() <= 256 << 10, "{policy:?}: {}", used());
+        drain(&target);
+        assert_eq!(used(), 0, "{policy:?}: all was read");
+        let stream = stream(&target, Pace::default());
+        deliver(&target, "d", "t", &[0; 500]);
+        assert_eq!(used() == 0, policy == SlowPolicy::Close, "{policy:?}");
+        drop(stream);
+        assert_eq!(used(), 0, "{policy:?}: the reader is gone, the target is not");
+        let late = deliver(&target, "d", "t", b"late").outcome;
+        assert_eq!(late, Outcome::Dropped(DropReason::SessionEnded));
+        assert_eq!(used(), 0);
+    }
+}
+
+#[test]
+fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
+    const BUDGET: usize = 64 << 10;
+    let gaps = |target: &StreamTarget| {
+        let cx = Context::from_waker(Waker::noop());
+        let (mut got, mut lost) = (0, 0);
+        while let Taken::Batch { bytes, .. } = target.take(&cx, false) {
+            for item in v1::SubscribeResponse::decode(bytes).unwrap().items {
+                match item.item.unwrap() {
+                    v1::subscribe_item::Item::Gap(gap) => {
+                        assert_eq!(gap.reason(), v1::GapReason::Memory);
+                        lost += gap.count;
+                    }
+                    _ => got += 1,
+                }
+            }
+        }
+        (got, lost)
+    };
+    for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
+        let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
+        let options = Options { form: Form::Item, policy, buffer: 1 << 20, batch: 4096 };
+        let target = StreamTarget::new(broker.clone(), Selector::default(), options);
+        let mut refused = 0;
+        for n in 0..500u64 {
+            let outcome = deliver(&target, "d", &format!("t/{n}"), &[0; 500]).outcome;
+            refused += u64::from(matches!(outcome, Outcome::Dropped(_)));
+            assert!(broker.gauges().queued_bytes <= BUDGET);
+        }
+        assert_eq!(refused == 0, policy == SlowPolicy::DropOldest, "{policy:?}");
+        let (got, lost) = gaps(&target);
+        assert!(got > 50, "{policy:?}: {got}");
+        let ended = target.is_closed();
+        assert_eq!(
+            (ended, lost),
+            (policy == SlowPolicy::Close, if ended { 0 } else { 500 - got }),
+            "{policy:?}"
+        );
+        if ended {
+            let cx = Context::from_waker(Waker::noop());
+            assert!(matches!(target.take(&cx, false), Taken::Closed(Error::MemoryBudget)));
+        }
+    }
+    // Others have it all: nothing of our own can make room.
+    let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
+    assert!(broker.charge(BUDGET));
+    let options = Options { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 1 << 20, batch: 4096 };
+    let target = StreamTarget::new(broker.clone(), Selector::default(), options);
+    assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
+    broker.release(BUDGET);
+    assert_eq!(deliver(&target, "d", "t", b"2").outcome, Outcome::Sent);
+    assert_eq!(gaps(&target), (1, 1));
+    drop(target);
+    assert_eq!(broker.gauges().queued_bytes, 0);
 }

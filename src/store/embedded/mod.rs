@@ -27,8 +27,8 @@ use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValu
 /// Reads at once; more wait.
 const READERS: usize = 16;
 
-/// Batches waiting for the writer; more wait.
-const JOBS: usize = 64;
+/// Batches waiting for the writer; more wait. Few, as each may hold megabytes while the disk hangs.
+const JOBS: usize = 8;
 
 /// How [`EmbeddedLatest`] is set up.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ pub struct EmbeddedLatest {
     shared: Arc<Shared>,
     jobs: Option<mpsc::Sender<write::Job>>,
     writer: Option<JoinHandle<()>>,
-    readers: Semaphore,
+    readers: Arc<Semaphore>,
 }
 
 type Table = Database<Bytes, Bytes>;
@@ -85,7 +85,12 @@ impl EmbeddedLatest {
             .name("latest-writer".to_owned())
             .spawn(move || writer.run(inbox))
             .map_err(|e| StoreError::Unavailable(format!("cannot start the writer thread: {e}")))?;
-        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: Semaphore::new(READERS) })
+        Ok(Self {
+            shared,
+            jobs: Some(jobs),
+            writer: Some(writer),
+            readers: Arc::new(Semaphore::new(READERS)),
+        })
     }
 
     /// Runs `read` on the blocking pool.
@@ -93,9 +98,14 @@ impl EmbeddedLatest {
         &self,
         read: impl FnOnce(&Shared) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let _permit = self.readers.acquire().await.map_err(|_| closed())?;
+        let permit = Arc::clone(&self.readers).acquire_owned().await.map_err(|_| closed())?;
         let shared = Arc::clone(&self.shared);
-        tokio::task::spawn_blocking(move || read(&shared))
+        // The permit goes with the read: a caller that gave up must not make room for one more that hangs.
+        let read = move || {
+            let _permit = permit;
+            read(&shared)
+        };
+        tokio::task::spawn_blocking(read)
             .await
             .map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))?
     }

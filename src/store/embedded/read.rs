@@ -9,7 +9,10 @@ use std::{
 use heed::RoTxn;
 
 use super::{Shared, Table, keys, record};
-use crate::store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
+use crate::{
+    store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection},
+    telemetry::count,
+};
 
 /// A page ends after so long, so that no read transaction keeps old pages from being reused.
 const PAGE_TIME: Duration = Duration::from_millis(50);
@@ -219,8 +222,9 @@ impl Scan<'_> {
             if self.page.is_full() {
                 return Ok(false);
             }
-            if let Some(value) = record::decode_value(bytes) {
-                self.page.push(value);
+            match record::decode_value(bytes) {
+                Some(value) => self.page.push(value),
+                None => report_damage(head),
             }
         }
         Ok(complete)
@@ -241,7 +245,8 @@ pub(super) fn count_topics(table: Table, txn: &RoTxn<'_>, device: &str) -> Resul
     Ok(topics)
 }
 
-/// Says that a record was skipped.
+/// Counts and says that a record was skipped.
 pub(super) fn report_damage(key: &[u8]) {
+    count(|c| c.latest_damaged.add(1));
     tracing::error!(key = %String::from_utf8_lossy(key), "latest value is damaged and was skipped");
 }

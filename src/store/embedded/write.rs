@@ -50,6 +50,8 @@ impl Writer {
                 values += job.batch.len();
                 jobs.push(job);
             }
+            // Whoever gave up writes again what is still of interest.
+            jobs.retain(|job| !job.done.is_closed());
             let result = self.commit(&jobs);
             for job in jobs {
                 // A caller that is gone wanted no answer.

@@ -1,0 +1,227 @@
+//! What a stream holds for its reader: batches, losses, conflated values.
+
+use std::{collections::VecDeque, sync::Arc, task::Waker};
+
+use ahash::RandomState;
+use hashbrown::HashMap;
+
+use super::{
+    super::{
+        encode::{self, Form},
+        proto::gateway::v1::GapReason,
+        status::Error,
+    },
+    target::{Options, SlowPolicy},
+};
+use crate::{broker::Outcome, telemetry::count, types::DropReason};
+
+/// Kept beside each conflated value, in bytes counted.
+pub(super) const VALUE_OVERHEAD: usize = 128;
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Full batches, oldest first.
+    pub(super) sealed: VecDeque<Batch>,
+    /// The batch being filled.
+    pub(super) open: Batch,
+    /// Lost after everything in the buffer.
+    pub(super) lost: Losses,
+    /// Unread values, when conflating.
+    pub(super) values: Values,
+    /// Bytes in all of the above.
+    pub(super) bytes: usize,
+    /// Bytes charged to the process-wide memory budget; at least `bytes`.
+    pub(super) charged: usize,
+    /// Size of the last batch taken: the next one's first capacity.
+    pub(super) last: usize,
+    pub(super) waker: Option<Waker>,
+    /// The reader waits for a full batch only.
+    pub(super) full_only: bool,
+    /// In a publisher's flush list.
+    pub(super) dirty: bool,
+    pub(super) closed: Option<Error>,
+}
+
+/// Encoded messages.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// What is missing in front of it.
+    pub(super) lost: Losses,
+    /// What its bytes say is missing.
+    pub(super) inside: Losses,
+    pub(super) bytes: Vec<u8>,
+    pub(super) messages: u32,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Losses {
+    pub(super) full: u64,
+    pub(super) memory: u64,
+    pub(super) too_large: u64,
+    pub(super) conflated: u64,
+}
+
+/// Why there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shortage {
+    /// The stream's own buffer is full.
+    Buffer,
+    /// The memory budget of the process is used up.
+    Memory,
+}
+
+impl Losses {
+    /// Notes the loss of `count` messages.
+    pub(super) fn note(&mut self, shortage: Shortage, count: u64) {
+        match shortage {
+            Shortage::Buffer => self.full += count,
+            Shortage::Memory => self.memory += count,
+        }
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.full += other.full;
+        self.memory += other.memory;
+        self.too_large += other.too_large;
+        self.conflated += other.conflated;
+    }
+
+    pub(super) fn encode(self, out: &mut Vec<u8>) {
+        let gaps = [
+            (self.full, GapReason::BufferFull),
+            (self.memory, GapReason::Memory),
+            (self.too_large, GapReason::TooLarge),
+            (self.conflated, GapReason::Conflated),
+        ];
+        for (count, reason) in gaps.into_iter().filter(|gap| gap.0 > 0) {
+            encode::gap(out, count, reason);
+        }
+    }
+}
+
+/// The last message of each (device, topic), in order of the oldest unread change.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    pub(super) queue: VecDeque<Value>,
+    /// Key to serial number; the front of the queue has serial `first`.
+    pub(super) index: HashMap<Arc<[u8]>, u64, RandomState>,
+    pub(super) first: u64,
+    pub(super) key: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(super) struct Value {
+    pub(super) key: Arc<[u8]>,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Shortage {
+    pub(super) fn outcome(self) -> Outcome {
+        Outcome::Dropped(match self {
+            Self::Buffer => DropReason::QueueFull,
+            Self::Memory => DropReason::Memory,
+        })
+    }
+
+    /// How a stream ends for it.
+    pub(super) fn error(self) -> Error {
+        match self {
+            Self::Buffer => Error::SlowConsumer,
+            Self::Memory => Error::MemoryBudget,
+        }
+    }
+
+    pub(super) fn count(self, messages: u64) {
+        count(|c| match self {
+            Self::Buffer => c.grpc_stream_dropped_full.add(messages),
+            Self::Memory => c.grpc_stream_dropped_memory.add(messages),
+        });
+    }
+}
+
+impl State {
+    pub(super) fn is_empty(&self) -> bool {
+        self.sealed.is_empty()
+            && self.open.messages == 0
+            && self.lost.is_empty()
+            && self.open.lost.is_empty()
+            && self.values.queue.is_empty()
+    }
+
+    pub(super) fn is_full(&self, batch: usize) -> bool {
+        !self.sealed.is_empty() || self.bytes >= batch
+    }
+
+    pub(super) fn seal(&mut self) {
+        self.last = self.open.bytes.len();
+        self.sealed.push_back(std::mem::take(&mut self.open));
+    }
+
+    /// Drops the oldest batches until `target` bytes are left, leaving their losses to what follows.
+    pub(super) fn make_room(&mut self, target: usize, shortage: Shortage) {
+        while self.bytes > target {
+            let oldest = match self.sealed.pop_front() {
+                Some(batch) => batch,
+                None if self.open.messages > 0 => std::mem::take(&mut self.open),
+                None => return,
+            };
+            self.bytes -= oldest.bytes.len();
+            shortage.count(u64::from(oldest.messages));
+            let next = self.sealed.front_mut().unwrap_or(&mut self.open);
+            next.lost.add(oldest.lost);
+            next.lost.add(oldest.inside);
+            next.lost.note(shortage, u64::from(oldest.messages));
+        }
+    }
+
+    pub(super) fn pop(&mut self, options: &Options, full_only: bool) -> Option<Batch> {
+        if full_only && !self.is_full(options.batch) {
+            return None;
+        }
+        if options.policy == SlowPolicy::Conflate {
+            return self.pop_values(options.batch, options.form == Form::Item);
+        }
+        let batch = match self.sealed.pop_front() {
+            Some(batch) => batch,
+            None if self.open.messages > 0 => {
+                self.last = self.open.bytes.len();
+                std::mem::take(&mut self.open)
+            }
+            None => {
+                let mut lost = std::mem::take(&mut self.lost);
+                lost.add(std::mem::take(&mut self.open.lost));
+                if lost.is_empty() {
+                    return None;
+                }
+                Batch { lost, ..Batch::default() }
+            }
+        };
+        self.bytes -= batch.bytes.len();
+        Some(batch)
+    }
+
+    pub(super) fn pop_values(&mut self, limit: usize, reports_conflation: bool) -> Option<Batch> {
+        let mut batch = Batch { lost: std::mem::take(&mut self.lost), ..Batch::default() };
+        if !reports_conflation {
+            batch.lost.conflated = 0;
+        }
+        while batch.bytes.len() < limit
+            && let Some(value) = self.values.queue.pop_front()
+        {
+            self.values.first += 1;
+            self.values.index.remove(&value.key);
+            self.bytes -= value.bytes.len() + value.key.len() + VALUE_OVERHEAD;
+            batch.messages += u32::from(!value.bytes.is_empty());
+            if batch.bytes.is_empty() {
+                batch.bytes = value.bytes;
+            } else {
+                batch.bytes.extend_from_slice(&value.bytes);
+            }
+        }
+        (batch.messages > 0 || !batch.lost.is_empty()).then_some(batch)
+    }
+}

@@ -1,0 +1,13 @@
+//! The gRPC API against a real gateway in this process, with real devices over TCP.
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
+
+#[path = "../support/client.rs"]
+mod client;
+mod devices;
+mod events;
+mod harness;
+mod publishing;
+mod state;
+mod streams;
+#[path = "../support/mod.rs"]
+mod support;
