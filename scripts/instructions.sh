@@ -23,7 +23,7 @@ nothing() {
 command -v valgrind >/dev/null || nothing "valgrind is missing (apt-get install valgrind)"
 machine=$(uname -m)
 if [ "${1:-}" != --update ]; then
-  grep -q "^# $machine\$" "$baseline" || nothing "$baseline was not made on $machine"
+  grep -qs "^# $machine\$" "$baseline" || nothing "$baseline was not made on $machine"
 fi
 
 say "building benches/instructions.rs"
