@@ -265,7 +265,7 @@ fn the_servers_disconnect_is_the_last_it_says() {
         let end = said
             .iter()
             .position(|packet| packet[0] == 0xe0)
-            .unwrap_or_else(|| panic!("{case}: no DISCONNECT"));
+            .unwrap_or_else(|| panic!("{case}: no DISCONNECT among {} packets", said.len()));
         assert_eq!(end + 1, said.len(), "{case}: {} packets after DISCONNECT", said.len() - end - 1);
         match decoded(&said[end], Protocol::V5) {
             Packet::Disconnect(last) => assert_eq!((last.code, last.session_expiry), (code, None), "{case}"),

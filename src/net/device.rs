@@ -69,6 +69,9 @@ impl Unsent {
     }
 }
 
+/// Another thread writes just now.
+pub(super) struct Flushing;
+
 /// Who writes to the socket.
 pub(super) enum Writer {
     /// Whoever flushes.
@@ -137,6 +140,20 @@ impl Device {
         if slot.link.as_ref()?.epoch != epoch {
             return None;
         }
+        Self::take_link(&mut slot)
+    }
+
+    /// As [`Self::detach`], but not while another thread writes: `Err` then, and nothing has changed.
+    pub(super) fn detach_idle(&self, epoch: u32) -> Result<Option<Link>, Flushing> {
+        let mut slot = self.slot.lock();
+        match &slot.link {
+            Some(link) if link.epoch == epoch && link.flushing => Err(Flushing),
+            Some(link) if link.epoch == epoch => Ok(Self::take_link(&mut slot)),
+            _ => Ok(None),
+        }
+    }
+
+    fn take_link(slot: &mut Slot) -> Option<Link> {
         let mut link = slot.link.take()?;
         let lost = link.take_unsent(&mut slot.out);
         slot.out.detach();

@@ -7,7 +7,7 @@ use tracing::{Level, debug, enabled};
 use super::{
     clock,
     connection::{Connection, Io},
-    device::{Link, Writer},
+    device::{Flushing, Link, Writer},
     flush,
     shard::flush_turn,
 };
@@ -85,27 +85,10 @@ impl Connection {
         self.disconnect_bytes(code)
     }
 
-    /// Writes what is left. Another thread may be writing for this device just now: it takes along what was appended,
-    /// if it is given the moment that a write without waiting takes.
-    fn flush_last(&self) {
-        const YIELDS: usize = 1_000;
-        for _ in 0..YIELDS {
-            flush::flush(&self.device);
-            let slot = self.device.lock_owned(self.epoch);
-            let flushing = slot.and_then(|slot| slot.link.as_ref().map(|link| link.flushing));
-            if flushing != Some(true) {
-                return;
-            }
-            std::thread::yield_now();
-        }
-    }
-
     fn say_goodbye(&mut self, last: &[u8]) {
-        let blocked = self
-            .device
-            .lock_owned(self.epoch)
-            .and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
         if let Io::Layered(io) = &mut self.io {
+            let slot = self.device.lock_owned(self.epoch);
+            let blocked = slot.and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
             if blocked == Some(false)
                 && let Some(mut slot) = self.device.lock_owned(self.epoch)
             {
@@ -119,15 +102,24 @@ impl Connection {
             self.device.detach(self.epoch);
             return;
         }
-        if blocked == Some(false) {
-            self.device.append(self.epoch, last);
-            self.flush_last();
-            self.device.detach(self.epoch);
-            return;
-        }
-        let Some(link) = self.device.detach(self.epoch) else { return };
+        let Some(link) = self.detach_flushed() else { return };
         let Link { writer: Writer::Direct(Some(writer)), unsent, .. } = link else { return };
         flush::farewell(&writer, unsent.as_deref(), last);
+    }
+
+    /// Writes what waits and the socket takes, and detaches. The last bytes come after that, so that no message of
+    /// another thread can follow them [MQTT-3.14.4-1]. A thread that writes for this device just now has the socket:
+    /// it is given the moment that a write without waiting takes.
+    fn detach_flushed(&self) -> Option<Link> {
+        const YIELDS: usize = 1_000;
+        for _ in 0..YIELDS {
+            flush::flush_owned(&self.device, self.epoch);
+            match self.device.detach_idle(self.epoch) {
+                Ok(link) => return link,
+                Err(Flushing) => std::thread::yield_now(),
+            }
+        }
+        self.device.detach(self.epoch)
     }
 }
 

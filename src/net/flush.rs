@@ -14,6 +14,7 @@ use super::{
     device::{Device, Link, Unsent, Writer},
 };
 use crate::{
+    broker::Session,
     codec::{self, reason},
     session::{recycle, take_buffer},
     telemetry::count,
@@ -40,6 +41,21 @@ pub(super) fn flush(device: &Arc<Device>) {
         let Some(flight) = take(device, false) else { return };
         let result = flight.writer.try_write(flight.unsent.rest());
         if matches!(give_back(device, flight, result, round == ROUNDS), Next::Done) {
+            return;
+        }
+    }
+}
+
+/// Writes until nothing waits or the socket is full, at the end of the connection. Does nothing while another thread
+/// writes, or if the session has another connection.
+pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
+    while device.lock_owned(epoch).is_some()
+        && let Some(flight) = take(device, true)
+    {
+        let result = flight.writer.try_write(flight.unsent.rest());
+        let failed = result.is_err();
+        give_back(device, flight, result, false);
+        if failed {
             return;
         }
     }
@@ -144,11 +160,14 @@ fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, las
     let mut guard = device.lock();
     let slot = &mut *guard;
     let Some(link) = slot.link.as_mut().filter(|link| link.epoch == flight.epoch) else {
-        let replaced = slot.link.is_some();
         drop(guard);
         // The link is gone while this thread was writing: nobody else can end the started frame, and if another
-        // connection has the session, nobody else can tell it [MQTT-3.1.4-3].
-        let last: &[u8] = if replaced && flight.v5 { &[0xE0, 0x01, reason::SESSION_TAKEN_OVER] } else { &[] };
+        // connection has taken the session (and may be gone by now), nobody else can tell it [MQTT-3.1.4-3].
+        let taken_over = device.core().connection(flight.epoch).is_none();
+        let last: &[u8] = match taken_over && flight.v5 {
+            true => &[0xE0, 0x01, reason::SESSION_TAKEN_OVER],
+            false => &[],
+        };
         farewell(&flight.writer, Some(&flight.unsent), last);
         return Next::Done;
     };
