@@ -140,7 +140,7 @@ impl Device {
         if slot.link.as_ref()?.epoch != epoch {
             return None;
         }
-        Self::take_link(&mut slot)
+        self.take_link(&mut slot)
     }
 
     /// As [`Self::detach`], but not while another thread writes: `Err` then, and nothing has changed.
@@ -148,12 +148,12 @@ impl Device {
         let mut slot = self.slot.lock();
         match &slot.link {
             Some(link) if link.epoch == epoch && link.flushing => Err(Flushing),
-            Some(link) if link.epoch == epoch => Ok(Self::take_link(&mut slot)),
+            Some(link) if link.epoch == epoch => Ok(self.take_link(&mut slot)),
             _ => Ok(None),
         }
     }
 
-    fn take_link(slot: &mut Slot) -> Option<Link> {
+    fn take_link(&self, slot: &mut Slot) -> Option<Link> {
         let mut link = slot.link.take()?;
         let lost = link.take_unsent(&mut slot.out);
         slot.out.detach();
