@@ -10,6 +10,7 @@ use std::{
     io::Write as _,
     net::TcpListener,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use client::{Client, Got, hello};
@@ -30,7 +31,10 @@ fn resident(pid: u32) -> u64 {
 fn a_subscriber_that_does_not_read_costs_bounded_memory_and_delays_nobody() {
     const BATCH: usize = 16;
     const PAYLOAD: usize = 64 << 10;
-    let server = Server::start_with(&[], "[limits]\nmailbox_messages = 1000\nmailbox_bytes = 4194304\n");
+    // No timeout frees the others from the slow one.
+    const LIMITS: &str =
+        "[limits]\nmailbox_messages = 1000\nmailbox_bytes = 4194304\nwrite_timeout = \"10m\"\n";
+    let server = Server::start_with(&[], LIMITS);
     let mut slow = Client::connect(server.ports.tcp, Protocol::V5, "slow");
     assert_eq!(slow.subscribe("bulk/#"), 0);
     let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
@@ -56,6 +60,18 @@ fn a_subscriber_that_does_not_read_costs_bounded_memory_and_delays_nobody() {
     let grown = resident(server.pid()).saturating_sub(before);
     assert!(grown < 64 << 20, "resident memory grew by {grown} bytes");
     assert!(server.metric("mqtt_messages_dropped_total") > 0, "the slow subscriber lost messages, counted");
+    // Its socket is full: waiting for it must not be polling for it.
+    let spent = cpu_ticks(server.pid());
+    std::thread::sleep(Duration::from_secs(1));
+    let ticks = cpu_ticks(server.pid()) - spent;
+    assert!(ticks < 80, "a full socket alone keeps the server busy: {ticks} of 100 ticks");
+}
+
+/// CPU time that a process has used, in ticks of 10 ms.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the server's figures");
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
 }
 
 #[test]

@@ -87,7 +87,8 @@ fn every_figure_that_operators_are_promised_is_there_from_the_start() {
         "gateway_grpc_errors_total",
         "gateway_grpc_published_total",
         "gateway_grpc_delivered_total",
-        "gateway_grpc_stream_dropped_total",
+        "gateway_grpc_stream_dropped_total{reason=\"buffer_full\"}",
+        "gateway_grpc_stream_dropped_total{reason=\"memory\"}",
         "gateway_grpc_streams",
         // process
         "process_resident_memory_bytes",

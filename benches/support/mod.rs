@@ -11,8 +11,8 @@ use std::{
 
 use mqtt_server::{
     broker::{
-        Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, Frames, MatchOptions, OpenRequest,
-        Outcome, QueueInfo, Session, SessionCore, SubscribeRequest, Target, Turn,
+        Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, MatchOptions, OpenRequest, Outcome,
+        QueueInfo, Session, SessionCore, SubscribeRequest, Target, Turn,
     },
     codec::PublishFrame,
     config::Limits,
@@ -125,7 +125,7 @@ struct Subscriber {
 }
 
 impl Target for Subscriber {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, _: &mut Frames) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
         if self.keeps == Keeps::Nothing {
             return Delivered { outcome: Outcome::Sent, flush: false };
         }

@@ -2,18 +2,15 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::{Broker, DeviceInfo, DevicePage, Gauges, QueueInfo, Session};
+use super::{Broker, DeviceInfo, DevicePage, Gauges, QueueInfo, Session, slots::TURN};
 
 /// Slots that one page of devices looks at.
 const PAGE_SLOTS: u32 = 8 * 1024;
 
-/// Slots looked at under one lock.
-const TURN_SLOTS: u32 = 256;
-
 impl Broker {
     /// One device.
     pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
-        let session = self.inner.registry.get(client_id)?;
+        let session = self.inner.session(client_id)?;
         Some(self.describe(&session))
     }
 
@@ -30,7 +27,7 @@ impl Broker {
         while looked_at < PAGE_SLOTS {
             let (sessions, end) = {
                 let slots = self.inner.slots.read();
-                (slots.sessions(from, TURN_SLOTS), slots.end())
+                (slots.sessions(from, TURN), slots.end())
             };
             for (slot, session) in sessions {
                 if page.devices.len() >= limit {
@@ -45,8 +42,8 @@ impl Broker {
                     page.devices.push((slot + 1, self.describe(&session)));
                 }
             }
-            from = from.saturating_add(TURN_SLOTS);
-            looked_at += TURN_SLOTS;
+            from = from.saturating_add(TURN);
+            looked_at += TURN;
             if from >= end {
                 return page;
             }
@@ -58,9 +55,9 @@ impl Broker {
     /// Every session with a connection, for shutdown pacing.
     pub fn online_sessions(&self) -> Vec<Arc<dyn Session>> {
         let mut online = Vec::with_capacity(self.inner.online.load(Relaxed));
-        self.inner.registry.for_each(|session| {
+        self.inner.slots.for_each_session(|session| {
             if session.core().state.lock().online {
-                online.push(Arc::clone(session));
+                online.push(session);
             }
         });
         online
@@ -86,7 +83,7 @@ impl Broker {
     /// What waits in all session queues: the sums over every session, which it looks at one by one.
     pub fn queues(&self) -> QueueInfo {
         let mut sum = QueueInfo::default();
-        self.inner.registry.for_each(|session| {
+        self.inner.slots.for_each_session(|session| {
             let queue = session.queue();
             sum.inflight += queue.inflight;
             sum.pending += queue.pending;

@@ -42,7 +42,7 @@ use crate::{
 use budget::Budget;
 use drops::Drops;
 use index::Index;
-use registry::Registry;
+use registry::{Place, Registry};
 use retain::Retained;
 use slots::Slots;
 use timers::Timers;
@@ -83,6 +83,18 @@ struct Inner {
     online_peak: AtomicUsize,
     sessions: AtomicUsize,
     streams: AtomicUsize,
+}
+
+impl Inner {
+    /// Locks a client id's place in the registry.
+    fn place(&self, client_id: &str) -> Place<'_> {
+        self.registry.lock(client_id, &self.slots)
+    }
+
+    /// The session of a client id.
+    fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.place(client_id).find(client_id)
+    }
 }
 
 impl Broker {

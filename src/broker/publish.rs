@@ -47,7 +47,7 @@ impl Broker {
         offline: Offline,
         turn: &mut Turn,
     ) -> DirectOutcome {
-        let Some(session) = self.inner.registry.get(device) else { return DirectOutcome::UnknownDevice };
+        let Some(session) = self.inner.session(device) else { return DirectOutcome::UnknownDevice };
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
@@ -55,7 +55,6 @@ impl Broker {
             count(|c| c.dropped_memory.add(1));
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }
-        turn.frames = None;
         let options = MatchOptions {
             qos: QoS::ExactlyOnce,
             retain_as_published: false,
@@ -64,7 +63,7 @@ impl Broker {
             group: 0,
             queue_offline: offline == Offline::Queue,
         };
-        let Delivered { outcome, flush } = session.deliver(message, options, &mut turn.frames);
+        let Delivered { outcome, flush } = session.deliver(message, options);
         if flush {
             turn.dirty.push(session);
         }
@@ -85,9 +84,7 @@ impl Broker {
                 drop_message(&message.receipt, DropReason::Expired);
                 continue;
             }
-            let mut frames = None;
-            let mut delivery =
-                Delivery { frames: &mut frames, dirty: &mut turn.dirty, budget: &self.inner.budget, now };
+            let mut delivery = Delivery { dirty: &mut turn.dirty, budget: &self.inner.budget, now };
             let outcome = group.deliver(&message.borrow(), &mut delivery);
             // It was accepted before: only a drop is news for the publisher.
             if let Outcome::Dropped(reason) = outcome
@@ -108,8 +105,7 @@ impl Broker {
 
     fn route(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Published {
         let inner = &*self.inner;
-        turn.frames = None;
-        let Turn { frames, dirty, matches } = turn;
+        let Turn { dirty, matches } = turn;
         let list = matches.find(&inner.index, &inner.slots, message.topic);
         let mut published = Published::default();
         if only_streams {
@@ -130,7 +126,7 @@ impl Broker {
                 group: 0,
                 queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
             };
-            let Delivered { outcome, flush } = matched.target.deliver(message, options, frames);
+            let Delivered { outcome, flush } = matched.target.deliver(message, options);
             if flush {
                 dirty.push(Arc::clone(&matched.target));
             }
@@ -139,7 +135,7 @@ impl Broker {
         if only_streams || list.groups.is_empty() {
             return published;
         }
-        let mut delivery = Delivery { frames, dirty, budget: &inner.budget, now: message.received };
+        let mut delivery = Delivery { dirty, budget: &inner.budget, now: message.received };
         deliver_to_groups(list, message, &mut delivery, &mut published);
         published
     }

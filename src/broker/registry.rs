@@ -1,6 +1,7 @@
 //! Sessions by client id, in shards, so that connects on different threads rarely meet.
 //!
-//! [`Session::core`] is the one session method called under a shard's lock: it must be a plain accessor.
+//! Holds slots only; the sessions are in [`Slots`], which is locked for reading under a shard's lock.
+//! [`Session::core`] is the one session method called then: it must be a plain accessor.
 
 use std::sync::Arc;
 
@@ -8,27 +9,27 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::Session;
+use super::{Session, slots::Slots};
 
 const SHARDS: usize = 64;
 
 /// All sessions.
 pub(super) struct Registry {
     hasher: RandomState,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<HashTable<Name>>]>,
 }
 
-/// Some of the sessions.
-#[derive(Default)]
-pub(super) struct Shard {
-    sessions: HashTable<Arc<dyn Session>>,
+/// A session's slot with half of its client id's hash, so that growing the table reads no client id.
+pub(super) struct Name {
+    slot: u32,
+    hash: u32,
 }
 
 /// A locked shard with the hash of the client id in question.
 pub(super) struct Place<'a> {
-    shard: MutexGuard<'a, Shard>,
-    hash: u64,
-    hasher: &'a RandomState,
+    shard: MutexGuard<'a, HashTable<Name>>,
+    hash: u32,
+    slots: &'a Slots,
 }
 
 impl Registry {
@@ -38,48 +39,45 @@ impl Registry {
     }
 
     /// Locks the shard of a client id: opens and ends of one client happen one after the other.
-    pub(super) fn lock(&self, client_id: &str) -> Place<'_> {
+    pub(super) fn lock<'a>(&'a self, client_id: &str, slots: &'a Slots) -> Place<'a> {
         let hash = self.hasher.hash_one(client_id);
         let shard = self.shards[(hash >> 48) as usize % SHARDS].lock();
-        Place { shard, hash, hasher: &self.hasher }
-    }
-
-    /// The session of a client id.
-    pub(super) fn get(&self, client_id: &str) -> Option<Arc<dyn Session>> {
-        self.lock(client_id).find(client_id).cloned()
-    }
-
-    /// Calls `visit` for every session, under a shard's lock.
-    pub(super) fn for_each(&self, mut visit: impl FnMut(&Arc<dyn Session>)) {
-        for shard in &self.shards {
-            for session in &shard.lock().sessions {
-                visit(session);
-            }
-        }
+        Place { shard, hash: hash as u32, slots }
     }
 }
 
 impl Place<'_> {
     /// The session of the client id that the shard was locked for.
-    pub(super) fn find(&self, client_id: &str) -> Option<&Arc<dyn Session>> {
-        self.shard.sessions.find(self.hash, |session| session.core().client_id().as_str() == client_id)
+    pub(super) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        let mut found = None;
+        self.shard.find(spread(self.hash), |name| {
+            if name.hash == self.hash {
+                found = self.slots.session(name.slot);
+            }
+            found.as_ref().is_some_and(|session| session.core().client_id().as_str() == client_id)
+        })?;
+        found
     }
 
-    /// Adds a session in the place of `old`.
-    pub(super) fn replace(&mut self, old: Option<&Arc<dyn Session>>, session: Arc<dyn Session>) {
+    /// Adds a session, whose slot is filled, in the place of `old`.
+    pub(super) fn replace(&mut self, old: Option<&Arc<dyn Session>>, session: &Arc<dyn Session>) {
         if let Some(old) = old {
             self.remove(old);
         }
-        let hasher = self.hasher;
-        let rehash = |session: &Arc<dyn Session>| hasher.hash_one(session.core().client_id().as_str());
-        self.shard.sessions.insert_unique(self.hash, session, rehash);
+        let name = Name { slot: session.core().slot(), hash: self.hash };
+        self.shard.insert_unique(spread(self.hash), name, |name| spread(name.hash));
     }
 
     /// Removes exactly this session, not a later one of the same client id.
     pub(super) fn remove(&mut self, session: &Arc<dyn Session>) {
         let slot = session.core().slot();
-        if let Ok(entry) = self.shard.sessions.find_entry(self.hash, |other| other.core().slot() == slot) {
+        if let Ok(entry) = self.shard.find_entry(spread(self.hash), |name| name.slot == slot) {
             entry.remove();
         }
     }
+}
+
+/// A table hash from the kept half: the table takes its tag from the top bits and the place from the low ones.
+pub(super) fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

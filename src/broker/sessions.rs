@@ -77,7 +77,7 @@ impl Broker {
         let inner = &*self.inner;
         let core = session.core();
         let (will, ended) = {
-            let mut place = inner.registry.lock(core.client_id().as_str());
+            let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.ended || state.epoch != epoch || !state.online {
                 return;
@@ -121,9 +121,8 @@ impl Broker {
         let core = session.core();
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {
-            let mut frames = None;
             let budget = &self.inner.budget;
-            let mut delivery = Delivery { frames: &mut frames, dirty: &mut turn.dirty, budget, now };
+            let mut delivery = Delivery { dirty: &mut turn.dirty, budget, now };
             group.drain_to(core.slot(), &mut delivery);
         }
     }
@@ -138,8 +137,8 @@ impl Broker {
         turn: &mut Turn,
     ) -> bool {
         let (session, epoch, ended) = {
-            let mut place = self.inner.registry.lock(client_id);
-            let Some(session) = place.find(client_id).cloned() else { return false };
+            let mut place = self.inner.place(client_id);
+            let Some(session) = place.find(client_id) else { return false };
             let mut state = session.core().state.lock();
             let epoch = state.epoch;
             let ended = discard.then(|| {
@@ -172,7 +171,7 @@ impl Broker {
         let mut will = None;
         let mut ended = None;
         {
-            let mut place = inner.registry.lock(core.client_id().as_str());
+            let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.deadline() != Some(at) {
                 // Resumed in between; the entry went with it.
@@ -202,9 +201,9 @@ impl Broker {
     ) -> (Opened, Former) {
         let inner = &*self.inner;
         let client_id = request.client_id.clone();
-        let mut place = inner.registry.lock(client_id.as_str());
+        let mut place = inner.place(client_id.as_str());
         let mut former = Former::default();
-        let old = place.find(client_id.as_str()).cloned();
+        let old = place.find(client_id.as_str());
         if let Some(old) = &old {
             let mut state = old.core().state.lock();
             former.connection = state.online.then_some(state.epoch);
@@ -228,7 +227,7 @@ impl Broker {
         let slot = inner.slots.reserve();
         let session = make(SessionCore::new(request, slot));
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
-        place.replace(old.as_ref(), Arc::clone(&session));
+        place.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
         (Opened { session, present: false, epoch: 1 }, former)
@@ -281,7 +280,7 @@ impl Broker {
         let victim = inner.timers.first().unwrap_or_else(|| Arc::clone(session));
         let ended = {
             let core = victim.core();
-            let mut place = inner.registry.lock(core.client_id().as_str());
+            let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.online || state.ended {
                 return;

@@ -16,7 +16,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, RwLock};
 
-use super::{Delivered, Frames, MatchOptions, Outcome, Target, budget::Budget, index::Options};
+use super::{Delivered, MatchOptions, Outcome, Target, budget::Budget, index::Options};
 use crate::{
     config::SharedStrategy,
     telemetry::count,
@@ -69,7 +69,6 @@ struct Queue {
 
 /// Where a group's deliveries leave their traces.
 pub(super) struct Delivery<'a> {
-    pub(super) frames: &'a mut Frames,
     pub(super) dirty: &'a mut Vec<Arc<dyn Target>>,
     pub(super) budget: &'a Budget,
     pub(super) now: Timestamp,
@@ -221,7 +220,7 @@ impl Group {
             group: self.id,
             queue_offline: false,
         };
-        let Delivered { outcome, flush } = member.target.deliver(message, options, delivery.frames);
+        let Delivered { outcome, flush } = member.target.deliver(message, options);
         if flush {
             delivery.dirty.push(Arc::clone(&member.target));
         }
@@ -313,14 +312,8 @@ impl Group {
                 count_drop(DropReason::Expired);
                 continue;
             }
-            // The caller's frames belong to another message.
-            let mut frames = None;
-            let mut queued = Delivery {
-                frames: &mut frames,
-                dirty: &mut *delivery.dirty,
-                budget: delivery.budget,
-                now: delivery.now,
-            };
+            let mut queued =
+                Delivery { dirty: &mut *delivery.dirty, budget: delivery.budget, now: delivery.now };
             let borrowed = message.borrow();
             let outcome = match (slot, only) {
                 (Some(_), None) => None,

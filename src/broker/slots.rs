@@ -6,6 +6,9 @@ use parking_lot::RwLock;
 
 use super::{Session, Target, slab::Slab};
 
+/// Slots looked at under one lock.
+pub(super) const TURN: u32 = 256;
+
 /// Receivers by slot; slot 0 is nobody.
 #[derive(Default)]
 pub(super) struct Slots {
@@ -53,6 +56,29 @@ impl Slots {
     pub(super) fn free(&self, slot: u32) {
         let target = self.targets.write().0.remove(slot);
         drop(target);
+    }
+
+    /// The session of a slot.
+    pub(super) fn session(&self, slot: u32) -> Option<Arc<dyn Session>> {
+        Arc::clone(self.targets.read().get(slot)?).into_session()
+    }
+
+    /// Calls `visit` for every session, under no lock.
+    pub(super) fn for_each_session(&self, mut visit: impl FnMut(Arc<dyn Session>)) {
+        let mut from = 1;
+        loop {
+            let (sessions, end) = {
+                let table = self.targets.read();
+                (table.sessions(from, TURN), table.end())
+            };
+            for (_, session) in sessions {
+                visit(session);
+            }
+            from += TURN;
+            if from >= end {
+                return;
+            }
+        }
     }
 
     /// Read access for the time of one match.

@@ -48,7 +48,7 @@ pub struct Delivered {
 /// Receives messages. Called under no broker lock; must not call back into the broker.
 pub trait Target: Any + Send + Sync {
     /// Takes or refuses one message without blocking and without a system call.
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, turn: &mut Frames) -> Delivered;
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered;
 
     /// Sends what earlier deliveries left. Called once for each `flush: true`, at the end of the turn.
     fn flush(self: Arc<Self>);
@@ -119,14 +119,9 @@ pub enum CloseReason {
     SessionEnded,
 }
 
-/// An opaque cache of encoded frames that lives for one message, supplied by net.
-pub type Frames = Option<Box<dyn Any + Send>>;
-
 /// Everything that one turn of a thread collects. See DESIGN "The seam".
 #[derive(Default)]
 pub struct Turn {
-    /// Frames of the message being delivered; cleared by the broker before each message.
-    pub frames: Frames,
     /// Targets with bytes to flush.
     pub dirty: Vec<Arc<dyn Target>>,
     /// This thread's match cache.

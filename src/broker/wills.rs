@@ -13,10 +13,12 @@ impl Broker {
     /// after the last connection was asked to end; wills leave their sessions, so none is published twice.
     pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) {
         let mut wills = Vec::new();
-        self.inner.registry.for_each(|session| {
-            let mut state = session.core().state.lock();
-            let will = self.inner.timers.update(session, &mut state, State::take_will);
-            wills.extend(will.map(|will| (Arc::clone(session), will)));
+        self.inner.slots.for_each_session(|session| {
+            let will = {
+                let mut state = session.core().state.lock();
+                self.inner.timers.update(&session, &mut state, State::take_will)
+            };
+            wills.extend(will.map(|will| (session, will)));
         });
         for (session, will) in wills {
             self.publish_will(&session, &will, session.core().slot(), now, turn);

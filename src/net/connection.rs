@@ -339,7 +339,7 @@ impl Connection {
                 }
                 Some(None) => {}
                 Some(Some(message)) => {
-                    let delivered = device.deliver(&message.borrow(), cursor.options(), &mut None);
+                    let delivered = device.deliver(&message.borrow(), cursor.options());
                     if delivered.flush {
                         join_turn(device);
                     }

@@ -17,9 +17,7 @@ use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{Shared, flush};
 use crate::{
-    broker::{
-        CloseReason, Delivered, Frames, MatchOptions, Outcome, QueueInfo, Session, SessionCore, Target,
-    },
+    broker::{CloseReason, Delivered, MatchOptions, Outcome, QueueInfo, Session, SessionCore, Target},
     session::{LinkParams, Offer, Outbound, Take, recycle},
     types::{DropReason, Message, SharedMessage, Timestamp},
 };
@@ -201,7 +199,7 @@ impl Slot {
 }
 
 impl Target for Device {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, _frames: &mut Frames) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
         let offer = Offer {
             qos: options.qos,
             retain: options.replay || (options.retain_as_published && message.retain),

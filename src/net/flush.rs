@@ -40,7 +40,7 @@ pub(super) fn flush(device: &Arc<Device>) {
     for round in 1..=ROUNDS {
         let Some(flight) = take(device, false) else { return };
         let result = flight.writer.try_write(flight.unsent.rest());
-        if matches!(give_back(device, flight, result, round == ROUNDS), Next::Done) {
+        if matches!(give_back(device, flight, result, round == ROUNDS, false), Next::Done) {
             return;
         }
     }
@@ -54,7 +54,7 @@ pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
     {
         let result = flight.writer.try_write(flight.unsent.rest());
         let failed = result.is_err();
-        give_back(device, flight, result, false);
+        give_back(device, flight, result, false, true);
         if failed {
             return;
         }
@@ -74,7 +74,7 @@ pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io:
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Some(io::Error::from(error.kind())),
             _ => None,
         };
-        let next = give_back(device, flight, result, false);
+        let next = give_back(device, flight, result, false, true);
         if let Some(error) = failed {
             return Poll::Ready(Err(error));
         }
@@ -150,7 +150,14 @@ fn take(device: &Device, owner: bool) -> Option<Flight> {
     Some(Flight { epoch: link.epoch, writer, unsent, v5: slot.out.protocol().is_v5() })
 }
 
-fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, last_round: bool) -> Next {
+/// The `owner` is never woken by itself: it has registered for writability or goes on at once.
+fn give_back(
+    device: &Device,
+    mut flight: Flight,
+    result: io::Result<usize>,
+    last_round: bool,
+    owner: bool,
+) -> Next {
     let (wrote, failed) = match result {
         Ok(n) => (n, false),
         Err(error) => (0, error.kind() != io::ErrorKind::WouldBlock),
@@ -194,7 +201,7 @@ fn give_back(device: &Device, mut flight: Flight, result: io::Result<usize>, las
     if hand_over {
         link.want_write = !failed;
     }
-    if hand_over || (link.notify_room && complete) {
+    if !owner && (hand_over || (link.notify_room && complete)) {
         let waker = link.waker.clone();
         drop(guard);
         waker.wake();

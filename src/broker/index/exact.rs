@@ -4,7 +4,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use super::entry::{Entry, Removal, Subscribers};
-use crate::broker::slab::Slab;
+use crate::broker::{registry::spread, slab::Slab};
 
 /// A filter and its subscribers: 32 bytes and the text.
 pub(super) struct Filter {
@@ -95,9 +95,4 @@ impl Filters {
         let filter = self.records.remove(number)?;
         Some((hash, Removed::Filter(filter.text)))
     }
-}
-
-/// A table hash from the kept half: the table takes its tag from the top bits and the place from the low ones.
-fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -2,14 +2,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{wildcard::MAX_SHAPES, *};
 use crate::{
-    broker::{Delivered, Frames, MatchOptions, Outcome, Target},
+    broker::{Delivered, MatchOptions, Outcome, Target},
     types::{Message, QoS, matches},
 };
 
 struct Nobody;
 
 impl Target for Nobody {
-    fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>, _: &mut Frames) -> Delivered {
+    fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
         Delivered { outcome: Outcome::Sent, flush: false }
     }
     fn flush(self: Arc<Self>) {}

@@ -80,7 +80,7 @@ pub(super) struct TestSession {
 }
 
 impl Target for TestSession {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, _: &mut Frames) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
         self.receiver.take(message, options)
     }
     fn flush(self: Arc<Self>) {
@@ -127,7 +127,7 @@ pub(super) struct TestStream {
 }
 
 impl Target for TestStream {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>, _: &mut Frames) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
         self.receiver.take(message, options)
     }
     fn flush(self: Arc<Self>) {}

@@ -161,7 +161,7 @@ fn dirty_targets_are_flushed_once_per_turn_end() {
 fn a_stream_that_leaves_a_message_out_is_neither_a_match_nor_a_drop() {
     struct Picky;
     impl Target for Picky {
-        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>, _: &mut Frames) -> Delivered {
+        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
             Delivered { outcome: Outcome::Ignored, flush: false }
         }
         fn flush(self: Arc<Self>) {}

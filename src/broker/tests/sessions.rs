@@ -304,7 +304,7 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
             let threads = [scope.spawn(open), scope.spawn(open)];
             threads.map(|thread| thread.join().unwrap())
         });
-        let owner = broker.inner.registry.get(&id).unwrap();
+        let owner = broker.inner.session(&id).unwrap();
         let owning = (owner.core().slot(), owner.core().state.lock().epoch);
         let (owners, losers): (Vec<_>, Vec<_>) =
             opened.into_iter().partition(|opened| (opened.session.core().slot(), opened.epoch) == owning);

@@ -14,7 +14,7 @@ use super::{
     buffer::{Batch, Shortage, State, VALUE_OVERHEAD, Value},
 };
 use crate::{
-    broker::{Broker, Delivered, Frames, MatchOptions, Outcome, Target},
+    broker::{Broker, Delivered, MatchOptions, Outcome, Target},
     telemetry::count,
     types::{DropReason, Message},
 };
@@ -308,7 +308,7 @@ impl Drop for StreamTarget {
 }
 
 impl Target for StreamTarget {
-    fn deliver(&self, message: &Message<'_>, _options: MatchOptions<'_>, _turn: &mut Frames) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, _options: MatchOptions<'_>) -> Delivered {
         let mut flush = false;
         let outcome = if self.selector.wants(message) {
             let mut state = self.state.lock();

@@ -39,7 +39,7 @@ fn broker(limits: Limits) -> Broker {
 fn deliver(target: &StreamTarget, device: &str, topic: &str, payload: &[u8]) -> Delivered {
     let id = ClientId::new(device);
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 1 };
-    target.deliver(&Message::new(topic, payload, Timestamp(1), origin), OPTIONS, &mut None)
+    target.deliver(&Message::new(topic, payload, Timestamp(1), origin), OPTIONS)
 }
 
 fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
@@ -236,7 +236,7 @@ fn a_message_left_out_is_ignored_and_tells_the_publisher_nothing() {
     let receipt = Arc::new(Receipt::default());
     let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
     message.receipt = Some(&receipt);
-    let delivered = target.deliver(&message, OPTIONS, &mut None);
+    let delivered = target.deliver(&message, OPTIONS);
     assert_eq!(delivered, Delivered { outcome: Outcome::Ignored, flush: false });
     assert_eq!(receipt.state(), ReceiptState::default());
     assert!(drain(&target).is_empty());
@@ -315,7 +315,7 @@ fn a_taken_message_is_sent_and_acknowledged_at_once() {
     let receipt = Arc::new(Receipt::default());
     let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
     message.receipt = Some(&receipt);
-    target.deliver(&message, OPTIONS, &mut None);
+    target.deliver(&message, OPTIONS);
     let state = receipt.state();
     assert_eq!((state.sent, state.acked), (1, 1));
 }
