@@ -41,7 +41,12 @@ pub struct Spec {
     pub client_id: String,
     pub clean: bool,
     pub filter: Option<(String, u8)>,
+    /// It will not read (`Engine::deafen`): the kernel is to hold little for it.
+    pub deaf: bool,
 }
+
+/// Receive buffer of a connection that will not read, in bytes.
+const DEAF_BUFFER: usize = 4096;
 
 /// One message that arrived.
 #[derive(Clone, Copy, Default)]
@@ -68,6 +73,8 @@ pub trait Handler {
     /// An established connection ended unexpectedly.
     fn dropped(&mut self, _idx: usize) {}
     fn pong(&mut self, _idx: usize, _now: u64) {}
+    /// Answer to a further SUBSCRIBE on an established connection.
+    fn subacked(&mut self, _idx: usize, _codes: &[u8]) {}
     fn woken(&mut self) {}
 }
 
@@ -78,6 +85,8 @@ pub enum State {
     AwaitConnack,
     AwaitSuback,
     Up,
+    /// Connected and subscribed, and reads nothing any more.
+    Deaf,
     Closing,
     Closed,
 }
@@ -385,7 +394,7 @@ impl Conn {
                 }
                 match &self.spec.filter {
                     Some((f, qos)) => {
-                        codec::subscribe(acks, self.v5, 1, f, *qos);
+                        codec::subscribe(acks, self.v5, 1, &[f], *qos);
                         self.state = State::AwaitSuback;
                     }
                     None => self.set_up(came_up),
@@ -393,6 +402,10 @@ impl Conn {
                 Ok(())
             }
             Packet::Suback { codes, .. } => {
+                if self.state == State::Up {
+                    h.subacked(idx, codes);
+                    return Ok(());
+                }
                 if self.state != State::AwaitSuback {
                     return Err("protocol error: unexpected SUBACK".into());
                 }
@@ -579,6 +592,10 @@ impl Engine {
         self.conns.len() - 1
     }
 
+    pub fn v5(&self) -> bool {
+        self.cfg.v5
+    }
+
     pub fn alive(&self) -> usize {
         self.conns.iter().filter(|c| c.state == State::Up).count()
     }
@@ -592,6 +609,9 @@ impl Engine {
         let ty = Type::STREAM.nonblocking().cloexec();
         let s = Socket::new(Domain::for_address(cfg.addr), ty, Some(Protocol::TCP)).map_err(e("socket"))?;
         s.set_tcp_nodelay(true).map_err(e("TCP_NODELAY"))?;
+        if c.spec.deaf {
+            s.set_recv_buffer_size(DEAF_BUFFER).map_err(e("SO_RCVBUF"))?;
+        }
         // Older kernels refuse this; then the system's range holds.
         let _ = ip_option(&s, IP_LOCAL_PORT_RANGE, 0xffff_0000 | LOWEST_PORT);
         if let Some(name) = &cfg.congestion {
@@ -650,7 +670,7 @@ impl Engine {
         let was = c.state;
         close(c);
         match was {
-            State::Closed | State::Idle => {}
+            State::Closed | State::Idle | State::Deaf => {}
             State::Closing => self.closing -= 1,
             State::Up => {
                 tally(&mut self.drops, &reason);
@@ -849,6 +869,15 @@ impl Engine {
         let mut r = ConnectStats::new();
         std::mem::swap(&mut r, &mut self.batch);
         Ok(r)
+    }
+
+    /// The connections `range` stay open but read nothing from now on.
+    pub fn deafen(&mut self, range: Range<usize>) -> io::Result<()> {
+        for c in self.conns[range].iter_mut().filter(|c| c.state == State::Up) {
+            self.poll.remove(c.fd)?;
+            c.state = State::Deaf;
+        }
+        Ok(())
     }
 
     /// Sends DISCONNECT on the connections `range`, and waits (2 s at most)

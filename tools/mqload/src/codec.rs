@@ -93,14 +93,17 @@ pub fn connect(out: &mut Vec<u8>, c: &Connect) {
     packet(out, 0x10, &b);
 }
 
-pub fn subscribe(out: &mut Vec<u8>, v5: bool, pid: u16, filter: &str, qos: u8) {
-    let mut b = Vec::with_capacity(8 + filter.len());
+/// SUBSCRIBE to all `filters` with the same QoS.
+pub fn subscribe(out: &mut Vec<u8>, v5: bool, pid: u16, filters: &[impl AsRef<str>], qos: u8) {
+    let mut b = Vec::with_capacity(8 + 40 * filters.len());
     b.extend_from_slice(&pid.to_be_bytes());
     if v5 {
         b.push(0);
     }
-    put_str(&mut b, filter.as_bytes());
-    b.push(qos);
+    for filter in filters {
+        put_str(&mut b, filter.as_ref().as_bytes());
+        b.push(qos);
+    }
     packet(out, 0x82, &b);
 }
 
@@ -129,6 +132,9 @@ pub fn disconnect(out: &mut Vec<u8>, v5: bool, end_session: bool) {
     }
 }
 
+/// Digits at the end of a topic that `PublishTemplate::set_topic_number` fills in.
+pub const TOPIC_DIGITS: usize = 7;
+
 /// The constant part of a publisher's PUBLISH packets. Only the packet id and
 /// the payload stamp differ from message to message.
 pub struct PublishTemplate {
@@ -137,6 +143,8 @@ pub struct PublishTemplate {
     qos: u8,
     v5: bool,
     payload_len: usize,
+    /// Where the topic ends in `head`.
+    topic_end: usize,
 }
 
 impl PublishTemplate {
@@ -146,7 +154,17 @@ impl PublishTemplate {
         head.push((PUBLISH << 4) | (qos << 1) | retain as u8);
         put_varint(&mut head, var + payload_len);
         put_str(&mut head, topic.as_bytes());
-        PublishTemplate { head, qos, v5, payload_len }
+        let topic_end = head.len();
+        PublishTemplate { head, qos, v5, payload_len, topic_end }
+    }
+
+    /// Makes the topic's last `TOPIC_DIGITS` bytes the number `k`.
+    pub fn set_topic_number(&mut self, k: u64) {
+        let mut left = k;
+        for digit in self.head[..self.topic_end].iter_mut().rev().take(TOPIC_DIGITS) {
+            *digit = b'0' + (left % 10) as u8;
+            left /= 10;
+        }
     }
 
     pub fn wire_len(&self) -> usize {
@@ -500,11 +518,14 @@ mod tests {
     #[test]
     fn subscribe_bytes() {
         let mut b = Vec::new();
-        subscribe(&mut b, false, 1, "a/#", 1);
+        subscribe(&mut b, false, 1, &["a/#"], 1);
         assert_eq!(b, b"\x82\x08\0\x01\0\x03a/#\x01");
         b.clear();
-        subscribe(&mut b, true, 1, "a/#", 2);
+        subscribe(&mut b, true, 1, &["a/#"], 2);
         assert_eq!(b, b"\x82\x09\0\x01\0\0\x03a/#\x02");
+        b.clear();
+        subscribe(&mut b, false, 2, &["a", "b/+"], 0);
+        assert_eq!(b, b"\x82\x0c\0\x02\0\x01a\0\0\x03b/+\0");
     }
 
     /// Every split of a packet gives Incomplete or Partial, never a wrong packet.
@@ -546,6 +567,20 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn topic_numbers_change_the_topic_only() {
+        let filler = [0; 64];
+        let mut t = PublishTemplate::new("p/1/0000000", 1, false, false, STAMP_LEN);
+        for (k, topic) in [(0, "p/1/0000000"), (99_123, "p/1/0099123"), (7, "p/1/0000007")] {
+            t.set_topic_number(k);
+            let mut b = Vec::new();
+            t.write(&mut b, 9, &Stamp::default(), &filler);
+            let Parsed::Full { packet: Packet::Publish(p), .. } = parse(&b, false).unwrap() else { panic!() };
+            assert_eq!(p.topic, topic.as_bytes());
+            assert_eq!(p.pid, 9);
         }
     }
 

@@ -4,8 +4,9 @@ use crate::EXIT_CONN;
 use crate::cli::{BrokerArgs, MeasureArgs};
 use crate::client::{Acked, ConnectStats, Delivery, Engine, Handler, Spec};
 use crate::clock;
+use crate::cold;
 use crate::procstat::{Cpu, Mem, Usage};
-use crate::report::{Report, merge_tally, per, round};
+use crate::report::{Report, merge_tally, per, round, tally};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +41,8 @@ pub struct Args {
     /// Seconds to hold the connections
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     hold: f64,
+    #[command(flatten)]
+    cold: cold::Args,
     /// Threads
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -63,6 +66,8 @@ struct Run<'a> {
 }
 
 struct Outcome {
+    /// Why the cold subscriptions failed.
+    cold: Option<String>,
     failures: BTreeMap<String, u64>,
     drops: BTreeMap<String, u64>,
     alive: usize,
@@ -77,6 +82,7 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
         eng.add(Spec {
             client_id: format!("{}-c{id}", run.prefix),
             clean: a.clean,
+            deaf: false,
             filter: a.subscribe.then(|| (format!("{}/{id}", run.prefix), a.sub_qos)),
         });
     }
@@ -85,6 +91,14 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
     run.barrier.wait();
     let c = eng.establish(0..n, &pace, &mut h)?;
     run.connect.lock().unwrap().merge(&c);
+    run.barrier.wait();
+    run.barrier.wait(); // the controller has taken its samples
+    let mut cold = None;
+    if a.cold.count > 0 && c.failed == 0 {
+        let parts = (0..n).map(|i| cold::part(a.cold.count, i * a.threads + tid, a.connections)).collect();
+        let name = |i| cold::filter(a.cold.kind, &run.prefix, cold::LEVELS, i);
+        cold = cold::subscribe(&mut eng, 0, parts, name)?.err();
+    }
     run.barrier.wait();
     while !run.exit.load(Relaxed) {
         let now = clock::now();
@@ -106,7 +120,7 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
         eng.establish(0..n, &pace, &mut h)?;
         eng.disconnect(0..n, true, &mut h)?;
     }
-    Ok(Outcome { failures, drops, alive })
+    Ok(Outcome { cold, failures, drops, alive })
 }
 
 pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
@@ -127,7 +141,7 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
         engines.push(Engine::new(cfg.clone(), None).map_err(|e| e.to_string())?);
     }
     let before = target.mem();
-    let mut cpu = [Cpu::default(); 4];
+    let mut cpu = [Cpu::default(); 5];
     let mut after = Mem::default();
     let mut held = Mem::default();
     let outcomes: Vec<Outcome> = std::thread::scope(|s| {
@@ -149,6 +163,9 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
         run.barrier.wait();
         cpu[1] = target.cpu();
         after = target.mem();
+        run.barrier.wait();
+        run.barrier.wait();
+        cpu[4] = target.cpu();
         // The first quarter of the holding time (1 s at most) is not counted
         // as idle: the broker may still be tidying up.
         let settle = (args.hold / 4.0).clamp(0.0, 1.0);
@@ -168,6 +185,9 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     for o in outcomes {
         merge_tally(&mut failures, &o.failures);
         merge_tally(&mut drops, &o.drops);
+        if let Some(why) = o.cold {
+            tally(&mut failures, &why);
+        }
         alive += o.alive;
     }
     let mut r = Report::new(format!(
@@ -212,8 +232,10 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
         r.set("broker_pss_kb_connected", after.pss_kb);
         // Negative when the broker gave back memory of earlier work.
         let grown = |a: u64, b: u64| (b as f64 - a as f64) * 1024.0;
-        let rss = per(grown(before.rss_kb, held.rss_kb), up, 0);
-        let pss = per(grown(before.pss_kb, held.pss_kb), up, 0);
+        // Cold subscriptions come later and are counted apart.
+        let with = if args.cold.count > 0 { &after } else { &held };
+        let rss = per(grown(before.rss_kb, with.rss_kb), up, 0);
+        let pss = per(grown(before.pss_kb, with.pss_kb), up, 0);
         r.line("bytes/connection", format!("RSS {rss}, PSS {pss}"));
         r.set("rss_bytes_per_connection", rss);
         r.set("pss_bytes_per_connection", pss);
@@ -231,6 +253,7 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
             ),
         );
     }
-    let code = if c.failed > 0 || !drops.is_empty() { EXIT_CONN } else { 0 };
+    cold::report(&mut r, &args.cold, &after, &held, &Usage::between(&cpu[1], &cpu[4]));
+    let code = if !failures.is_empty() || !drops.is_empty() { EXIT_CONN } else { 0 };
     Ok(r.print(code, args.measure.quiet))
 }

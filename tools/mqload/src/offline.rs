@@ -331,11 +331,16 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     let addr = cfg.addr;
     let mut eng = Engine::new(cfg, None).map_err(|e| e.to_string())?;
     for i in 0..np {
-        eng.add(Spec { client_id: format!("{prefix}-p{i}"), clean: true, filter: None });
+        eng.add(Spec { client_id: format!("{prefix}-p{i}"), clean: true, filter: None, deaf: false });
     }
     for j in 0..ns {
         let filter = if args.pair { format!("{prefix}/{j}") } else { format!("{prefix}/#") };
-        eng.add(Spec { client_id: format!("{prefix}-s{j}"), clean: false, filter: Some((filter, args.qos)) });
+        eng.add(Spec {
+            client_id: format!("{prefix}-s{j}"),
+            clean: false,
+            filter: Some((filter, args.qos)),
+            deaf: false,
+        });
     }
     let pubs = (0..np)
         .map(|i| Pub {

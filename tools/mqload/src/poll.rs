@@ -36,6 +36,15 @@ impl Poll {
         self.ctl(fd, token, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET)
     }
 
+    /// No more events of this socket.
+    pub fn remove(&self, fd: RawFd) -> io::Result<()> {
+        // SAFETY: plain system call; the event argument is not used.
+        unsafe {
+            cvt(libc::epoll_ctl(self.ep.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()))?;
+        }
+        Ok(())
+    }
+
     /// Registers a level-triggered reader (listening socket, eventfd).
     pub fn add_level(&self, fd: RawFd, token: u64) -> io::Result<()> {
         self.ctl(fd, token, libc::EPOLLIN)

@@ -3,7 +3,8 @@
 use crate::cli::{BrokerArgs, ConnectArgs, MeasureArgs};
 use crate::client::{ClientCfg, ConnectStats, Engine, Pace, Spec, State};
 use crate::clock;
-use crate::codec::{self, STAMP_LEN};
+use crate::codec::{self, STAMP_LEN, TOPIC_DIGITS};
+use crate::cold::{self, Held};
 use crate::procstat::{Target, Usage};
 use crate::report::{Report, merge_tally, per, round, tally};
 use crate::sequence::BitSet;
@@ -32,6 +33,17 @@ pub struct Args {
     /// Number of subscribers [default: fanin 1, none 0, otherwise as many as publishers]
     #[arg(long, short = 'S', value_name = "N")]
     subscribers: Option<usize>,
+    /// Further subscribers that read nothing (fanout, fanin): not counted in windows and latencies
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    slow: usize,
+    #[command(flatten)]
+    cold: cold::Args,
+    /// Levels of the topics
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=64))]
+    topic_levels: u8,
+    /// Publish to so many topics in turn, all publishers together (not fanout)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    cold_topics: u64,
     /// QoS of publishing
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     qos: u8,
@@ -120,6 +132,19 @@ impl Args {
         if self.threads == 0 || self.threads > 64 || self.threads > self.publishers.max(subscribers) {
             return Err("--threads: 1 to 64, and not more than clients".into());
         }
+        if self.cold.count > 0 && self.broker.keepalive > 0 {
+            return Err("--cold: not with --keepalive, its connections send nothing".into());
+        }
+        if self.slow > 0 && !matches!(self.topology, Topology::Fanout | Topology::Fanin) {
+            return Err("--slow is for --topology fanout and fanin".into());
+        }
+        let topics = self.cold_topics.div_ceil(self.publishers as u64).max(1);
+        if topics > 1 && (self.topology == Topology::Fanout || self.retain) {
+            return Err("--cold-topics: not with --topology fanout or --retain".into());
+        }
+        if topics > 10u64.pow(TOPIC_DIGITS as u32) {
+            return Err("--cold-topics: too many".into());
+        }
         if self.window == Some(0) {
             return Err("--window: at least 1".into());
         }
@@ -152,6 +177,9 @@ impl Args {
             stall: clock::secs(self.stall_timeout.max(0.1)),
             threads: self.threads,
             prefix: self.broker.prefix(),
+            levels: self.topic_levels as usize,
+            topics,
+            slow: self.slow,
         })
     }
 }
@@ -186,7 +214,8 @@ fn thread(run: &Run, tid: usize) -> std::io::Result<(Outcome, BTreeMap<String, u
     eng.set_source_base(tid * (np + ns));
     for i in 0..np {
         let id = i * plan.threads + tid;
-        eng.add(Spec { client_id: format!("{}-p{id}", plan.prefix), clean: run.args.clean, filter: None });
+        let client_id = format!("{}-p{id}", plan.prefix);
+        eng.add(Spec { client_id, clean: run.args.clean, filter: None, deaf: false });
     }
     for j in 0..ns {
         let id = j * plan.threads + tid;
@@ -194,12 +223,23 @@ fn thread(run: &Run, tid: usize) -> std::io::Result<(Outcome, BTreeMap<String, u
             client_id: format!("{}-s{id}", plan.prefix),
             clean: run.args.clean,
             filter: Some((plan.filter(id), plan.sub_qos)),
+            deaf: false,
         });
     }
+    for id in (tid..plan.slow).step_by(plan.threads) {
+        eng.add(Spec {
+            client_id: format!("{}-d{id}", plan.prefix),
+            clean: run.args.clean,
+            filter: Some((plan.filter(id), plan.sub_qos)),
+            deaf: true,
+        });
+    }
+    let (readers, all) = (np + ns, eng.conns.len());
     let mut w = Worker::new(eng, m);
     // All subscriptions are there before the first publisher connects.
-    for range in [np..np + ns, 0..np] {
+    for range in [np..all, 0..np] {
         let c = w.eng.establish(range, &run.pace, &mut w.m)?;
+        w.eng.deafen(readers..all)?;
         run.gathered.lock().unwrap().connect.push(c);
         run.barrier.wait();
     }
@@ -390,6 +430,7 @@ impl Totals {
         for o in it {
             t.latency.merge(&o.latency);
             t.ack_latency.merge(&o.ack_latency);
+            t.last_delivery.merge(&o.last_delivery);
             t.send_lag.merge(&o.send_lag);
             t.sent += o.sent;
             t.scheduled += o.scheduled;
@@ -427,7 +468,8 @@ impl Totals {
 
 pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     let plan = args.plan()?;
-    let cfg = args.broker.client_cfg(plan.publishers + plan.subscribers, nofile)?;
+    let clients = plan.publishers + plan.subscribers + plan.slow;
+    let cfg = args.broker.client_cfg(clients + args.cold.connections(), nofile)?;
     let target = args.measure.target()?;
     let sh = Shared::new(&plan).map_err(|e| e.to_string())?;
     let threads = plan.threads;
@@ -450,6 +492,13 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     };
     let mut r = Report::new(title(args, &plan));
     parameters(&mut r, args, &plan);
+    let cold = match cold_subscriptions(&run, &target, &mut r) {
+        Ok(cold) => cold,
+        Err(why) => {
+            r.problems("connect_failures", "CONNECT FAILED", &BTreeMap::from([(why, 1)]));
+            return Ok(r.print(EXIT_CONN, args.measure.quiet));
+        }
+    };
     let before = target.mem();
 
     let (window, after, outcomes) = std::thread::scope(|s| {
@@ -482,6 +531,7 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
         (window, after, outcomes)
     });
 
+    cold.end();
     let g = run.gathered.into_inner().unwrap();
     let c = g.connect();
     r.set("connections", c.up);
@@ -517,6 +567,16 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     Ok(r.print(code, args.measure.quiet))
 }
 
+/// Puts the cold subscriptions in place, and reports what they cost.
+fn cold_subscriptions(run: &Run, target: &Target, r: &mut Report) -> Result<Held, String> {
+    let cold = &run.args.cold;
+    let mut held = Held::connect(cold, run.cfg.clone(), &run.pace, &run.plan.prefix)?;
+    let (cpu, mem) = (target.cpu(), target.mem());
+    held.subscribe(cold, &run.plan.prefix, run.plan.levels)?;
+    cold::report(r, cold, &mem, &target.mem(), &Usage::between(&cpu, &target.cpu()));
+    Ok(held)
+}
+
 fn title(args: &Args, plan: &Plan) -> String {
     let load = match plan.load {
         Load::Closed { window } => format!("closed loop, window {window}"),
@@ -544,6 +604,9 @@ fn parameters(r: &mut Report, args: &Args, plan: &Plan) {
     r.set("topology", format!("{:?}", plan.topology).to_lowercase());
     r.set("publishers", plan.publishers);
     r.set("subscribers", plan.subscribers);
+    r.set("slow", plan.slow);
+    r.set("topic_levels", plan.levels);
+    r.set("cold_topics", args.cold_topics);
     r.set("qos", plan.qos);
     r.set("sub_qos", plan.sub_qos);
     r.set("size", plan.size);
@@ -621,6 +684,10 @@ fn results(r: &mut Report, args: &Args, plan: &Plan, t: &Totals, w: &Window) -> 
     );
     if plan.copies() > 0 {
         r.line("latency", o.latency.line());
+    }
+    if plan.topology == Topology::Fanout && plan.threads == 1 {
+        r.set("last_delivery_us", o.last_delivery.json());
+        r.line("last delivery", o.last_delivery.line());
     }
     if plan.qos > 0 {
         r.set("ack_latency_us", o.ack_latency.json());

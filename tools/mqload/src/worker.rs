@@ -3,7 +3,7 @@
 
 use crate::client::{Acked, Delivery, Engine, Handler, State};
 use crate::clock;
-use crate::codec::{self, PublishTemplate, Stamp};
+use crate::codec::{self, PublishTemplate, Stamp, TOPIC_DIGITS};
 use crate::inflight::Await;
 use crate::poll::Waker;
 use crate::report::Latency;
@@ -58,6 +58,12 @@ pub struct Plan {
     pub stall: u64,
     pub threads: usize,
     pub prefix: String,
+    /// Levels of the topics, 2 or more.
+    pub levels: usize,
+    /// Topics of each publisher, taken in turn; 1: always the same.
+    pub topics: u64,
+    /// Further subscribers (beside `subscribers`) that read nothing.
+    pub slow: usize,
 }
 
 impl Plan {
@@ -71,16 +77,30 @@ impl Plan {
     }
 
     pub fn topic(&self, publisher: usize) -> String {
-        match self.topology {
+        let mut t = match self.topology {
             Topology::Fanout => format!("{}/all", self.prefix),
             _ => format!("{}/{publisher}", self.prefix),
+        };
+        t.push_str(&self.deeper());
+        if self.topics > 1 {
+            t.push('/');
+            t.push_str(&"0".repeat(TOPIC_DIGITS));
         }
+        t
+    }
+
+    /// The levels after the second.
+    fn deeper(&self) -> String {
+        "/l".repeat(self.levels.saturating_sub(2))
     }
 
     pub fn filter(&self, subscriber: usize) -> String {
         match self.topology {
-            Topology::Pair | Topology::None => format!("{}/{subscriber}", self.prefix),
-            Topology::Fanout => format!("{}/all", self.prefix),
+            Topology::Pair | Topology::None => {
+                let any = if self.topics > 1 { "/+" } else { "" };
+                format!("{}/{subscriber}{}{any}", self.prefix, self.deeper())
+            }
+            Topology::Fanout => format!("{}/all{}", self.prefix, self.deeper()),
             Topology::Fanin => format!("{}/#", self.prefix),
             Topology::Share => format!("$share/g/{0}/#", self.prefix),
         }
@@ -169,6 +189,8 @@ struct Lowest {
 pub struct Outcome {
     pub latency: Latency,
     pub ack_latency: Latency,
+    /// fanout: when the last subscriber of this thread had a message.
+    pub last_delivery: Latency,
     pub send_lag: Latency,
     pub sent: u64,
     pub scheduled: u64,
@@ -274,6 +296,7 @@ impl<'a> Meter<'a> {
             o: Outcome {
                 latency: Latency::new(),
                 ack_latency: Latency::new(),
+                last_delivery: Latency::new(),
                 send_lag: Latency::new(),
                 sent: 0,
                 scheduled: 0,
@@ -358,7 +381,7 @@ impl<'a> Meter<'a> {
 
     /// Notes the account of one arrived message; `j`: local subscriber.
     #[inline]
-    fn account(&mut self, j: usize, st: &Stamp) -> Arrival {
+    fn account(&mut self, j: usize, st: &Stamp, now: u64) -> Arrival {
         let publisher = st.publisher as usize;
         match self.plan.topology {
             Topology::Pair | Topology::None => {
@@ -374,8 +397,11 @@ impl<'a> Meter<'a> {
                 let stream = publisher * self.ns + j;
                 let before = self.streams.next(stream);
                 let a = self.streams.arrived(stream, st.seq);
-                if self.credits && self.streams.next(stream) != before {
-                    self.advanced(publisher, before);
+                let wanted = self.credits || self.plan.topology == Topology::Fanout;
+                if wanted && self.streams.next(stream) != before && self.advanced(publisher, before) {
+                    if st.ts >= self.win_start && st.ts < self.win_end {
+                        self.o.last_delivery.record(now.saturating_sub(st.ts));
+                    }
                 }
                 a
             }
@@ -395,22 +421,24 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// A subscriber went on from `before`; has the slowest one moved?
+    /// A subscriber went on from `before`; true when the slowest one has moved,
+    /// which is when this message was the last copy of its kind.
     #[inline]
-    fn advanced(&mut self, publisher: usize, before: u64) {
+    fn advanced(&mut self, publisher: usize, before: u64) -> bool {
         let low = &mut self.lowest[publisher];
         if before != low.value {
-            return;
+            return false;
         }
         low.having -= 1;
         if low.having > 0 {
-            return;
+            return false;
         }
         let s = publisher * self.ns;
         (low.value, low.having) = self.streams.lowest(s..s + self.ns);
         let value = low.value;
         self.sh.received[self.tid * self.plan.publishers + publisher].store(value, Relaxed);
         self.mark(publisher);
+        true
     }
 
     fn all_dirty(&mut self) {
@@ -456,7 +484,7 @@ impl Handler for Meter<'_> {
         if now >= self.win_start && now < self.win_end {
             self.o.received_window += 1;
         }
-        match self.account(j, &st) {
+        match self.account(j, &st, now) {
             Arrival::Duplicate => {
                 self.o.duplicates += 1;
                 return;
@@ -734,6 +762,9 @@ impl<'a> Worker<'a> {
                 };
                 if sched.is_some() && ts >= m.win_start {
                     m.o.send_lag.record(now.saturating_sub(ts));
+                }
+                if plan.topics > 1 {
+                    p.template.set_topic_number(seq % plan.topics);
                 }
                 let stamp = Stamp { ts, publisher: p.global as u32, seq };
                 p.template.write(&mut self.wbuf, pid, &stamp, &self.filler);
