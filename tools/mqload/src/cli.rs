@@ -5,6 +5,7 @@ use crate::clock;
 use crate::procstat::Target;
 use crate::report::Report;
 use crate::tls::{self, TlsOpts};
+use crate::ws;
 use clap::Args;
 use rustls::pki_types::ServerName;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -35,9 +36,18 @@ pub struct BrokerArgs {
     /// Beginning of client ids and topics; default: different in each run
     #[arg(long)]
     pub prefix: Option<String>,
-    /// Connect with TLS (full handshakes, no resumption)
+    /// Connect with TLS (full handshakes unless --resume)
     #[arg(long)]
     pub tls: bool,
+    /// Resume TLS sessions; conn: some connections fetch tickets first and are not counted
+    #[arg(long, requires = "tls")]
+    pub resume: bool,
+    /// MQTT over WebSocket
+    #[arg(long)]
+    pub ws: bool,
+    /// Path of the WebSocket request
+    #[arg(long, value_name = "PATH", default_value = "/mqtt")]
+    pub ws_path: String,
     /// Trusted CA certificates, PEM
     #[arg(long, value_name = "FILE")]
     pub cafile: Option<String>,
@@ -96,6 +106,7 @@ impl BrokerArgs {
                 cert: self.cert.as_deref(),
                 key: self.key.as_deref(),
                 tls12_only: self.tls12,
+                resume: self.resume,
             })?;
             let name = self.server_name.as_ref().unwrap_or(&self.host).clone();
             let name = ServerName::try_from(name).map_err(|e| format!("--server-name: {e}"))?;
@@ -127,6 +138,7 @@ impl BrokerArgs {
             session_expiry: 3600,
             receive_max: self.receive_max,
             tls,
+            ws: self.ws.then(|| ws::request(&format!("{}:{}", self.host, self.port), &self.ws_path)),
             sources,
             congestion: self.congestion.clone(),
         }))
@@ -136,11 +148,23 @@ impl BrokerArgs {
         Pace { inflight: inflight.max(1), rate, timeout: clock::secs(self.connect_timeout) }
     }
 
+    /// What the connections go through, for titles.
+    pub fn transport(&self) -> &'static str {
+        match (self.tls, self.ws) {
+            (false, false) => "",
+            (true, false) => ", TLS",
+            (false, true) => ", WebSocket",
+            (true, true) => ", WebSocket over TLS",
+        }
+    }
+
     pub fn report(&self, r: &mut Report) {
         r.set("host", self.host.clone());
         r.set("port", self.port);
         r.set("protocol", if self.v5 { "5.0" } else { "3.1.1" });
         r.set("tls", self.tls);
+        r.set("resume", self.resume);
+        r.set("ws", self.ws);
         r.set("keepalive", self.keepalive);
         r.set("receive_max", self.receive_max);
         let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");

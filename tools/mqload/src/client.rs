@@ -7,8 +7,9 @@ use crate::codec::{self, Connack, Packet, Parsed, Stamp};
 use crate::inflight::{Await, Inflight};
 use crate::poll::{Poll, WAKE, Waker};
 use crate::report::{Latency, tally};
-use rustls::ClientConnection;
+use crate::ws;
 use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, HandshakeKind};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
@@ -30,6 +31,8 @@ pub struct ClientCfg {
     pub session_expiry: u32,
     pub receive_max: u16,
     pub tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
+    /// The request that opens a WebSocket; `None`: MQTT straight on TCP or TLS.
+    pub ws: Option<Vec<u8>>,
     /// Local addresses to use in turn; empty: the kernel chooses.
     pub sources: Vec<IpAddr>,
     /// TCP congestion control of our side; `None`: the system's.
@@ -82,6 +85,8 @@ pub trait Handler {
 pub enum State {
     Idle,
     TcpConnect,
+    /// WebSocket: the answer to the request is not there yet.
+    AwaitUpgrade,
     AwaitConnack,
     AwaitSuback,
     Up,
@@ -93,10 +98,23 @@ pub enum State {
 
 type Reason = String;
 
+/// The WebSocket layer of a connection.
+#[derive(Default)]
+struct Ws {
+    frames: ws::Frames,
+    /// Answer to the handshake, as far as it has come.
+    response: Vec<u8>,
+    /// Frames to send as they are: CONNECT after the handshake, pongs.
+    out: Vec<u8>,
+    /// The frame being written.
+    frame: Vec<u8>,
+}
+
 pub struct Conn {
     sock: Option<Socket>,
     fd: RawFd,
     tls: Option<Box<ClientConnection>>,
+    ws: Option<Box<Ws>>,
     pub state: State,
     v5: bool,
     pub spec: Spec,
@@ -189,6 +207,7 @@ impl Conn {
             sock: None,
             fd: -1,
             tls: None,
+            ws: None,
             state: State::Idle,
             v5,
             spec,
@@ -225,6 +244,31 @@ impl Conn {
     /// Sends `data`, keeping what the kernel does not take at once.
     #[inline]
     pub fn send(&mut self, data: &[u8]) -> Result<(), Reason> {
+        match self.ws.take() {
+            None => self.send_raw(data),
+            Some(mut ws) => {
+                ws.frame.clear();
+                ws::binary(&mut ws.frame, data);
+                let r = self.send_raw(&ws.frame);
+                self.ws = Some(ws);
+                r
+            }
+        }
+    }
+
+    /// What the WebSocket layer has to say by itself.
+    fn send_ws_out(&mut self) -> Result<(), Reason> {
+        match &mut self.ws {
+            Some(ws) if !ws.out.is_empty() => {
+                let out = std::mem::take(&mut ws.out);
+                self.send_raw(&out)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn send_raw(&mut self, data: &[u8]) -> Result<(), Reason> {
         if self.tls.is_some() {
             return self.send_tls(data);
         }
@@ -314,6 +358,37 @@ impl Conn {
                 codec::ack(acks, codec::PUBREC, pid);
             }
         }
+    }
+
+    /// Takes what has arrived: `buf` begins with `off` bytes of a former partial
+    /// packet, then comes what was read.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn arrived<H: Handler>(
+        &mut self,
+        idx: usize,
+        buf: &mut [u8],
+        off: usize,
+        now: u64,
+        acks: &mut Vec<u8>,
+        came_up: &mut bool,
+        h: &mut H,
+    ) -> Result<(), Reason> {
+        let Some(ws) = &mut self.ws else {
+            return self.feed(idx, buf, now, acks, came_up, h);
+        };
+        if self.state != State::AwaitUpgrade {
+            let n = ws.frames.unwrap(&mut buf[off..], &mut ws.out)?;
+            return self.feed(idx, &buf[..off + n], now, acks, came_up, h);
+        }
+        ws.response.extend_from_slice(&buf[off..]);
+        let Some(end) = ws::response(&ws.response)? else { return Ok(()) };
+        let mut rest = std::mem::take(&mut ws.response).split_off(end);
+        // CONNECT waits in `frame` for this.
+        ws.out = std::mem::take(&mut ws.frame);
+        self.state = State::AwaitConnack;
+        let n = ws.frames.unwrap(&mut rest, &mut ws.out)?;
+        self.feed(idx, &rest[..n], now, acks, came_up, h)
     }
 
     /// Parses `buf` (beginning with any former partial packet); what remains
@@ -550,6 +625,8 @@ pub struct Engine {
     batch: ConnectStats,
     source_base: usize,
     closing: usize,
+    /// TLS handshakes that resumed a session.
+    pub resumed: u64,
     /// Why handshakes failed.
     pub failures: BTreeMap<String, u64>,
     /// Why established connections ended.
@@ -577,6 +654,7 @@ impl Engine {
             batch: ConnectStats::new(),
             source_base: 0,
             closing: 0,
+            resumed: 0,
             failures: BTreeMap::new(),
             drops: BTreeMap::new(),
         })
@@ -660,6 +738,13 @@ impl Engine {
                 receive_max: cfg.receive_max,
             },
         );
+        if let Some(request) = &cfg.ws {
+            let mut ws = Box::<Ws>::default();
+            ws::binary(&mut ws.frame, &b);
+            c.ws = Some(ws);
+            c.state = State::AwaitUpgrade;
+            return c.send_raw(request);
+        }
         c.state = State::AwaitConnack;
         c.send(&b)
     }
@@ -676,9 +761,10 @@ impl Engine {
                 tally(&mut self.drops, &reason);
                 h.dropped(idx);
             }
-            State::TcpConnect | State::AwaitConnack | State::AwaitSuback => {
+            State::TcpConnect | State::AwaitUpgrade | State::AwaitConnack | State::AwaitSuback => {
                 let stage = match was {
                     State::TcpConnect => "TCP",
+                    State::AwaitUpgrade => "before the WebSocket",
                     State::AwaitConnack => "before CONNACK",
                     _ => "before SUBACK",
                 };
@@ -773,12 +859,13 @@ impl Engine {
                 read_tls(c, s, idx, n, now, h)
             } else {
                 c.partial.clear();
-                c.feed(idx, &s.rbuf[..off + n], now, &mut s.acks, &mut s.came_up, h)
+                c.arrived(idx, &mut s.rbuf[..off + n], off, now, &mut s.acks, &mut s.came_up, h)
             };
             if std::mem::take(&mut s.came_up) {
                 self.came_up(idx, now, h);
             }
             r?;
+            self.conns[idx].send_ws_out()?;
             if !self.s.acks.is_empty() {
                 self.conns[idx].send(&self.s.acks)?;
             }
@@ -793,6 +880,8 @@ impl Engine {
         self.batch.up += 1;
         self.batch.ended = now;
         self.batch.latency.record(now - c.opened_at);
+        let kind = c.tls.as_ref().and_then(|t| t.handshake_kind());
+        self.resumed += u64::from(kind == Some(HandshakeKind::Resumed));
         if self.cfg.keepalive > 0 {
             self.pings.push_back((now + self.ping_every(), idx));
         }
@@ -858,8 +947,10 @@ impl Engine {
                 last_check = now;
                 for i in range.start..next {
                     let c = &self.conns[i];
-                    let waiting =
-                        matches!(c.state, State::TcpConnect | State::AwaitConnack | State::AwaitSuback);
+                    let waiting = matches!(
+                        c.state,
+                        State::TcpConnect | State::AwaitUpgrade | State::AwaitConnack | State::AwaitSuback
+                    );
                     if waiting && now > c.opened_at + pace.timeout {
                         self.fail(i, "no answer within --connect-timeout".into(), h);
                     }
@@ -927,6 +1018,7 @@ fn close(c: &mut Conn) {
     c.sock = None;
     c.fd = -1;
     c.tls = None;
+    c.ws = None;
     c.state = State::Closed;
     c.out = Vec::new();
     c.out_pos = 0;
@@ -967,7 +1059,7 @@ fn read_tls<H: Handler>(
                     break;
                 }
                 left -= k.min(left);
-                c.feed(idx, &s.plain[..off + k], now, &mut s.acks, &mut s.came_up, h)?;
+                c.arrived(idx, &mut s.plain[..off + k], off, now, &mut s.acks, &mut s.came_up, h)?;
             }
         }
         Ok(())

@@ -27,13 +27,13 @@ pub enum Kind {
 }
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct Args {
+pub struct ColdArgs {
     /// Further subscriptions that no message matches
-    #[arg(long = "cold", value_name = "N", default_value_t = 0)]
-    pub count: usize,
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub cold: usize,
     /// What their filters look like
-    #[arg(long = "cold-kind", value_enum, default_value = "exact")]
-    pub kind: Kind,
+    #[arg(long, value_enum, default_value = "exact")]
+    pub cold_kind: Kind,
 }
 
 /// Cold subscriptions of one of `pubsub`'s idle connections: below the limits
@@ -44,10 +44,10 @@ const PER_CONNECTION: usize = 9_000;
 /// middle is the subscription's own.
 pub const LEVELS: usize = 3;
 
-impl Args {
+impl ColdArgs {
     /// How many idle connections `pubsub` opens for them.
     pub fn connections(&self) -> usize {
-        self.count.div_ceil(PER_CONNECTION)
+        self.cold.div_ceil(PER_CONNECTION)
     }
 }
 
@@ -66,7 +66,7 @@ pub fn filter(kind: Kind, prefix: &str, levels: usize, i: usize) -> String {
         }
         Kind::Shapes => {
             // Every level but the second may be `+`; half of them end in `#`.
-            let mask = (i / 2) % (1 << (parts.len() - 1)).min(1 << 16);
+            let mask = 1 + (i / 2) % ((1 << (parts.len() - 1).min(16)) - 1);
             for (bit, at) in std::iter::once(0).chain(2..parts.len()).enumerate() {
                 if mask & (1 << bit) != 0 {
                     parts[at] = "+";
@@ -164,7 +164,7 @@ pub struct Held(Engine);
 impl Held {
     /// # Errors
     /// Why a connection could not be made, as text.
-    pub fn connect(args: &Args, cfg: Arc<ClientCfg>, pace: &Pace, prefix: &str) -> Result<Held, String> {
+    pub fn connect(args: &ColdArgs, cfg: Arc<ClientCfg>, pace: &Pace, prefix: &str) -> Result<Held, String> {
         let mut eng = Engine::new(cfg, None).map_err(|e| e.to_string())?;
         let n = args.connections();
         for k in 0..n {
@@ -179,10 +179,10 @@ impl Held {
 
     /// # Errors
     /// As [`subscribe`].
-    pub fn subscribe(&mut self, args: &Args, prefix: &str, levels: usize) -> Result<(), String> {
+    pub fn subscribe(&mut self, args: &ColdArgs, prefix: &str, levels: usize) -> Result<(), String> {
         let n = args.connections();
-        let parts = (0..n).map(|k| part(args.count, k, n)).collect();
-        subscribe(&mut self.0, 0, parts, |i| filter(args.kind, prefix, levels, i))
+        let parts = (0..n).map(|k| part(args.cold, k, n)).collect();
+        subscribe(&mut self.0, 0, parts, |i| filter(args.cold_kind, prefix, levels, i))
             .map_err(|e| e.to_string())?
     }
 
@@ -200,13 +200,13 @@ impl Handler for Nothing {
 }
 
 /// What `n` cold subscriptions cost the broker.
-pub fn report(r: &mut Report, args: &Args, before: &Mem, after: &Mem, usage: &Usage) {
-    r.set("cold", args.count);
-    r.set("cold_kind", format!("{:?}", args.kind).to_lowercase());
-    if args.count == 0 || !usage.broker {
+pub fn report(r: &mut Report, args: &ColdArgs, before: &Mem, after: &Mem, usage: &Usage) {
+    r.set("cold", args.cold);
+    r.set("cold_kind", format!("{:?}", args.cold_kind).to_lowercase());
+    if args.cold == 0 || !usage.broker {
         return;
     }
-    let n = args.count as u64;
+    let n = args.cold as u64;
     let bytes = per((after.rss_kb as f64 - before.rss_kb as f64) * 1024.0, n, 1);
     let us = per(usage.broker_us, n, 3);
     r.line("cold", format!("{n} subscriptions: RSS {bytes} bytes and {us} us of CPU each"));

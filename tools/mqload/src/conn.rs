@@ -2,7 +2,7 @@
 
 use crate::EXIT_CONN;
 use crate::cli::{BrokerArgs, MeasureArgs};
-use crate::client::{Acked, ConnectStats, Delivery, Engine, Handler, Spec};
+use crate::client::{Acked, ConnectStats, Delivery, Engine, Handler, Pace, Spec};
 use crate::clock;
 use crate::cold;
 use crate::procstat::{Cpu, Mem, Usage};
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     hold: f64,
     #[command(flatten)]
-    cold: cold::Args,
+    cold: cold::ColdArgs,
     /// Threads
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -70,7 +70,22 @@ struct Outcome {
     cold: Option<String>,
     failures: BTreeMap<String, u64>,
     drops: BTreeMap<String, u64>,
+    resumed: u64,
     alive: usize,
+}
+
+/// As many connections as handshakes at once, so that each finds a ticket.
+fn fetch_tickets(run: &Run, eng: &mut Engine, pace: &Pace, tid: usize) -> io::Result<()> {
+    let first = eng.conns.len();
+    for i in 0..pace.inflight {
+        let client_id = format!("{}-r{tid}-{i}", run.prefix);
+        eng.add(Spec { client_id, clean: true, filter: None, deaf: false });
+    }
+    let all = first..eng.conns.len();
+    eng.establish(all.clone(), pace, &mut Idle)?;
+    eng.disconnect(all, true, &mut Idle)?;
+    eng.resumed = 0;
+    Ok(())
 }
 
 fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
@@ -88,15 +103,18 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
     }
     let pace = a.broker.pace(a.inflight.div_ceil(a.threads), a.rate / a.threads as f64);
     let mut h = Idle;
+    if a.broker.resume {
+        fetch_tickets(run, &mut eng, &pace, tid)?;
+    }
     run.barrier.wait();
     let c = eng.establish(0..n, &pace, &mut h)?;
     run.connect.lock().unwrap().merge(&c);
     run.barrier.wait();
     run.barrier.wait(); // the controller has taken its samples
     let mut cold = None;
-    if a.cold.count > 0 && c.failed == 0 {
-        let parts = (0..n).map(|i| cold::part(a.cold.count, i * a.threads + tid, a.connections)).collect();
-        let name = |i| cold::filter(a.cold.kind, &run.prefix, cold::LEVELS, i);
+    if a.cold.cold > 0 && c.failed == 0 {
+        let parts = (0..n).map(|i| cold::part(a.cold.cold, i * a.threads + tid, a.connections)).collect();
+        let name = |i| cold::filter(a.cold.cold_kind, &run.prefix, cold::LEVELS, i);
         cold = cold::subscribe(&mut eng, 0, parts, name)?.err();
     }
     run.barrier.wait();
@@ -109,6 +127,7 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
         eng.turn(Some(wait), &mut h)?;
     }
     let alive = eng.alive();
+    let resumed = eng.resumed;
     let drops = std::mem::take(&mut eng.drops);
     eng.disconnect(0..n, true, &mut h)?;
     let failures = std::mem::take(&mut eng.failures);
@@ -120,7 +139,7 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
         eng.establish(0..n, &pace, &mut h)?;
         eng.disconnect(0..n, true, &mut h)?;
     }
-    Ok(Outcome { cold, failures, drops, alive })
+    Ok(Outcome { resumed, cold, failures, drops, alive })
 }
 
 pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
@@ -182,6 +201,7 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     let mut failures = BTreeMap::new();
     let mut drops = BTreeMap::new();
     let mut alive = 0;
+    let mut resumed = 0;
     for o in outcomes {
         merge_tally(&mut failures, &o.failures);
         merge_tally(&mut drops, &o.drops);
@@ -189,13 +209,14 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
             tally(&mut failures, &why);
         }
         alive += o.alive;
+        resumed += o.resumed;
     }
     let mut r = Report::new(format!(
         "mqload conn {} connections{}, MQTT {}{}{}",
         args.connections,
         if args.subscribe { ", one subscription each" } else { "" },
         if args.broker.v5 { "5" } else { "3.1.1" },
-        if args.broker.tls { ", TLS" } else { "" },
+        args.broker.transport(),
         args.measure.label.as_ref().map_or(String::new(), |l| format!("  [{l}]")),
     ));
     r.set("command", "conn");
@@ -218,6 +239,10 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
     r.set("connect_latency_us", c.latency.json());
     r.line("connect", format!("{} of {} up in {:.3} s: {:.0}/s", c.up, c.attempted, c.seconds(), c.rate()));
     r.line("latency", c.latency.line());
+    if args.broker.tls {
+        r.set("tls_resumed", resumed);
+        r.line("TLS", format!("{resumed} of {} sessions resumed", c.up));
+    }
     r.problems("connect_failures", "CONNECT FAILED", &failures);
     r.problems("dropped_connections", "DROPPED", &drops);
 
@@ -233,7 +258,7 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
         // Negative when the broker gave back memory of earlier work.
         let grown = |a: u64, b: u64| (b as f64 - a as f64) * 1024.0;
         // Cold subscriptions come later and are counted apart.
-        let with = if args.cold.count > 0 { &after } else { &held };
+        let with = if args.cold.cold > 0 { &after } else { &held };
         let rss = per(grown(before.rss_kb, with.rss_kb), up, 0);
         let pss = per(grown(before.pss_kb, with.pss_kb), up, 0);
         r.line("bytes/connection", format!("RSS {rss}, PSS {pss}"));

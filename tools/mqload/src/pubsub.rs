@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     slow: usize,
     #[command(flatten)]
-    cold: cold::Args,
+    cold: cold::ColdArgs,
     /// Levels of the topics
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=64))]
     topic_levels: u8,
@@ -132,7 +132,7 @@ impl Args {
         if self.threads == 0 || self.threads > 64 || self.threads > self.publishers.max(subscribers) {
             return Err("--threads: 1 to 64, and not more than clients".into());
         }
-        if self.cold.count > 0 && self.broker.keepalive > 0 {
+        if self.cold.cold > 0 && self.broker.keepalive > 0 {
             return Err("--cold: not with --keepalive, its connections send nothing".into());
         }
         if self.slow > 0 && !matches!(self.topology, Topology::Fanout | Topology::Fanin) {
@@ -592,7 +592,7 @@ fn title(args: &Args, plan: &Plan) -> String {
         plan.size,
         load,
         if plan.v5 { "5" } else { "3.1.1" },
-        if args.broker.tls { ", TLS" } else { "" },
+        args.broker.transport(),
         args.measure.label.as_ref().map_or(String::new(), |l| format!("  [{l}]")),
     )
 }

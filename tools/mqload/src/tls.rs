@@ -1,12 +1,15 @@
-//! TLS client configuration (rustls). Sessions are never resumed, so each
-//! connection is a full handshake.
+//! TLS client configuration (rustls). Without `--resume` sessions are never
+//! resumed, so each connection is a full handshake.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::client::{
+    ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls13ClientSessionValue, WebPkiServerVerifier,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use std::sync::Arc;
+use rustls::{ClientConfig, DigitallySignedStruct, NamedGroup, RootCertStore, SignatureScheme};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub struct TlsOpts<'a> {
     pub cafile: Option<&'a str>,
@@ -14,6 +17,62 @@ pub struct TlsOpts<'a> {
     pub cert: Option<&'a str>,
     pub key: Option<&'a str>,
     pub tls12_only: bool,
+    pub resume: bool,
+}
+
+/// Most tickets kept; each handshake uses one and gets one or more.
+const MAX_TICKETS: usize = 10_000;
+
+/// Sessions of the one broker of a run. The cache of rustls keeps 8 tickets,
+/// which many handshakes at once would use up.
+#[derive(Debug, Default)]
+struct Sessions(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    group: Option<NamedGroup>,
+    tls12: Option<Tls12ClientSessionValue>,
+    tickets: VecDeque<Tls13ClientSessionValue>,
+}
+
+impl Sessions {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientSessionStore for Sessions {
+    fn set_kx_hint(&self, _: ServerName<'static>, group: NamedGroup) {
+        self.kept().group = Some(group);
+    }
+
+    fn kx_hint(&self, _: &ServerName<'_>) -> Option<NamedGroup> {
+        self.kept().group
+    }
+
+    fn set_tls12_session(&self, _: ServerName<'static>, value: Tls12ClientSessionValue) {
+        self.kept().tls12 = Some(value);
+    }
+
+    fn tls12_session(&self, _: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        self.kept().tls12.clone()
+    }
+
+    fn remove_tls12_session(&self, _: &ServerName<'static>) {
+        self.kept().tls12 = None;
+    }
+
+    fn insert_tls13_ticket(&self, _: ServerName<'static>, value: Tls13ClientSessionValue) {
+        let mut kept = self.kept();
+        if kept.tickets.len() == MAX_TICKETS {
+            kept.tickets.pop_front();
+        }
+        kept.tickets.push_back(value);
+    }
+
+    fn take_tls13_ticket(&self, _: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        self.kept().tickets.pop_front()
+    }
 }
 
 /// Accepts any certificate (`--insecure`); signatures are still checked, so
@@ -89,6 +148,7 @@ pub fn config(o: &TlsOpts) -> Result<Arc<ClientConfig>, String> {
         (None, None) => b.with_no_client_auth(),
         _ => return Err("--cert and --key go together".into()),
     };
-    cfg.resumption = Resumption::disabled();
+    cfg.resumption =
+        if o.resume { Resumption::store(Arc::new(Sessions::default())) } else { Resumption::disabled() };
     Ok(Arc::new(cfg))
 }

@@ -287,3 +287,116 @@ fn bad_arguments() {
         assert_eq!(mqload(a).0, 2, "{a:?}");
     }
 }
+
+/// A broker with a second listener of these further lines, whose port the runs use.
+fn second_listener(lines: &str) -> Option<Server> {
+    let port = port();
+    let mut s = Server::broker(&format!("{NO_LIMITS}\nlistener {port} 127.0.0.1\n{lines}"))?;
+    for _ in 0..200 {
+        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            s.port = port;
+            return Some(s);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("second listener does not listen on {port}");
+}
+
+/// Configuration lines with a certificate made for this test.
+fn tls_lines() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = rcgen::CertificateParams::new(vec!["localhost".into()]).unwrap().self_signed(&key).unwrap();
+    let base = std::env::temp_dir().join(format!("mqload-test-{}", port()));
+    let (crt, pem) = (base.with_extension("crt"), base.with_extension("key"));
+    std::fs::write(&crt, cert.pem()).unwrap();
+    std::fs::write(&pem, key.serialize_pem()).unwrap();
+    format!("certfile {}\nkeyfile {}", crt.display(), pem.display())
+}
+
+fn every_message_through(s: &Server, options: &[&str]) {
+    for qos in ["0", "1", "2"] {
+        for size in ["20", "110", "256", "200000"] {
+            let mut a = vec!["pubsub", "-P", "3", "-n", "100", "--qos", qos, "--size", size, "-w", "20"];
+            a.extend(options);
+            exact(s, &a, 300, 300);
+        }
+    }
+}
+
+#[test]
+fn websocket_loses_nothing() {
+    let Some(s) = second_listener("protocol websockets") else {
+        return;
+    };
+    every_message_through(&s, &["--ws"]);
+    let (code, j) = s.run(&["conn", "-N", "50", "--ws", "--subscribe", "--hold", "0.1"]);
+    assert_eq!((code, &j["established"]), (0, &50.into()));
+    // Speaking plain MQTT to it must not pass for a WebSocket, nor the reverse.
+    assert_eq!(s.run(&["conn", "-N", "1", "--hold", "0", "--connect-timeout", "1"]).0, 4);
+}
+
+#[test]
+fn websocket_over_tls_loses_nothing() {
+    let Some(s) = second_listener(&format!("protocol websockets\n{}", tls_lines())) else {
+        return;
+    };
+    every_message_through(&s, &["--ws", "--tls", "--insecure"]);
+}
+
+#[test]
+fn tls_sessions_are_resumed_when_asked_for_and_only_then() {
+    let Some(s) = second_listener(&tls_lines()) else {
+        return;
+    };
+    every_message_through(&s, &["--tls", "--insecure"]);
+    for version in [&["--tls12"][..], &[]] {
+        for (resume, expected) in [(&["--resume"][..], 200), (&[], 0)] {
+            let base = ["conn", "-N", "200", "--tls", "--insecure", "--hold", "0.1", "--inflight", "20"];
+            let (code, j) = s.run(&[&base[..], version, resume].concat());
+            assert_eq!(code, 0, "{j}");
+            assert_eq!(j["tls_resumed"], expected, "{version:?} {resume:?}");
+        }
+    }
+}
+
+#[test]
+fn cold_subscriptions_get_no_message() {
+    let Some(s) = Server::broker(NO_LIMITS) else {
+        return;
+    };
+    for kind in ["exact", "wildcard", "shapes"] {
+        let a = ["pubsub", "-P", "3", "-n", "100", "--cold", "10000", "--cold-kind", kind];
+        let j = exact(&s, &[&a[..], &["--topic-levels", "5"]].concat(), 300, 300);
+        assert_eq!((&j["cold"], &j["cold_kind"]), (&10_000.into(), &kind.into()));
+        assert!(j["broker_cpu_us_per_cold_subscription"].as_f64().unwrap() > 0.0);
+    }
+    let (code, j) = s.run(&["conn", "-N", "3", "--cold", "10000", "--hold", "0.1"]);
+    assert_eq!(code, 0, "{j}");
+    assert!(j["rss_bytes_per_cold_subscription"].as_f64().unwrap() > 100.0);
+}
+
+#[test]
+fn many_topics_are_all_delivered() {
+    let Some(s) = Server::broker(NO_LIMITS) else {
+        return;
+    };
+    for topology in ["pair", "fanin", "share"] {
+        let a = ["pubsub", "-t", topology, "-P", "4", "-S", "4", "-n", "300", "--cold-topics", "1000"];
+        exact(&s, &a, 1200, if topology == "fanin" { 4800 } else { 1200 });
+    }
+}
+
+#[test]
+fn slow_subscribers_are_not_counted() {
+    let Some(s) = Server::broker(NO_LIMITS) else {
+        return;
+    };
+    for threads in ["1", "2"] {
+        let a = ["pubsub", "-t", "fanout", "-S", "4", "--slow", "3", "-n", "500", "--threads", threads];
+        let j = exact(&s, &a, 500, 2000);
+        assert_eq!(j["dropped_connections"].as_object().unwrap().len(), 0);
+        if threads == "1" {
+            assert_eq!(j["last_delivery_us"]["count"], 500);
+        }
+    }
+}
