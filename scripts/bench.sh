@@ -31,7 +31,7 @@ case " $* " in *" --help "* | *" -h "* | *" --only-docs "*) exec python3 scripts
 install_mosquitto
 if [ "${SKIP_BUILD:-}" != 1 ]; then
   cargo build --release --locked --bin mqtt-server
-  cargo build --release --locked -p mqload
+  cargo build --release --locked -p mqload -p grpcload
 fi
 report_skipped
 exec python3 scripts/bench/main.py "$@"

@@ -53,8 +53,7 @@ def subscription_memory(bench, broker):
 
 
 def scale(bench, broker):
-    """The same 10 hot topics among 1,000 and then 1,000,000 subscriptions. Both runs are of one broker, so that
-    one process's luck with memory layout does not decide."""
+    """The same 10 hot topics among 1,000 and then 1,000,000 subscriptions, both in one process."""
     few = pubsub(*PAIR0, "--cold", 1000)(bench, broker)["cpu"]
     many = pubsub(*PAIR0, "--cold", bench.scaled(1_000_000))(bench, broker)["cpu"]
     return {"cpu@1k": few, "cpu@1M": many, "growth": many / few if few and many else None}

@@ -11,7 +11,9 @@ from datetime import date
 from pathlib import Path
 
 import core
+import further
 import report
+import special
 from brokers import Gateway, Mosquitto, Peer
 from load import Failed, Loader
 from model import MOSQUITTO, OURS, OURS_TWO, Result
@@ -19,7 +21,7 @@ from model import MOSQUITTO, OURS, OURS_TWO, Result
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target"
 OUT = TARGET / "bench"
-SCENARIOS = {s.name: s for s in core.SCENARIOS}
+SCENARIOS = {s.name: s for s in [*core.SCENARIOS, *further.SCENARIOS, *special.SCENARIOS]}
 
 
 class Bench:

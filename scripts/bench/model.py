@@ -82,7 +82,9 @@ class Result:
     def row(self, metric):
         sides = {side: self.median(side, metric.key) for side in self.values}
         ours, theirs = sides.get(metric.side), sides.get(MOSQUITTO)
-        ratio = ours / theirs if ours is not None and theirs else None
+        # What is a ratio already has none to Mosquitto's.
+        comparable = ours is not None and theirs and not metric.unit.startswith("x")
+        ratio = ours / theirs if comparable else None
         return {
             "metric": metric.key,
             "unit": metric.unit,

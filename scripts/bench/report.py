@@ -4,6 +4,7 @@ import platform
 import re
 from pathlib import Path
 
+import charts
 from model import MOSQUITTO, OURS, OURS_TWO
 
 BEGIN, END = "<!-- results: written by scripts/bench.sh -->", "<!-- end of results -->"
@@ -95,5 +96,7 @@ def write_docs(root, results):
     _, _, after = rest.partition(END)
     if not rest or END not in rest:
         raise SystemExit(f"{path} has lost its markers {BEGIN} and {END}")
-    body = [BEGIN, "", *notes(results), "", table(results), "", *commands(results), "", END]
+    pictures = [f"![{title}](benchmarks/{file})" for file, title in charts.write(root / "docs" / "benchmarks", results)]
+    parts = [notes(results), [table(results)], *([p] for p in pictures), commands(results)]
+    body = [BEGIN, *(text for part in parts for text in ("", *part)), "", END]
     path.write_text(before + "\n".join(body) + after)

@@ -107,6 +107,7 @@ fn thread(run: &Run, mut eng: Engine, tid: usize) -> io::Result<Outcome> {
         fetch_tickets(run, &mut eng, &pace, tid)?;
     }
     run.barrier.wait();
+    run.barrier.wait(); // the controller has taken its sample
     let c = eng.establish(0..n, &pace, &mut h)?;
     run.connect.lock().unwrap().merge(&c);
     run.barrier.wait();
@@ -177,6 +178,7 @@ pub fn run(args: &Args, nofile: u64) -> Result<i32, String> {
                 })
             })
             .collect();
+        run.barrier.wait();
         cpu[0] = target.cpu();
         run.barrier.wait();
         run.barrier.wait();
