@@ -85,12 +85,13 @@ class Broker:
     certs: Path | None = None
     features: set = field(default_factory=lambda: {"tcp"})
 
-    def start(self, wants=()):
-        """A fresh process that listens for TCP and for what is in `wants` (tls, ws, grpc)."""
+    def start(self, wants=(), settings=()):
+        """A fresh process that listens for TCP and for what is in `wants` (tls, ws, grpc). `settings` are further
+        lines of the gateway's configuration; other brokers have no such limits."""
         directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name.replace('/', '-')}-"))
         names = ["tcp", "tls", "ws", "grpc", "http"]
         ports = dict(zip(names, free_ports(len(names))))
-        command = pinned(self.cpus, self.command(directory, ports, set(wants)))
+        command = pinned(self.cpus, self.command(directory, ports, set(wants), settings))
         began = time.monotonic()
         with open(directory / "log", "wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory, env=self.environment())
@@ -107,7 +108,7 @@ class Broker:
     def environment(self):
         return {k: v for k, v in os.environ.items() if not k.startswith("MQTT_SERVER_")}
 
-    def command(self, directory, ports, wants):
+    def command(self, directory, ports, wants, settings):
         raise NotImplementedError
 
     def version(self):
@@ -124,7 +125,7 @@ class Gateway(Broker):
     def __post_init__(self):
         self.features = {"tcp", "tls", "ws", "grpc"}
 
-    def command(self, directory, ports, wants):
+    def command(self, directory, ports, wants, settings):
         lines = [
             f'addr = "127.0.0.1:{ports["tcp"]}"',
             "non_tls = true",
@@ -140,6 +141,7 @@ class Gateway(Broker):
         if "ws" in wants:
             lines += self.listener("ws", ports["ws"])
         lines += ["[grpc]", "tls = false"]
+        lines += settings
         (directory / "config.toml").write_text("\n".join(lines) + "\n")
         return [str(self.binary), "--config", str(directory / "config.toml")]
 
@@ -163,7 +165,7 @@ class Mosquitto(Broker):
     def binary():
         return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
-    def command(self, directory, ports, wants):
+    def command(self, directory, ports, wants, settings):
         lines = [
             "per_listener_settings false",
             "allow_anonymous true",
@@ -197,7 +199,7 @@ class Peer(Broker):
 
     template: str = ""
 
-    def command(self, directory, ports, wants):
+    def command(self, directory, ports, wants, settings):
         text = self.template.replace("{port}", str(ports["tcp"])).replace("{dir}", str(directory))
         return shlex.split(text)
 

@@ -76,7 +76,7 @@ class Bench:
                         running.pop(broker.name).stop()
                     try:
                         if broker.name not in running:
-                            running[broker.name] = broker.start(scenario.wants)
+                            running[broker.name] = broker.start(scenario.wants, scenario.settings)
                         figures = scenario.measure(self, running[broker.name])
                         result.add(broker.name, figures)
                         print(f"  {turn + 1} {broker.name:14} {show(figures)}", file=sys.stderr, flush=True)

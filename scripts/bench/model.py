@@ -45,6 +45,7 @@ class Scenario:
     title: str
     metrics: tuple
     measure: Callable
+    settings: tuple = ()  # lines of the gateway's configuration, where its defaults do not do
     wants: tuple = ()  # listeners beside plain TCP: tls, ws, grpc
     sides: tuple = (MOSQUITTO, OURS)
     peers: bool = True

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ MB = 1e6
 
 # gRPC ------------------------------------------------------------------------------------------------------------
 
-# Rate of the run that shows CPU per message; below what one shard streams.
+# A rate below saturation, where messages come in small groups.
 STREAM_RATE = 200_000
 
 
@@ -42,15 +43,18 @@ def grpc_subscribe(bench, broker):
     def consumer():
         return bench.load.grpcload(broker, "subscribe")
 
-    flood = beside(bench, consumer, lambda: source())
+    alone = source()["broker_cpu_us_per_published"]
+    flood = beside(bench, consumer, source)
     paced = beside(bench, consumer, lambda: source("--rate", STREAM_RATE))
-    alone = source("--rate", STREAM_RATE)["broker_cpu_us_per_published"]
-    both = paced["gateway_cpu_us_per_message"]
+    # What the reader missed was published too, and its cost is in the sum.
+    offered = flood["messages"] + flood["missing"]
+    both = flood["gateway_cpu_us_per_message"] * flood["messages"] / offered
     return {
         "rate": flood["msgs_per_sec"],
-        "cpu": both - alone if both is not None and alone is not None else None,
+        "cpu": both - alone,
         "cpu with source": both,
-        "missing": paced["missing"],
+        "missing": flood["missing"] / offered * 100,
+        "paced": paced["gateway_cpu_us_per_message"],
     }
 
 
@@ -134,7 +138,9 @@ def stresser_binary(bench):
         [go, "install", STRESSER], env={**os.environ, "GOBIN": str(own)}, capture_output=True, text=True
     )
     if done.returncode != 0:
-        raise Failed(f"`go install {STRESSER}` failed: {done.stderr.strip()[-200:]}")
+        # What go says goes to the terminal; the docs need not name the mirrors of whoever measured.
+        print(done.stderr.strip(), file=sys.stderr)
+        raise Failed(f"mqtt-stresser is not installed, and `go install {STRESSER}` failed")
     return str(own / "mqtt-stresser")
 
 
@@ -148,7 +154,7 @@ def stresser(bench, broker):
         shown = " ".join(["mqtt-stresser", "-num-clients", str(clients), *line[5:]])
         if shown not in bench.load.commands:
             bench.load.commands.append(shown)
-        ok = re.search(r"Received messages:\s*(\d+)\s*\((\d+)%\)", done.stdout)
+        ok = re.search(r"Received messages:\s*(\d+)\s*\((\d+)%\)", done.stdout, re.I)
         if done.returncode != 0 or not ok or ok.group(2) != "100":
             raise Failed(f"mqtt-stresser with {clients} clients: exit {done.returncode}, {done.stdout.strip()[-200:]}")
         publish, receive = re.findall(r"Median:\s*(\d+)\s*msg/sec", done.stdout)[:2]
@@ -159,12 +165,13 @@ def stresser(bench, broker):
 
 SCENARIOS = [
     Scenario(
-        "grpc-subscribe", "gRPC Subscribe: one consumer of 64 B messages; CPU at 200,000/s, less the publishing side",
+        "grpc-subscribe", "gRPC Subscribe: one consumer of 64 B messages, as fast as it goes; CPU less that of the publishing side",
         (
             Metric("rate", "messages/s", at_least=1_000_000, digits=0),
             Metric("cpu", "us CPU per message", at_most=0.3),
             Metric("cpu with source", "us CPU per message, MQTT publishing included"),
-            Metric("missing", "messages missed at 200,000/s", digits=0),
+            Metric("missing", "% missed by the consumer", digits=1),
+            Metric("paced", "us CPU per message at 200,000/s, publishing included"),
         ),
         grpc_subscribe, wants=("grpc",), sides=(OURS,), peers=False,
     ),
@@ -187,14 +194,14 @@ SCENARIOS = [
         peers=False,
     ),
     Scenario(
-        "burst", "memory 30 s after 1,000,000 messages of 1 KB were queued and fetched",
+        "burst", "memory 30 s after 1,000,000 messages of 1 KB were queued and fetched (our memory_budget raised to 2 GiB)",
         (
             Metric("growth", "x, of RSS before", at_most=1.2, digits=2),
             Metric("before", "MB", digits=1),
             Metric("peak", "MB", digits=1),
             Metric("after", "MB", digits=1),
         ),
-        burst, fresh=True,
+        burst, fresh=True, settings=("[limits]", 'memory_budget = "2 GiB"'),
     ),
     Scenario(
         "stresser", "mqtt-stresser with 1, 10 and 100 clients, 1,000 messages each",

@@ -398,10 +398,9 @@ impl<'a> Meter<'a> {
                 let before = self.streams.next(stream);
                 let a = self.streams.arrived(stream, st.seq);
                 let wanted = self.credits || self.plan.topology == Topology::Fanout;
-                if wanted && self.streams.next(stream) != before && self.advanced(publisher, before) {
-                    if st.ts >= self.win_start && st.ts < self.win_end {
-                        self.o.last_delivery.record(now.saturating_sub(st.ts));
-                    }
+                let last = wanted && self.streams.next(stream) != before && self.advanced(publisher, before);
+                if last && st.ts >= self.win_start && st.ts < self.win_end {
+                    self.o.last_delivery.record(now.saturating_sub(st.ts));
                 }
                 a
             }
