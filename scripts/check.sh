@@ -3,8 +3,9 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-step fmt cargo fmt --check
+step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
+step tools cargo clippy --locked -p mqload -p grpcload --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 if command -v cargo-deny >/dev/null; then
   step deny deny_check

@@ -91,7 +91,7 @@ step python install_python
 step node install_node
 start_deny_install
 
-step fmt cargo fmt --check
+step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 step "documentation tests" cargo test --locked --doc

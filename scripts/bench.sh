@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Measures the gateway beside Mosquitto: scripts/bench.sh [SCENARIO...] [--peer NAME=COMMAND] [--no-docs]
+#
+#   scripts/bench.sh               the agreed rows
+#   scripts/bench.sh pair0 conn    these
+#   scripts/bench.sh all           every scenario there is; --help lists them
+#
+# Builds the release gateway and the load generators, gets Mosquitto from the system's package manager, and lets
+# the brokers take turns. Results go to target/bench/ and into docs/benchmarks.md. Exit 1: a bound was missed.
+# Environment: ROUNDS (3), SECONDS_PER_RUN (5), BROKER_CPU (0), LOAD_CPU (1), SCALE (1; fewer connections and
+# subscriptions for a trial), SKIP_BUILD=1 (take the binaries that are there).
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
+}
+
+install_mosquitto() {
+  PATH=$PATH:/usr/sbin command -v mosquitto >/dev/null && return
+  command -v apt-get >/dev/null || { skip "Mosquitto" "it is not installed and there is no apt-get"; return; }
+  as_root env DEBIAN_FRONTEND=noninteractive sh -c \
+    'apt-get update -qq && apt-get install -y -qq --no-install-recommends mosquitto' >/dev/null ||
+    skip "Mosquitto" "apt-get failed or there is neither root nor sudo"
+}
+
+for tool in python3 taskset; do
+  command -v "$tool" >/dev/null || { echo "scripts/bench.sh needs $tool" >&2; exit 1; }
+done
+case " $* " in *" --help "* | *" -h "* | *" --only-docs "*) exec python3 scripts/bench/main.py "$@" ;; esac
+install_mosquitto
+if [ "${SKIP_BUILD:-}" != 1 ]; then
+  cargo build --release --locked --bin mqtt-server
+  cargo build --release --locked -p mqload -p grpcload
+fi
+report_skipped
+exec python3 scripts/bench/main.py "$@"

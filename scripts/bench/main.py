@@ -1,0 +1,180 @@
+"""Measures mqtt-server beside Mosquitto and any other broker. Run it by scripts/bench.sh."""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import core
+import further
+import report
+import special
+from brokers import Gateway, Mosquitto, Peer
+from load import Failed, Loader
+from model import MOSQUITTO, OURS, OURS_TWO, Result
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "target"
+OUT = TARGET / "bench"
+SCENARIOS = {s.name: s for s in [*core.SCENARIOS, *further.SCENARIOS, *special.SCENARIOS]}
+
+
+class Bench:
+    """What a scenario's measure may use: the load generators, the scale, the directory."""
+
+    def __init__(self, options):
+        self.rounds = int(os.environ.get("ROUNDS", "3"))
+        self.seconds = float(os.environ.get("SECONDS_PER_RUN", "5"))
+        self.scale = float(os.environ.get("SCALE", "1"))
+        self.broker_cpu = os.environ.get("BROKER_CPU", "0")
+        self.load_cpu = os.environ.get("LOAD_CPU", "1")
+        self.tools = TARGET / "release"
+        self.root = ROOT
+        self.load = None
+        self.brokers = self.make_brokers(options.peer)
+
+    def make_brokers(self, peers):
+        one, both = self.broker_cpu, f"{self.broker_cpu},{self.load_cpu}"
+        binary = self.tools / "mqtt-server"
+        known = {
+            OURS: Gateway(OURS, one, binary=binary),
+            OURS_TWO: Gateway(OURS_TWO, both, binary=binary, shards=2),
+        }
+        if Mosquitto.binary():
+            known[MOSQUITTO] = Mosquitto(MOSQUITTO, one)
+        for text in peers:
+            name, _, command = text.partition("=")
+            known[name] = Peer(name, one, template=command)
+        return known
+
+    def scaled(self, n):
+        """A number of connections or subscriptions, reduced by SCALE for trials."""
+        return max(10, round(n * self.scale))
+
+    def sides(self, scenario):
+        """The brokers of a scenario, in the order in which they alternate."""
+        names = [n for n in scenario.sides if n in self.brokers]
+        if scenario.peers:
+            names += [n for n, b in self.brokers.items() if isinstance(b, Peer)]
+        return [self.brokers[n] for n in names if set(scenario.wants) <= self.brokers[n].features]
+
+    def run(self, scenario):
+        """All rounds of one scenario, the sides taking turns."""
+        result = Result(scenario)
+        self.load = Loader(self.tools, self.load_cpu, self.seconds)
+        self.make_certs(scenario)
+        running = {}
+        try:
+            for turn in range(self.rounds):
+                for broker in self.sides(scenario):
+                    if scenario.fresh and broker.name in running:
+                        running.pop(broker.name).stop()
+                    try:
+                        if broker.name not in running:
+                            running[broker.name] = broker.start(scenario.wants, scenario.settings)
+                        figures = scenario.measure(self, running[broker.name])
+                        result.add(broker.name, figures)
+                        print(f"  {turn + 1} {broker.name:14} {show(figures)}", file=sys.stderr, flush=True)
+                    except (Failed, RuntimeError) as error:
+                        result.problems.append(f"{broker.name}, round {turn + 1}: {error}")
+                        print(f"  {turn + 1} {broker.name:14} NO RESULT: {error}", file=sys.stderr, flush=True)
+                        if broker.name in running:
+                            running.pop(broker.name).stop()
+        finally:
+            for one in running.values():
+                one.stop()
+        result.commands = self.load.commands
+        result.disturbed = self.load.disturbed()
+        (OUT / f"{scenario.name}.runs.json").write_text(json.dumps(self.load.runs, indent=1))
+        return result
+
+    def make_certs(self, scenario):
+        """One self-made certificate for all brokers, where a scenario needs TLS."""
+        certs = OUT / "certs"
+        for broker in self.brokers.values():
+            broker.certs = certs
+        if "tls" in scenario.wants and not (certs / "server.crt").exists():
+            subprocess.run([ROOT / "scripts" / "certs.sh", certs], check=True, stdout=sys.stderr)
+
+
+def show(figures):
+    return "  ".join(f"{k} {v:g}" if isinstance(v, (int, float)) else f"{k} -" for k, v in figures.items())
+
+
+def record(bench, result):
+    """What is kept of a scenario, for the tables and charts."""
+    return {
+        "title": result.scenario.title,
+        "core": result.scenario.core,
+        "chart": result.scenario.chart,
+        "rows": result.rows(),
+        "values": result.values,
+        "problems": result.problems,
+        "commands": result.commands,
+        "disturbed": result.disturbed,
+        "rounds": bench.rounds,
+        "seconds": bench.seconds,
+        "scale": bench.scale,
+        "date": date.today().isoformat(),
+        "versions": {b.name: b.version() for b in bench.sides(result.scenario)},
+    }
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="scripts/bench.sh", description=__doc__)
+    names = ", ".join(SCENARIOS)
+    parser.add_argument("scenario", nargs="*", help=f"which to measure: core (the default), all, or of {names}")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=COMMAND",
+        help="another broker beside the two; {port} and {dir} in the command are filled in",
+    )
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is")
+    parser.add_argument("--only-docs", action="store_true", help="write the docs from the results that are there")
+    return parser.parse_args()
+
+
+def chosen(names):
+    wanted = []
+    for name in names or ["core"]:
+        if name in SCENARIOS:
+            wanted.append(SCENARIOS[name])
+        elif name == "core":
+            wanted += [s for s in SCENARIOS.values() if s.core]
+        elif name == "all":
+            wanted += SCENARIOS.values()
+        else:
+            sys.exit(f"no scenario {name}; there are core, all, {', '.join(SCENARIOS)}")
+    return list(dict.fromkeys(wanted))
+
+
+def main():
+    options = arguments()
+    wanted = chosen(options.scenario)
+    OUT.mkdir(parents=True, exist_ok=True)
+    stored = OUT / "results.json"
+    results = json.loads(stored.read_text()) if stored.exists() else {}
+    if not options.only_docs:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        bench = Bench(options)
+        began = time.monotonic()
+        for scenario in wanted:
+            print(f"{scenario.name}: {scenario.title}", file=sys.stderr, flush=True)
+            results[scenario.name] = record(bench, bench.run(scenario))
+            stored.write_text(json.dumps(results, indent=1))
+        print(f"took {time.monotonic() - began:.0f} s; results in {stored}", file=sys.stderr)
+    order = [name for name in SCENARIOS if name in results]
+    print(report.table({name: results[name] for name in order if name in {s.name for s in wanted}}))
+    if not options.no_docs:
+        report.write_docs(ROOT, {name: results[name] for name in order})
+    missed = [n for n in order for row in results[n]["rows"] if row["verdict"] in ("MISS", "no result")]
+    sys.exit(1 if any(s.name in missed for s in wanted) else 0)
+
+
+if __name__ == "__main__":
+    main()

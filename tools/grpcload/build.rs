@@ -1,0 +1,16 @@
+//! Compiles the gateway's protos, clients only, without protoc.
+
+use std::error::Error;
+
+const PROTOS: [&str; 2] = ["gateway/v1/publisher.proto", "gateway/v1/subscriber.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=../../proto");
+    let descriptors = protox::compile(PROTOS, ["../../proto"])?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .bytes(".")
+        .emit_rerun_if_changed(false)
+        .compile_fds(descriptors)?;
+    Ok(())
+}
