@@ -12,7 +12,13 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{Shared, connection::Connection, handshake, listener::Listener, shard::Incoming};
+use super::{
+    Shared,
+    connection::Connection,
+    handshake,
+    listener::Listener,
+    shard::{Incoming, end_poll},
+};
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(super) struct Serving {
@@ -42,7 +48,9 @@ impl Future for Serving {
             self.stage = Stage::Connected(connection);
         }
         if let Stage::Connected(connection) = &mut self.stage {
-            let end = ready!(connection.poll(cx));
+            let polled = connection.poll(cx);
+            end_poll();
+            let end = ready!(polled);
             connection.finish(end);
         }
         Poll::Ready(())

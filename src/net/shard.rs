@@ -8,13 +8,13 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
-    Shared,
+    Shared, clock,
     serving::{Seat, Serving},
     wheel,
 };
@@ -22,6 +22,8 @@ use crate::{broker::Turn, types::Peer};
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
+/// Longest turn of a thread that does not park.
+const TURN: Duration = Duration::from_micros(500);
 
 /// What a thread's connections share within a turn.
 pub(super) struct Local {
@@ -31,8 +33,10 @@ pub(super) struct Local {
     pub(super) plain: Vec<u8>,
     /// Answers of the connection being processed.
     pub(super) answers: Vec<u8>,
-    /// The turn: flushed when the thread is about to park.
+    /// The turn: flushed when the thread is about to park, and after [`TURN`].
     pub(super) turn: Turn,
+    /// When a poll of this turn first left something to flush.
+    began: Option<Instant>,
 }
 
 thread_local! {
@@ -48,14 +52,36 @@ pub(super) fn with_local<R>(work: impl FnOnce(&mut Local) -> R) -> R {
                 plain: Vec::new(),
                 answers: Vec::new(),
                 turn: Turn::default(),
+                began: None,
             })
         });
         work(local)
     })
 }
 
+/// Ends a connection's poll: flushes a turn that has lasted [`TURN`]. A thread that always has something to do
+/// never parks, and what it collected must not wait for that.
+pub(super) fn end_poll() {
+    let due = LOCAL.with_borrow_mut(|local| {
+        let Some(local) = local else { return false };
+        if local.turn.dirty.is_empty() {
+            return false;
+        }
+        let now = clock::instant();
+        now.duration_since(*local.began.get_or_insert(now)) >= TURN
+    });
+    if due {
+        flush_turn();
+    }
+}
+
 /// Flushes what this thread's turn collected.
 pub(super) fn flush_turn() {
+    LOCAL.with_borrow_mut(|local| {
+        if let Some(local) = local {
+            local.began = None;
+        }
+    });
     loop {
         let target = LOCAL.with_borrow_mut(|local| local.as_mut().and_then(|local| local.turn.dirty.pop()));
         let Some(target) = target else { return };
