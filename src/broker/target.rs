@@ -129,9 +129,10 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Flushes every target in the list. Call before the turn ends.
+    /// Flushes every target in the list, in its order: deliveries go before the acknowledgement that follows them.
+    /// Call before the turn ends.
     pub fn flush(&mut self) {
-        while let Some(target) = self.dirty.pop() {
+        for target in self.dirty.drain(..) {
             target.flush();
         }
     }

@@ -1,6 +1,6 @@
-//! The one place of this layer that reads clocks.
+//! The one place of this layer that reads the wall clock.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::types::Timestamp;
 
@@ -9,10 +9,4 @@ use crate::types::Timestamp;
 pub fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// The monotonic clock, for how long a turn lasts.
-#[expect(clippy::disallowed_methods, reason = "the layer's clock")]
-pub(super) fn instant() -> Instant {
-    Instant::now()
 }

@@ -6,7 +6,7 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -24,7 +24,7 @@ use super::{
     layers::{LayerError, Layers},
     limiter::Limiter,
     packets::Handled,
-    shard::{flush_turn, with_local},
+    shard::{Local, Work},
     wheel,
 };
 use crate::{
@@ -90,6 +90,8 @@ pub(super) struct Connection {
     rare: Option<Box<Rare>>,
     /// `partial` holds bytes that came with the CONNECT and were not looked at.
     early: bool,
+    /// The peer may not read its answers: look before reading on.
+    backlogged: bool,
     pub(super) finished: bool,
 }
 
@@ -116,6 +118,7 @@ impl Connection {
             partial: early,
             rare,
             early: true,
+            backlogged: false,
             finished: false,
         }
     }
@@ -141,63 +144,69 @@ impl Connection {
 
     /// Goes on until the connection ends; the caller then calls [`Self::finish`].
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        if std::mem::take(&mut self.early)
-            && let Err(end) = self.process(&[])
-        {
-            return Poll::Ready(end);
+        let mut local = Local::take();
+        let polled = self.poll_with(&mut local, cx);
+        local.work.end_poll();
+        local.put_back();
+        match polled {
+            Ok(()) => Poll::Pending,
+            Err(end) => Poll::Ready(end),
         }
+    }
+
+    /// Does what there is to do; `Ok` when something will wake the task for more.
+    fn poll_with(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Result<(), End> {
+        if std::mem::take(&mut self.early) {
+            self.process(&[], &mut local.work)?;
+        }
+        self.poll_link(cx)?;
         for _ in 0..READS_PER_POLL {
-            if let Some(end) = self.poll_link(cx) {
-                return Poll::Ready(end);
-            }
             if self.poll_paused(cx) {
-                return Poll::Pending;
+                return Ok(());
             }
-            self.replay(cx);
-            if self.is_backlogged() {
-                return Poll::Pending;
+            self.replay(&mut local.work, cx);
+            if self.backlogged && self.is_backlogged(&mut local.work) {
+                return Ok(());
             }
-            match self.poll_read(cx) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(end)) => return Poll::Ready(end),
-                Poll::Pending => return Poll::Pending,
+            match self.poll_read(local, cx) {
+                Poll::Ready(read) => read?,
+                Poll::Pending => return Ok(()),
+            }
+            if matches!(self.io, Io::Layered(_)) {
+                // Only we can write the answers.
+                self.poll_link(cx)?;
             }
         }
-        flush_turn();
+        local.work.flush();
         cx.waker().wake_by_ref();
-        Poll::Pending
+        Ok(())
     }
 
     /// Looks at the link: is it still ours, must it end, is there something that only we can write?
-    fn poll_link(&mut self, cx: &mut Context<'_>) -> Option<End> {
+    fn poll_link(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         let (want_write, direct) = {
-            let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Some(End::Superseded) };
-            let Some(link) = slot.link.as_mut() else { return Some(End::Superseded) };
+            let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+            self.backlogged = slot.out.buffered() >= BACKLOG;
+            let Some(link) = slot.link.as_mut() else { return Err(End::Superseded) };
             if let Some(close) = link.close {
-                return Some(if close == CloseReason::SessionEnded {
-                    End::Failed
-                } else {
-                    End::Close(close)
-                });
+                let failed = close == CloseReason::SessionEnded;
+                return Err(if failed { End::Failed } else { End::Close(close) });
             }
             (link.want_write, matches!(link.writer, Writer::Direct(_)))
         };
+        if direct && !want_write {
+            return Ok(());
+        }
         let before = self.written();
-        let blocked = if direct {
-            if !want_write {
-                return None;
-            }
-            match flush::poll_flush(&self.device, cx) {
-                Poll::Ready(Ok(())) => false,
-                Poll::Ready(Err(_)) => return Some(End::Failed),
-                Poll::Pending => true,
-            }
+        let polled = if direct {
+            flush::poll_flush(&self.device, cx).map_err(LayerError::from)
         } else {
-            match self.poll_write_layers(cx) {
-                Poll::Ready(Ok(())) => false,
-                Poll::Ready(Err(_)) => return Some(End::Failed),
-                Poll::Pending => true,
-            }
+            self.poll_write_layers(cx)
+        };
+        let blocked = match polled {
+            Poll::Ready(Ok(())) => false,
+            Poll::Ready(Err(_)) => return Err(End::Failed),
+            Poll::Pending => true,
         };
         self.watch_stall(cx, blocked, self.written() != before)
     }
@@ -210,12 +219,12 @@ impl Connection {
         }
     }
 
-    fn watch_stall(&mut self, cx: &mut Context<'_>, blocked: bool, progress: bool) -> Option<End> {
+    fn watch_stall(&mut self, cx: &mut Context<'_>, blocked: bool, progress: bool) -> Result<(), End> {
         if !blocked {
             if let Some(rare) = &mut self.rare {
                 rare.stalled = None;
             }
-            return None;
+            return Ok(());
         }
         let limit = self.device.shared.limits.write_timeout.0;
         let rare = self.rare();
@@ -225,9 +234,9 @@ impl Connection {
         let expired = rare.stalled.as_mut().is_some_and(|sleep| sleep.as_mut().poll(cx).is_ready());
         if expired {
             count(|c| c.write_timeouts.add(1));
-            return Some(End::Close(CloseReason::WriteTimeout));
+            return Err(End::Close(CloseReason::WriteTimeout));
         }
-        None
+        Ok(())
     }
 
     /// TLS and WebSocket: takes the out-buffer, wraps it, writes it.
@@ -308,12 +317,13 @@ impl Connection {
     }
 
     /// Delivers retained messages of new subscriptions as long as there is room.
-    fn replay(&mut self, cx: &mut Context<'_>) {
+    fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
         let Some(rare) = &mut self.rare else { return };
         if rare.replays.is_empty() {
             return;
         }
         let now = clock::now();
+        work.now = now;
         let device = &self.device;
         let mut budget = REPLAYS_PER_POLL;
         while let Some(cursor) = rare.replays.front_mut() {
@@ -341,7 +351,7 @@ impl Connection {
                 Some(Some(message)) => {
                     let delivered = device.deliver(&message.borrow(), cursor.options());
                     if delivered.flush {
-                        join_turn(device);
+                        work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);
                     }
                 }
             }
@@ -352,68 +362,59 @@ impl Connection {
         }
     }
 
-    fn is_backlogged(&self) -> bool {
-        let Some(slot) = self.device.lock_owned(self.epoch) else { return false };
-        if slot.out.buffered() < BACKLOG {
-            return false;
-        }
-        drop(slot);
-        flush_turn();
+    /// Whether the peer still does not read its answers after a flush.
+    fn is_backlogged(&mut self, work: &mut Work) -> bool {
+        work.flush();
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return false };
-        let still = slot.out.buffered() >= BACKLOG;
+        self.backlogged = slot.out.buffered() >= BACKLOG;
         if let Some(link) = &mut slot.link {
-            link.notify_room = still;
+            link.notify_room = self.backlogged;
         }
-        still
+        self.backlogged
     }
 
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+    fn poll_read(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         let have = self.partial.len();
-        let polled = with_local(|local| {
-            let start = if have < local.read.len() / 2 { have } else { 0 };
-            let mut buffer = ReadBuf::new(&mut local.read[start..]);
-            let read = match &mut self.io {
-                Io::Plain(read) => read,
-                Io::Layered(io) => &mut io.read,
-            };
-            Pin::new(read).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
-        });
-        let read = match polled {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(Err(_)) => return Poll::Ready(Err(End::Failed)),
-            Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::PeerClosed)),
-            Poll::Ready(Ok(read)) => read,
+        let start = if have < local.read.len() / 2 { have } else { 0 };
+        let mut buffer = ReadBuf::new(&mut local.read[start..]);
+        let socket = match &mut self.io {
+            Io::Plain(read) => read,
+            Io::Layered(io) => &mut io.read,
         };
+        if ready!(Pin::new(socket).poll_read(cx, &mut buffer)).is_err() {
+            return Poll::Ready(Err(End::Failed));
+        }
+        let read = buffer.filled().len();
+        if read == 0 {
+            return Poll::Ready(Err(End::PeerClosed));
+        }
         count(|c| c.bytes_in.add(read as u64));
         self.device.heard(wheel::second());
-        Poll::Ready(self.process_read(have, read))
+        Poll::Ready(self.process_read(have, read, local))
     }
 
     /// Handles `read` bytes that lie in the thread's buffer behind `have` bytes of a started frame.
-    fn process_read(&mut self, have: usize, read: usize) -> Result<(), End> {
-        let mut buffer = with_local(|local| std::mem::take(&mut local.read));
-        let result = match &mut self.io {
+    fn process_read(&mut self, have: usize, read: usize, local: &mut Local) -> Result<(), End> {
+        let Local { read: buffer, plain, work } = local;
+        match &mut self.io {
             Io::Plain(_) if have < buffer.len() / 2 => {
                 buffer[..have].copy_from_slice(&self.partial);
                 self.partial = Vec::new();
-                self.handle(&buffer[..have + read]).map(|used| {
-                    self.partial = buffer[used..have + read].to_vec();
-                })
+                let used = self.handle(&buffer[..have + read], work)?;
+                self.partial = buffer[used..have + read].to_vec();
+                Ok(())
             }
             Io::Plain(_) => {
                 self.partial.extend_from_slice(&buffer[..read]);
-                self.process(&[])
+                self.process(&[], work)
             }
             Io::Layered(io) => {
                 let start = if have < buffer.len() / 2 { have } else { 0 };
-                let mut plain = with_local(|local| std::mem::take(&mut local.plain));
                 plain.clear();
-                let opened = io.layers.open(&buffer[start..start + read], &mut plain);
+                let opened = io.layers.open(&buffer[start..start + read], plain);
                 let closed = io.layers.closed;
-                let result = self.process(&plain);
-                with_local(|local| local.plain = plain);
+                self.process(plain, work)?;
                 match opened {
-                    _ if result.is_err() => result,
                     Ok(()) if closed => Err(End::PeerClosed),
                     Ok(()) => Ok(()),
                     Err(LayerError::WebSocket(super::websocket::WebSocketError::Closed)) => {
@@ -422,21 +423,19 @@ impl Connection {
                     Err(_) => Err(End::Failed),
                 }
             }
-        };
-        with_local(|local| local.read = buffer);
-        result
+        }
     }
 
     /// Handles the frames in `partial` followed by `bytes`; keeps what is incomplete.
-    fn process(&mut self, bytes: &[u8]) -> Result<(), End> {
+    fn process(&mut self, bytes: &[u8], work: &mut Work) -> Result<(), End> {
         if self.partial.is_empty() {
-            let used = self.handle(bytes)?;
+            let used = self.handle(bytes, work)?;
             self.partial = bytes[used..].to_vec();
             return Ok(());
         }
         let mut joined = std::mem::take(&mut self.partial);
         joined.extend_from_slice(bytes);
-        let used = self.handle(&joined)?;
+        let used = self.handle(&joined, work)?;
         if used == joined.len() {
             return Ok(());
         }
@@ -445,19 +444,20 @@ impl Connection {
         Ok(())
     }
 
-    fn handle(&mut self, bytes: &[u8]) -> Result<usize, End> {
-        let (mut turn, mut answers) =
-            with_local(|local| (std::mem::take(&mut local.turn), std::mem::take(&mut local.answers)));
-        answers.clear();
-        let handled = self.handle_frames(bytes, &mut turn, &mut answers);
-        if !answers.is_empty() && self.device.append(self.epoch, &answers) {
-            turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+    fn handle(&mut self, bytes: &[u8], work: &mut Work) -> Result<usize, End> {
+        work.now = clock::now();
+        work.answers.clear();
+        let Handled { used, messages, end } = self.handle_frames(bytes, work);
+        if !work.answers.is_empty()
+            && let Some(mut slot) = self.device.lock_owned(self.epoch)
+        {
+            slot.out.append(&work.answers);
+            self.backlogged = slot.out.buffered() >= BACKLOG;
+            if slot.mark_dirty() {
+                drop(slot);
+                work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+            }
         }
-        with_local(|local| {
-            local.turn = turn;
-            local.answers = answers;
-        });
-        let Handled { used, messages, end } = handled;
         self.pause(messages, used);
         end.map_or(Ok(used), Err)
     }
@@ -467,8 +467,4 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.finish(End::Failed);
     }
-}
-
-fn join_turn(device: &Arc<Device>) {
-    with_local(|local| local.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>));
 }

@@ -159,13 +159,6 @@ impl Device {
         self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         Some(link)
     }
-
-    /// Adds control bytes for the connection of `epoch`; true if the device joins the flush list.
-    pub(super) fn append(&self, epoch: u32, bytes: &[u8]) -> bool {
-        let Some(mut slot) = self.lock_owned(epoch) else { return false };
-        slot.out.append(bytes);
-        slot.mark_dirty()
-    }
 }
 
 impl Link {

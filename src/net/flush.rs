@@ -193,10 +193,10 @@ fn give_back(
     if failed {
         link.close.get_or_insert(crate::broker::CloseReason::SessionEnded);
     }
-    let more = complete && {
+    if complete && slot.out.has_waiting() {
         slot.out.pump(&device.shared.env(clock::now()));
-        slot.out.buffered() > 0
-    };
+    }
+    let more = complete && slot.out.buffered() > 0;
     let hand_over = short || failed || (more && last_round);
     if hand_over {
         link.want_write = !failed;

@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::{Poll, ready},
+    task::Poll,
 };
 
 use thiserror::Error;
@@ -33,7 +33,7 @@ use super::{
     limiter::Limiter,
     listener::Listener,
     proxy,
-    shard::with_local,
+    shard::Local,
     websocket::{Frames, Upgrade, upgrade},
     wheel,
 };
@@ -407,12 +407,13 @@ impl Wire {
     async fn fill(&mut self) -> Result<(), HandshakeError> {
         let Self { stream, layers, plain } = self;
         let (read, opened) = poll_fn(|cx| {
-            with_local(|local| {
-                let mut buffer = ReadBuf::new(&mut local.read);
-                ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
-                let bytes = buffer.filled();
-                Poll::Ready(io::Result::Ok((bytes.len(), layers.open(bytes, plain))))
-            })
+            let mut local = Local::take();
+            let mut buffer = ReadBuf::new(&mut local.read);
+            let polled = Pin::new(&mut *stream).poll_read(cx, &mut buffer);
+            let bytes = buffer.filled();
+            let read = polled.map_ok(|()| (bytes.len(), layers.open(bytes, plain)));
+            local.put_back();
+            read
         })
         .await?;
         if read == 0 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{clock, connection::Connection, ending::End};
+use super::{connection::Connection, ending::End, shard::Work};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
@@ -24,13 +24,14 @@ pub(super) struct Handled {
 }
 
 impl Connection {
-    /// Handles every complete frame in `bytes`. Answers go to `answers`, deliveries to `turn`.
-    pub(super) fn handle_frames(&mut self, bytes: &[u8], turn: &mut Turn, answers: &mut Vec<u8>) -> Handled {
+    /// Handles every complete frame in `bytes`. Answers and deliveries are left in `work`.
+    pub(super) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
+        let Work { turn, answers, now, .. } = work;
+        let now = *now;
         let mut handled = Handled { used: 0, messages: 0, end: None };
         if bytes.is_empty() {
             return handled;
         }
-        let now = clock::now();
         let max = self.device.shared.limits.max_packet_size.0;
         let traced = self.is_traced();
         loop {

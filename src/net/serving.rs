@@ -12,13 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{
-    Shared,
-    connection::Connection,
-    handshake,
-    listener::Listener,
-    shard::{Incoming, end_poll},
-};
+use super::{Shared, connection::Connection, handshake, listener::Listener, shard::Incoming};
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(super) struct Serving {
@@ -48,9 +42,7 @@ impl Future for Serving {
             self.stage = Stage::Connected(connection);
         }
         if let Stage::Connected(connection) = &mut self.stage {
-            let polled = connection.poll(cx);
-            end_poll();
-            let end = ready!(polled);
+            let end = ready!(connection.poll(cx));
             connection.finish(end);
         }
         Poll::Ready(())

@@ -1,91 +1,97 @@
 //! Shards: one OS thread each with a current-thread runtime, its read buffers and its turn.
 
 use std::{
-    cell::RefCell,
+    cell::Cell,
     io,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
-    Shared, clock,
+    Shared,
     serving::{Seat, Serving},
     wheel,
 };
-use crate::{broker::Turn, types::Peer};
+use crate::{
+    broker::Turn,
+    types::{Peer, Timestamp},
+};
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
-/// Longest turn of a thread that does not park.
-const TURN: Duration = Duration::from_micros(500);
+/// Longest turn of a thread that does not park, in milliseconds of a clock read once per poll: half of it on average.
+const TURN: u64 = 1;
 
-/// What a thread's connections share within a turn.
+/// What a thread's connections share: a connection takes it for the time of one poll.
 pub(super) struct Local {
     /// Bytes as read.
     pub(super) read: Box<[u8]>,
     /// Bytes after TLS and WebSocket.
     pub(super) plain: Vec<u8>,
+    pub(super) work: Work,
+}
+
+/// What handling packets fills.
+#[derive(Default)]
+pub(super) struct Work {
     /// Answers of the connection being processed.
     pub(super) answers: Vec<u8>,
     /// The turn: flushed when the thread is about to park, and after [`TURN`].
     pub(super) turn: Turn,
+    /// When packets were last handled.
+    pub(super) now: Timestamp,
     /// When a poll of this turn first left something to flush.
-    began: Option<Instant>,
+    began: Option<Timestamp>,
 }
 
 thread_local! {
-    static LOCAL: RefCell<Option<Box<Local>>> = const { RefCell::new(None) };
+    static LOCAL: Cell<Option<Box<Local>>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with this thread's buffers. Must not nest.
-pub(super) fn with_local<R>(work: impl FnOnce(&mut Local) -> R) -> R {
-    LOCAL.with_borrow_mut(|local| {
-        let local = local.get_or_insert_with(|| {
-            Box::new(Local {
-                read: vec![0; READ_BUFFER].into_boxed_slice(),
-                plain: Vec::new(),
-                answers: Vec::new(),
-                turn: Turn::default(),
-                began: None,
-            })
-        });
-        work(local)
-    })
+impl Local {
+    /// Takes this thread's. Nobody else on the thread may need it before [`Self::put_back`].
+    pub(super) fn take() -> Box<Self> {
+        LOCAL.take().unwrap_or_else(|| {
+            let read = vec![0; READ_BUFFER].into_boxed_slice();
+            Box::new(Self { read, plain: Vec::new(), work: Work::default() })
+        })
+    }
+
+    pub(super) fn put_back(self: Box<Self>) {
+        LOCAL.set(Some(self));
+    }
 }
 
-/// Ends a connection's poll: flushes a turn that has lasted [`TURN`]. A thread that always has something to do
-/// never parks, and what it collected must not wait for that.
-pub(super) fn end_poll() {
-    let due = LOCAL.with_borrow_mut(|local| {
-        let Some(local) = local else { return false };
-        if local.turn.dirty.is_empty() {
-            return false;
+impl Work {
+    /// Ends a connection's poll: flushes a turn that has lasted [`TURN`]. A thread that always has something to do
+    /// never parks, and what it collected must not wait for that.
+    pub(super) fn end_poll(&mut self) {
+        if self.turn.dirty.is_empty() {
+            return;
         }
-        let now = clock::instant();
-        now.duration_since(*local.began.get_or_insert(now)) >= TURN
-    });
-    if due {
-        flush_turn();
+        if self.began.get_or_insert(self.now).plus_millis(TURN) <= self.now {
+            self.flush();
+        }
+    }
+
+    /// Flushes the turn.
+    pub(super) fn flush(&mut self) {
+        self.began = None;
+        self.turn.flush();
     }
 }
 
 /// Flushes what this thread's turn collected.
 pub(super) fn flush_turn() {
-    LOCAL.with_borrow_mut(|local| {
-        if let Some(local) = local {
-            local.began = None;
-        }
-    });
-    loop {
-        let target = LOCAL.with_borrow_mut(|local| local.as_mut().and_then(|local| local.turn.dirty.pop()));
-        let Some(target) = target else { return };
-        target.flush();
+    if let Some(mut local) = LOCAL.take() {
+        local.work.flush();
+        local.put_back();
     }
 }
 

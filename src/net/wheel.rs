@@ -1,7 +1,7 @@
 //! Keep alive of all connections of a shard: a wheel of one-second places over each device's last-seen number.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::Instant,
 };
@@ -31,6 +31,7 @@ struct Wheel {
 }
 
 thread_local! {
+    static SECOND: Cell<u32> = const { Cell::new(0) };
     static WHEEL: RefCell<Wheel> = RefCell::new(Wheel {
         #[expect(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
         start: Instant::now(),
@@ -39,9 +40,9 @@ thread_local! {
     });
 }
 
-/// Seconds on this shard's clock.
+/// Seconds on this shard's clock, as of its last tick: reading it costs no look at a clock.
 pub(super) fn second() -> u32 {
-    WHEEL.with_borrow(elapsed)
+    SECOND.get()
 }
 
 /// Watches a connection.
@@ -52,14 +53,15 @@ pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     let allowed = u32::from(keep_alive) + u32::from(keep_alive).div_ceil(2);
     WHEEL.with_borrow_mut(|wheel| {
         let entry = Entry { device: Arc::downgrade(device), epoch, allowed };
-        let due = elapsed(wheel) + allowed + 1;
+        let due = second() + allowed + 1;
         insert(wheel, entry, due);
     });
 }
 
 /// Closes the silent connections that are due. Call once a second.
 pub(super) fn tick() {
-    let now = second();
+    let now = WHEEL.with_borrow(elapsed);
+    SECOND.set(now);
     loop {
         let entries = WHEEL.with_borrow_mut(|wheel| {
             if wheel.done >= now {

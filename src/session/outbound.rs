@@ -285,6 +285,11 @@ impl Outbound {
         }
     }
 
+    /// Whether [`Self::pump`] may find something.
+    pub fn has_waiting(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| !rare.pending.is_empty() || !rare.inflight.is_resent())
+    }
+
     /// Fills the out-buffer from what must be sent again and what waits. True if bytes were added.
     pub fn pump(&mut self, env: &Env<'_>) -> bool {
         if !self.is_online() || self.rare.is_none() {

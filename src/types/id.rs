@@ -85,6 +85,12 @@ impl Protocol {
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
+    /// This time plus `millis`, saturating.
+    #[must_use]
+    pub fn plus_millis(self, millis: u64) -> Self {
+        Self(self.0.saturating_add(millis))
+    }
+
     /// This time plus `seconds`, saturating.
     #[must_use]
     pub fn plus_secs(self, seconds: u32) -> Self {
