@@ -68,6 +68,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
     let mut tasks = JoinSet::new();
+    tasks.spawn(net::tick_shards(shards.clone()));
     let mut addresses = Vec::new();
 
     for listener in bound {

@@ -24,5 +24,5 @@ mod wheel;
 
 pub use clock::now;
 pub use listener::{BoundListener, accept_loop};
-pub use shard::{ShardHandle, start_shards};
+pub use shard::{ShardHandle, start_shards, tick_shards};
 pub use shared::Shared;

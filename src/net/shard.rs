@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::MissedTickBehavior,
+};
 
 use super::{
     Shared,
@@ -25,6 +28,7 @@ use crate::{
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
+const SECOND: Duration = Duration::from_secs(1);
 /// Longest turn of a thread that does not park, in milliseconds of a clock read once per poll: half of it on average.
 const TURN: u64 = 1;
 
@@ -103,10 +107,18 @@ pub(super) struct Incoming {
     pub(super) permit: OwnedSemaphorePermit,
 }
 
+/// What a shard is asked to do.
+enum Order {
+    Serve(Incoming),
+    /// A second has passed. A shard that has no timer of its own waits for its sockets without a timeout, which costs
+    /// less each time.
+    Tick,
+}
+
 /// Where to send sockets, and how many the shard has.
 #[derive(Clone)]
 pub struct ShardHandle {
-    sender: mpsc::Sender<Incoming>,
+    sender: mpsc::Sender<Order>,
     pub(super) connections: Arc<AtomicUsize>,
 }
 
@@ -118,7 +130,20 @@ impl ShardHandle {
 
     pub(super) async fn send(&self, incoming: Incoming) {
         // An error means that the shard has ended: the socket is closed by dropping it.
-        let _ = self.sender.send(incoming).await;
+        let _ = self.sender.send(Order::Serve(incoming)).await;
+    }
+}
+
+/// Tells the shards of each second that passes, for keep alive. Runs for ever; without it nobody is found silent.
+pub async fn tick_shards(shards: Vec<ShardHandle>) {
+    let mut second = tokio::time::interval(SECOND);
+    second.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        second.tick().await;
+        for shard in &shards {
+            // A full queue: the shard is behind, and will look at the next tick.
+            let _ = shard.sender.try_send(Order::Tick);
+        }
     }
 }
 
@@ -145,20 +170,20 @@ pub fn start_shards(
     Ok((handles, threads))
 }
 
-async fn run(mut receiver: mpsc::Receiver<Incoming>, shared: Arc<Shared>, connections: Arc<AtomicUsize>) {
-    let mut second = tokio::time::interval(Duration::from_secs(1));
-    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    // Returning drops the runtime and with it every connection: not before they have ended by themselves.
-    let mut open = true;
-    while open || connections.load(Relaxed) > 0 {
-        tokio::select! {
-            incoming = receiver.recv(), if open => match incoming {
-                Some(incoming) => {
-                    tokio::spawn(Serving::new(incoming, &shared));
-                }
-                None => open = false,
-            },
-            _ = second.tick() => wheel::tick(),
+async fn run(mut orders: mpsc::Receiver<Order>, shared: Arc<Shared>, connections: Arc<AtomicUsize>) {
+    while let Some(order) = orders.recv().await {
+        match order {
+            Order::Serve(incoming) => {
+                tokio::spawn(Serving::new(incoming, &shared));
+            }
+            Order::Tick => wheel::tick(),
         }
+    }
+    // Returning drops the runtime and with it every connection: not before they have ended by themselves.
+    let mut second = tokio::time::interval(SECOND);
+    second.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    while connections.load(Relaxed) > 0 {
+        second.tick().await;
+        wheel::tick();
     }
 }
