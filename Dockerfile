@@ -1,7 +1,7 @@
 # Build: the pinned toolchain, dependencies cached by the registry and target mounts.
 FROM rust:1.95-slim-trixie AS build
 WORKDIR /src
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev make && rm -rf /var/lib/apt/lists/*
 COPY . .
 ARG GIT_COMMIT=
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
