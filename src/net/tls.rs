@@ -257,3 +257,6 @@ fn append_sized(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
