@@ -63,7 +63,7 @@ pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
 
 /// The owner's turn after the socket was full. `Pending` has registered the task for writability.
 pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-    for _ in 0..ROUNDS {
+    for round in 1..=ROUNDS {
         let Some(mut flight) = take(device, true) else { return Poll::Ready(Ok(())) };
         let polled = Pin::new(&mut flight.writer).poll_write(cx, flight.unsent.rest());
         let (result, pending) = match polled {
@@ -74,7 +74,8 @@ pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io:
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Some(io::Error::from(error.kind())),
             _ => None,
         };
-        let next = give_back(device, flight, result, false, true);
+        // After the last round it is still the owner that goes on: nobody else would.
+        let next = give_back(device, flight, result, round == ROUNDS, true);
         if let Some(error) = failed {
             return Poll::Ready(Err(error));
         }

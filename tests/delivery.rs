@@ -1,0 +1,34 @@
+//! What waits for a receiver goes out as soon as it can: by itself, whole and in order.
+
+#[path = "support/client.rs"]
+mod client;
+mod support;
+
+use client::{Client, Got};
+use mqtt_server::types::{Protocol, QoS};
+use support::{Server, until};
+
+/// Nothing is dropped for want of room, and no timeout moves what is stuck.
+const ROOMY: &str =
+    "[limits]\nmailbox_messages = 1000000\nmailbox_bytes = \"256 MiB\"\nwrite_timeout = \"10m\"\n";
+
+#[test]
+fn a_reader_that_stopped_for_a_while_is_sent_all_that_waits_although_nobody_sends_anything_more() {
+    const MESSAGES: u32 = 20_000;
+    let server = Server::start_with(&[], ROOMY);
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    assert_eq!(reader.subscribe("bulk"), 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let mut payload = vec![b'x'; 1400];
+    for n in 0..MESSAGES {
+        payload[..4].copy_from_slice(&n.to_be_bytes());
+        publisher.publish("bulk", &payload, QoS::AtMostOnce, false);
+    }
+    assert_eq!(publisher.ping(), []);
+    assert!(server.metric("mqtt_queued_bytes") > 4 << 20, "too little waits for this test to mean anything");
+    for n in 0..MESSAGES {
+        payload[..4].copy_from_slice(&n.to_be_bytes());
+        assert!(reader.next() == Got::Publish("bulk".to_owned(), payload.clone()), "message {n} is missing");
+    }
+    until(|| server.metric("mqtt_queued_bytes") == 0);
+}
