@@ -458,6 +458,10 @@ impl Connection {
                 work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
             }
         }
+        if used >= OUT_BUFFER / 2 {
+            // Another such read, and what goes out would not fit into one buffer.
+            work.flush();
+        }
         self.pause(messages, used);
         end.map_or(Ok(used), Err)
     }
