@@ -199,7 +199,7 @@ impl Connection {
         }
         let before = self.written();
         let polled = if direct {
-            flush::poll_flush(&self.device, cx).map_err(LayerError::from)
+            flush::poll_flush(&self.device, self.epoch, cx).map_err(LayerError::from)
         } else {
             self.poll_write_layers(cx)
         };
