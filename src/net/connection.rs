@@ -165,8 +165,12 @@ impl Connection {
                 return Ok(());
             }
             self.replay(&mut local.work, cx);
-            if self.backlogged && self.is_backlogged(&mut local.work) {
-                return Ok(());
+            if self.backlogged {
+                let paused = self.is_backlogged(&mut local.work);
+                self.device.heard(if paused { wheel::PAUSED } else { wheel::second() });
+                if paused {
+                    return Ok(());
+                }
             }
             match self.poll_read(local, cx) {
                 Poll::Ready(read) => read?,
@@ -186,12 +190,17 @@ impl Connection {
     fn poll_link(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         let (want_write, direct) = {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-            self.backlogged = slot.out.buffered() >= BACKLOG;
+            let backlogged = slot.out.buffered() >= BACKLOG;
+            if std::mem::replace(&mut self.backlogged, backlogged) && !backlogged {
+                self.device.heard(wheel::second());
+            }
             let Some(link) = slot.link.as_mut() else { return Err(End::Superseded) };
             if let Some(close) = link.close {
                 let failed = close == CloseReason::SessionEnded;
                 return Err(if failed { End::Failed } else { End::Close(close) });
             }
+            // Whoever needs it asks again in this poll.
+            link.notify_room = false;
             (link.want_write, matches!(link.writer, Writer::Direct(_)))
         };
         if direct && !want_write {
@@ -267,8 +276,9 @@ impl Connection {
                 if slot.out.buffered() == 0 {
                     slot.out.pump(&self.device.shared.env(clock::now()));
                 }
-                let bytes = slot.out.take_out();
+                // What was taken before has gone to the socket; what is taken now has not.
                 slot.out.note_written(0);
+                let bytes = slot.out.take_out();
                 if let Some(link) = &mut slot.link {
                     link.dirty = false;
                     link.want_write = false;
@@ -368,7 +378,7 @@ impl Connection {
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return false };
         self.backlogged = slot.out.buffered() >= BACKLOG;
         if let Some(link) = &mut slot.link {
-            link.notify_room = self.backlogged;
+            link.notify_room |= self.backlogged;
         }
         self.backlogged
     }

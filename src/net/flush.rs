@@ -136,6 +136,10 @@ fn take(device: &Device, owner: Option<u32>) -> Option<Flight> {
         return None;
     }
     let Writer::Direct(writer) = &mut link.writer else {
+        if slot.out.buffered() == 0 {
+            // Its owner has been here.
+            return None;
+        }
         let waker = link.waker.clone();
         drop(guard);
         waker.wake();
