@@ -8,7 +8,7 @@ use std::{io::Write as _, thread};
 
 use client::{Client, Got};
 use mqtt_server::{
-    codec::{self, Packet, Publish},
+    codec::{self, Ack, Connect, Packet, Publish},
     types::{Protocol, QoS},
 };
 use support::{Server, until};
@@ -75,4 +75,45 @@ fn a_burst_of_small_messages_reaches_a_reader_that_keeps_up() {
     assert_eq!(publisher.ping(), []);
     assert_eq!(server.metric("mqtt_messages_dropped_total"), 0);
     reading.join().expect("every message came");
+}
+
+#[test]
+fn a_member_that_returns_gets_all_its_group_kept_although_its_own_queue_holds_less() {
+    const MESSAGES: u32 = 200;
+    let server = Server::start_with(&[], "[limits]\nmailbox_messages = 10\nmax_inflight = 10\n");
+    let hello = || Connect { clean_start: false, ..Connect::new(Protocol::V4, "member") };
+    let mut member = Client::connect_with(server.ports.tcp, hello());
+    assert_eq!(member.subscribe_with("$share/group/t", QoS::AtLeastOnce, None), 1);
+    drop(member);
+    until(|| server.metric("mqtt_connections") == 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V4, "publisher");
+    for n in 0..MESSAGES {
+        publisher.publish_acked("t", &n.to_be_bytes(), false);
+    }
+    let mut member = Client::connect_with(server.ports.tcp, hello());
+    for n in 0..MESSAGES {
+        let bytes = member.next_bytes().expect("a PUBLISH");
+        let Packet::Publish(publish) = client::decoded(&bytes, Protocol::V4) else { panic!("{bytes:?}") };
+        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing");
+        let ack = Ack { packet_id: publish.packet_id, code: 0, reason_string: None, user: Vec::new() };
+        member.send(&Packet::PubAck(ack));
+    }
+}
+
+#[test]
+fn a_device_that_connects_while_the_server_stops_is_told_so() {
+    let mut server = Server::start();
+    let mut late = Client::open(server.ports.tcp, Protocol::V5);
+    let mut bytes = Vec::new();
+    codec::encode(&Packet::Connect(Connect::new(Protocol::V5, "late").into()), Protocol::V5, &mut bytes);
+    // A part of the CONNECT is there before, the rest comes while others are being disconnected.
+    late.stream.write_all(&bytes[..5]).expect("send a part");
+    let mut other = Client::connect(server.ports.tcp, Protocol::V5, "other");
+    server.signal("TERM");
+    assert_eq!(other.next(), Got::Disconnect(0x8B));
+    late.stream.write_all(&bytes[5..]).expect("send the rest");
+    if late.next() == Got::ConnAck(0) {
+        assert_eq!(late.next(), Got::Disconnect(0x8B));
+    }
+    assert!(server.wait());
 }

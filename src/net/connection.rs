@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    broker::{CloseReason, RetainedCursor, Target},
+    broker::{CloseReason, RetainedCursor, Session, Target},
     session::{Inbound, OUT_BUFFER, recycle},
     telemetry::count,
 };
@@ -65,6 +65,8 @@ impl Io {
 #[derive(Default)]
 pub(super) struct Rare {
     pub(super) replays: VecDeque<RetainedCursor>,
+    /// Queues of shared groups held more than there was room for.
+    pub(super) group_queues: bool,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -72,7 +74,11 @@ pub(super) struct Rare {
 
 impl Rare {
     fn is_unused(&self) -> bool {
-        self.replays.is_empty() && self.limiter.is_none() && self.pause.is_none() && self.stalled.is_none()
+        self.replays.is_empty()
+            && !self.group_queues
+            && self.limiter.is_none()
+            && self.pause.is_none()
+            && self.stalled.is_none()
     }
 }
 
@@ -326,8 +332,36 @@ impl Connection {
         }
     }
 
+    /// Whether what waits elsewhere for this session may come; if not, the task is woken when it may.
+    fn has_room(device: &Device) -> bool {
+        let mut slot = device.lock();
+        let room = slot.out.has_room();
+        if let Some(link) = &mut slot.link {
+            link.notify_room = !room;
+        }
+        room
+    }
+
+    /// Takes more from the queues of shared groups as long as there is room.
+    fn drain_groups(&mut self, work: &mut Work) {
+        let Some(rare) = self.rare.as_mut().filter(|rare| rare.group_queues) else { return };
+        // The second look asks to be woken.
+        for _ in 0..2 {
+            if !Self::has_room(&self.device) {
+                return;
+            }
+            work.now = clock::now();
+            let session = Arc::clone(&self.device) as Arc<dyn Session>;
+            rare.group_queues = self.device.shared.broker.online(&session, work.now, &mut work.turn);
+            if !rare.group_queues {
+                return;
+            }
+        }
+    }
+
     /// Delivers retained messages of new subscriptions as long as there is room.
     fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+        self.drain_groups(work);
         let Some(rare) = &mut self.rare else { return };
         if rare.replays.is_empty() {
             return;
@@ -341,15 +375,7 @@ impl Connection {
                 cx.waker().wake_by_ref();
                 break;
             }
-            let room = {
-                let mut slot = device.lock();
-                let room = slot.out.has_room();
-                if let Some(link) = &mut slot.link {
-                    link.notify_room = !room;
-                }
-                room
-            };
-            if !room {
+            if !Self::has_room(device) {
                 break;
             }
             budget -= 1;
