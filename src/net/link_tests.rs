@@ -69,7 +69,7 @@ fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
     let Poll::Ready(opened) = pin!(opening).poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("an open that waits")
     };
-    let device = opened.session.into_any().downcast::<Device>().ok().expect("a device");
+    let device = opened.session.into_any().downcast::<Device>().expect("a device");
     (device, opened.epoch)
 }
 

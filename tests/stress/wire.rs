@@ -70,7 +70,7 @@ impl<S: Read + Write + Send> Wire for Frames<S> {
 }
 
 /// One connection.
-pub struct Connection {
+pub(crate) struct Connection {
     wire: Box<dyn Wire>,
     protocol: Protocol,
     buffer: Vec<u8>,
@@ -80,7 +80,7 @@ pub struct Connection {
 impl Connection {
     /// Connects over the transport of this number. Whether the session was there; an error if it was taken over at
     /// once.
-    pub fn open(server: &Server, transport: u64, connect: Connect) -> io::Result<(Self, bool)> {
+    pub(crate) fn open(server: &Server, transport: u64, connect: Connect) -> io::Result<(Self, bool)> {
         let ports = server.ports;
         let secure = transport % 4 == 1 || transport % 4 == 3;
         let port = [ports.tcp, ports.tls, ports.ws, ports.wss][(transport % 4) as usize];
@@ -114,7 +114,7 @@ impl Connection {
         }
     }
 
-    pub fn send(&mut self, packets: &[Packet<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&mut self, packets: &[Packet<'_>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for packet in packets {
             codec::encode(packet, self.protocol, &mut bytes);
@@ -123,7 +123,7 @@ impl Connection {
     }
 
     /// Reads once and hands on every complete packet; false if nothing came.
-    pub fn receive(&mut self, mut each: impl FnMut(Packet<'_>)) -> io::Result<bool> {
+    pub(crate) fn receive(&mut self, mut each: impl FnMut(Packet<'_>)) -> io::Result<bool> {
         let mut any = false;
         while self.receive_buffered(&mut each) {
             any = true;
