@@ -116,15 +116,18 @@ impl Broker {
         }
     }
 
-    /// Called by net after a session has its new link: group queues drain to it.
-    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) {
+    /// Called by net after a session has its new link: group queues drain to it until it refuses. True if something is
+    /// left for it: to be called again when it has room, since nobody else would.
+    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
+        let mut left = false;
         let core = session.core();
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {
             let budget = &self.inner.budget;
             let mut delivery = Delivery { dirty: &mut turn.dirty, budget, now };
-            group.drain_to(core.slot(), &mut delivery);
+            left |= group.drain_to(core.slot(), &mut delivery);
         }
+        left
     }
 
     /// Ends a device's connection and, with `discard`, its session. False if there is no such session.

@@ -159,13 +159,14 @@ impl Group {
         outcome
     }
 
-    /// Hands the queue to a member that has come online, until it refuses.
-    pub(super) fn drain_to(&self, slot: u32, delivery: &mut Delivery<'_>) {
+    /// Hands the queue to a member that has come online, until it refuses; true if something is left.
+    pub(super) fn drain_to(&self, slot: u32, delivery: &mut Delivery<'_>) -> bool {
         if self.queued.load(Ordering::Acquire) == 0 {
-            return;
+            return false;
         }
         let members = Arc::clone(&*self.members.read());
         self.drain(&members, Some(slot), usize::MAX, delivery);
+        self.queued.load(Ordering::Acquire) > 0
     }
 
     /// Ends the group: what still waits is dropped and counted.

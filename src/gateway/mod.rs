@@ -201,8 +201,16 @@ impl Gateway {
             }
         }
         drop(sessions);
+        let mut rounds = 0_u32;
         while self.broker.gauges().online > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(20) {
+                // Handshakes that were under way.
+                for session in self.broker.online_sessions() {
+                    session.close(u32::MAX, CloseReason::ServerShutdown);
+                }
+            }
         }
         let mut turn = Turn::default();
         self.broker.shutdown_wills(net::now(), &mut turn);

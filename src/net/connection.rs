@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    broker::{CloseReason, RetainedCursor, Target},
+    broker::{CloseReason, RetainedCursor, Session, Target},
     session::{Inbound, OUT_BUFFER, recycle},
     telemetry::count,
 };
@@ -65,6 +65,8 @@ impl Io {
 #[derive(Default)]
 pub(super) struct Rare {
     pub(super) replays: VecDeque<RetainedCursor>,
+    /// Queues of shared groups held more than there was room for.
+    pub(super) group_queues: bool,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -72,7 +74,11 @@ pub(super) struct Rare {
 
 impl Rare {
     fn is_unused(&self) -> bool {
-        self.replays.is_empty() && self.limiter.is_none() && self.pause.is_none() && self.stalled.is_none()
+        self.replays.is_empty()
+            && !self.group_queues
+            && self.limiter.is_none()
+            && self.pause.is_none()
+            && self.stalled.is_none()
     }
 }
 
@@ -165,8 +171,12 @@ impl Connection {
                 return Ok(());
             }
             self.replay(&mut local.work, cx);
-            if self.backlogged && self.is_backlogged(&mut local.work) {
-                return Ok(());
+            if self.backlogged {
+                let paused = self.is_backlogged(&mut local.work);
+                self.device.heard(if paused { wheel::PAUSED } else { wheel::second() });
+                if paused {
+                    return Ok(());
+                }
             }
             match self.poll_read(local, cx) {
                 Poll::Ready(read) => read?,
@@ -186,12 +196,17 @@ impl Connection {
     fn poll_link(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         let (want_write, direct) = {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-            self.backlogged = slot.out.buffered() >= BACKLOG;
+            let backlogged = slot.out.buffered() >= BACKLOG;
+            if std::mem::replace(&mut self.backlogged, backlogged) && !backlogged {
+                self.device.heard(wheel::second());
+            }
             let Some(link) = slot.link.as_mut() else { return Err(End::Superseded) };
             if let Some(close) = link.close {
                 let failed = close == CloseReason::SessionEnded;
                 return Err(if failed { End::Failed } else { End::Close(close) });
             }
+            // Whoever needs it asks again in this poll.
+            link.notify_room = false;
             (link.want_write, matches!(link.writer, Writer::Direct(_)))
         };
         if direct && !want_write {
@@ -199,7 +214,7 @@ impl Connection {
         }
         let before = self.written();
         let polled = if direct {
-            flush::poll_flush(&self.device, cx).map_err(LayerError::from)
+            flush::poll_flush(&self.device, self.epoch, cx).map_err(LayerError::from)
         } else {
             self.poll_write_layers(cx)
         };
@@ -267,8 +282,9 @@ impl Connection {
                 if slot.out.buffered() == 0 {
                     slot.out.pump(&self.device.shared.env(clock::now()));
                 }
-                let bytes = slot.out.take_out();
+                // What was taken before has gone to the socket; what is taken now has not.
                 slot.out.note_written(0);
+                let bytes = slot.out.take_out();
                 if let Some(link) = &mut slot.link {
                     link.dirty = false;
                     link.want_write = false;
@@ -316,8 +332,36 @@ impl Connection {
         }
     }
 
+    /// Whether what waits elsewhere for this session may come; if not, the task is woken when it may.
+    fn has_room(device: &Device) -> bool {
+        let mut slot = device.lock();
+        let room = slot.out.has_room();
+        if let Some(link) = &mut slot.link {
+            link.notify_room = !room;
+        }
+        room
+    }
+
+    /// Takes more from the queues of shared groups as long as there is room.
+    fn drain_groups(&mut self, work: &mut Work) {
+        let Some(rare) = self.rare.as_mut().filter(|rare| rare.group_queues) else { return };
+        // The second look asks to be woken.
+        for _ in 0..2 {
+            if !Self::has_room(&self.device) {
+                return;
+            }
+            work.now = clock::now();
+            let session = Arc::clone(&self.device) as Arc<dyn Session>;
+            rare.group_queues = self.device.shared.broker.online(&session, work.now, &mut work.turn);
+            if !rare.group_queues {
+                return;
+            }
+        }
+    }
+
     /// Delivers retained messages of new subscriptions as long as there is room.
     fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+        self.drain_groups(work);
         let Some(rare) = &mut self.rare else { return };
         if rare.replays.is_empty() {
             return;
@@ -331,15 +375,7 @@ impl Connection {
                 cx.waker().wake_by_ref();
                 break;
             }
-            let room = {
-                let mut slot = device.lock();
-                let room = slot.out.has_room();
-                if let Some(link) = &mut slot.link {
-                    link.notify_room = !room;
-                }
-                room
-            };
-            if !room {
+            if !Self::has_room(device) {
                 break;
             }
             budget -= 1;
@@ -368,7 +404,7 @@ impl Connection {
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return false };
         self.backlogged = slot.out.buffered() >= BACKLOG;
         if let Some(link) = &mut slot.link {
-            link.notify_room = self.backlogged;
+            link.notify_room |= self.backlogged;
         }
         self.backlogged
     }
@@ -457,6 +493,10 @@ impl Connection {
                 drop(slot);
                 work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
             }
+        }
+        if used >= OUT_BUFFER / 2 {
+            // Another such read, and what goes out would not fit into one buffer.
+            work.flush();
         }
         self.pause(messages, used);
         end.map_or(Ok(used), Err)

@@ -110,8 +110,8 @@ impl Device {
         slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
     }
 
-    /// Swaps in a new connection. `Err` gives the link back when a later connection owns the session already;
-    /// `Ok` gives the link that it replaced, for the farewell.
+    /// Swaps in a new connection. `Err` gives the link back when a later connection owns the session already, or has
+    /// ended it by its Clean Start; `Ok` gives the link that it replaced, for the farewell.
     pub(super) fn attach(
         &self,
         link: Link,
@@ -120,7 +120,7 @@ impl Device {
         now: Timestamp,
     ) -> Result<Option<Link>, Link> {
         let mut slot = self.slot.lock();
-        if slot.link.as_ref().is_some_and(|old| old.epoch > link.epoch) {
+        if slot.out.is_ended() || slot.link.as_ref().is_some_and(|old| old.epoch > link.epoch) {
             return Err(link);
         }
         let mut old = slot.link.replace(link);
@@ -177,7 +177,8 @@ impl Slot {
     /// Bytes that the socket has taken on this connection.
     pub(super) fn written(&self) -> u64 {
         let unsent = self.link.as_ref().and_then(|link| link.unsent.as_ref());
-        self.out.taken() - unsent.map_or(0, |unsent| unsent.rest().len() as u64)
+        // The session's end forgets what was taken.
+        self.out.taken().saturating_sub(unsent.map_or(0, |unsent| unsent.rest().len() as u64))
     }
 
     /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
@@ -268,8 +269,21 @@ impl Session for Device {
     }
 
     fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
-        let mut slot = self.slot.lock();
-        slot.out.end(&self.shared.broker)
+        let (left, waker) = {
+            let mut slot = self.slot.lock();
+            let left = slot.out.end(&self.shared.broker);
+            // It was asked to close before, unless it came in between.
+            let link = slot.link.as_mut().filter(|link| link.close.is_none());
+            let waker = link.map(|link| {
+                link.close = Some(CloseReason::SessionEnded);
+                link.waker.clone()
+            });
+            (left, waker)
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        left
     }
 
     fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)> {

@@ -38,7 +38,7 @@ enum Next {
 /// Writes what waits, directly from this thread, or wakes the owner where only it may write.
 pub(super) fn flush(device: &Arc<Device>) {
     for round in 1..=ROUNDS {
-        let Some(flight) = take(device, false) else { return };
+        let Some(flight) = take(device, None) else { return };
         let result = flight.writer.try_write(flight.unsent.rest());
         if matches!(give_back(device, flight, result, round == ROUNDS, false), Next::Done) {
             return;
@@ -49,9 +49,7 @@ pub(super) fn flush(device: &Arc<Device>) {
 /// Writes until nothing waits or the socket is full, at the end of the connection. Does nothing while another thread
 /// writes, or if the session has another connection.
 pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
-    while device.lock_owned(epoch).is_some()
-        && let Some(flight) = take(device, true)
-    {
+    while let Some(flight) = take(device, Some(epoch)) {
         let result = flight.writer.try_write(flight.unsent.rest());
         let failed = result.is_err();
         give_back(device, flight, result, false, true);
@@ -62,9 +60,9 @@ pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
 }
 
 /// The owner's turn after the socket was full. `Pending` has registered the task for writability.
-pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-    for _ in 0..ROUNDS {
-        let Some(mut flight) = take(device, true) else { return Poll::Ready(Ok(())) };
+pub(super) fn poll_flush(device: &Arc<Device>, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    for round in 1..=ROUNDS {
+        let Some(mut flight) = take(device, Some(epoch)) else { return Poll::Ready(Ok(())) };
         let polled = Pin::new(&mut flight.writer).poll_write(cx, flight.unsent.rest());
         let (result, pending) = match polled {
             Poll::Ready(result) => (result, false),
@@ -74,7 +72,8 @@ pub(super) fn poll_flush(device: &Arc<Device>, cx: &mut Context<'_>) -> Poll<io:
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Some(io::Error::from(error.kind())),
             _ => None,
         };
-        let next = give_back(device, flight, result, false, true);
+        // After the last round it is still the owner that goes on: nobody else would.
+        let next = give_back(device, flight, result, round == ROUNDS, true);
         if let Some(error) = failed {
             return Poll::Ready(Err(error));
         }
@@ -123,15 +122,24 @@ pub(super) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &
     }
 }
 
-fn take(device: &Device, owner: bool) -> Option<Flight> {
+/// `owner` is the epoch for which the caller is the owner: it has no right to a later connection, whose owner it would
+/// not wake.
+fn take(device: &Device, owner: Option<u32>) -> Option<Flight> {
     let mut guard = device.lock();
     let slot = &mut *guard;
     let link = slot.link.as_mut()?;
+    if owner.is_some_and(|epoch| epoch != link.epoch) {
+        return None;
+    }
     link.dirty = false;
-    if link.flushing || (link.want_write && !owner) {
+    if link.flushing || (link.want_write && owner.is_none()) {
         return None;
     }
     let Writer::Direct(writer) = &mut link.writer else {
+        if slot.out.buffered() == 0 {
+            // Its owner has been here.
+            return None;
+        }
         let waker = link.waker.clone();
         drop(guard);
         waker.wake();

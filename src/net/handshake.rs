@@ -218,7 +218,7 @@ async fn open(
     device.heard(wheel::second());
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
-    let connection = Connection::new(
+    let mut connection = Connection::new(
         Arc::clone(&device),
         opened.epoch,
         io,
@@ -234,7 +234,9 @@ async fn open(
     count(|c| c.connections_established.add(1));
     wheel::watch(&device, opened.epoch, keep_alive);
     flush::flush(&device);
-    shared.broker.online(&session, now, &mut turn);
+    if shared.broker.online(&session, now, &mut turn) {
+        connection.rare().group_queues = true;
+    }
     turn.flush();
     debug!(%peer, %client_id, listener = &*listener.name, protocol = ?connect.protocol, "connected");
     Ok(connection)

@@ -12,6 +12,8 @@ mod flush;
 mod handshake;
 mod layers;
 mod limiter;
+#[cfg(test)]
+mod link_tests;
 mod listener;
 mod packets;
 mod proxy;

@@ -13,6 +13,9 @@ use crate::{
     types::{Message, Origin, OriginKind, QoS, Timestamp},
 };
 
+/// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
+const MESSAGES_PER_FLUSH: u32 = 256;
+
 /// What came of a piece of input.
 pub(super) struct Handled {
     /// Bytes of complete frames.
@@ -51,7 +54,11 @@ impl Connection {
             let answered = answers.len();
             let result = if frame.first >> 4 == 3 {
                 handled.messages += 1;
-                self.handle_publish_frame(&frame, now, turn, answers)
+                let routed = self.handle_publish_frame(&frame, now, turn, answers);
+                if handled.messages.is_multiple_of(MESSAGES_PER_FLUSH) {
+                    turn.flush();
+                }
+                routed
             } else {
                 self.handle_other(&frame, now, turn, answers)
             };

@@ -178,6 +178,11 @@ impl Outbound {
         self.window != 0
     }
 
+    /// Whether [`Self::end`] was called.
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+
     /// Largest packet that the client takes.
     pub fn maximum_packet_size(&self) -> usize {
         usize::try_from(self.maximum_packet_size).unwrap_or(usize::MAX)

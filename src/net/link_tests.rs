@@ -1,0 +1,128 @@
+//! Whose socket is written, and who is woken, when connections replace each other.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use tokio::net::{TcpListener, TcpStream, tcp::OwnedReadHalf};
+
+use super::{
+    Shared,
+    device::{Device, Link, Writer},
+    flush,
+};
+use crate::{
+    auth::AllowAll,
+    broker::{Broker, BrokerConfig, CloseReason, ConnectionInfo, OpenRequest, Session, Turn},
+    config::Limits,
+    session::LinkParams,
+    types::{ClientId, Protocol, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp(1_000);
+
+/// Counts how often a connection's task is woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+fn shared() -> Arc<Shared> {
+    let broker = Broker::new(BrokerConfig {
+        limits: Arc::new(Limits::default()),
+        non_broker: false,
+        namespace: String::new(),
+        listener_strategies: Default::default(),
+        latest: None,
+    });
+    Shared::new(broker, Arc::new(AllowAll), String::new())
+}
+
+/// What a CONNECT does before it attaches: the device and the epoch.
+fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
+    let info = ConnectionInfo {
+        peer: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
+        listener: Arc::new("test".to_owned()),
+        protocol: Protocol::V5,
+        keep_alive: 0,
+        username: None,
+    };
+    let request =
+        OpenRequest { client_id: ClientId::new("c"), clean_start, expiry: 60, will: None, info, now: NOW };
+    let maker = Arc::clone(shared);
+    let mut turn = Turn::default();
+    let opening = shared.broker.open(
+        request,
+        move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>,
+        &mut turn,
+    );
+    let Poll::Ready(opened) = pin!(opening).poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("an open that waits")
+    };
+    let device = opened.session.into_any().downcast::<Device>().expect("a device");
+    (device, opened.epoch)
+}
+
+fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
+    let params = LinkParams {
+        protocol: Protocol::V5,
+        receive_maximum: 10,
+        maximum_packet_size: u32::MAX,
+        topic_alias_maximum: 0,
+    };
+    let link = Link::new(epoch, Waker::from(Arc::clone(waker)), writer);
+    device.attach(link, params, b"connack", NOW).is_ok()
+}
+
+async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let peer = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
+    let (read, write) = listener.accept().await.expect("accept").0.into_split();
+    (Writer::Direct(Some(write)), read, peer)
+}
+
+#[tokio::test]
+async fn the_owner_of_an_earlier_connection_never_writes_for_the_later_one_whose_task_it_would_not_wake() {
+    let shared = shared();
+    let (old, new) = (Arc::new(Wakes::default()), Arc::new(Wakes::default()));
+    let (first, ..) = socket().await;
+    let (second, _read, _peer) = socket().await;
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &old, first));
+    let (device, later) = open(&shared, false);
+    assert!(attach(&device, later, &new, second));
+    // The old task looked before and found the link still its own and the socket full.
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(matches!(flush::poll_flush(&device, epoch, &mut cx), Poll::Ready(Ok(()))));
+    flush::flush_owned(&device, epoch);
+    assert_eq!(device.lock().out.buffered(), b"connack".len(), "the later link's bytes are its own");
+    flush::flush_owned(&device, later);
+    assert_eq!(device.lock().out.buffered(), 0);
+}
+
+#[test]
+fn a_connection_whose_session_ends_before_or_after_it_attaches_does_not_live_on_without_a_session() {
+    let shared = shared();
+    let wakes = Arc::new(Wakes::default());
+    // Two CONNECTs at once: the second ends the first one's session before the first has its link.
+    let (device, epoch) = open(&shared, true);
+    let (later, later_epoch) = open(&shared, true);
+    assert!(!attach(&device, epoch, &wakes, Writer::Owner), "a link on a session that is over");
+    // The same, but the link comes between the request to close and the session's end.
+    assert!(attach(&later, later_epoch, &wakes, Writer::Owner));
+    assert_eq!(wakes.0.load(SeqCst), 0);
+    later.end();
+    assert_eq!(wakes.0.load(SeqCst), 1, "the task must learn that its session is over");
+    let close = later.lock().link.as_ref().and_then(|link| link.close);
+    assert_eq!(close, Some(CloseReason::SessionEnded));
+}
