@@ -411,8 +411,8 @@ impl Connection {
             Io::Layered(io) => {
                 let start = if have < buffer.len() / 2 { have } else { 0 };
                 plain.clear();
-                let opened = io.layers.open(&buffer[start..start + read], plain);
-                let closed = io.layers.closed;
+                let opened = io.layers.open(&mut buffer[start..start + read], plain);
+                let closed = io.layers.peer_closed();
                 self.process(plain, work)?;
                 match opened {
                     Ok(()) if closed => Err(End::PeerClosed),

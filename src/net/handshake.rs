@@ -34,6 +34,7 @@ use super::{
     listener::Listener,
     proxy,
     shard::Local,
+    tls::TlsLayer,
     websocket::{Frames, Upgrade, upgrade},
     wheel,
 };
@@ -305,16 +306,14 @@ impl Wire {
     }
 
     async fn start_tls(&mut self, config: Arc<rustls::ServerConfig>) -> Result<(), HandshakeError> {
-        let mut connection = rustls::ServerConnection::new(config).map_err(LayerError::from)?;
-        connection.set_buffer_limit(None);
-        self.layers.tls = Some(Box::new(connection));
-        let early = std::mem::take(&mut self.plain);
-        let result = self.finish_tls(&early).await;
+        self.layers.tls = Some(Box::new(TlsLayer::new(config).map_err(LayerError::from)?));
+        let mut early = std::mem::take(&mut self.plain);
+        let result = self.finish_tls(&mut early).await;
         count(|c| if result.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) });
         result
     }
 
-    async fn finish_tls(&mut self, early: &[u8]) -> Result<(), HandshakeError> {
+    async fn finish_tls(&mut self, early: &mut [u8]) -> Result<(), HandshakeError> {
         let opened = self.layers.open_tls(early, &mut self.plain);
         self.flush().await?;
         opened?;
@@ -410,7 +409,7 @@ impl Wire {
             let mut local = Local::take();
             let mut buffer = ReadBuf::new(&mut local.read);
             let polled = Pin::new(&mut *stream).poll_read(cx, &mut buffer);
-            let bytes = buffer.filled();
+            let bytes = buffer.filled_mut();
             let read = polled.map_ok(|()| (bytes.len(), layers.open(bytes, plain)));
             local.put_back();
             read

@@ -1,10 +1,13 @@
 //! What lies between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
 
-use std::io::{self, Read, Write};
+use std::io;
 
 use thiserror::Error;
 
-use super::websocket::{Frames, WebSocketError, binary_header};
+use super::{
+    tls::TlsLayer,
+    websocket::{Frames, WebSocketError, binary_header},
+};
 
 /// Why the layers end a connection.
 #[derive(Debug, Error)]
@@ -15,21 +18,19 @@ pub(super) enum LayerError {
     /// WebSocket failed or closed.
     #[error(transparent)]
     WebSocket(#[from] WebSocketError),
-    /// TLS buffers refused bytes.
-    #[error("tls buffer: {0}")]
+    /// The socket failed.
+    #[error("i/o: {0}")]
     Io(#[from] io::Error),
 }
 
 /// The state of both layers of one connection.
 #[derive(Default)]
 pub(super) struct Layers {
-    pub(super) tls: Option<Box<rustls::ServerConnection>>,
+    pub(super) tls: Option<Box<TlsLayer>>,
     pub(super) websocket: Option<Box<Frames>>,
     /// Bytes for the socket.
     pub(super) wire: Vec<u8>,
     pub(super) sent: usize,
-    /// The peer has ended TLS properly.
-    pub(super) closed: bool,
 }
 
 impl Layers {
@@ -38,32 +39,22 @@ impl Layers {
         self.tls.is_none() && self.websocket.is_none()
     }
 
-    /// Turns bytes from the socket into what lies above TLS, appended to `plain`.
-    pub(super) fn open_tls(&mut self, mut bytes: &[u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
-        let Some(tls) = &mut self.tls else {
-            plain.extend_from_slice(bytes);
-            return Ok(());
-        };
-        while !bytes.is_empty() {
-            tls.read_tls(&mut bytes)?;
-            let processed = tls.process_new_packets();
-            while tls.wants_write() {
-                tls.write_tls(&mut self.wire)?;
-            }
-            let state = processed?;
-            self.closed |= state.peer_has_closed();
-            let available = state.plaintext_bytes_to_read();
-            if available > 0 {
-                let start = plain.len();
-                plain.resize(start + available, 0);
-                tls.reader().read_exact(&mut plain[start..])?;
-            }
+    /// Whether the peer has ended TLS properly.
+    pub(super) fn peer_closed(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.peer_closed())
+    }
+
+    /// Turns bytes from the socket into what lies above TLS, appended to `plain`. `bytes` are of no use afterwards.
+    pub(super) fn open_tls(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
+        match &mut self.tls {
+            Some(tls) => tls.open(bytes, plain, &mut self.wire)?,
+            None => plain.extend_from_slice(bytes),
         }
         Ok(())
     }
 
-    /// Turns bytes from the socket into MQTT bytes, appended to `plain`; `scratch` is working space.
-    pub(super) fn open(&mut self, bytes: &[u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
+    /// Turns bytes from the socket into MQTT bytes, appended to `plain`. `bytes` are of no use afterwards.
+    pub(super) fn open(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
         let Some(mut frames) = self.websocket.take() else { return self.open_tls(bytes, plain) };
         let mut replies = Vec::new();
         let result = if self.tls.is_some() {
@@ -93,20 +84,10 @@ impl Layers {
 
     /// Wraps bytes above TLS for the socket.
     pub(super) fn seal_raw(&mut self, pieces: &[&[u8]]) -> Result<(), LayerError> {
-        let Some(tls) = &mut self.tls else {
-            for piece in pieces {
-                self.wire.extend_from_slice(piece);
-            }
-            return Ok(());
-        };
         for piece in pieces {
-            let mut rest = *piece;
-            while !rest.is_empty() {
-                let taken = tls.writer().write(rest)?;
-                rest = &rest[taken..];
-                while tls.wants_write() {
-                    tls.write_tls(&mut self.wire)?;
-                }
+            match &mut self.tls {
+                Some(tls) => tls.seal(piece, &mut self.wire)?,
+                None => self.wire.extend_from_slice(piece),
             }
         }
         Ok(())
@@ -118,8 +99,8 @@ impl Layers {
             let _ = self.seal_raw(&[&[0x88, 0x02, 0x03, 0xE8]]);
         }
         if let Some(tls) = &mut self.tls {
-            tls.send_close_notify();
-            while tls.wants_write() && tls.write_tls(&mut self.wire).is_ok() {}
+            // Nobody to tell if TLS has failed.
+            let _ = tls.close(&mut self.wire);
         }
     }
 }

@@ -18,6 +18,7 @@ mod proxy;
 mod serving;
 mod shard;
 mod shared;
+mod tls;
 mod unix;
 mod websocket;
 mod wheel;
