@@ -79,8 +79,15 @@ fn a_burst_of_small_messages_reaches_a_reader_that_keeps_up() {
 
 #[test]
 fn a_member_that_returns_gets_all_its_group_kept_although_its_own_queue_holds_less() {
+    ["drop_newest", "drop_oldest", "disconnect"].into_iter().for_each(returns_to_a_long_group_queue);
+}
+
+fn returns_to_a_long_group_queue(overflow: &str) {
     const MESSAGES: u32 = 200;
-    let server = Server::start_with(&[], "[limits]\nmailbox_messages = 10\nmax_inflight = 10\n");
+    let server = Server::start_with(
+        &[],
+        &format!("[limits]\nmailbox_messages = 10\nmax_inflight = 10\noverflow = \"{overflow}\"\n"),
+    );
     let hello = || Connect { clean_start: false, ..Connect::new(Protocol::V4, "member") };
     let mut member = Client::connect_with(server.ports.tcp, hello());
     assert_eq!(member.subscribe_with("$share/group/t", QoS::AtLeastOnce, None), 1);
@@ -94,10 +101,11 @@ fn a_member_that_returns_gets_all_its_group_kept_although_its_own_queue_holds_le
     for n in 0..MESSAGES {
         let bytes = member.next_bytes().expect("a PUBLISH");
         let Packet::Publish(publish) = client::decoded(&bytes, Protocol::V4) else { panic!("{bytes:?}") };
-        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing");
+        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing, {overflow}");
         let ack = Ack { packet_id: publish.packet_id, code: 0, reason_string: None, user: Vec::new() };
         member.send(&Packet::PubAck(ack));
     }
+    assert_eq!(server.metric("mqtt_messages_dropped_total"), 0, "{overflow}");
 }
 
 #[test]

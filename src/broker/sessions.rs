@@ -12,6 +12,9 @@ use crate::{telemetry::count, types::Timestamp};
 /// Timers run per tick at most.
 const TIMERS_PER_TICK: usize = 10_000;
 
+/// Messages of one group's queue that a member gets at once, at most.
+const DRAIN_PER_CALL: usize = 256;
+
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
 struct Ended {
     session: Arc<dyn Session>,
@@ -116,16 +119,18 @@ impl Broker {
         }
     }
 
-    /// Called by net after a session has its new link: group queues drain to it until it refuses. True if something is
-    /// left for it: to be called again when it has room, since nobody else would.
+    /// Called by net after a session has its new link: group queues drain to it, no more than surely fits into an empty
+    /// mailbox, for overflowing that would drop messages or end the connection. True if something is left for it: to
+    /// be called again when it has room, since nobody else would.
     pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
         let mut left = false;
         let core = session.core();
+        let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {
             let budget = &self.inner.budget;
             let mut delivery = Delivery { dirty: &mut turn.dirty, budget, now };
-            left |= group.drain_to(core.slot(), &mut delivery);
+            left |= group.drain_to(core.slot(), limit, &mut delivery);
         }
         left
     }

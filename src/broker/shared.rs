@@ -159,13 +159,14 @@ impl Group {
         outcome
     }
 
-    /// Hands the queue to a member that has come online, until it refuses; true if something is left.
-    pub(super) fn drain_to(&self, slot: u32, delivery: &mut Delivery<'_>) -> bool {
+    /// Hands `limit` messages of the queue to a member that has come online, or as many as it takes; true if something
+    /// is left.
+    pub(super) fn drain_to(&self, slot: u32, limit: usize, delivery: &mut Delivery<'_>) -> bool {
         if self.queued.load(Ordering::Acquire) == 0 {
             return false;
         }
         let members = Arc::clone(&*self.members.read());
-        self.drain(&members, Some(slot), usize::MAX, delivery);
+        self.drain(&members, Some(slot), limit, delivery);
         self.queued.load(Ordering::Acquire) > 0
     }
 

@@ -159,11 +159,20 @@ fn to_result(result: Result<v1::PublishResponse, Error>) -> v1::PublishResult {
     v1::PublishResult { result: Some(result) }
 }
 
-/// Routes many messages as one turn.
+/// Messages of a batch between two flushes: more would fill the queue of a receiver that keeps up.
+const MESSAGES_PER_FLUSH: usize = 256;
+
+/// Routes many messages, in turns of a few.
 fn publish_all(context: &Context, requests: Vec<v1::PublishRequest>) -> Vec<Result<Routed, Error>> {
     let mut turn = Turn::default();
     let at = now();
-    let routed = requests.into_iter().map(|request| publish(context, request, at, &mut turn)).collect();
+    let mut routed = Vec::with_capacity(requests.len());
+    for request in requests {
+        routed.push(publish(context, request, at, &mut turn));
+        if routed.len().is_multiple_of(MESSAGES_PER_FLUSH) {
+            turn.flush();
+        }
+    }
     turn.flush();
     routed
 }

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    broker::{CloseReason, RetainedCursor, Session, Target},
+    broker::{CloseReason, RetainedCursor, Target},
     session::{Inbound, OUT_BUFFER, recycle},
     telemetry::count,
 };
@@ -38,8 +38,6 @@ use crate::{
 const READS_PER_POLL: usize = 4;
 /// A peer that does not read its answers is not read from beyond this.
 const BACKLOG: usize = 4 * OUT_BUFFER;
-/// Retained messages delivered per poll.
-const REPLAYS_PER_POLL: usize = 256;
 
 /// The socket's reading side and, with layers, all of it.
 pub(super) enum Io {
@@ -73,7 +71,7 @@ pub(super) struct Rare {
 }
 
 impl Rare {
-    fn is_unused(&self) -> bool {
+    pub(super) fn is_unused(&self) -> bool {
         self.replays.is_empty()
             && !self.group_queues
             && self.limiter.is_none()
@@ -93,7 +91,7 @@ pub(super) struct Connection {
     pub(super) io: Io,
     /// A frame that is not complete yet.
     partial: Vec<u8>,
-    rare: Option<Box<Rare>>,
+    pub(super) rare: Option<Box<Rare>>,
     /// `partial` holds bytes that came with the CONNECT and were not looked at.
     early: bool,
     /// The peer may not read its answers: look before reading on.
@@ -329,72 +327,6 @@ impl Connection {
             count(|c| c.rate_limited.add(1));
             rare.pause = Some(Box::pin(tokio::time::sleep(pause.max(Duration::from_millis(1)))));
             self.device.heard(wheel::PAUSED);
-        }
-    }
-
-    /// Whether what waits elsewhere for this session may come; if not, the task is woken when it may.
-    fn has_room(device: &Device) -> bool {
-        let mut slot = device.lock();
-        let room = slot.out.has_room();
-        if let Some(link) = &mut slot.link {
-            link.notify_room = !room;
-        }
-        room
-    }
-
-    /// Takes more from the queues of shared groups as long as there is room.
-    fn drain_groups(&mut self, work: &mut Work) {
-        let Some(rare) = self.rare.as_mut().filter(|rare| rare.group_queues) else { return };
-        // The second look asks to be woken.
-        for _ in 0..2 {
-            if !Self::has_room(&self.device) {
-                return;
-            }
-            work.now = clock::now();
-            let session = Arc::clone(&self.device) as Arc<dyn Session>;
-            rare.group_queues = self.device.shared.broker.online(&session, work.now, &mut work.turn);
-            if !rare.group_queues {
-                return;
-            }
-        }
-    }
-
-    /// Delivers retained messages of new subscriptions as long as there is room.
-    fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
-        self.drain_groups(work);
-        let Some(rare) = &mut self.rare else { return };
-        if rare.replays.is_empty() {
-            return;
-        }
-        let now = clock::now();
-        work.now = now;
-        let device = &self.device;
-        let mut budget = REPLAYS_PER_POLL;
-        while let Some(cursor) = rare.replays.front_mut() {
-            if budget == 0 {
-                cx.waker().wake_by_ref();
-                break;
-            }
-            if !Self::has_room(device) {
-                break;
-            }
-            budget -= 1;
-            match cursor.next(&device.shared.broker, now) {
-                None => {
-                    rare.replays.pop_front();
-                }
-                Some(None) => {}
-                Some(Some(message)) => {
-                    let delivered = device.deliver(&message.borrow(), cursor.options());
-                    if delivered.flush {
-                        work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);
-                    }
-                }
-            }
-        }
-        if rare.replays.is_empty() {
-            rare.replays = VecDeque::new();
-            self.rare.take_if(|rare| rare.is_unused());
         }
     }
 

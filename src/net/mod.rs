@@ -17,6 +17,7 @@ mod link_tests;
 mod listener;
 mod packets;
 mod proxy;
+mod replay;
 mod serving;
 mod shard;
 mod shared;

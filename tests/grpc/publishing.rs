@@ -283,6 +283,21 @@ async fn a_batch_has_every_outcome_side_by_side() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_long_batch_for_one_device_that_keeps_up_does_not_overflow_its_queue() {
+    let setup = Setup::with(|config| config.limits.mailbox_messages = 1000).await;
+    let mut device = setup.raw("device", |_| ());
+    let request =
+        v1::PublishRequest { qos: v1::Qos::AtMostOnce.into(), ..to_device("device", &"x".repeat(50)) };
+    let requests = vec![request; 5000];
+    let batch = setup.publisher().publish_batch(v1::PublishBatchRequest { requests }).await.unwrap();
+    let dropped = batch.into_inner().results.into_iter().filter(
+        |result| !matches!(&result.result, Some(v1::publish_result::Result::Response(r)) if r.dropped == 0),
+    );
+    assert_eq!(dropped.count(), 0);
+    assert!((0..5000).all(|_| matches!(device.next(), Got::Publish(..))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_precedent_api_says_queued_and_refuses_by_status() {
     let setup = Setup::new().await;
     offline(&setup, "away", None).await;
