@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     broker::Turn,
+    session::trim_buffers,
     types::{Peer, Timestamp},
 };
 
@@ -176,7 +177,10 @@ async fn run(mut orders: mpsc::Receiver<Order>, shared: Arc<Shared>, connections
             Order::Serve(incoming) => {
                 tokio::spawn(Serving::new(incoming, &shared));
             }
-            Order::Tick => wheel::tick(),
+            Order::Tick => {
+                wheel::tick();
+                trim_buffers();
+            }
         }
     }
     // Returning drops the runtime and with it every connection: not before they have ended by themselves.

@@ -40,3 +40,26 @@ pub fn recycle(mut buffer: Vec<u8>) {
         }
     });
 }
+
+/// Frees half of what this thread's pool holds. Called once a second, it lets a burst's buffers go and leaves steady
+/// traffic nearly all of its own.
+pub fn trim_buffers() {
+    POOL.with_borrow_mut(|pool| {
+        pool.buffers.truncate(pool.buffers.len() / 2);
+        pool.bytes = pool.buffers.iter().map(Vec::capacity).sum();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_nobody_uses_empties() {
+        let buffers: Vec<_> = (0..100).map(|_| take_buffer()).collect();
+        buffers.into_iter().for_each(recycle);
+        assert_eq!(POOL.with_borrow(|pool| (pool.buffers.len(), pool.bytes)), (100, 100 * FRESH));
+        (0..7).for_each(|_| trim_buffers());
+        assert_eq!(POOL.with_borrow(|pool| (pool.buffers.len(), pool.bytes)), (0, 0));
+    }
+}

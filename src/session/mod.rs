@@ -22,7 +22,7 @@ mod sending;
 #[cfg(test)]
 mod tests;
 
-pub use buffers::{recycle, take_buffer};
+pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
 pub use fuzz::fuzz_session;
 pub(crate) use inbound::refusal;
