@@ -10,6 +10,7 @@ use super::{
     device::{Flushing, Link, Writer},
     flush,
     shard::flush_turn,
+    wheel,
 };
 use crate::{
     broker::{CloseReason, Closed, Session, Turn},
@@ -42,6 +43,7 @@ impl Connection {
         flush_turn();
         let last = self.farewell(end);
         self.say_goodbye(last);
+        wheel::ended();
         count(|c| c.connections_closed.add(1));
         if let End::Protocol(_) = end {
             count(|c| c.protocol_errors.add(1));

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream, tcp::OwnedReadHalf};
 use super::{
     Shared,
     device::{Device, Link, Writer},
-    flush,
+    flush, wheel,
 };
 use crate::{
     auth::AllowAll,
@@ -125,4 +125,15 @@ fn a_connection_whose_session_ends_before_or_after_it_attaches_does_not_live_on_
     assert_eq!(wakes.0.load(SeqCst), 1, "the task must learn that its session is over");
     let close = later.lock().link.as_ref().and_then(|link| link.close);
     assert_eq!(close, Some(CloseReason::SessionEnded));
+}
+
+#[test]
+fn connections_that_come_and_go_leave_no_memory_in_the_wheel() {
+    let shared = shared();
+    for _ in 0..5_000 {
+        let (device, epoch) = open(&shared, true);
+        wheel::watch(&device, epoch, 60_000);
+        wheel::ended();
+    }
+    assert!(wheel::entries() <= 1_024, "{} entries of ended connections", wheel::entries());
 }

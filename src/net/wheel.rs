@@ -13,6 +13,8 @@ use crate::{
 };
 
 const PLACES: u32 = 256;
+/// Ended connections before a sweep is worth it.
+const SWEEP: usize = 1024;
 
 /// `last_seen` while the gateway itself pauses the reader: that time counts for nobody.
 pub(super) const PAUSED: u32 = u32::MAX;
@@ -27,6 +29,9 @@ struct Entry {
 struct Wheel {
     start: Instant,
     done: u32,
+    entries: usize,
+    /// Watched connections that ended since the last sweep; their entries may still be there.
+    ended: usize,
     places: Vec<Vec<Entry>>,
 }
 
@@ -36,6 +41,8 @@ thread_local! {
         #[expect(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
         start: Instant::now(),
         done: 0,
+        entries: 0,
+        ended: 0,
         places: (0..PLACES).map(|_| Vec::new()).collect(),
     });
 }
@@ -58,6 +65,23 @@ pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     });
 }
 
+/// A watched connection has ended. Its entry keeps the memory of its device, and would do so until it is due, which
+/// clients that come and go would make grow: when most entries are of ended connections, they are swept out.
+pub(super) fn ended() {
+    WHEEL.with_borrow_mut(|wheel| {
+        wheel.ended += 1;
+        if wheel.ended >= SWEEP && wheel.ended * 2 > wheel.entries {
+            for place in &mut wheel.places {
+                place.retain(|entry| {
+                    entry.device.upgrade().is_some_and(|device| device.lock_owned(entry.epoch).is_some())
+                });
+            }
+            wheel.entries = wheel.places.iter().map(Vec::len).sum();
+            wheel.ended = 0;
+        }
+    });
+}
+
 /// Closes the silent connections that are due. Call once a second.
 pub(super) fn tick() {
     let now = WHEEL.with_borrow(elapsed);
@@ -69,7 +93,9 @@ pub(super) fn tick() {
             }
             wheel.done += 1;
             let place = (wheel.done % PLACES) as usize;
-            Some(std::mem::take(&mut wheel.places[place]))
+            let due = std::mem::take(&mut wheel.places[place]);
+            wheel.entries -= due.len();
+            Some(due)
         });
         let Some(entries) = entries else { return };
         for entry in entries {
@@ -96,8 +122,15 @@ fn check(entry: Entry, now: u32) {
 fn insert(wheel: &mut Wheel, entry: Entry, due: u32) {
     let due = due.clamp(wheel.done + 1, wheel.done + PLACES - 1);
     wheel.places[(due % PLACES) as usize].push(entry);
+    wheel.entries += 1;
 }
 
 fn elapsed(wheel: &Wheel) -> u32 {
     u32::try_from(wheel.start.elapsed().as_secs()).unwrap_or(PAUSED - 1)
+}
+
+/// Entries of this thread's wheel.
+#[cfg(test)]
+pub(super) fn entries() -> usize {
+    WHEEL.with_borrow(|wheel| wheel.entries)
 }
