@@ -7,6 +7,9 @@ mod embedded;
 mod latest;
 mod memory;
 mod page;
+mod queues;
+mod retained;
+mod sessions;
 mod stripe;
 #[cfg(test)]
 mod suite;
@@ -25,6 +28,9 @@ pub use embedded::{EmbeddedLatest, EmbeddedOptions};
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
+pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
+pub use retained::RetainedStore;
+pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use versions::{VersionClock, VersionMark};
 pub use watch::{Watch, WatchSelector};
 

@@ -3,13 +3,17 @@
 //! Knows nothing of wire formats, sockets, stores or time sources.
 
 mod id;
+mod journal;
 mod message;
 mod peer;
 mod receipt;
+mod ticket;
 mod topic;
 
 pub use id::{ClientId, Protocol, QoS, Timestamp};
+pub use journal::{Entry, Journal, QueueId, QueueOp};
 pub use message::{Message, Origin, OriginKind, Properties, SharedMessage};
 pub use peer::Peer;
 pub use receipt::{DropReason, Receipt, ReceiptState};
+pub use ticket::{Refused, Ticket};
 pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};

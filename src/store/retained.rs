@@ -1,0 +1,23 @@
+//! Durable retained messages: one per topic.
+
+use std::sync::Arc;
+
+use super::{StoreError, StoreHealth};
+use crate::types::{SharedMessage, Ticket};
+
+/// Keeps retained messages.
+pub trait RetainedStore: Send + Sync {
+    /// Sets the message of its topic; without blocking. A later change of the topic replaces one not yet written, whose
+    /// part of a ticket then ends with the later one's commit. A ticket carries a part that the store ends once the
+    /// change is durable.
+    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>);
+
+    /// Removes the message of a topic, as [`Self::set`].
+    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>);
+
+    /// Reads everything, in order of topic. For the start: blocks on the disk.
+    fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError>;
+
+    /// How it does.
+    fn health(&self) -> StoreHealth;
+}

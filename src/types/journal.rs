@@ -1,0 +1,184 @@
+//! What sessions ask to be kept on disk. The store writes what was submitted in that order, many at once.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU8, Ordering::AcqRel, Ordering::Acquire},
+};
+
+use parking_lot::Mutex;
+
+use super::{QoS, SharedMessage, Ticket};
+
+/// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueId(pub u64);
+
+impl QueueId {
+    /// No queue.
+    pub const NONE: Self = Self(0);
+}
+
+const WAITING: u8 = 0;
+const TAKEN: u8 = 1;
+const SETTLED: u8 = 2;
+
+/// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.
+#[derive(Debug)]
+pub struct Entry {
+    /// Whose.
+    pub queue: QueueId,
+    /// Its place in the queue: entries are delivered in this order, and their packet identifiers follow from it.
+    pub seq: u64,
+    /// QoS of the delivery.
+    pub qos: QoS,
+    /// RETAIN flag of the delivery.
+    pub retain: bool,
+    /// It may have been sent before it is read back, so that DUP is to be set [MQTT-3.3.1-1].
+    pub sent: bool,
+    /// The queue of the shared group that chose this session, or none.
+    pub group: QueueId,
+    /// Subscription identifiers.
+    pub ids: Option<Box<[u32]>>,
+    /// Who waits for it; with none it is written some time.
+    pub ticket: Option<Arc<Ticket>>,
+    message: Mutex<Option<Arc<SharedMessage>>>,
+    state: AtomicU8,
+}
+
+impl Entry {
+    /// A waiting entry with its part of the ticket. `ids` and `group` are set by the caller.
+    pub fn new(
+        queue: QueueId,
+        seq: u64,
+        message: Arc<SharedMessage>,
+        qos: QoS,
+        ticket: Option<Arc<Ticket>>,
+    ) -> Self {
+        if let Some(ticket) = &ticket {
+            ticket.add();
+        }
+        Self {
+            queue,
+            seq,
+            qos,
+            retain: false,
+            sent: false,
+            group: QueueId::NONE,
+            ids: None,
+            ticket,
+            message: Mutex::new(Some(message)),
+            state: AtomicU8::new(WAITING),
+        }
+    }
+
+    /// The store begins to write it: its message, or `None` if it need not be written any more.
+    pub fn take(&self) -> Option<Arc<SharedMessage>> {
+        let taken = self.state.compare_exchange(WAITING, TAKEN, AcqRel, Acquire).is_ok();
+        if taken { self.message.lock().take() } else { None }
+    }
+
+    /// The receiver has acknowledged it. True if it was not written and never will be: nothing is left to remove.
+    pub fn settle(&self) -> bool {
+        if self.state.compare_exchange(WAITING, SETTLED, AcqRel, Acquire).is_err() {
+            return false;
+        }
+        let message = self.message.lock().take();
+        drop(message);
+        if let Some(ticket) = &self.ticket {
+            ticket.done();
+        }
+        true
+    }
+
+    /// Whether it was settled before it was written.
+    pub fn is_settled(&self) -> bool {
+        self.state.load(Acquire) == SETTLED
+    }
+}
+
+/// One change of a queue. Tickets given along carry a part that the store ends with `done` once the change is durable,
+/// or with `refuse`.
+#[derive(Debug)]
+pub enum QueueOp {
+    /// Adds an entry.
+    Append(Arc<Entry>),
+    /// Removes an entry, lazily. With a unit's ticket it closes the unit and is written with it.
+    Remove {
+        /// Whose.
+        queue: QueueId,
+        /// Which.
+        seq: u64,
+        /// The unit that this closes.
+        unit: Option<Arc<Ticket>>,
+    },
+    /// The client has the QoS 2 message of an entry (PUBREC): its content goes, its place stays until PUBCOMP.
+    Release {
+        /// Whose.
+        queue: QueueId,
+        /// Which.
+        seq: u64,
+        /// Who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// A client's QoS 2 message with this packet identifier was taken over. Closes the unit of its entries.
+    Receive {
+        /// The publishing session.
+        queue: QueueId,
+        /// Packet identifier.
+        packet_id: u16,
+        /// The unit, and who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// The packet identifier is free again (PUBREL).
+    Forget {
+        /// The publishing session.
+        queue: QueueId,
+        /// Packet identifier.
+        packet_id: u16,
+        /// Who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// Removes the `count` oldest entries whose place is `from` or later.
+    Trim {
+        /// Whose.
+        queue: QueueId,
+        /// First place.
+        from: u64,
+        /// How many.
+        count: usize,
+    },
+    /// The queue and all that was received for it is gone.
+    Purge {
+        /// Which.
+        queue: QueueId,
+    },
+}
+
+/// Takes changes of queues without blocking.
+pub trait Journal: Send + Sync {
+    /// Submits a change. Changes are written in the order of the calls.
+    fn submit(&self, op: QueueOp);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Message, Origin, Timestamp};
+
+    #[test]
+    fn an_entry_is_either_written_or_settled() {
+        let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
+        let ticket = Ticket::new();
+        let new =
+            || Entry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&ticket)));
+        let (written, settled) = (new(), new());
+        assert!(written.take().is_some());
+        assert!(!written.settle() && written.take().is_none());
+        assert!(settled.settle() && settled.is_settled());
+        assert!(!settled.settle() && settled.take().is_none());
+        ticket.done();
+        assert_eq!(ticket.result(), None, "the entry being written is not done");
+        ticket.done();
+        assert_eq!(ticket.result(), Some(Ok(())));
+    }
+}

@@ -1,0 +1,134 @@
+//! What must be on disk before something may be acknowledged.
+
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Release},
+    },
+    task::{Poll, Waker},
+};
+
+use parking_lot::Mutex;
+
+/// Counts the parts of one acknowledgement that are not safe yet. Whoever acknowledges holds one part itself until it
+/// has given out all others, so that the count cannot reach zero before.
+#[derive(Debug)]
+pub struct Ticket {
+    left: AtomicU32,
+    refused: AtomicBool,
+    unit: bool,
+    closed: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// The store could not keep a part: the whole must be refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused;
+
+impl Ticket {
+    /// A ticket with the holder's own part open.
+    pub fn new() -> Arc<Self> {
+        Self::with(false)
+    }
+
+    /// As [`Self::new`]; the parts are also written together or not at all: the store leaves them waiting until an
+    /// operation that closes the unit has come.
+    pub fn unit() -> Arc<Self> {
+        Self::with(true)
+    }
+
+    fn with(unit: bool) -> Arc<Self> {
+        Arc::new(Self {
+            left: AtomicU32::new(1),
+            refused: AtomicBool::new(false),
+            unit,
+            closed: AtomicBool::new(!unit),
+            waker: Mutex::new(None),
+        })
+    }
+
+    /// Whether the parts are written together.
+    pub fn is_unit(&self) -> bool {
+        self.unit
+    }
+
+    /// Whether the store may write the parts: it has seen the operation that closes the unit.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Acquire)
+    }
+
+    /// The store has seen the operation that closes the unit.
+    pub fn close(&self) {
+        self.closed.store(true, Release);
+    }
+
+    /// One more part.
+    pub fn add(&self) {
+        self.left.fetch_add(1, AcqRel);
+    }
+
+    /// One part is safe. After the last one the waiting party is woken.
+    pub fn done(&self) {
+        if self.left.fetch_sub(1, AcqRel) == 1 {
+            let waker = self.waker.lock().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// One part cannot be kept.
+    pub fn refuse(&self) {
+        self.refused.store(true, Release);
+        self.done();
+    }
+
+    /// The result, once no part is open.
+    pub fn result(&self) -> Option<Result<(), Refused>> {
+        (self.left.load(Acquire) == 0).then(|| match self.refused.load(Acquire) {
+            false => Ok(()),
+            true => Err(Refused),
+        })
+    }
+
+    /// The result, or `None` after `waker` was put down to be woken once at the end. One party at a time.
+    pub fn poll(&self, waker: &Waker) -> Option<Result<(), Refused>> {
+        if let Some(result) = self.result() {
+            return Some(result);
+        }
+        let mut place = self.waker.lock();
+        if !place.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            *place = Some(waker.clone());
+        }
+        // The last part may have come before the waker was there.
+        self.result()
+    }
+
+    /// Waits for the result. One caller at a time. Cancel safe.
+    pub async fn wait(&self) -> Result<(), Refused> {
+        poll_fn(|cx| match self.poll(cx.waker()) {
+            Some(result) => Poll::Ready(result),
+            None => Poll::Pending,
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_ends_with_its_last_part_and_remembers_a_refusal() {
+        let ticket = Ticket::new();
+        ticket.add();
+        ticket.refuse();
+        assert_eq!(ticket.result(), None);
+        ticket.done();
+        assert_eq!(ticket.result(), Some(Err(Refused)));
+        let ticket = Ticket::new();
+        ticket.done();
+        assert_eq!(ticket.poll(Waker::noop()), Some(Ok(())));
+    }
+}
