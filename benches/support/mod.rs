@@ -12,12 +12,12 @@ use std::{
 use mqtt_server::{
     broker::{
         Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, MatchOptions, OpenRequest, Outcome,
-        QueueInfo, Session, SessionCore, SubscribeRequest, Target, Turn,
+        QueueInfo, QueueSummary, Session, SessionCore, SubscribeRequest, Target, Turn,
     },
     codec::PublishFrame,
     config::Limits,
     session::{Budget, Env, LinkParams, Offer, Outbound, Take, recycle},
-    types::{ClientId, Message, Protocol, QoS, SharedMessage, Timestamp},
+    types::{ClientId, Message, Protocol, QoS, QueueId, Timestamp, Yielded},
 };
 use parking_lot::Mutex;
 
@@ -38,6 +38,7 @@ pub fn broker() -> Broker {
         namespace: String::new(),
         listener_strategies: Default::default(),
         latest: None,
+        stores: None,
     })
 }
 
@@ -67,7 +68,7 @@ pub fn open(broker: &Broker, client_id: &str, keeps: Keeps) -> Arc<dyn Session> 
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: 0,
         };
-        out.attach(link, &[], &Env { limits: &limits, now: Timestamp(0), budget: &Unbounded });
+        out.attach(link, &[], &Env { limits: &limits, now: Timestamp(0), budget: &Unbounded, disk: None });
         Arc::new(Subscriber { core, limits, keeps, out: Mutex::new(out) })
     };
     let mut turn = Turn::default();
@@ -87,6 +88,7 @@ pub fn subscribe(broker: &Broker, session: &Arc<dyn Session>, filter: &str) {
         retain_as_published: false,
         retain_handling: 0,
         id: None,
+        ticket: None,
     };
     assert!(broker.subscribe(session, &request, Timestamp(0)).is_ok(), "{filter} is refused");
 }
@@ -111,6 +113,7 @@ pub fn publish_frame(protocol: Protocol, qos: QoS) -> PublishFrame<'static> {
 struct Unbounded;
 
 impl Budget for Unbounded {
+    fn force(&self, _bytes: usize) {}
     fn charge(&self, _: usize) -> bool {
         true
     }
@@ -135,8 +138,9 @@ impl Target for Subscriber {
             ids: options.ids,
             group: options.group,
             queue_offline: options.queue_offline,
+            group_queue: QueueId::NONE,
         };
-        let env = Env { limits: &self.limits, now: message.received, budget: &Unbounded };
+        let env = Env { limits: &self.limits, now: message.received, budget: &Unbounded, disk: None };
         let took = self.out.lock().offer(message, offer, &env);
         assert!(took == Take::Sent, "{took:?}");
         Delivered { outcome: Outcome::Sent, flush: true }
@@ -159,14 +163,16 @@ impl Target for Subscriber {
 }
 
 impl Session for Subscriber {
+    fn restore(&self, _stored: &QueueSummary) {}
+    fn note_expired(&self, _messages: usize, _bytes: u64) {}
     fn core(&self) -> &SessionCore {
         &self.core
     }
     fn close(&self, _: u32, _: CloseReason) {}
-    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
+    fn end(&self) -> Vec<Yielded> {
         Vec::new()
     }
-    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)> {
+    fn yield_shared(&self) -> Vec<Yielded> {
         Vec::new()
     }
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{ConnectionInfo, Outcome, QueueInfo, RetainedCursor, Session, Will};
+use super::{ConnectionInfo, Outcome, QueueInfo, RetainedCursor, Session, Stores, Will};
 use crate::{
     config::{Limits, SharedStrategy},
-    types::{ClientId, DropReason, QoS, Timestamp},
+    types::{ClientId, DropReason, QoS, Ticket, Timestamp},
 };
 
 /// Start parameters.
@@ -21,6 +21,8 @@ pub struct BrokerConfig {
     pub listener_strategies: BTreeMap<String, SharedStrategy>,
     /// Latest values; `None` switches them off.
     pub latest: Option<Arc<crate::store::Latest>>,
+    /// Stores of sessions, queues and retained messages; with `None` these end with the process.
+    pub stores: Option<Stores>,
 }
 
 /// A CONNECT that passed validation and authentication.
@@ -45,6 +47,8 @@ pub struct Opened {
     pub session: Arc<dyn Session>,
     /// Whether state was resumed [MQTT-3.2.2-2].
     pub present: bool,
+    /// To wait for before CONNACK: the session is new and persistent, or one that was on disk is discarded.
+    pub ticket: Option<Arc<Ticket>>,
     /// Number of the session's connection, from 1; the connection owns the session while no higher one exists.
     pub epoch: u32,
 }
@@ -74,6 +78,8 @@ pub struct SubscribeRequest<'a> {
     pub retain_handling: u8,
     /// Subscription identifier.
     pub id: Option<u32>,
+    /// Gets a part that is done when the subscription is on disk, if the session is persistent.
+    pub ticket: Option<&'a Arc<Ticket>>,
 }
 
 /// A subscription that was made.

@@ -23,6 +23,11 @@ impl Budget {
         false
     }
 
+    /// Takes `bytes`, beyond the limit if need be.
+    pub(super) fn force(&self, bytes: usize) {
+        self.used.fetch_add(bytes, Relaxed);
+    }
+
     /// Gives bytes back.
     pub(super) fn release(&self, bytes: usize) {
         let before = self.used.fetch_sub(bytes, Relaxed);

@@ -9,6 +9,7 @@ mod api;
 mod budget;
 mod devices;
 mod drops;
+mod durable;
 mod index;
 mod namespace;
 mod publish;
@@ -41,13 +42,16 @@ use crate::{
 
 use budget::Budget;
 use drops::Drops;
+use durable::Durable;
 use index::Index;
 use registry::{Place, Registry};
 use retain::Retained;
 use slots::Slots;
 use timers::Timers;
 
+pub use crate::store::QueueSummary;
 pub use api::*;
+pub use durable::{Restored, Stores};
 pub use index::MatchCache;
 pub use retain::RetainedCursor;
 pub use session_core::SessionCore;
@@ -69,6 +73,7 @@ struct Inner {
     namespace: String,
     listener_strategies: BTreeMap<String, SharedStrategy>,
     latest: Option<Arc<Latest>>,
+    durable: Option<Durable>,
     /// Random keys: peers cannot make collisions.
     hasher: RandomState,
     index: Index,
@@ -91,6 +96,11 @@ impl Inner {
         self.registry.lock(client_id, &self.slots)
     }
 
+    /// Where deliveries of shared groups leave their traces.
+    fn delivery<'a>(&'a self, dirty: &'a mut Vec<Arc<dyn Target>>, now: Timestamp) -> shared::Delivery<'a> {
+        shared::Delivery { dirty, budget: &self.budget, durable: self.durable.as_ref(), now }
+    }
+
     /// The session of a client id.
     fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
         self.place(client_id).find(client_id)
@@ -100,15 +110,18 @@ impl Inner {
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {
-        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest } = config;
+        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest, stores } = config;
+        let durable = stores.map(Durable::new);
         let hasher = RandomState::new();
+        let store = durable.as_ref().map(|durable| Arc::clone(durable.retained()));
         let retained =
-            Retained::new(limits.retained_messages, limits.retained_bytes.0, limits.retain_available);
+            Retained::new(limits.retained_messages, limits.retained_bytes.0, limits.retain_available, store);
         let inner = Inner {
             non_broker,
             namespace,
             listener_strategies,
             latest,
+            durable,
             index: Index::new(hasher.clone()),
             slots: Slots::default(),
             registry: Registry::new(hasher.clone()),
@@ -162,6 +175,11 @@ impl Broker {
     /// Bytes queued in the process are charged here; false refuses (memory budget).
     pub fn charge(&self, bytes: usize) -> bool {
         self.inner.budget.charge(bytes)
+    }
+
+    /// Charges bytes beyond the budget if need be: for what is bounded otherwise and must go on.
+    pub fn force(&self, bytes: usize) {
+        self.inner.budget.force(bytes);
     }
 
     /// Gives charged bytes back.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     telemetry::count,
-    types::{DropReason, Message, OriginKind, QoS, SharedMessage, Timestamp},
+    types::{DropReason, Message, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded},
 };
 
 impl Broker {
@@ -21,6 +21,10 @@ impl Broker {
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
         if !self.has_room_for(message) {
             count(|c| c.refused_memory.add(1));
+            return Published { refused: true, ..Published::default() };
+        }
+        if self.store_refuses(message, turn) {
+            count(|c| c.refused_store.add(1));
             return Published { refused: true, ..Published::default() };
         }
         let from_device = message.origin.kind == OriginKind::Device;
@@ -61,6 +65,7 @@ impl Broker {
             replay: false,
             ids: &[],
             group: 0,
+            group_queue: QueueId::NONE,
             queue_offline: offline == Offline::Queue,
         };
         let Delivered { outcome, flush } = session.deliver(message, options);
@@ -74,8 +79,9 @@ impl Broker {
     }
 
     /// Gives a shared group's messages to other members, or to the group's queue [MQTT-4.8.2-4].
-    pub fn redeliver(&self, messages: Vec<(u32, Arc<SharedMessage>)>, now: Timestamp, turn: &mut Turn) {
-        for (group, message) in messages {
+    /// `from` is the durable queue that they were in: they leave it once they are submitted to another.
+    pub fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {
+        for Yielded { group, message, place } in messages {
             let Some(group) = self.inner.index.group(group) else {
                 drop_message(&message.receipt, DropReason::SessionEnded);
                 continue;
@@ -84,8 +90,11 @@ impl Broker {
                 drop_message(&message.receipt, DropReason::Expired);
                 continue;
             }
-            let mut delivery = Delivery { dirty: &mut turn.dirty, budget: &self.inner.budget, now };
+            let mut delivery = self.inner.delivery(&mut turn.dirty, now);
             let outcome = group.deliver(&message.borrow(), &mut delivery);
+            if let (Some(seq), Some(durable)) = (place, &self.inner.durable) {
+                durable.queues().submit(QueueOp::Remove { queue: from, seq, unit: None });
+            }
             // It was accepted before: only a drop is news for the publisher.
             if let Outcome::Dropped(reason) = outcome
                 && let Some(receipt) = &message.receipt
@@ -101,6 +110,18 @@ impl Broker {
     fn has_room_for(&self, message: &Message<'_>) -> bool {
         message.qos == QoS::AtMostOnce
             || self.inner.budget.has_room(message.payload.len() + message.topic.len())
+    }
+
+    /// Whether a session that keeps its messages on disk would get it while the store cannot take more: then nobody
+    /// gets it.
+    fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
+        let Some(durable) = &self.inner.durable else { return false };
+        if message.qos == QoS::AtMostOnce || durable.queues().accepts() {
+            return false;
+        }
+        let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);
+        list.targets.iter().any(|matched| matched.target.is_durable())
+            || list.groups.iter().any(|group| group.is_durable())
     }
 
     fn route(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Published {
@@ -124,6 +145,7 @@ impl Broker {
                 replay: false,
                 ids: list.ids(&merged),
                 group: 0,
+                group_queue: QueueId::NONE,
                 queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
             };
             let Delivered { outcome, flush } = matched.target.deliver(message, options);
@@ -135,7 +157,7 @@ impl Broker {
         if only_streams || list.groups.is_empty() {
             return published;
         }
-        let mut delivery = Delivery { dirty, budget: &inner.budget, now: message.received };
+        let mut delivery = inner.delivery(dirty, message.received);
         deliver_to_groups(list, message, &mut delivery, &mut published);
         published
     }

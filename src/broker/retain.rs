@@ -15,7 +15,10 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 use super::{Broker, MatchOptions, RetainError, index::Options};
-use crate::types::{Message, SharedMessage, Timestamp, matches};
+use crate::{
+    store::RetainedStore,
+    types::{Message, QueueId, SharedMessage, Ticket, Timestamp, matches},
+};
 
 /// Topics looked at per call of [`RetainedCursor::next`].
 const SCAN: usize = 1000;
@@ -32,6 +35,7 @@ pub(super) struct Retained {
     len: AtomicUsize,
     /// The topic where the next sweep begins.
     swept: Mutex<Option<Arc<str>>>,
+    store: Option<Arc<dyn RetainedStore>>,
 }
 
 #[derive(Default)]
@@ -43,6 +47,13 @@ struct Table {
 }
 
 impl Table {
+    fn put(&mut self, message: Arc<SharedMessage>) {
+        self.remove(&message.topic);
+        self.bytes += message.cost();
+        self.expiring += usize::from(message.expires.is_some());
+        self.messages.insert(Arc::clone(&message.topic), message);
+    }
+
     fn remove(&mut self, topic: &str) -> bool {
         let Some(message) = self.messages.remove(topic) else { return false };
         self.bytes -= message.cost();
@@ -52,9 +63,15 @@ impl Table {
 }
 
 impl Retained {
-    pub(super) fn new(max_messages: usize, max_bytes: usize, available: bool) -> Self {
+    pub(super) fn new(
+        max_messages: usize,
+        max_bytes: usize,
+        available: bool,
+        store: Option<Arc<dyn RetainedStore>>,
+    ) -> Self {
         let len = AtomicUsize::new(0);
-        Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept: Mutex::new(None) }
+        let swept = Mutex::new(None);
+        Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept, store }
     }
 
     /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one.
@@ -66,8 +83,13 @@ impl Retained {
             let mut table = self.table.write();
             let existed = table.remove(message.topic);
             self.len.store(table.messages.len(), Relaxed);
+            if let Some(store) = self.store.as_ref().filter(|_| existed) {
+                // Submitted under the lock: in the order of the changes.
+                store.clear(Arc::from(message.topic), part(message));
+            }
             return Ok(existed);
         }
+        let ticket = || part(message);
         let message = Arc::clone(message.share());
         let mut table = self.table.write();
         let old = table.messages.get(&*message.topic);
@@ -77,12 +99,24 @@ impl Retained {
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
             return Err(RetainError::Quota);
         }
-        table.remove(&message.topic);
-        table.bytes += message.cost();
-        table.expiring += usize::from(message.expires.is_some());
-        table.messages.insert(Arc::clone(&message.topic), message);
+        if let Some(store) = &self.store {
+            store.set(message.without_receipt(), ticket());
+        }
+        table.put(message);
         self.len.store(table.messages.len(), Relaxed);
         Ok(existed)
+    }
+
+    /// Takes what the store kept, in order of topic; false beyond the limits.
+    pub(super) fn restore(&self, message: &Arc<SharedMessage>) -> bool {
+        let mut table = self.table.write();
+        let full = table.messages.len() >= self.max_messages || table.bytes + message.cost() > self.max_bytes;
+        if full || !self.available {
+            return false;
+        }
+        table.put(Arc::clone(message));
+        self.len.store(table.messages.len(), Relaxed);
+        true
     }
 
     /// The message of a topic, if it has not expired.
@@ -174,6 +208,9 @@ impl Retained {
                 // It may have been replaced in between.
                 if table.messages.get(&**topic).is_some_and(|message| message.is_expired(now)) {
                     table.remove(topic);
+                    if let Some(store) = &self.store {
+                        store.clear(Arc::clone(topic), None);
+                    }
                 }
             }
             self.len.store(table.messages.len(), Relaxed);
@@ -187,6 +224,13 @@ impl Retained {
     pub(super) fn bytes(&self) -> usize {
         self.table.read().bytes
     }
+}
+
+/// A part of the message's ticket for the store.
+fn part(message: &Message<'_>) -> Option<Arc<Ticket>> {
+    let ticket = message.ticket()?;
+    ticket.add();
+    Some(Arc::clone(ticket))
 }
 
 enum Scanned {
@@ -251,6 +295,7 @@ impl RetainedCursor {
             replay: true,
             ids: if self.id[0] == 0 { &[] } else { &self.id },
             group: 0,
+            group_queue: QueueId::NONE,
             queue_offline: false,
         }
     }

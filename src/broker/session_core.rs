@@ -5,11 +5,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{ConnectionInfo, OpenRequest, Will};
-use crate::types::{ClientId, Peer, Protocol, Timestamp};
+use crate::store::{StoredSession, StoredWill};
+use crate::types::{ClientId, Peer, Protocol, QueueId, Timestamp};
 
 /// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
 pub struct SessionCore {
     client_id: ClientId,
+    /// Where its durable state is; none if it has none.
+    queue: QueueId,
     slot: u32,
     /// Locked after a registry shard and before the index; never while a target is called.
     pub(super) state: Mutex<State>,
@@ -42,7 +45,7 @@ struct Extra {
 }
 
 impl SessionCore {
-    pub(super) fn new(request: OpenRequest, slot: u32) -> Self {
+    pub(super) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
         let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
         let state = State {
             epoch: 1,
@@ -57,7 +60,32 @@ impl SessionCore {
             online: true,
             ended: false,
         };
-        Self { client_id: request.client_id, slot, state: Mutex::new(state) }
+        Self { client_id: request.client_id, queue, slot, state: Mutex::new(state) }
+    }
+
+    /// A session of an earlier process. Its deadlines count from `now` if it was connected when that ended.
+    pub(super) fn restored(session: StoredSession, slot: u32, now: Timestamp) -> Self {
+        let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will } = session;
+        let will = will.map(|StoredWill { message, expiry, delay }| Will { message, expiry, delay });
+        let state = State {
+            epoch: 0,
+            since: since.unwrap_or(now),
+            peer: Peer::UNIX,
+            listener,
+            protocol,
+            keep_alive: 0,
+            extra: Extra::boxed(will, username),
+            subscriptions: References::None,
+            expiry,
+            online: false,
+            ended: false,
+        };
+        Self { client_id, queue, slot, state: Mutex::new(state) }
+    }
+
+    /// The durable queue of the session's messages, [`QueueId::NONE`] if the session does not outlive the process.
+    pub fn queue(&self) -> QueueId {
+        self.queue
     }
 
     /// The client id.
@@ -84,6 +112,25 @@ impl Extra {
 }
 
 impl State {
+    /// As it is kept on disk.
+    pub(super) fn stored(&self, core: &SessionCore) -> StoredSession {
+        let will = self.extra.as_ref().and_then(|extra| extra.will.as_ref());
+        StoredSession {
+            queue: core.queue,
+            client_id: core.client_id.clone(),
+            expiry: self.expiry,
+            since: (!self.online).then_some(self.since),
+            protocol: self.protocol,
+            listener: Arc::clone(&self.listener),
+            username: self.extra.as_ref().and_then(|extra| extra.username.clone()),
+            will: will.map(|will| StoredWill {
+                message: Arc::clone(&will.message),
+                expiry: will.expiry,
+                delay: will.delay,
+            }),
+        }
+    }
+
     /// The connection that owns the session, or owned it last.
     pub(super) fn info(&self) -> ConnectionInfo {
         ConnectionInfo {

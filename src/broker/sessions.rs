@@ -3,11 +3,14 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use super::{
-    Broker, CloseReason, Closed, EventKind, OpenRequest, Opened, Session, SessionCore, Target, Turn, Will,
+    Broker, CloseReason, Closed, Durable, EventKind, OpenRequest, Opened, Session, SessionCore, Target, Turn,
+    Will,
     session_core::{References, State},
-    shared::Delivery,
 };
-use crate::{telemetry::count, types::Timestamp};
+use crate::{
+    telemetry::count,
+    types::{QueueId, Ticket, Timestamp},
+};
 
 /// Timers run per tick at most.
 const TIMERS_PER_TICK: usize = 10_000;
@@ -47,7 +50,7 @@ impl Broker {
     ) -> Opened {
         let now = request.now;
         let (opened, former) = self.open_locked(request, make);
-        let Opened { session, present, .. } = &opened;
+        let Opened { session, present, ticket, .. } = &opened;
         if let Some(epoch) = former.connection {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
             old.close(epoch, CloseReason::TakenOver);
@@ -58,7 +61,10 @@ impl Broker {
             self.publish_will(session, &will, session.core().slot(), now, turn);
         }
         if let Some(ended) = former.ended {
-            self.clear_away(ended, "clean_start", now, turn);
+            self.clear_away(ended, "clean_start", ticket.as_ref(), now, turn);
+        }
+        if let Some(ticket) = ticket {
+            ticket.done();
         }
         self.emit_with(now, session.core(), || {
             let info = Box::new(session.core().state.lock().info());
@@ -100,17 +106,20 @@ impl Broker {
                 place.remove(session);
                 (None, Some(self.mark_ended(session, &mut state)))
             } else if due {
-                (inner.timers.update(session, &mut state, State::take_will), None)
+                let will = inner.timers.update(session, &mut state, State::take_will);
+                inner.keep(core, &state, None);
+                (will, None)
             } else {
+                inner.keep(core, &state, None);
                 (None, None)
             }
         };
         self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
         match ended {
-            Some(ended) => self.clear_away(ended, "expired", now, turn),
+            Some(ended) => self.clear_away(ended, "expired", None, now, turn),
             None => {
                 let left = session.yield_shared();
-                self.redeliver(left, now, turn);
+                self.redeliver(left, core.queue(), now, turn);
                 self.limit_offline(session, now, turn);
             }
         }
@@ -128,8 +137,7 @@ impl Broker {
         let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {
-            let budget = &self.inner.budget;
-            let mut delivery = Delivery { dirty: &mut turn.dirty, budget, now };
+            let mut delivery = self.inner.delivery(&mut turn.dirty, now);
             left |= group.drain_to(core.slot(), limit, &mut delivery);
         }
         left
@@ -158,7 +166,7 @@ impl Broker {
         };
         session.close(epoch, CloseReason::Administrative(code));
         if let Some(ended) = ended {
-            self.clear_away(ended, "administrative", now, turn);
+            self.clear_away(ended, "administrative", None, now, turn);
         }
         true
     }
@@ -190,6 +198,7 @@ impl Broker {
                 ended = Some(self.mark_ended(session, &mut state));
             } else {
                 will = inner.timers.update(session, &mut state, State::take_will);
+                inner.keep(core, &state, None);
             }
         }
         if let Some(will) = will {
@@ -197,7 +206,7 @@ impl Broker {
         }
         if let Some(ended) = ended {
             count(|c| c.sessions_expired.add(1));
-            self.clear_away(ended, "expired", now, turn);
+            self.clear_away(ended, "expired", None, now, turn);
         }
     }
 
@@ -223,22 +232,32 @@ impl Broker {
                 let due = state.will_at().is_some_and(|at| at <= request.now);
                 let will = inner.timers.update(old, &mut state, |state| state.reconnect(request));
                 let epoch = state.epoch;
+                inner.keep(old.core(), &state, None);
                 former.will = will.filter(|will| due || was_online && will.delay == 0);
                 drop(state);
                 if !was_online {
                     self.count_online();
                 }
-                return (Opened { session: Arc::clone(old), present: true, epoch }, former);
+                return (Opened { session: Arc::clone(old), present: true, ticket: None, epoch }, former);
             }
             former.ended = Some(self.mark_ended(old, &mut state));
         }
         let slot = inner.slots.reserve();
-        let session = make(SessionCore::new(request, slot));
+        let durable = inner.durable.as_ref().filter(|_| request.expiry > 0);
+        let queue = durable.map_or(QueueId::NONE, Durable::next_queue);
+        let discards =
+            former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
+        let ticket = (durable.is_some() || discards).then(Ticket::new);
+        let session = make(SessionCore::new(request, slot, queue));
+        if let Some(durable) = durable {
+            durable.note_slot(session.core());
+            inner.keep(session.core(), &session.core().state.lock(), ticket.as_ref());
+        }
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
         place.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        (Opened { session, present: false, epoch: 1 }, former)
+        (Opened { session, present: false, ticket, epoch: 1 }, former)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
@@ -259,16 +278,27 @@ impl Broker {
     }
 
     /// The rest of a session's end, without locks: subscriptions, shared messages, will, slot.
-    fn clear_away(&self, ended: Ended, reason: &'static str, now: Timestamp, turn: &mut Turn) {
+    fn clear_away(
+        &self,
+        ended: Ended,
+        reason: &'static str,
+        ticket: Option<&Arc<Ticket>>,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) {
         let inner = &*self.inner;
         let Ended { session, subscriptions, will } = ended;
         let core = session.core();
         let groups = inner.index.remove_all(subscriptions.as_slice(), core.slot());
         for group in groups {
-            group.close(&inner.budget);
+            group.close(&inner.budget, inner.durable.as_ref());
         }
         let left = session.end();
-        self.redeliver(left, now, turn);
+        self.redeliver(left, core.queue(), now, turn);
+        if let Some(durable) = inner.durable_for(core) {
+            // After what goes to others was submitted.
+            durable.remove_session(core, ticket);
+        }
         inner.slots.free(core.slot());
         self.emit_with(now, core, || EventKind::SessionEnded { reason });
         // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].
@@ -297,7 +327,7 @@ impl Broker {
             self.mark_ended(&victim, &mut state)
         };
         count(|c| c.sessions_expired.add(1));
-        self.clear_away(ended, "expired", now, turn);
+        self.clear_away(ended, "expired", None, now, turn);
     }
 
     fn count_online(&self) {

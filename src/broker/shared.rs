@@ -16,11 +16,14 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, RwLock};
 
-use super::{Delivered, MatchOptions, Outcome, Target, budget::Budget, index::Options};
+use super::{Delivered, MatchOptions, Outcome, Target, budget::Budget, durable::Durable, index::Options};
 use crate::{
     config::SharedStrategy,
+    store::SessionOp,
     telemetry::count,
-    types::{DropReason, Message, QoS, SharedMessage, Timestamp, parse_shared},
+    types::{
+        DropReason, Entry, Message, QoS, QueueId, QueueOp, SharedMessage, Ticket, Timestamp, parse_shared,
+    },
 };
 
 /// Queued messages handed out before one new message, at most.
@@ -58,19 +61,30 @@ pub(super) struct Group {
     /// Length of `queue`, readable without its lock.
     queued: AtomicUsize,
     queue_limit: usize,
+    /// Where the queue is on disk, 0 if it never was.
+    stored: AtomicU64,
 }
 
 #[derive(Default)]
 struct Queue {
-    messages: VecDeque<Arc<SharedMessage>>,
+    messages: VecDeque<Waiting>,
+    /// Place of the next message.
+    next: u64,
     /// The group is gone: nothing may be added.
     closed: bool,
+}
+
+/// A message with its place.
+struct Waiting {
+    message: Arc<SharedMessage>,
+    place: u64,
 }
 
 /// Where a group's deliveries leave their traces.
 pub(super) struct Delivery<'a> {
     pub(super) dirty: &'a mut Vec<Arc<dyn Target>>,
     pub(super) budget: &'a Budget,
+    pub(super) durable: Option<&'a Durable>,
     pub(super) now: Timestamp,
 }
 
@@ -93,7 +107,43 @@ impl Group {
             queue: Mutex::new(Queue::default()),
             queued: AtomicUsize::new(0),
             queue_limit,
+            stored: AtomicU64::new(0),
         }
+    }
+
+    /// Its durable queue, or none.
+    pub(super) fn stored_queue(&self) -> QueueId {
+        QueueId(self.stored.load(Ordering::Acquire))
+    }
+
+    /// What an earlier process left: the queue `id` and its messages with their places, in order.
+    pub(super) fn restore(&self, id: QueueId, messages: Vec<(u64, Arc<SharedMessage>)>, budget: &Budget) {
+        self.stored.store(id.0, Ordering::Release);
+        let mut queue = self.queue.lock();
+        for (place, message) in messages {
+            budget.force(message.cost());
+            queue.next = place + 1;
+            queue.messages.push_back(Waiting { message, place });
+        }
+        self.queued.store(queue.messages.len(), Ordering::Release);
+    }
+
+    /// Whether what its members take at QoS 1 and 2 goes to disk.
+    pub(super) fn is_durable(&self) -> bool {
+        self.members.read().iter().any(|member| member.target.is_durable())
+    }
+
+    /// The durable queue, made if there is none. Called under the queue's lock.
+    fn make_stored(&self, durable: &Durable) -> QueueId {
+        let known = self.stored_queue();
+        if known != QueueId::NONE {
+            return known;
+        }
+        let queue = durable.next_queue();
+        self.stored.store(queue.0, Ordering::Release);
+        durable.note_group(queue, self.id);
+        durable.sessions().submit(SessionOp::Group(queue, self.full_name.to_string()));
+        queue
     }
 
     pub(super) fn id(&self) -> u32 {
@@ -151,7 +201,7 @@ impl Group {
         if let Some(outcome) = self.offer(message, &members, delivery) {
             return outcome;
         }
-        let outcome = self.enqueue(message, &members, delivery.budget);
+        let outcome = self.enqueue(message, &members, delivery);
         if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
@@ -171,17 +221,21 @@ impl Group {
     }
 
     /// Ends the group: what still waits is dropped and counted.
-    pub(super) fn close(&self, budget: &Budget) {
+    pub(super) fn close(&self, budget: &Budget, durable: Option<&Durable>) {
         let messages = {
             let mut queue = self.queue.lock();
             queue.closed = true;
             std::mem::take(&mut queue.messages)
         };
         self.queued.store(0, Ordering::Release);
-        for message in messages {
+        for Waiting { message, .. } in messages {
             budget.release(message.cost());
             debug_assert!(message.receipt.is_none(), "what is queued is not waited for");
             count_drop(DropReason::SessionEnded);
+        }
+        let stored = self.stored_queue();
+        if let Some(durable) = durable.filter(|_| stored != QueueId::NONE) {
+            durable.forget_group(stored);
         }
     }
 
@@ -220,6 +274,7 @@ impl Group {
             replay: false,
             ids: if member.id == 0 { &[] } else { &ids },
             group: self.id,
+            group_queue: self.group_queue(member, delivery.durable),
             queue_offline: false,
         };
         let Delivered { outcome, flush } = member.target.deliver(message, options);
@@ -272,15 +327,28 @@ impl Group {
         best
     }
 
-    fn enqueue(&self, message: &Message<'_>, members: &[Member], budget: &Budget) -> Outcome {
+    /// What a member keeps on disk names the group's queue, so that it can come back to the group.
+    fn group_queue(&self, member: &Member, durable: Option<&Durable>) -> QueueId {
+        let known = self.stored_queue();
+        match durable {
+            Some(durable) if known == QueueId::NONE && member.target.is_durable() => {
+                let _queue = self.queue.lock();
+                self.make_stored(durable)
+            }
+            _ => known,
+        }
+    }
+
+    fn enqueue(&self, message: &Message<'_>, members: &[Member], delivery: &Delivery<'_>) -> Outcome {
+        let budget = delivery.budget;
         let granted = members.iter().map(|member| member.options.qos()).max().unwrap_or_default();
         if message.qos.min(granted) == QoS::AtMostOnce {
             count(|c| c.dropped_offline.add(1));
             return Outcome::Dropped(DropReason::Offline);
         }
         // Whoever waits does not wait for what is queued.
-        let message = message.share().without_receipt();
-        let cost = message.cost();
+        let kept = message.share().without_receipt();
+        let cost = kept.cost();
         if !budget.charge(cost) {
             count(|c| c.dropped_memory.add(1));
             return Outcome::Dropped(DropReason::Memory);
@@ -292,7 +360,16 @@ impl Group {
             } else if queue.messages.len() >= self.queue_limit {
                 Some(DropReason::QueueFull)
             } else {
-                queue.messages.push_back(message);
+                let place = queue.next;
+                queue.next += 1;
+                if let Some(durable) = delivery.durable {
+                    // Submitted under the lock: in the order of places.
+                    let ticket = message.ticket().cloned();
+                    let qos = message.qos.min(granted);
+                    let entry = Entry::new(self.make_stored(durable), place, Arc::clone(&kept), qos, ticket);
+                    durable.queues().submit(QueueOp::Append(Arc::new(entry)));
+                }
+                queue.messages.push_back(Waiting { message: kept, place });
                 self.queued.store(queue.messages.len(), Ordering::Release);
                 None
             }
@@ -307,54 +384,70 @@ impl Group {
     fn drain(&self, members: &[Member], slot: Option<u32>, limit: usize, delivery: &mut Delivery<'_>) {
         let only = slot.and_then(|slot| members.iter().find(|member| member.slot == slot));
         for _ in 0..limit {
-            let Some(message) = self.pop() else { return };
+            let Some(Waiting { message, place }) = self.pop() else { return };
             let cost = message.cost();
             if message.is_expired(delivery.now) {
                 delivery.budget.release(cost);
                 count_drop(DropReason::Expired);
+                self.remove(place, None, delivery);
                 continue;
             }
-            let mut queued =
-                Delivery { dirty: &mut *delivery.dirty, budget: delivery.budget, now: delivery.now };
-            let borrowed = message.borrow();
+            let mut queued = Delivery { dirty: &mut *delivery.dirty, ..*delivery };
+            let mut borrowed = message.borrow();
+            // From this queue to the member's in one step, or QoS 2 would be there twice or not at all.
+            borrowed.unit = message.qos == QoS::ExactlyOnce;
             let outcome = match (slot, only) {
                 (Some(_), None) => None,
                 (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
                 (None, _) => self.offer(&borrowed, members, &mut queued),
             };
+            let unit = borrowed.issued().cloned();
             drop(borrowed);
             match outcome {
-                Some(Outcome::Sent | Outcome::Queued | Outcome::Ignored) => delivery.budget.release(cost),
+                Some(Outcome::Sent | Outcome::Queued | Outcome::Ignored) => {
+                    delivery.budget.release(cost);
+                    self.remove(place, unit, delivery);
+                }
                 // No member can ever take it: don't let it block the others.
                 Some(Outcome::Dropped(DropReason::TooLarge | DropReason::Expired)) => {
                     delivery.budget.release(cost);
+                    self.remove(place, unit, delivery);
                 }
                 None | Some(Outcome::Dropped(_)) => {
-                    self.put_back(message, delivery.budget);
+                    self.put_back(Waiting { message, place }, delivery.budget);
                     return;
                 }
             }
         }
     }
 
-    fn pop(&self) -> Option<Arc<SharedMessage>> {
+    /// The message of `place` is gone from the queue; `unit` is its way into another.
+    fn remove(&self, place: u64, unit: Option<Arc<Ticket>>, delivery: &Delivery<'_>) {
+        let queue = self.stored_queue();
+        if let Some(durable) = delivery.durable.filter(|_| queue != QueueId::NONE) {
+            durable.queues().submit(QueueOp::Remove { queue, seq: place, unit });
+        }
+    }
+
+    fn pop(&self) -> Option<Waiting> {
         let mut queue = self.queue.lock();
         let message = queue.messages.pop_front();
         self.queued.store(queue.messages.len(), Ordering::Release);
         message
     }
 
-    fn put_back(&self, message: Arc<SharedMessage>, budget: &Budget) {
+    fn put_back(&self, waiting: Waiting, budget: &Budget) {
+        let cost = waiting.message.cost();
         let closed = {
             let mut queue = self.queue.lock();
             if !queue.closed {
-                queue.messages.push_front(Arc::clone(&message));
+                queue.messages.push_front(waiting);
                 self.queued.store(queue.messages.len(), Ordering::Release);
             }
             queue.closed
         };
         if closed {
-            budget.release(message.cost());
+            budget.release(cost);
             count_drop(DropReason::SessionEnded);
         }
     }

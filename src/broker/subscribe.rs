@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use super::{
-    Broker, EventKind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed, Turn,
+    Broker, EventKind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed,
     index::{Added, Entry, Options},
     shared::{Group, Member},
 };
 use crate::{
     config::SharedStrategy,
+    store::{SessionOp, StoredSubscription},
     telemetry::count,
-    types::{QoS, Timestamp, TopicFilter, parse_shared},
+    types::{QoS, Ticket, Timestamp, TopicFilter, parse_shared},
 };
 
 impl Broker {
@@ -28,13 +29,13 @@ impl Broker {
         result
     }
 
-    /// Removes one subscription; false if there was none (0x11).
+    /// Removes one subscription; false if there was none (0x11). `ticket` gets a part that is done when that is on disk.
     pub fn unsubscribe(
         &self,
         session: &Arc<dyn Session>,
         filter: &str,
         now: Timestamp,
-        _turn: &mut Turn,
+        ticket: Option<&Arc<Ticket>>,
     ) -> bool {
         let inner = &*self.inner;
         let core = session.core();
@@ -55,9 +56,14 @@ impl Broker {
             };
             let Some(reference) = reference else { return false };
             state.subscriptions.remove(reference);
+            if let (Some(durable), Some(ticket)) = (inner.durable_for(core), ticket) {
+                ticket.add();
+                let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), Arc::clone(ticket));
+                durable.sessions().submit(op);
+            }
         }
         if let Some(group) = gone {
-            group.close(&inner.budget);
+            group.close(&inner.budget, inner.durable.as_ref());
         }
         self.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
         true
@@ -96,6 +102,18 @@ impl Broker {
             if !existed {
                 state.subscriptions.push(reference);
             }
+            if let (Some(durable), Some(ticket)) = (inner.durable_for(core), request.ticket) {
+                ticket.add();
+                let subscription = StoredSubscription {
+                    filter: request.filter.to_owned(),
+                    qos,
+                    no_local: request.no_local,
+                    retain_as_published: request.retain_as_published,
+                    id: request.id,
+                };
+                let op = SessionOp::Subscribe(core.queue(), subscription, Arc::clone(ticket));
+                durable.sessions().submit(op);
+            }
             existed
         };
         self.emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
@@ -112,6 +130,15 @@ impl Broker {
         let replay =
             replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
         Ok(Subscribed { qos, replay })
+    }
+
+    /// A subscription of an earlier process: no event, no retained messages, nothing written.
+    pub(super) fn resubscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        request: &SubscribeRequest<'_>,
+    ) -> Result<(), SubscribeError> {
+        self.try_subscribe(session, request, Timestamp(0)).map(drop)
     }
 
     /// What the filter may be refused for; group name and inner filter if it is shared.

@@ -2,9 +2,10 @@
 
 use std::{any::Any, sync::Arc};
 
-use crate::types::{ClientId, DropReason, Message, QoS, SharedMessage};
+use crate::types::{ClientId, DropReason, Message, QoS, QueueId, SharedMessage, Yielded};
 
 use super::{MatchCache, SessionCore};
+use crate::store::QueueSummary;
 
 /// How one target receives one message.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +20,8 @@ pub struct MatchOptions<'a> {
     pub ids: &'a [u32],
     /// The shared group that chose this target, 0 for none; see [`super::Broker::redeliver`].
     pub group: u32,
+    /// The durable queue of that group, or none.
+    pub group_queue: QueueId,
     /// Whether the message may wait while the target has no connection.
     pub queue_offline: bool,
 }
@@ -61,6 +64,11 @@ pub trait Target: Any + Send + Sync {
         None
     }
 
+    /// Whether what it takes at QoS 1 and 2 goes to disk.
+    fn is_durable(&self) -> bool {
+        false
+    }
+
     /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
     fn load(&self) -> usize;
 }
@@ -74,11 +82,17 @@ pub trait Session: Target {
     fn close(&self, epoch: u32, reason: CloseReason);
 
     /// The session is over: drops what waits, and hands back what a shared group may give to another
-    /// member: (group, message), never QoS 2 in flight [MQTT-4.8.2-5].
-    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)>;
+    /// member, never QoS 2 in flight [MQTT-4.8.2-5]. The broker removes what is on disk.
+    fn end(&self) -> Vec<Yielded>;
 
     /// The connection ended: hands back what a shared group queued here and was not yet sent.
-    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)>;
+    fn yield_shared(&self) -> Vec<Yielded>;
+
+    /// What an earlier process left on disk for it. Called once, before anybody else has the session.
+    fn restore(&self, stored: &QueueSummary);
+
+    /// Messages that were on disk only have expired there.
+    fn note_expired(&self, messages: usize, bytes: u64);
 
     /// For getting the concrete type back.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;

@@ -39,6 +39,13 @@ impl Timers {
         result
     }
 
+    /// Adds a session of an earlier process. The caller holds the state's lock.
+    pub(super) fn schedule(&self, session: &Arc<dyn Session>, state: &State) {
+        if let Some(at) = state.deadline() {
+            self.due.lock().insert((at, session.core().slot()), Arc::clone(session));
+        }
+    }
+
     /// The earliest session whose deadline has passed, still scheduled.
     pub(super) fn first_due(&self, now: Timestamp) -> Option<(Timestamp, Arc<dyn Session>)> {
         let due = self.due.lock();

@@ -16,7 +16,11 @@ impl Broker {
         self.inner.slots.for_each_session(|session| {
             let will = {
                 let mut state = session.core().state.lock();
-                self.inner.timers.update(&session, &mut state, State::take_will)
+                let will = self.inner.timers.update(&session, &mut state, State::take_will);
+                if will.is_some() {
+                    self.inner.keep(session.core(), &state, None);
+                }
+                will
             };
             wills.extend(will.map(|will| (session, will)));
         });

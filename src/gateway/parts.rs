@@ -62,6 +62,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         namespace: config.namespace.clone(),
         listener_strategies: config.listener_strategies(),
         latest: latest.clone(),
+        stores: None,
     });
     let shared = Shared::new(broker.clone(), auth, config.response_pattern());
     let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;

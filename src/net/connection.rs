@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     clock,
     device::{Device, Writer},
+    durable::{Held, Reading},
     ending::End,
     flush,
     layers::{LayerError, Layers},
@@ -65,6 +66,10 @@ pub(super) struct Rare {
     pub(super) replays: VecDeque<RetainedCursor>,
     /// Queues of shared groups held more than there was room for.
     pub(super) group_queues: bool,
+    /// Answers that wait for the disk.
+    pub(super) held: VecDeque<Held>,
+    /// More of the session's queue, on its way from the disk.
+    pub(super) reading: Option<Reading>,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -73,6 +78,8 @@ pub(super) struct Rare {
 impl Rare {
     pub(super) fn is_unused(&self) -> bool {
         self.replays.is_empty()
+            && self.held.is_empty()
+            && self.reading.is_none()
             && !self.group_queues
             && self.limiter.is_none()
             && self.pause.is_none()
@@ -168,7 +175,12 @@ impl Connection {
             if self.poll_paused(cx) {
                 return Ok(());
             }
+            self.poll_load(&mut local.work, cx);
             self.replay(&mut local.work, cx);
+            if self.poll_held(&mut local.work, cx)? {
+                self.device.heard(wheel::PAUSED);
+                return Ok(());
+            }
             if self.backlogged {
                 let paused = self.is_backlogged(&mut local.work);
                 self.device.heard(if paused { wheel::PAUSED } else { wheel::second() });
@@ -278,7 +290,7 @@ impl Connection {
             let bytes = {
                 let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Poll::Ready(Ok(())) };
                 if slot.out.buffered() == 0 {
-                    slot.out.pump(&self.device.shared.env(clock::now()));
+                    slot.out.pump(&self.device.env(clock::now()));
                 }
                 // What was taken before has gone to the socket; what is taken now has not.
                 slot.out.note_written(0);
@@ -412,20 +424,25 @@ impl Connection {
         Ok(())
     }
 
+    /// Puts the answers into the out-buffer.
+    pub(super) fn append_answers(&mut self, work: &mut Work) {
+        if work.answers.is_empty() {
+            return;
+        }
+        let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
+        slot.out.append(&work.answers);
+        self.backlogged = slot.out.buffered() >= BACKLOG;
+        if slot.mark_dirty() {
+            drop(slot);
+            work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+        }
+    }
+
     fn handle(&mut self, bytes: &[u8], work: &mut Work) -> Result<usize, End> {
         work.now = clock::now();
         work.answers.clear();
         let Handled { used, messages, end } = self.handle_frames(bytes, work);
-        if !work.answers.is_empty()
-            && let Some(mut slot) = self.device.lock_owned(self.epoch)
-        {
-            slot.out.append(&work.answers);
-            self.backlogged = slot.out.buffered() >= BACKLOG;
-            if slot.mark_dirty() {
-                drop(slot);
-                work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
-            }
-        }
+        self.append_answers(work);
         if used >= OUT_BUFFER / 2 {
             // Another such read, and what goes out would not fit into one buffer.
             work.flush();

@@ -15,11 +15,13 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::net::tcp::OwnedWriteHalf;
 
-use super::{Shared, flush};
+use super::{Shared, clock, flush};
 use crate::{
-    broker::{CloseReason, Delivered, MatchOptions, Outcome, QueueInfo, Session, SessionCore, Target},
-    session::{LinkParams, Offer, Outbound, Take, recycle},
-    types::{DropReason, Message, SharedMessage, Timestamp},
+    broker::{
+        CloseReason, Delivered, MatchOptions, Outcome, QueueInfo, QueueSummary, Session, SessionCore, Target,
+    },
+    session::{Env, LinkParams, Offer, Outbound, Take, recycle},
+    types::{DropReason, Message, QueueId, Ticket, Timestamp, Yielded},
 };
 
 /// The session object; one allocation holds the broker's part and ours.
@@ -100,6 +102,19 @@ impl Device {
         Self { core, shared, slot, last_seen: AtomicU32::new(0) }
     }
 
+    /// What the session needs from outside at `now`.
+    pub(super) fn env(&self, now: Timestamp) -> Env<'_> {
+        self.shared.env(self.core.queue(), now)
+    }
+
+    /// What must be safe before a new connection is answered.
+    pub(super) fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
+        if !self.is_durable() {
+            return Vec::new();
+        }
+        self.slot.lock().out.unsafe_releases()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock()
     }
@@ -125,10 +140,11 @@ impl Device {
         }
         let mut old = slot.link.replace(link);
         let lost = old.as_mut().map_or(0, |old| old.take_unsent(&mut slot.out));
-        slot.out.detach();
+        let env = self.env(now);
+        slot.out.detach(&env);
         slot.out.note_lost(lost);
         self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
-        slot.out.attach(params, connack, &self.shared.env(now));
+        slot.out.attach(params, connack, &env);
         Ok(old)
     }
 
@@ -154,7 +170,7 @@ impl Device {
     fn take_link(&self, slot: &mut Slot) -> Option<Link> {
         let mut link = slot.link.take()?;
         let lost = link.take_unsent(&mut slot.out);
-        slot.out.detach();
+        slot.out.detach(&self.env(clock::now()));
         slot.out.note_lost(lost);
         self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         Some(link)
@@ -181,6 +197,12 @@ impl Slot {
         self.out.taken().saturating_sub(unsent.map_or(0, |unsent| unsent.rest().len() as u64))
     }
 
+    /// Whom to wake if more is to be read from disk.
+    pub(super) fn loader(&self) -> Option<Waker> {
+        let link = self.link.as_ref().filter(|_| self.out.wants_load())?;
+        Some(link.waker.clone())
+    }
+
     /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
     pub(super) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
@@ -199,11 +221,12 @@ impl Target for Device {
             retain: options.replay || (options.retain_as_published && message.retain),
             ids: options.ids,
             group: options.group,
+            group_queue: options.group_queue,
             queue_offline: options.queue_offline,
         };
         let mut slot = self.slot.lock();
         let before = slot.out.dropped();
-        let take = slot.out.offer(message, offer, &self.shared.env(message.received));
+        let take = slot.out.offer(message, offer, &self.env(message.received));
         let lost = slot.out.dropped() - before;
         if lost > 0 || matches!(take, Take::Dropped(_)) {
             // What is dropped for a message that was taken is what it pushed out of the queue.
@@ -226,7 +249,13 @@ impl Target for Device {
                 return Delivered { outcome: Outcome::Dropped(DropReason::QueueFull), flush: false };
             }
         };
-        Delivered { outcome, flush: slot.mark_dirty() }
+        let flush = slot.mark_dirty();
+        let loader = slot.loader();
+        drop(slot);
+        if let Some(loader) = loader {
+            loader.wake();
+        }
+        Delivered { outcome, flush }
     }
 
     fn flush(self: Arc<Self>) {
@@ -239,6 +268,10 @@ impl Target for Device {
 
     fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
         Some(self)
+    }
+
+    fn is_durable(&self) -> bool {
+        self.core.queue() != QueueId::NONE
     }
 
     fn load(&self) -> usize {
@@ -268,10 +301,10 @@ impl Session for Device {
         }
     }
 
-    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
+    fn end(&self) -> Vec<Yielded> {
         let (left, waker) = {
             let mut slot = self.slot.lock();
-            let left = slot.out.end(&self.shared.broker);
+            let left = slot.out.end(&self.env(clock::now()));
             // It was asked to close before, unless it came in between.
             let link = slot.link.as_mut().filter(|link| link.close.is_none());
             let waker = link.map(|link| {
@@ -286,8 +319,17 @@ impl Session for Device {
         left
     }
 
-    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)> {
-        self.slot.lock().out.yield_shared(&self.shared.broker)
+    fn yield_shared(&self) -> Vec<Yielded> {
+        self.slot.lock().out.yield_shared(&self.env(clock::now()))
+    }
+
+    fn restore(&self, stored: &QueueSummary) {
+        let QueueSummary { messages, bytes, first, next, received, .. } = stored;
+        self.slot.lock().out.restore(*first, *next, *messages, *bytes, received);
+    }
+
+    fn note_expired(&self, messages: usize, bytes: u64) {
+        self.slot.lock().out.note_expired(messages, bytes);
     }
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

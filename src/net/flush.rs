@@ -202,14 +202,14 @@ fn give_back(
         link.close.get_or_insert(crate::broker::CloseReason::SessionEnded);
     }
     if complete && slot.out.has_waiting() {
-        slot.out.pump(&device.shared.env(clock::now()));
+        slot.out.pump(&device.env(clock::now()));
     }
     let more = complete && slot.out.buffered() > 0;
     let hand_over = short || failed || (more && last_round);
     if hand_over {
         link.want_write = !failed;
     }
-    if !owner && (hand_over || (link.notify_room && complete)) {
+    if !owner && (hand_over || (link.notify_room && complete) || slot.out.wants_load()) {
         let waker = link.waker.clone();
         drop(guard);
         waker.wake();

@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     auth::{Credentials, Denied, Identity, Secret},
-    broker::{ConnectionInfo, Event, EventKind, OpenRequest, Session, Turn, Will},
+    broker::{Closed, ConnectionInfo, Event, EventKind, OpenRequest, Session, Turn, Will},
     codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
     session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect},
     telemetry::count,
@@ -198,10 +198,20 @@ async fn open(
         .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
         .await;
     turn.flush();
+    let claim = Claim { session: Some(Arc::clone(&opened.session)), epoch: opened.epoch, shared: &shared };
+    if let Some(ticket) = opened.ticket
+        && ticket.wait().await.is_err()
+    {
+        return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
+    }
     let session = Arc::clone(&opened.session);
     let Ok(device) = opened.session.into_any().downcast::<Device>() else {
         return Err(HandshakeError::Superseded);
     };
+    for ticket in device.unsafe_releases() {
+        // A step of a QoS 2 handshake goes again at once: it must be safe by then. It is not refused.
+        let _ = ticket.wait().await;
+    }
     connack.session_present = opened.present;
     let mut hello = Vec::with_capacity(64);
     codec::encode(&Packet::ConnAck(Box::new(connack)), connect.protocol, &mut hello);
@@ -215,6 +225,7 @@ async fn open(
     } else {
         (Io::layered(read, write, wire.layers), Writer::Owner)
     };
+    claim.keep();
     device.heard(wheel::second());
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
@@ -240,6 +251,29 @@ async fn open(
     turn.flush();
     debug!(%peer, %client_id, listener = &*listener.name, protocol = ?connect.protocol, "connected");
     Ok(connection)
+}
+
+/// An opened session that has no connection yet: without one its claim is given back.
+struct Claim<'a> {
+    session: Option<Arc<dyn Session>>,
+    epoch: u32,
+    shared: &'a Shared,
+}
+
+impl Claim<'_> {
+    fn keep(mut self) {
+        self.session = None;
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else { return };
+        let mut turn = Turn::default();
+        let closed = Closed { publish_will: false, expiry: None, reason: "handshake_ended" };
+        self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        turn.flush();
+    }
 }
 
 fn will(connect: &Connect, client_id: &ClientId, now: crate::types::Timestamp) -> Option<Will> {

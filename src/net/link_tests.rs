@@ -44,6 +44,7 @@ fn shared() -> Arc<Shared> {
         namespace: String::new(),
         listener_strategies: Default::default(),
         latest: None,
+        stores: None,
     });
     Shared::new(broker, Arc::new(AllowAll), String::new())
 }

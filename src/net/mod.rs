@@ -7,6 +7,7 @@
 mod clock;
 mod connection;
 mod device;
+mod durable;
 mod ending;
 mod flush;
 mod handshake;

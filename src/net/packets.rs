@@ -10,7 +10,7 @@ use crate::{
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
     session::{Begin, PublishError, refusal},
     telemetry::{count, trace_clients},
-    types::{Message, Origin, OriginKind, QoS, Timestamp},
+    types::{Message, Origin, OriginKind, QoS, QueueOp, Ticket, Timestamp},
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -123,9 +123,14 @@ impl Connection {
             };
             match begun {
                 Begin::New => {}
-                Begin::Duplicate => {
-                    codec::encode_ack(AckKind::PubRec, publish.packet_id, reason::SUCCESS, protocol, answers);
-                    return Ok(());
+                Begin::Duplicate(ticket) => {
+                    return self.acknowledge(
+                        publish.qos,
+                        publish.packet_id,
+                        reason::SUCCESS,
+                        ticket,
+                        answers,
+                    );
                 }
                 Begin::Exceeded => return Err(End::Protocol(reason::RECEIVE_MAXIMUM_EXCEEDED)),
             }
@@ -149,6 +154,8 @@ impl Connection {
         message.retain = publish.retain;
         message.properties = publish.properties.as_ref();
         message.expires = publish.expiry.map(|seconds| now.plus_secs(seconds));
+        // Its packet identifier goes to disk with it, if both outlive the process.
+        message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let published = self.device.shared.broker.publish(&message, turn);
         if published.refused {
             if publish.qos == QoS::ExactlyOnce
@@ -161,18 +168,27 @@ impl Connection {
             }
             return self.refuse_publish(publish, reason::QUOTA_EXCEEDED, answers);
         }
-        let protocol = self.inbound.protocol();
-        let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
-        match publish.qos {
-            QoS::AtMostOnce => {}
-            QoS::AtLeastOnce => {
-                codec::encode_ack(AckKind::PubAck, publish.packet_id, code, protocol, answers)
-            }
-            QoS::ExactlyOnce => {
-                codec::encode_ack(AckKind::PubRec, publish.packet_id, code, protocol, answers)
-            }
+        if publish.qos == QoS::AtMostOnce {
+            return Ok(());
         }
-        Ok(())
+        let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
+        let ticket = message.issued().cloned();
+        if let Some(ticket) = &ticket {
+            self.close_unit(publish.packet_id, ticket);
+            ticket.done();
+        }
+        self.acknowledge(publish.qos, publish.packet_id, code, ticket, answers)
+    }
+
+    /// Completes a unit with the packet identifier of its QoS 2 message.
+    fn close_unit(&self, packet_id: u16, ticket: &Arc<Ticket>) {
+        let Some(stores) = self.device.shared.broker.stores().filter(|_| ticket.is_unit()) else { return };
+        ticket.add();
+        let queue = self.device.core().queue();
+        stores.queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(ticket) });
+        if let Some(mut slot) = self.device.lock_owned(self.epoch) {
+            slot.out.keep_received(packet_id, Arc::clone(ticket));
+        }
     }
 
     fn refuse_publish(&self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
@@ -197,12 +213,11 @@ impl Connection {
         let packet =
             codec::decode_from_client(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
         match packet {
-            Packet::PubAck(ack) => self.handle_ack(frame.first, &ack, now, turn),
-            Packet::PubRec(ack) => self.handle_ack(frame.first, &ack, now, turn),
-            Packet::PubRel(ack) => self.handle_ack(frame.first, &ack, now, turn),
-            Packet::PubComp(ack) => self.handle_ack(frame.first, &ack, now, turn),
+            Packet::PubAck(ack) | Packet::PubRec(ack) | Packet::PubRel(ack) | Packet::PubComp(ack) => {
+                self.handle_ack(frame.first, &ack, now, turn, answers)
+            }
             Packet::Subscribe(subscribe) => self.handle_subscribe(&subscribe, now, answers),
-            Packet::Unsubscribe(unsubscribe) => self.handle_unsubscribe(&unsubscribe, now, turn, answers),
+            Packet::Unsubscribe(unsubscribe) => self.handle_unsubscribe(&unsubscribe, now, answers),
             Packet::PingReq => {
                 codec::encode_pingresp(answers); // [MQTT-3.12.4-1]
                 Ok(())
@@ -220,24 +235,38 @@ impl Connection {
         }
     }
 
-    fn handle_ack(&self, first: u8, ack: &Ack, now: Timestamp, turn: &mut Turn) -> Result<(), End> {
-        let env = self.device.shared.env(now);
+    fn handle_ack(
+        &mut self,
+        first: u8,
+        ack: &Ack,
+        now: Timestamp,
+        turn: &mut Turn,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        let env = self.device.env(now);
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-        match first >> 4 {
+        let held = match first >> 4 {
             4 => {
                 slot.out.handle_puback(ack.packet_id, ack.code, &env);
+                None
             }
-            5 => slot.out.handle_pubrec(ack.packet_id, ack.code, &env),
-            6 => slot.out.handle_pubrel(ack.packet_id),
+            5 => slot.out.handle_pubrec(ack.packet_id, ack.code, &env).map(|held| (AckKind::PubRel, held)),
+            6 => slot.out.handle_pubrel(ack.packet_id, &env).map(|held| (AckKind::PubComp, held)),
             _ => {
                 slot.out.handle_pubcomp(ack.packet_id, &env);
+                None
             }
-        }
+        };
         if slot.mark_dirty() {
             drop(slot);
             turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+        } else {
+            drop(slot);
         }
-        Ok(())
+        match held {
+            Some((kind, held)) => self.step_when_safe(kind, ack.packet_id, held, answers),
+            None => Ok(()),
+        }
     }
 
     fn handle_subscribe(
@@ -247,6 +276,7 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
+        let ticket = self.device.is_durable().then(Ticket::new);
         let mut codes = Vec::with_capacity(subscribe.filters.len());
         for wanted in &subscribe.filters {
             let request = SubscribeRequest {
@@ -258,6 +288,7 @@ impl Connection {
                 retain_as_published: wanted.retain_as_published,
                 retain_handling: wanted.retain_handling,
                 id: subscribe.id,
+                ticket: ticket.as_ref(),
             };
             let code = match self.subscribe_one(&request, now) {
                 Ok(qos) => qos as u8,
@@ -268,7 +299,7 @@ impl Connection {
             codes.push(code);
         }
         let suback = SubAck { packet_id: subscribe.packet_id, reason_string: None, user: Vec::new(), codes };
-        self.answer(&Packet::SubAck(suback), answers)
+        self.answer(&Packet::SubAck(suback), ticket, answers)
     }
 
     fn subscribe_one(
@@ -296,28 +327,39 @@ impl Connection {
         &mut self,
         unsubscribe: &Unsubscribe,
         now: Timestamp,
-        turn: &mut Turn,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
+        let ticket = self.device.is_durable().then(Ticket::new);
         let mut codes = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
-            let existed = self.device.shared.broker.unsubscribe(&session, filter, now, turn);
+            let existed = self.device.shared.broker.unsubscribe(&session, filter, now, ticket.as_ref());
             codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });
         }
         let unsuback =
             SubAck { packet_id: unsubscribe.packet_id, reason_string: None, user: Vec::new(), codes };
-        self.answer(&Packet::UnsubAck(unsuback), answers)
+        self.answer(&Packet::UnsubAck(unsuback), ticket, answers)
     }
 
     /// Appends an answer whose length depends on the request. One above the client's maximum is discarded, as if it
     /// had been sent [MQTT-3.1.2-24].
-    fn answer(&self, packet: &Packet<'_>, answers: &mut Vec<u8>) -> Result<(), End> {
+    fn answer(
+        &mut self,
+        packet: &Packet<'_>,
+        ticket: Option<Arc<Ticket>>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
         let Some(max) = self.device.lock_owned(self.epoch).map(|slot| slot.out.maximum_packet_size()) else {
             return Err(End::Superseded);
         };
-        codec::encode_within(packet, self.inbound.protocol(), max, answers);
-        Ok(())
+        let Some(ticket) = ticket else {
+            codec::encode_within(packet, self.inbound.protocol(), max, answers);
+            return Ok(());
+        };
+        let mut bytes = Vec::new();
+        codec::encode_within(packet, self.inbound.protocol(), max, &mut bytes);
+        ticket.done();
+        self.send_when_safe(bytes, ticket, answers)
     }
 }
 

@@ -3,7 +3,10 @@
 use std::{collections::VecDeque, sync::Arc, task::Context};
 
 use super::{clock, connection::Connection, device::Device, shard::Work};
-use crate::broker::{Session, Target};
+use crate::{
+    broker::{Session, Target},
+    types::Durability,
+};
 
 /// Retained messages delivered per poll.
 const REPLAYS_PER_POLL: usize = 256;
@@ -63,7 +66,10 @@ impl Connection {
                 }
                 Some(None) => {}
                 Some(Some(message)) => {
-                    let delivered = device.deliver(&message.borrow(), cursor.options());
+                    let mut message = message.borrow();
+                    // Nobody waits for a replay: it was acknowledged when it was published.
+                    message.durability = Durability::Interval;
+                    let delivered = device.deliver(&message, cursor.options());
                     if delivered.flush {
                         work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);
                     }

@@ -8,8 +8,8 @@ use crate::{
     auth::Authenticator,
     broker::Broker,
     config::Limits,
-    session::{Budget, Env},
-    types::Timestamp,
+    session::{Budget, Disk, Env},
+    types::{QueueId, Timestamp},
 };
 
 /// Shared state of all listeners and shards.
@@ -37,15 +37,21 @@ impl Shared {
         Arc::new(Self { broker, limits, auth, response_information, connections, handshakes })
     }
 
-    /// What the session needs from outside at `now`.
-    pub(super) fn env(&self, now: Timestamp) -> Env<'_> {
-        Env { limits: &self.limits, now, budget: &self.broker }
+    /// What a session needs from outside at `now`; `queue` is its durable queue, if it has one.
+    pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
+        let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
+        let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
+        Env { limits: &self.limits, now, budget: &self.broker, disk }
     }
 }
 
 impl Budget for Broker {
     fn charge(&self, bytes: usize) -> bool {
         Self::charge(self, bytes)
+    }
+
+    fn force(&self, bytes: usize) {
+        Self::force(self, bytes);
     }
 
     fn release(&self, bytes: usize) {

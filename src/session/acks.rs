@@ -1,67 +1,87 @@
 //! The handshakes of QoS 1 and 2, both directions.
 
+use std::sync::Arc;
+
 use super::{
-    Begin, Env, Outbound,
+    Begin, Disk, Env, Outbound,
     inflight::{Entry, Stage},
     outbound::acknowledged,
 };
 use crate::{
     codec::{AckKind, reason},
-    types::QoS,
+    types::{QoS, QueueOp, Ticket},
 };
+
+/// An acknowledgement that must wait until something is on disk.
+#[derive(Debug)]
+pub struct Unsafe(pub Arc<Ticket>);
 
 impl Outbound {
     /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight at QoS 1.
     pub fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> bool {
         let Some(rare) = &mut self.rare else { return false };
         let expected = matches!(rare.inflight.get_mut(id),
-            Some(entry) if matches!(&entry.stage, Stage::Publish(d) if d.qos == QoS::AtLeastOnce));
+            Some((_, entry)) if matches!(&entry.stage, Stage::Publish(d) if d.qos == QoS::AtLeastOnce));
         if !expected {
             return false;
         }
-        if let Some(Entry { stage: Stage::Publish(delivery), .. }) = rare.inflight.remove(id) {
+        if let Some((place, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.remove(id) {
+            delivery.durable.remove(place, env);
             acknowledged(delivery.receipt(), code);
         }
         self.pump(env);
         true
     }
 
-    /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery.
-    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) {
+    /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What is on
+    /// disk must say so before PUBREL goes: then the caller appends it, when the ticket is done.
+    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) -> Option<Unsafe> {
         let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
+        let mut held = None;
         if let Some(rare) = &mut self.rare
-            && let Some(entry) = rare.inflight.get_mut(id)
+            && let Some((place, entry)) = rare.inflight.get_mut(id)
         {
             match &entry.stage {
                 Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
-                    let receipt = delivery.receipt().cloned();
                     if code >= 0x80 {
-                        acknowledged(receipt.as_ref(), code);
+                        acknowledged(delivery.receipt(), code);
+                        delivery.durable.remove(place, env);
                         rare.inflight.remove(id);
                         self.pump(env);
-                        return;
+                        return None;
                     }
-                    entry.stage = Stage::Release(receipt);
+                    let released = Self::release(delivery, place, env);
+                    held = released.ticket.clone();
+                    entry.stage = Stage::Release(released);
                     release = reason::SUCCESS;
                 }
-                Stage::Release(_) => release = reason::SUCCESS,
+                Stage::Release(released) => {
+                    held = released.ticket.clone();
+                    release = reason::SUCCESS;
+                }
                 Stage::Publish(_) => {}
             }
         }
         if code >= 0x80 {
-            return;
+            return None;
+        }
+        if let Some(ticket) = held.filter(|ticket| ticket.result().is_none()) {
+            return Some(Unsafe(ticket));
         }
         self.append_ack(AckKind::PubRel, id, release);
+        None
     }
 
     /// PUBCOMP. False if the id is not waiting for it.
     pub fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> bool {
         let Some(rare) = &mut self.rare else { return false };
-        if !matches!(rare.inflight.get_mut(id), Some(entry) if matches!(entry.stage, Stage::Release(_))) {
+        if !matches!(rare.inflight.get_mut(id), Some((_, entry)) if matches!(entry.stage, Stage::Release(_)))
+        {
             return false;
         }
-        if let Some(Entry { stage: Stage::Release(receipt), .. }) = rare.inflight.remove(id) {
-            acknowledged(receipt.as_ref(), reason::SUCCESS);
+        if let Some((place, Entry { stage: Stage::Release(released), .. })) = rare.inflight.remove(id) {
+            released.durable.remove(place, env);
+            acknowledged(released.receipt.as_ref(), reason::SUCCESS);
         }
         self.pump(env);
         true
@@ -70,14 +90,21 @@ impl Outbound {
     /// An inbound QoS 2 PUBLISH arrives.
     pub fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
         let received = &mut self.rare().received;
-        if received.contains(&id) {
-            return Begin::Duplicate;
+        if let Some(ticket) = received.get(&id) {
+            return Begin::Duplicate(ticket.clone());
         }
         if received.len() >= usize::from(receive_maximum) {
             return Begin::Exceeded;
         }
-        received.insert(id);
+        received.insert(id, None);
         Begin::New
+    }
+
+    /// The PUBLISH of `id` has parts on disk, as the id itself: it is remembered until PUBREL, also by the next process.
+    pub fn keep_received(&mut self, id: u16, ticket: Arc<Ticket>) {
+        if let Some(place) = self.rare.as_mut().and_then(|rare| rare.received.get_mut(&id)) {
+            *place = Some(ticket);
+        }
     }
 
     /// The PUBLISH was refused in its PUBREC: the id is free again [MQTT-4.3.3-9].
@@ -87,10 +114,17 @@ impl Outbound {
         }
     }
 
-    /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11].
-    pub fn handle_pubrel(&mut self, id: u16) {
-        let known = self.rare.as_mut().is_some_and(|rare| rare.received.remove(&id));
-        let code = if known { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
+    /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11]. An id on disk must be gone there first: the client
+    /// may use it again after PUBCOMP. Then the caller appends that, when the ticket is done.
+    pub fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Unsafe> {
+        let known = self.rare.as_mut().and_then(|rare| rare.received.remove(&id));
+        if let (Some(Some(_)), Some(Disk { journal, queue })) = (&known, env.disk) {
+            let ticket = Ticket::new();
+            journal.submit(QueueOp::Forget { queue, packet_id: id, ticket: Arc::clone(&ticket) });
+            return Some(Unsafe(ticket));
+        }
+        let code = if known.is_some() { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
         self.append_ack(AckKind::PubComp, id, code);
+        None
     }
 }

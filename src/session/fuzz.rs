@@ -10,7 +10,7 @@ use super::{Begin, Budget, Env, LinkParams, Offer, Outbound, Take};
 use crate::{
     codec::{self, Packet},
     config::{ByteSize, Limits},
-    types::{Message, Origin, Protocol, QoS, Timestamp},
+    types::{Message, Origin, Protocol, QoS, QueueId, Timestamp},
 };
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
@@ -29,6 +29,9 @@ pub fn fuzz_session(data: &[u8]) {
 struct Purse(Cell<usize>);
 
 impl Budget for Purse {
+    fn force(&self, bytes: usize) {
+        let _ = self.charge(bytes);
+    }
     fn charge(&self, bytes: usize) -> bool {
         self.0.set(self.0.get() + bytes);
         true
@@ -103,8 +106,9 @@ impl World {
         let topic = ["a", "b/c", "long/topic/name"][usize::from(argument / 3) % 3];
         let mut message = Message::new(topic, &payload, self.now, Origin::BACKEND);
         message.qos = qos;
-        let offer = Offer { qos, retain: false, ids: &[], group: 0, queue_offline: true };
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse };
+        let offer =
+            Offer { qos, retain: false, ids: &[], group: 0, group_queue: QueueId::NONE, queue_offline: true };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
         let take = self.outbound.offer(&message, offer, &env);
         if qos != QoS::AtMostOnce {
             assert!(matches!(take, Take::Sent | Take::Queued), "nothing limits this queue");
@@ -135,7 +139,7 @@ impl World {
                 other => panic!("unexpected {other:?}"),
             }
         }
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
         self.outbound.pump(&env);
     }
 
@@ -166,7 +170,7 @@ impl World {
             return;
         }
         let Some((kind, id)) = self.answers.remove(choice % self.answers.len()) else { return };
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
         match kind {
             4 => {
                 self.unacknowledged.remove(&id);
@@ -187,7 +191,8 @@ impl World {
             return;
         }
         self.read(frames % 4);
-        self.outbound.detach();
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+        self.outbound.detach(&env);
         self.answers.clear();
         self.unacknowledged.clear();
     }
@@ -203,7 +208,7 @@ impl World {
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: u16::from(argument & 2),
         };
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
         self.outbound.attach(link, &[], &env);
     }
 
@@ -215,16 +220,22 @@ impl World {
         if argument & 0x40 == 0 {
             let begun = self.outbound.begin_received(id, 8);
             let expected = match (self.inbound.contains(&id), self.inbound.len()) {
-                (true, _) => Begin::Duplicate,
-                (false, 8..) => Begin::Exceeded,
-                (false, _) => Begin::New,
+                (true, _) => "duplicate",
+                (false, 8..) => "exceeded",
+                (false, _) => "new",
+            };
+            let begun = match begun {
+                Begin::New => "new",
+                Begin::Duplicate(_) => "duplicate",
+                Begin::Exceeded => "exceeded",
             };
             assert_eq!(begun, expected);
-            if begun == Begin::New {
+            if begun == "new" {
                 self.inbound.insert(id);
             }
         } else {
-            self.outbound.handle_pubrel(id);
+            let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+            self.outbound.handle_pubrel(id, &env);
             self.inbound.remove(&id);
         }
     }

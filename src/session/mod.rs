@@ -11,6 +11,7 @@ mod acks;
 mod alias;
 mod buffers;
 mod connect;
+mod durable;
 mod fuzz;
 mod inbound;
 mod inflight;
@@ -22,8 +23,10 @@ mod sending;
 #[cfg(test)]
 mod tests;
 
+pub use acks::Unsafe;
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
+pub use durable::Disk;
 pub use fuzz::fuzz_session;
 pub(crate) use inbound::refusal;
 pub use inbound::{Inbound, PublishError};

@@ -1,13 +1,14 @@
 //! The half of a session that outlives its connection: what we send, and what the peer must not send twice.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
 use super::{
     alias::OutboundAliases,
     buffers::{recycle, take_buffer},
+    durable::{Disk, Tail},
     inflight::{Entry, Inflight, Stage},
     pending::{Awaited, Pending},
 };
@@ -15,7 +16,7 @@ use crate::{
     codec::{AckKind, encode_ack},
     config::Limits,
     telemetry::count,
-    types::{DropReason, Message, Protocol, QoS, Receipt, SharedMessage, Timestamp},
+    types::{DropReason, Message, Protocol, QoS, QueueId, Receipt, Ticket, Timestamp, Yielded},
 };
 
 /// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
@@ -25,6 +26,8 @@ pub const OUT_BUFFER: usize = 64 << 10;
 pub trait Budget {
     /// Takes `bytes`; false if the budget is used up.
     fn charge(&self, bytes: usize) -> bool;
+    /// Takes `bytes`, beyond the budget if need be: for what is bounded otherwise and must go on.
+    fn force(&self, bytes: usize);
     /// Gives `bytes` back.
     fn release(&self, bytes: usize);
 }
@@ -37,6 +40,8 @@ pub struct Env<'a> {
     pub now: Timestamp,
     /// Budget.
     pub budget: &'a dyn Budget,
+    /// Where the durable state of a persistent session goes; `None` for other sessions.
+    pub disk: Option<Disk<'a>>,
 }
 
 /// What a new connection brings.
@@ -63,6 +68,8 @@ pub struct Offer<'a> {
     pub ids: &'a [u32],
     /// Shared group, 0 for none.
     pub group: u32,
+    /// The shared group's durable queue, or none.
+    pub group_queue: QueueId,
     /// May wait while there is no connection.
     pub queue_offline: bool,
 }
@@ -81,12 +88,12 @@ pub enum Take {
 }
 
 /// Answer to an inbound QoS 2 PUBLISH.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Begin {
     /// First time: route it, then PUBREC.
     New,
-    /// Seen: PUBREC only [MQTT-4.3.3-10].
-    Duplicate,
+    /// Seen: PUBREC only [MQTT-4.3.3-10], once the ticket is done, if there is one.
+    Duplicate(Option<Arc<Ticket>>),
     /// More than Receive Maximum at once (0x93) [MQTT-3.3.4-7].
     Exceeded,
 }
@@ -96,7 +103,9 @@ pub enum Begin {
 pub(super) struct Rare {
     pub(super) inflight: Inflight,
     pub(super) pending: Pending,
-    pub(super) received: HashSet<u16, ahash::RandomState>,
+    /// Inbound QoS 2 ids; with a ticket those that are on disk, or will be.
+    pub(super) received: HashMap<u16, Option<Arc<Ticket>>, ahash::RandomState>,
+    pub(super) tail: Option<Box<Tail>>,
     pub(super) aliases: Option<OutboundAliases>,
     pub(super) marks: VecDeque<Mark>,
     pub(super) dropped: u64,
@@ -143,7 +152,7 @@ impl Outbound {
     /// [MQTT-4.4.0-1], then what waits.
     pub fn attach(&mut self, link: LinkParams, connack: &[u8], env: &Env<'_>) {
         if self.is_online() {
-            self.detach();
+            self.detach(env);
         }
         self.protocol = link.protocol;
         self.window = link.receive_maximum.min(env.limits.max_inflight).max(1);
@@ -159,7 +168,7 @@ impl Outbound {
     }
 
     /// The connection ended: unsent bytes are gone, QoS 1 and 2 will be sent again.
-    pub fn detach(&mut self) {
+    pub fn detach(&mut self, env: &Env<'_>) {
         self.window = 0;
         recycle(std::mem::take(&mut self.out));
         self.taken = 0;
@@ -171,6 +180,7 @@ impl Outbound {
                 dropped(Some(&mark.receipt), DropReason::ConnectionLost);
             }
         }
+        self.offload(env);
     }
 
     /// Whether there is a connection.
@@ -196,7 +206,9 @@ impl Outbound {
     /// (in flight, waiting, bytes waiting, dropped).
     pub fn sizes(&self) -> (usize, usize, usize, u64) {
         self.rare.as_ref().map_or((0, 0, 0, 0), |rare| {
-            (rare.inflight.len(), rare.pending.len(), rare.pending.bytes(), rare.dropped)
+            let (on_disk, bytes) = rare.tail.as_ref().map_or((0, 0), |tail| tail.sizes());
+            let bytes = rare.pending.bytes() + usize::try_from(bytes).unwrap_or(usize::MAX);
+            (rare.inflight.len(), rare.pending.len() + on_disk, bytes, rare.dropped)
         })
     }
 
@@ -210,9 +222,7 @@ impl Outbound {
         self.is_online()
             && self.out.len() < OUT_BUFFER / 2
             && self.rare.as_ref().is_none_or(|rare| {
-                rare.pending.is_empty()
-                    && rare.inflight.is_resent()
-                    && rare.inflight.has_room(self.window.into())
+                rare.can_send(self.window) && rare.tail.as_ref().is_none_or(|tail| tail.has_room())
             })
     }
 
@@ -223,6 +233,12 @@ impl Outbound {
             return Take::Dropped(DropReason::SessionEnded);
         }
         let qos = offer.qos.min(message.qos);
+        if let Some(disk) = env.disk
+            && (qos != QoS::AtMostOnce || env.limits.offline_qos0 && offer.queue_offline && !self.is_online())
+            && (self.is_online() || offer.queue_offline)
+        {
+            return self.offer_durable(message, qos, offer, env, disk);
+        }
         if self.is_online() {
             if qos == QoS::AtMostOnce {
                 if self.out.len() < OUT_BUFFER
@@ -282,7 +298,7 @@ impl Outbound {
                 state.sent += 1;
                 state.acked += u32::from(id == 0);
             });
-            if let Some(Entry { stage: Stage::Publish(delivery), .. }) = rare.inflight.get_mut(id)
+            if let Some((_, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.get_mut(id)
                 && delivery.receipt().is_some_and(|awaited| Arc::ptr_eq(awaited, &receipt))
             {
                 delivery.awaited = Awaited::Sent;
@@ -307,39 +323,51 @@ impl Outbound {
     }
 
     /// What a shared group queued here and is not yet sent.
-    pub fn yield_shared(&mut self, budget: &dyn Budget) -> Vec<(u32, Arc<SharedMessage>)> {
+    pub fn yield_shared(&mut self, env: &Env<'_>) -> Vec<Yielded> {
         let Some(rare) = &mut self.rare else { return Vec::new() };
         let taken = rare.pending.extract(|delivery| delivery.group != 0);
-        taken
+        let yielded = taken
             .into_iter()
             .map(|delivery| {
-                budget.release(delivery.message.cost());
-                delivery.into_shared()
+                env.budget.release(delivery.message.cost());
+                let place = delivery.place;
+                delivery.into_shared(place)
             })
-            .collect()
+            .collect();
+        self.offload(env);
+        yielded
     }
 
     /// The session is over. Hands back what a shared group may give to another member: what waits, and QoS 1
     /// in flight; never QoS 2 in flight [MQTT-4.8.2-5].
-    pub fn end(&mut self, budget: &dyn Budget) -> Vec<(u32, Arc<SharedMessage>)> {
-        self.detach();
+    pub fn end(&mut self, env: &Env<'_>) -> Vec<Yielded> {
+        self.detach(&Env { disk: None, ..*env });
         self.ended = true;
         let Some(mut rare) = self.rare.take() else { return Vec::new() };
         let mut shared = Vec::new();
-        for entry in rare.inflight.drain() {
+        if let Some(tail) = &mut rare.tail {
+            tail.give_up();
+        }
+        // What is on disk the caller removes as a whole.
+        for (place, entry) in rare.inflight.drain() {
             match entry.stage {
                 Stage::Publish(delivery) if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce => {
-                    shared.push(delivery.into_shared());
+                    shared.push(delivery.into_shared(place));
                 }
-                Stage::Publish(delivery) => dropped(delivery.receipt(), DropReason::SessionEnded),
-                Stage::Release(receipt) => dropped(receipt.as_ref(), DropReason::SessionEnded),
+                Stage::Publish(delivery) => {
+                    delivery.durable.settle();
+                    dropped(delivery.receipt(), DropReason::SessionEnded);
+                }
+                Stage::Release(released) => dropped(released.receipt.as_ref(), DropReason::SessionEnded),
             }
         }
         while let Some(delivery) = rare.pending.pop() {
-            budget.release(delivery.message.cost());
+            env.budget.release(delivery.message.cost());
             if delivery.group != 0 {
-                shared.push(delivery.into_shared());
+                let place = delivery.place;
+                shared.push(delivery.into_shared(place));
             } else {
+                delivery.durable.settle();
                 count(|c| c.dropped_session_ended.add(1));
                 dropped(delivery.receipt(), DropReason::SessionEnded);
             }
@@ -360,17 +388,21 @@ impl Outbound {
     }
 
     pub(super) fn can_send_now(&self) -> bool {
-        self.out.len() < OUT_BUFFER
-            && self.rare.as_ref().is_none_or(|rare| {
-                rare.pending.is_empty()
-                    && rare.inflight.is_resent()
-                    && rare.inflight.has_room(self.window.into())
-            })
+        self.out.len() < OUT_BUFFER && self.rare.as_ref().is_none_or(|rare| rare.can_send(self.window))
     }
 
     pub(super) fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
         let protocol = self.protocol;
         encode_ack(kind, id, code, protocol, self.out());
+    }
+}
+
+impl Rare {
+    /// Whether a new QoS 1 or 2 message may be sent before anything else.
+    fn can_send(&self, window: u16) -> bool {
+        self.pending.is_empty()
+            && self.inflight.is_resent()
+            && self.inflight.has_room(window.into(), self.inflight.next_place())
     }
 }
 

@@ -2,17 +2,21 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::types::{QoS, Receipt, SharedMessage};
+use super::{Offer, durable::Durable};
+use crate::types::{Message, QoS, Receipt, SharedMessage, Yielded};
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
 pub(super) struct Delivery {
     pub(super) message: Arc<SharedMessage>,
     pub(super) ids: Option<Box<[u32]>>,
+    /// Its place in the session; of a session that is not persistent given when it is sent.
+    pub(super) place: u64,
     pub(super) group: u32,
     pub(super) qos: QoS,
     pub(super) retain: bool,
     pub(super) awaited: Awaited,
+    pub(super) durable: Durable,
 }
 
 /// Whether a publisher waits for a delivery, so that each delivery is reported once whatever happens to it.
@@ -27,6 +31,20 @@ pub(super) enum Awaited {
 }
 
 impl Delivery {
+    /// What is kept of an offer, in memory only so far.
+    pub(super) fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Self {
+        Self {
+            message: Arc::clone(message.share()),
+            ids: if offer.ids.is_empty() { None } else { Some(offer.ids.into()) },
+            place: 0,
+            group: offer.group,
+            qos,
+            retain: offer.retain,
+            awaited: if message.receipt.is_some() { Awaited::Unsent } else { Awaited::No },
+            durable: Durable::No,
+        }
+    }
+
     /// Where to report, if somebody waits for this delivery.
     pub(super) fn receipt(&self) -> Option<&Arc<Receipt>> {
         self.message.receipt.as_ref().filter(|_| self.awaited != Awaited::No)
@@ -34,7 +52,7 @@ impl Delivery {
 
     /// The message for another member of its shared group: with the receipt only if somebody waits, and with
     /// the report of its sending taken back.
-    pub(super) fn into_shared(self) -> (u32, Arc<SharedMessage>) {
+    pub(super) fn into_shared(self, place: u64) -> Yielded {
         if self.awaited == Awaited::Sent
             && let Some(receipt) = &self.message.receipt
         {
@@ -44,7 +62,8 @@ impl Delivery {
             Awaited::No => self.message.without_receipt(),
             Awaited::Unsent | Awaited::Sent => self.message,
         };
-        (self.group, message)
+        let place = (!matches!(self.durable, Durable::No)).then_some(place);
+        Yielded { group: self.group, message, place }
     }
 }
 
@@ -106,6 +125,25 @@ impl Pending {
             }
         }
         self.queue = kept;
+        taken
+    }
+
+    /// Takes out what is durable, or may become so, behind the last delivery of a shared group. In order.
+    pub(super) fn take_end(&mut self) -> Vec<Delivery> {
+        let keep = self.queue.iter().rposition(|delivery| delivery.group != 0).map_or(0, |last| last + 1);
+        let mut taken = Vec::new();
+        let end = self.queue.split_off(keep);
+        for delivery in end {
+            if delivery.qos == QoS::AtMostOnce {
+                self.queue.push_back(delivery);
+            } else {
+                self.forget(&delivery);
+                taken.push(delivery);
+            }
+        }
+        if self.queue.is_empty() {
+            self.queue = VecDeque::new();
+        }
         taken
     }
 

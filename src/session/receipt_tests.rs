@@ -5,12 +5,15 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     config::Limits,
-    types::{DropReason, Message, Origin, Protocol, QoS, Receipt, Timestamp},
+    types::{DropReason, Message, Origin, Protocol, QoS, QueueId, Receipt, Timestamp},
 };
 
 struct Unlimited;
 
 impl Budget for Unlimited {
+    fn force(&self, bytes: usize) {
+        let _ = self.charge(bytes);
+    }
     fn charge(&self, _bytes: usize) -> bool {
         true
     }
@@ -36,7 +39,7 @@ impl Bench {
     }
 
     fn env(limits: &Limits) -> Env<'_> {
-        Env { limits, now: Timestamp(1), budget: &Unlimited }
+        Env { limits, now: Timestamp(1), budget: &Unlimited, disk: None }
     }
 
     fn attach(&mut self, receive_maximum: u16, maximum_packet_size: u32) {
@@ -53,7 +56,8 @@ impl Bench {
         let mut message = Message::new("t", b"payload", Timestamp(1), Origin::BACKEND);
         message.qos = qos;
         message.receipt = Some(&self.receipt);
-        let offer = Offer { qos, retain: false, ids: &[], group, queue_offline: true };
+        let offer =
+            Offer { qos, retain: false, ids: &[], group, group_queue: QueueId::NONE, queue_offline: true };
         self.out.offer(&message, offer, &Self::env(&self.limits))
     }
 
@@ -94,7 +98,7 @@ fn what_is_queued_offline_and_dropped_later_ends_no_wait() {
     assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Queued);
     bench.limits.overflow = crate::config::OverflowPolicy::DropOldest;
     assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Queued);
-    bench.out.end(&Unlimited);
+    bench.out.end(&Bench::env(&bench.limits));
     assert_eq!(bench.told(), (0, 0, 0));
 }
 
@@ -118,13 +122,13 @@ fn a_lost_connection_drops_qos_0_and_only_delays_qos_1() {
     bench.offer(QoS::AtMostOnce, 0);
     bench.offer(QoS::AtLeastOnce, 0);
     assert_eq!(bench.told(), (0, 0, 0), "nothing has left yet");
-    bench.out.detach();
+    bench.out.detach(&Bench::env(&Limits::default()));
     assert_eq!(bench.told(), (0, 0, 1));
     assert_eq!(bench.receipt.state().reason, Some(DropReason::ConnectionLost));
     bench.attach(u16::MAX, u32::MAX);
     bench.write();
     assert_eq!(bench.told(), (1, 0, 1));
-    bench.out.detach();
+    bench.out.detach(&Bench::env(&Limits::default()));
     bench.attach(u16::MAX, u32::MAX);
     bench.write();
     assert_eq!(bench.told(), (1, 0, 1), "sent again is not sent twice");
@@ -144,7 +148,7 @@ fn qos_0_is_acknowledged_when_it_is_sent() {
 fn a_message_too_large_for_the_next_connection_is_told_as_dropped() {
     let mut bench = Bench::online(u16::MAX);
     bench.offer(QoS::AtLeastOnce, 0);
-    bench.out.detach();
+    bench.out.detach(&Bench::env(&Limits::default()));
     bench.attach(u16::MAX, 8);
     assert_eq!(bench.told(), (0, 0, 1));
     assert_eq!(bench.receipt.state().reason, Some(DropReason::TooLarge));
@@ -156,13 +160,13 @@ fn a_group_message_handed_to_another_member_counts_as_sent_once() {
     first.offer(QoS::AtLeastOnce, 7);
     first.write();
     assert_eq!(first.told(), (1, 0, 0));
-    let handed = first.out.end(&Unlimited);
-    assert_eq!((handed.len(), handed[0].0), (1, 7));
+    let handed = first.out.end(&Bench::env(&first.limits));
+    assert_eq!((handed.len(), handed[0].group), (1, 7));
     assert_eq!(first.told(), (0, 0, 0), "its sending is taken back");
-    assert!(handed[0].1.receipt.is_some());
+    assert!(handed[0].message.receipt.is_some());
 
     let mut offline = Bench::new();
     offline.offer(QoS::AtLeastOnce, 7);
-    let handed = offline.out.yield_shared(&Unlimited);
-    assert!(handed[0].1.receipt.is_none(), "nobody waits for what was queued");
+    let handed = offline.out.yield_shared(&Bench::env(&offline.limits));
+    assert!(handed[0].message.receipt.is_none(), "nobody waits for what was queued");
 }

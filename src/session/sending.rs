@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Env, Offer, Outbound, Take,
     alias::{AliasUse, OutboundAliases},
-    inflight::Stage,
+    inflight::{Stage, id},
     outbound::{Mark, dropped},
     pending::{Awaited, Delivery},
 };
@@ -13,7 +13,7 @@ use crate::{
     codec::{AckKind, PublishFrame, reason},
     config::OverflowPolicy,
     telemetry::count,
-    types::{DropReason, Message, QoS, Receipt, Timestamp},
+    types::{DropReason, Message, QoS, QueueId, Receipt, Timestamp},
 };
 
 impl Outbound {
@@ -36,6 +36,7 @@ impl Outbound {
         Take::Sent
     }
 
+    /// Sends a new message of a session that is not persistent. The caller has checked `can_send_now`.
     pub(super) fn send_acknowledged(
         &mut self,
         message: &Message<'_>,
@@ -43,17 +44,33 @@ impl Outbound {
         offer: Offer<'_>,
         now: Timestamp,
     ) -> Take {
-        let packet_id = self.rare().inflight.next_id();
-        let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
-        if !self.append_frame(&frame, now) {
+        let place = self.rare().inflight.next_place();
+        if !self.append_publish(message, qos, offer, place, now) {
             return self.too_large();
         }
-        self.rare().inflight.push(keep(message, qos, offer));
+        self.rare().inflight.push(place, Delivery::keep(message, qos, offer));
+        Take::Sent
+    }
+
+    /// Appends a QoS 1 or 2 message for `place`; false if it is too large for the client.
+    pub(super) fn append_publish(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        place: u64,
+        now: Timestamp,
+    ) -> bool {
+        let packet_id = id(place);
+        let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
+        if !self.append_frame(&frame, now) {
+            return false;
+        }
         count_sent(qos);
         if let Some(receipt) = message.receipt {
             self.mark(receipt, packet_id);
         }
-        Take::Sent
+        true
     }
 
     pub(super) fn enqueue(
@@ -70,7 +87,7 @@ impl Outbound {
             (env.limits.offline_messages, env.limits.offline_bytes.0)
         };
         let rare = self.rare();
-        let cost = message.payload.len() + message.topic.len() + 160;
+        let cost = message.cost();
         while rare.pending.len() >= most || rare.pending.bytes() + cost > most_bytes {
             rare.dropped += 1;
             count(|c| c.dropped_queue_full.add(1));
@@ -83,13 +100,14 @@ impl Outbound {
             let Some(oldest) = rare.pending.pop() else { return Take::Dropped(DropReason::QueueFull) };
             env.budget.release(oldest.message.cost());
             dropped(oldest.receipt(), DropReason::QueueFull);
+            oldest.durable.remove(oldest.place, env);
         }
         if !env.budget.charge(cost) {
             rare.dropped += 1;
             count(|c| c.dropped_memory.add(1));
             return Take::Dropped(DropReason::Memory);
         }
-        let mut delivery = keep(message, qos, offer);
+        let mut delivery = Delivery::keep(message, qos, offer);
         if online {
             rare.pending.push(delivery);
             return Take::Sent;
@@ -101,65 +119,64 @@ impl Outbound {
     }
 
     pub(super) fn resend_one(&mut self, env: &Env<'_>) -> bool {
+        let window = usize::from(self.window);
         let Some(mut rare) = self.rare.take() else { return false };
-        let sent = match rare.inflight.next_resend() {
-            None => false,
-            Some((id, entry)) => {
-                let mut drop_entry = false;
-                let mut unsent = None;
-                match &entry.stage {
-                    Stage::Release(_) => {
-                        self.append_ack(AckKind::PubRel, id, reason::SUCCESS);
-                    }
-                    Stage::Publish(delivery) => {
-                        let message = delivery.message.borrow();
-                        let frame = Frame {
-                            message: &message,
-                            qos: delivery.qos,
-                            retain: delivery.retain,
-                            ids: delivery.ids.as_deref().unwrap_or_default(),
-                            packet_id: id,
-                            dup: entry.sent,
-                        };
-                        let mut aliases = rare.aliases.take();
-                        let appended = self.append_with(&frame, env.now, aliases.as_mut());
-                        rare.aliases = aliases;
-                        drop_entry = !appended;
-                        if appended {
-                            count_sent(delivery.qos);
-                            if delivery.awaited == Awaited::Unsent {
-                                unsent = delivery.receipt().cloned();
-                            }
-                        } else {
-                            dropped(delivery.receipt(), DropReason::TooLarge);
-                        }
-                    }
-                }
-                if drop_entry {
-                    count(|c| c.dropped_too_large.add(1));
-                    rare.inflight.remove(id);
-                } else {
-                    rare.inflight.advance();
-                    if let Some(receipt) = unsent {
-                        let end = self.taken + self.out.len() as u64;
-                        rare.marks.push_back(Mark { end, id, receipt });
-                    }
-                }
-                true
-            }
+        let Some((id, place, entry)) = rare.inflight.next_resend(window) else {
+            self.rare = Some(rare);
+            return false;
         };
+        let mut fits = true;
+        match &entry.stage {
+            Stage::Release(_) => self.append_ack(AckKind::PubRel, id, reason::SUCCESS),
+            Stage::Publish(delivery) => {
+                let message = delivery.message.borrow();
+                let frame = Frame {
+                    message: &message,
+                    qos: delivery.qos,
+                    retain: delivery.retain,
+                    ids: delivery.ids.as_deref().unwrap_or_default(),
+                    packet_id: id,
+                    dup: entry.sent,
+                };
+                let mut aliases = rare.aliases.take();
+                fits = self.append_with(&frame, env.now, aliases.as_mut());
+                rare.aliases = aliases;
+                if fits {
+                    count_sent(delivery.qos);
+                    if let Some(receipt) = delivery.receipt().filter(|_| delivery.awaited == Awaited::Unsent)
+                    {
+                        let end = self.taken + self.out.len() as u64;
+                        rare.marks.push_back(Mark { end, id, receipt: Arc::clone(receipt) });
+                    }
+                } else {
+                    count(|c| c.dropped_too_large.add(1));
+                    dropped(delivery.receipt(), DropReason::TooLarge);
+                    delivery.durable.remove(place, env);
+                }
+            }
+        }
+        if fits {
+            entry.sent = true;
+            rare.inflight.advance();
+        } else {
+            rare.inflight.remove(id);
+        }
         self.rare = Some(rare);
-        sent
+        true
     }
 
     pub(super) fn send_one_pending(&mut self, env: &Env<'_>) -> bool {
         let window = usize::from(self.window);
         let Some(rare) = &mut self.rare else { return false };
         let Some(front) = rare.pending.front() else { return false };
+        let place = match env.disk {
+            Some(_) => front.place,
+            None => rare.inflight.next_place(),
+        };
         let expired = front.message.is_expired(env.now);
         if !expired
             && front.qos != QoS::AtMostOnce
-            && !(rare.inflight.is_resent() && rare.inflight.has_room(window))
+            && !(rare.inflight.is_resent() && rare.inflight.has_room(window, place))
         {
             return false;
         }
@@ -169,6 +186,7 @@ impl Outbound {
             rare.dropped += 1;
             count(|c| c.dropped_expired.add(1));
             dropped(delivery.receipt(), DropReason::Expired);
+            delivery.durable.remove(place, env);
             return true;
         }
         let mut message = delivery.message.borrow();
@@ -178,19 +196,27 @@ impl Outbound {
             retain: delivery.retain,
             ids: delivery.ids.as_deref().unwrap_or_default(),
             group: delivery.group,
+            group_queue: QueueId::NONE,
             queue_offline: true,
         };
         let taken = match delivery.qos {
             QoS::AtMostOnce => self.send_qos0(&message, offer, env.now),
-            qos => self.send_acknowledged(&message, qos, offer, env.now),
+            qos if self.append_publish(&message, qos, offer, place, env.now) => Take::Sent,
+            _ => self.too_large(),
         };
+        drop(message);
         if let Take::Dropped(reason) = taken {
             dropped(delivery.receipt(), reason);
+        }
+        if taken == Take::Sent && delivery.qos != QoS::AtMostOnce {
+            self.rare().inflight.push(place, delivery);
+        } else {
+            delivery.durable.remove(place, env);
         }
         true
     }
 
-    fn too_large(&mut self) -> Take {
+    pub(super) fn too_large(&mut self) -> Take {
         // A packet above the client's maximum is dropped as if sent [MQTT-3.1.2-25].
         self.rare().dropped += 1;
         count(|c| c.dropped_too_large.add(1));
@@ -267,17 +293,6 @@ struct Frame<'m, 'a> {
     ids: &'m [u32],
     packet_id: u16,
     dup: bool,
-}
-
-fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Delivery {
-    Delivery {
-        message: Arc::clone(message.share()),
-        ids: if offer.ids.is_empty() { None } else { Some(offer.ids.into()) },
-        group: offer.group,
-        qos,
-        retain: offer.retain,
-        awaited: if message.receipt.is_some() { Awaited::Unsent } else { Awaited::No },
-    }
 }
 
 fn count_sent(qos: QoS) {

@@ -51,6 +51,7 @@ counters! {
     refused_connections_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"limit\"";
     refused_listener_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"listener_limit\"";
     refused_handshakes: "mqtt_connections_refused_total", "Connections refused", "reason=\"handshakes\"";
+    refused_store: "mqtt_publishes_refused_total", "Messages refused as a whole", "reason=\"store\"";
     refused_connect: "mqtt_connections_refused_total", "Connections refused", "reason=\"connack\"";
     handshake_tls_ok: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"ok\"";
     handshake_tls_failed: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"failed\"";

@@ -96,6 +96,36 @@ impl Entry {
     }
 }
 
+/// An entry read back from disk.
+#[derive(Debug)]
+pub struct ReadBack {
+    /// Its place.
+    pub place: u64,
+    /// QoS.
+    pub qos: QoS,
+    /// RETAIN flag.
+    pub retain: bool,
+    /// It may have been sent by an earlier process.
+    pub sent: bool,
+    /// The broker's number of its shared group, 0 for none.
+    pub group: u32,
+    /// Subscription identifiers.
+    pub ids: Option<Box<[u32]>>,
+    /// The message; `None` if only PUBCOMP is awaited.
+    pub message: Option<Arc<SharedMessage>>,
+}
+
+/// What was read of a durable queue.
+#[derive(Debug, Default)]
+pub struct Page {
+    /// In order.
+    pub entries: Vec<ReadBack>,
+    /// Where to read on.
+    pub next: u64,
+    /// Nothing more was there.
+    pub end: bool,
+}
+
 /// One change of a queue. Tickets given along carry a part that the store ends with `done` once the change is durable,
 /// or with `refuse`.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::{cell::OnceCell, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{ClientId, QoS, Receipt, Timestamp};
+use super::{ClientId, QoS, Receipt, Ticket, Timestamp};
 
 /// MQTT 5 properties that travel with a message from publisher to receivers, in order
 /// [MQTT-3.3.2-15] [MQTT-3.3.2-16] [MQTT-3.3.2-17] [MQTT-3.3.2-20].
@@ -61,6 +61,18 @@ impl Origin<'_> {
     pub const BACKEND: Self = Self { kind: OriginKind::Backend, client_id: None, slot: 0 };
 }
 
+/// What the acknowledgement of a QoS 1 or 2 message promises for the persistent sessions that it matched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// It is on disk, or its receiver has it.
+    #[default]
+    Always,
+    /// It will be on disk soon: a crash may lose what was acknowledged in the last moments.
+    Interval,
+    /// Nothing: it is written only where memory does not keep it (offline sessions, long queues).
+    None,
+}
+
 /// A message being routed. Valid for one turn.
 #[derive(Debug)]
 pub struct Message<'a> {
@@ -82,6 +94,12 @@ pub struct Message<'a> {
     pub origin: Origin<'a>,
     /// Where to report what became of it (gRPC `wait`).
     pub receipt: Option<&'a Arc<Receipt>>,
+    /// What its acknowledgement promises.
+    pub durability: Durability,
+    /// Its durable parts are written together or not at all, with the operation that the caller submits then: see
+    /// [`Ticket::unit`].
+    pub unit: bool,
+    ticket: OnceCell<Arc<Ticket>>,
     shared: OnceCell<Arc<SharedMessage>>,
 }
 
@@ -98,8 +116,30 @@ impl<'a> Message<'a> {
             received,
             origin,
             receipt: None,
+            durability: Durability::Always,
+            unit: false,
+            ticket: OnceCell::new(),
             shared: OnceCell::new(),
         }
+    }
+
+    /// Bytes counted against memory caps, as [`SharedMessage::cost`].
+    pub fn cost(&self) -> usize {
+        self.payload.len() + self.topic.len() + OVERHEAD
+    }
+
+    /// The ticket for a part that must be on disk before the message is acknowledged; `None` if its acknowledgement
+    /// does not promise that.
+    pub fn ticket(&self) -> Option<&Arc<Ticket>> {
+        if self.durability != Durability::Always || self.qos == QoS::AtMostOnce {
+            return None;
+        }
+        Some(self.ticket.get_or_init(|| if self.unit { Ticket::unit() } else { Ticket::new() }))
+    }
+
+    /// The ticket, if a part was given out.
+    pub fn issued(&self) -> Option<&Arc<Ticket>> {
+        self.ticket.get()
     }
 
     /// An owned form that outlives the turn; copied on first use, then shared.
@@ -120,6 +160,20 @@ impl<'a> Message<'a> {
             })
         })
     }
+}
+
+/// Bytes counted for a waiting message beside payload and topic.
+const OVERHEAD: usize = 160;
+
+/// A shared group's message that goes back to the group: to another member, or to the group's queue.
+#[derive(Debug)]
+pub struct Yielded {
+    /// The broker's number of the group.
+    pub group: u32,
+    /// The message.
+    pub message: Arc<SharedMessage>,
+    /// Its place in the former member's durable queue, to be removed once it is safe elsewhere.
+    pub place: Option<u64>,
 }
 
 /// An owned message: payload and topic stored once for all receivers.
@@ -164,15 +218,24 @@ impl SharedMessage {
             received: self.received,
             origin: Origin { kind: self.kind, client_id: self.client_id.as_ref(), slot: self.slot },
             receipt: self.receipt.as_ref(),
+            durability: Durability::Always,
+            unit: false,
+            ticket: OnceCell::new(),
             shared,
         }
     }
 
     /// The same message for a delivery that nobody waits for; itself if there is no receipt.
     pub fn without_receipt(self: &Arc<Self>) -> Arc<Self> {
-        if self.receipt.is_none() {
-            return Arc::clone(self);
-        }
+        if self.receipt.is_none() { Arc::clone(self) } else { self.with(None) }
+    }
+
+    /// The same message with another receipt.
+    pub fn with_receipt(&self, receipt: Arc<Receipt>) -> Arc<Self> {
+        self.with(Some(receipt))
+    }
+
+    fn with(&self, receipt: Option<Arc<Receipt>>) -> Arc<Self> {
         Arc::new(Self {
             topic: Arc::clone(&self.topic),
             payload: self.payload.clone(),
@@ -184,13 +247,13 @@ impl SharedMessage {
             kind: self.kind,
             client_id: self.client_id.clone(),
             slot: self.slot,
-            receipt: None,
+            receipt,
         })
     }
 
     /// Bytes counted against memory caps: payload, topic and a fixed overhead.
     pub fn cost(&self) -> usize {
-        self.payload.len() + self.topic.len() + 160
+        self.payload.len() + self.topic.len() + OVERHEAD
     }
 
     /// Whether it has expired at `now`.

@@ -11,8 +11,8 @@ mod ticket;
 mod topic;
 
 pub use id::{ClientId, Protocol, QoS, Timestamp};
-pub use journal::{Entry, Journal, QueueId, QueueOp};
-pub use message::{Message, Origin, OriginKind, Properties, SharedMessage};
+pub use journal::{Entry, Journal, Page, QueueId, QueueOp, ReadBack};
+pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use peer::Peer;
 pub use receipt::{DropReason, Receipt, ReceiptState};
 pub use ticket::{Refused, Ticket};

@@ -186,6 +186,11 @@ impl Index {
         self.tables.read().groups.get(id).cloned()
     }
 
+    /// The group of this full filter.
+    pub(super) fn group_named(&self, full_name: &str) -> Option<Arc<Group>> {
+        self.tables.read().groups.find(full_name).cloned()
+    }
+
     /// The groups among a session's references.
     pub(super) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
         let shared = references.iter().filter(|reference| *reference & GROUP != 0).map(|id| id & !GROUP);

@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS};
+use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, Yielded};
 
 /// What a test receiver got.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,14 +104,17 @@ impl Session for TestSession {
     fn close(&self, epoch: u32, reason: CloseReason) {
         self.receiver.closes.lock().push((epoch, reason));
     }
-    fn end(&self) -> Vec<(u32, Arc<SharedMessage>)> {
+    fn end(&self) -> Vec<Yielded> {
         self.receiver.ended.store(true, SeqCst);
         self.receiver.offline.store(true, SeqCst);
-        std::mem::take(&mut *self.receiver.held.lock())
+        self.yield_shared()
     }
-    fn yield_shared(&self) -> Vec<(u32, Arc<SharedMessage>)> {
-        std::mem::take(&mut *self.receiver.held.lock())
+    fn yield_shared(&self) -> Vec<Yielded> {
+        let held = std::mem::take(&mut *self.receiver.held.lock());
+        held.into_iter().map(|(group, message)| Yielded { group, message, place: None }).collect()
     }
+    fn restore(&self, _stored: &QueueSummary) {}
+    fn note_expired(&self, _messages: usize, _bytes: u64) {}
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
     }
@@ -191,6 +194,7 @@ pub(super) fn request(filter: &str) -> SubscribeRequest<'_> {
         retain_as_published: false,
         retain_handling: 0,
         id: None,
+        ticket: None,
     }
 }
 
@@ -206,6 +210,7 @@ impl Bench {
             namespace: "devices/{client_id}/#".to_owned(),
             listener_strategies: BTreeMap::new(),
             latest: None,
+            stores: None,
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
     }
@@ -221,7 +226,7 @@ impl Bench {
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-        let Opened { session, present, epoch } = ready(self.broker.open(request, make, &mut self.turn));
+        let Opened { session, present, epoch, .. } = ready(self.broker.open(request, make, &mut self.turn));
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         test.receiver.offline.store(false, SeqCst);
         self.broker.online(&session, self.now, &mut self.turn);
@@ -246,7 +251,7 @@ impl Bench {
     }
 
     pub(super) fn unsubscribe(&mut self, device: &Device, filter: &str) -> bool {
-        self.broker.unsubscribe(&device.session, filter, self.now, &mut self.turn)
+        self.broker.unsubscribe(&device.session, filter, self.now, None)
     }
 
     pub(super) fn close(&mut self, device: &Device) {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     config::SharedStrategy,
-    types::{Receipt, ReceiptState},
+    types::{QueueId, Receipt, ReceiptState, Yielded},
 };
 
 const FILTER: &str = "$share/g/t/#";
@@ -206,7 +206,12 @@ fn what_a_leaving_member_held_goes_to_another_or_to_the_queue() {
     assert_eq!(bench.broker.gauges().queued_bytes, 0);
     assert!(bench.broker.inner.index.group(group).is_none());
     assert_eq!(receipt.state(), ReceiptState::default(), "what is queued is not waited for");
-    bench.broker.redeliver(vec![(group, message("5"))], bench.now, &mut bench.turn);
+    bench.broker.redeliver(
+        vec![Yielded { group, message: message("5"), place: None }],
+        QueueId::NONE,
+        bench.now,
+        &mut bench.turn,
+    );
     assert_eq!(bench.broker.gauges().shared_groups, 0);
 }
 
@@ -218,6 +223,7 @@ fn a_new_group_never_gets_messages_of_an_old_one() {
     bench.unsubscribe(&devices[0], FILTER);
     bench.subscribe(&devices[0], "$share/other/#");
     let message = Message::new("t", b"late", bench.now, Origin::BACKEND);
-    bench.broker.redeliver(vec![(old, Arc::clone(message.share()))], bench.now, &mut bench.turn);
+    let late = Yielded { group: old, message: Arc::clone(message.share()), place: None };
+    bench.broker.redeliver(vec![late], QueueId::NONE, bench.now, &mut bench.turn);
     assert!(devices[0].got().is_empty());
 }

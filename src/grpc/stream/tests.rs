@@ -18,6 +18,7 @@ const OPTIONS: MatchOptions<'_> = MatchOptions {
     replay: false,
     ids: &[],
     group: 0,
+    group_queue: crate::types::QueueId::NONE,
     queue_offline: false,
 };
 
@@ -33,6 +34,7 @@ fn broker(limits: Limits) -> Broker {
         namespace: "devices/{client_id}/#".to_owned(),
         listener_strategies: Default::default(),
         latest: None,
+        stores: None,
     })
 }
 

@@ -1,0 +1,347 @@
+//! What outlives the process: which store gets what, and the start from it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use ahash::RandomState;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use super::{
+    Broker, Inner, Session, SessionCore, SubscribeRequest, Target, session_core::State, shared::Group,
+};
+use crate::{
+    store::{
+        Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
+        StoreHealth, StoredEntry, StoredSession, StoredSubscription,
+    },
+    telemetry::count,
+    types::{OriginKind, Page, QueueId, QueueOp, ReadBack, Ticket, Timestamp},
+};
+
+/// Messages and bytes read from one queue at once.
+const READ_MESSAGES: usize = 512;
+const READ_BYTES: usize = 512 << 10;
+
+/// The stores of what outlives the process.
+#[derive(Clone)]
+pub struct Stores {
+    /// Sessions and subscriptions.
+    pub sessions: Arc<dyn SessionStore>,
+    /// Messages that wait.
+    pub queues: Arc<dyn QueueStore>,
+    /// Retained messages.
+    pub retained: Arc<dyn RetainedStore>,
+}
+
+/// The stores, and who has which queue.
+pub(super) struct Durable {
+    stores: Stores,
+    last: AtomicU64,
+    /// Slots of sessions by their queues.
+    slots: Mutex<HashMap<QueueId, u32, RandomState>>,
+    /// Shared groups by their queues.
+    groups: Mutex<HashMap<QueueId, u32, RandomState>>,
+}
+
+/// What the start found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Sessions that go on.
+    pub sessions: usize,
+    /// Sessions whose time was over.
+    pub expired: usize,
+    /// Subscriptions.
+    pub subscriptions: usize,
+    /// Subscriptions that are not allowed any more (non-broker mode, limits).
+    pub refused_subscriptions: usize,
+    /// Messages waiting on disk.
+    pub messages: usize,
+    /// Retained messages.
+    pub retained: usize,
+    /// Retained messages of devices, dropped in non-broker mode.
+    pub refused_retained: usize,
+}
+
+impl Durable {
+    pub(super) fn new(stores: Stores) -> Self {
+        Self { stores, last: AtomicU64::new(0), slots: Mutex::default(), groups: Mutex::default() }
+    }
+
+    pub(super) fn queues(&self) -> &dyn QueueStore {
+        &*self.stores.queues
+    }
+
+    pub(super) fn sessions(&self) -> &dyn SessionStore {
+        &*self.stores.sessions
+    }
+
+    pub(super) fn retained(&self) -> &Arc<dyn RetainedStore> {
+        &self.stores.retained
+    }
+
+    /// A queue that nobody ever had.
+    pub(super) fn next_queue(&self) -> QueueId {
+        QueueId(self.last.fetch_add(1, Relaxed) + 1)
+    }
+
+    /// A session with this queue has the slot.
+    pub(super) fn note_slot(&self, core: &SessionCore) {
+        self.slots.lock().insert(core.queue(), core.slot());
+    }
+
+    /// A shared group with this queue has the number.
+    pub(super) fn note_group(&self, queue: QueueId, group: u32) {
+        self.groups.lock().insert(queue, group);
+    }
+
+    /// A shared group is gone, and so is its queue.
+    pub(super) fn forget_group(&self, queue: QueueId) {
+        self.groups.lock().remove(&queue);
+        self.sessions().submit(SessionOp::RemoveGroup(queue));
+        self.queues().submit(QueueOp::Purge { queue });
+    }
+
+    /// The session of a queue is over, and so is all that it has on disk.
+    pub(super) fn remove_session(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
+        self.slots.lock().remove(&core.queue());
+        let part = ticket.map(|ticket| {
+            ticket.add();
+            Arc::clone(ticket)
+        });
+        self.sessions().submit(SessionOp::Remove(core.queue(), part));
+        self.queues().submit(QueueOp::Purge { queue: core.queue() });
+    }
+}
+
+impl Broker {
+    /// The stores in use, if what sessions hold outlives the process.
+    pub fn stores(&self) -> Option<&Stores> {
+        self.inner.durable.as_ref().map(|durable| &durable.stores)
+    }
+
+    /// The worst health of the stores.
+    pub fn store_health(&self) -> StoreHealth {
+        let Some(stores) = self.stores() else { return StoreHealth::Sound };
+        let all = [stores.sessions.health(), stores.queues.health(), stores.retained.health()];
+        if all.contains(&StoreHealth::Failing) { StoreHealth::Failing } else { StoreHealth::Sound }
+    }
+
+    /// Reads a session's queue from place `from` on. Cancel safe.
+    pub async fn read_queue(&self, queue: QueueId, from: u64) -> Result<Page, StoreError> {
+        let stores = self.stores().ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
+        let Loaded { entries, next, end } =
+            stores.queues.load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+        let entries = entries.into_iter().map(|entry| self.inner.read_back(entry)).collect();
+        Ok(Page { entries, next, end })
+    }
+
+    /// Messages on disk have expired there.
+    pub fn queue_expired(&self, queue: QueueId, messages: usize, bytes: u64) {
+        let Some(durable) = &self.inner.durable else { return };
+        let slot = durable.slots.lock().get(&queue).copied();
+        if let Some(session) = slot.and_then(|slot| self.inner.slots.session(slot)) {
+            session.note_expired(messages, bytes);
+        }
+    }
+
+    /// Brings back what earlier processes left, before anybody connects. `make` builds session objects. Blocks on the
+    /// disk.
+    pub async fn restore(
+        &self,
+        make: impl Fn(SessionCore) -> Arc<dyn Session>,
+        now: Timestamp,
+    ) -> Result<Restored, StoreError> {
+        let Some(durable) = &self.inner.durable else { return Ok(Restored::default()) };
+        let queues = durable.queues().summaries()?;
+        let mut restoring = Restoring {
+            broker: self,
+            durable,
+            make,
+            now,
+            queues: queues.iter(),
+            orphans: Vec::new(),
+            groups: Vec::new(),
+            last: queues.last().map_or(0, |summary| summary.queue.0),
+            restored: Restored::default(),
+        };
+        durable.sessions().restore(&mut restoring)?;
+        restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
+        let Restoring { orphans, groups, last, mut restored, .. } = restoring;
+        durable.last.store(last, Relaxed);
+        let mut group_queues = Vec::new();
+        for (queue, full_name) in groups {
+            if let Some(group) = self.inner.index.group_named(&full_name) {
+                group_queues.push(queue);
+                restored.messages += self.inner.restore_group(&group, queue, durable).await?;
+            } else {
+                durable.sessions().submit(SessionOp::RemoveGroup(queue));
+                durable.queues().submit(QueueOp::Purge { queue });
+            }
+        }
+        for queue in orphans.into_iter().filter(|queue| !group_queues.contains(queue)) {
+            durable.queues().submit(QueueOp::Purge { queue });
+        }
+        self.restore_retained(durable, now, &mut restored)?;
+        Ok(restored)
+    }
+
+    fn restore_retained(
+        &self,
+        durable: &Durable,
+        now: Timestamp,
+        restored: &mut Restored,
+    ) -> Result<(), StoreError> {
+        let inner = &*self.inner;
+        let mut gone = Vec::new();
+        durable.retained().restore(&mut |message| {
+            if inner.non_broker && message.kind == OriginKind::Device {
+                restored.refused_retained += 1;
+                gone.push(Arc::clone(&message.topic));
+            } else if message.is_expired(now) || !inner.retained.restore(&message) {
+                gone.push(Arc::clone(&message.topic));
+            } else {
+                restored.retained += 1;
+            }
+        })?;
+        for topic in gone {
+            durable.retained().clear(topic, None);
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// The stores, if they keep this session.
+    pub(super) fn durable_for(&self, core: &SessionCore) -> Option<&Durable> {
+        self.durable.as_ref().filter(|_| core.queue() != QueueId::NONE)
+    }
+
+    /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order.
+    pub(super) fn keep(&self, core: &SessionCore, state: &State, ticket: Option<&Arc<Ticket>>) {
+        let Some(durable) = self.durable_for(core) else { return };
+        let part = ticket.map(|ticket| {
+            ticket.add();
+            Arc::clone(ticket)
+        });
+        durable.sessions().submit(SessionOp::Put(Box::new(state.stored(core)), part));
+    }
+
+    /// Reads the queue that a shared group had in an earlier process.
+    async fn restore_group(
+        &self,
+        group: &Group,
+        queue: QueueId,
+        durable: &Durable,
+    ) -> Result<usize, StoreError> {
+        let mut messages = Vec::new();
+        let mut from = 0;
+        loop {
+            let read = durable.queues().load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+            from = read.next;
+            messages.extend(read.entries.into_iter().filter_map(|entry| Some((entry.seq, entry.message?))));
+            if read.end {
+                break;
+            }
+        }
+        let count = messages.len();
+        durable.note_group(queue, group.id());
+        group.restore(queue, messages, &self.budget);
+        Ok(count)
+    }
+
+    fn read_back(&self, entry: StoredEntry) -> ReadBack {
+        let StoredEntry { seq, qos, retain, sent, group, ids, message } = entry;
+        let groups = self.durable.as_ref().map(|durable| &durable.groups);
+        let group = groups.and_then(|groups| groups.lock().get(&group).copied()).unwrap_or(0);
+        ReadBack { place: seq, qos, retain, sent, group, ids, message }
+    }
+}
+
+/// Puts what is read into the broker.
+struct Restoring<'a, M> {
+    broker: &'a Broker,
+    durable: &'a Durable,
+    make: M,
+    now: Timestamp,
+    queues: std::slice::Iter<'a, QueueSummary>,
+    /// Queues of no session.
+    orphans: Vec<QueueId>,
+    groups: Vec<(QueueId, String)>,
+    last: u64,
+    restored: Restored,
+}
+
+impl<M> Restoring<'_, M> {
+    /// The summary of a queue; both come in order.
+    fn summary(&mut self, queue: QueueId) -> Option<&QueueSummary> {
+        while self.queues.as_slice().first()?.queue <= queue {
+            let summary = self.queues.next()?;
+            if summary.queue == queue {
+                return Some(summary);
+            }
+            self.orphans.push(summary.queue);
+        }
+        None
+    }
+}
+
+impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
+    fn session(&mut self, stored: StoredSession, subscriptions: Vec<StoredSubscription>) {
+        let queue = stored.queue;
+        self.last = self.last.max(queue.0);
+        let now = self.now;
+        let summary = self.summary(queue).cloned();
+        let over = stored.expiry == 0
+            || stored.expiry != u32::MAX
+                && stored.since.is_some_and(|since| since.plus_secs(stored.expiry) <= now);
+        if over && stored.will.is_none() {
+            self.restored.expired += 1;
+            count(|c| c.sessions_expired.add(1));
+            self.durable.sessions().submit(SessionOp::Remove(queue, None));
+            self.durable.queues().submit(QueueOp::Purge { queue });
+            return;
+        }
+        let inner = &*self.broker.inner;
+        let session = {
+            let client_id = stored.client_id.clone();
+            let mut place = inner.place(client_id.as_str());
+            let slot = inner.slots.reserve();
+            let session = (self.make)(SessionCore::restored(stored, slot, now));
+            if let Some(summary) = &summary {
+                session.restore(summary);
+                self.restored.messages += summary.messages;
+            }
+            inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
+            place.replace(None, &session);
+            self.durable.note_slot(session.core());
+            session
+        };
+        inner.sessions.fetch_add(1, Relaxed);
+        inner.timers.schedule(&session, &session.core().state.lock());
+        self.restored.sessions += 1;
+        for StoredSubscription { filter, qos, no_local, retain_as_published, id } in subscriptions {
+            let request = SubscribeRequest {
+                filter: &filter,
+                qos,
+                no_local,
+                retain_as_published,
+                retain_handling: 2,
+                id,
+                ticket: None,
+            };
+            if self.broker.resubscribe(&session, &request).is_ok() {
+                self.restored.subscriptions += 1;
+            } else {
+                self.restored.refused_subscriptions += 1;
+            }
+        }
+    }
+
+    fn group(&mut self, queue: QueueId, full_name: &str) {
+        self.last = self.last.max(queue.0);
+        self.groups.push((queue, full_name.to_owned()));
+    }
+}

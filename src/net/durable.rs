@@ -1,0 +1,201 @@
+//! What a connection of a persistent session waits for: acknowledgements until the disk has what they promise, and
+//! messages that are on disk only.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tracing::warn;
+
+use super::{clock, connection::Connection, ending::End, shard::Work};
+use crate::{
+    broker::{Session, Target},
+    codec::{self, AckKind, reason},
+    session::{Unsafe, refusal},
+    types::{Page, QoS, Refused, Ticket},
+};
+
+/// Answers that may wait before reading pauses.
+const MOST_HELD: usize = 1024;
+/// Until a queue that could not be read is read again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What is being read; nothing if that failed.
+pub(super) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
+
+/// An answer that must not go yet, and none behind it: acknowledgements keep the order of what they acknowledge
+/// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
+pub(super) struct Held {
+    ticket: Option<Arc<Ticket>>,
+    answer: Answer,
+}
+
+enum Answer {
+    /// PUBACK or PUBREC.
+    Publish { qos: QoS, packet_id: u16, code: u8 },
+    /// PUBREL or PUBCOMP.
+    Step { kind: AckKind, packet_id: u16 },
+    /// SUBACK or UNSUBACK.
+    Whole(Vec<u8>),
+}
+
+impl Connection {
+    /// Answers a PUBLISH, once its ticket is done, if it has one.
+    pub(super) fn acknowledge(
+        &mut self,
+        qos: QoS,
+        packet_id: u16,
+        code: u8,
+        ticket: Option<Arc<Ticket>>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        self.answer_when(Held { ticket, answer: Answer::Publish { qos, packet_id, code } }, answers)
+    }
+
+    /// Goes on with a QoS 2 handshake once that is safe.
+    pub(super) fn step_when_safe(
+        &mut self,
+        kind: AckKind,
+        packet_id: u16,
+        held: Unsafe,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        self.answer_when(Held { ticket: Some(held.0), answer: Answer::Step { kind, packet_id } }, answers)
+    }
+
+    /// Sends a whole packet once the ticket is done.
+    pub(super) fn send_when_safe(
+        &mut self,
+        packet: Vec<u8>,
+        ticket: Arc<Ticket>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        self.answer_when(Held { ticket: Some(ticket), answer: Answer::Whole(packet) }, answers)
+    }
+
+    fn answer_when(&mut self, held: Held, answers: &mut Vec<u8>) -> Result<(), End> {
+        let waits = self.rare.as_ref().is_some_and(|rare| !rare.held.is_empty());
+        let result = held.ticket.as_ref().map_or(Some(Ok(())), |ticket| ticket.result());
+        match result {
+            Some(result) if !waits => self.answer_now(held.answer, result, answers),
+            _ => {
+                self.rare().held.push_back(held);
+                Ok(())
+            }
+        }
+    }
+
+    fn answer_now(
+        &mut self,
+        answer: Answer,
+        result: Result<(), Refused>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        let protocol = self.inbound.protocol();
+        match answer {
+            Answer::Publish { qos, packet_id, code } => {
+                let code = match result {
+                    Ok(()) => code,
+                    Err(Refused) => {
+                        if qos == QoS::ExactlyOnce
+                            && let Some(mut slot) = self.device.lock_owned(self.epoch)
+                        {
+                            slot.out.abort_received(packet_id);
+                        }
+                        let refused = refusal(protocol, qos, reason::QUOTA_EXCEEDED);
+                        refused.ok_or(End::Protocol(reason::QUOTA_EXCEEDED))?
+                    }
+                };
+                let kind = if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+                codec::encode_ack(kind, packet_id, code, protocol, answers);
+            }
+            // The store refuses no step: it tries until it can.
+            Answer::Step { kind, packet_id } => {
+                codec::encode_ack(kind, packet_id, reason::SUCCESS, protocol, answers);
+            }
+            Answer::Whole(packet) => {
+                result.map_err(|Refused| End::Protocol(reason::QUOTA_EXCEEDED))?;
+                answers.extend_from_slice(&packet);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the answers that may go now. The task is woken when the next one may. True if so many wait that reading must
+    /// pause.
+    pub(super) fn poll_held(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<bool, End> {
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        if rare.held.is_empty() {
+            return Ok(false);
+        }
+        work.answers.clear();
+        loop {
+            let Some(rare) = &mut self.rare else { break };
+            let Some(front) = rare.held.front() else { break };
+            let result = match &front.ticket {
+                None => Ok(()),
+                Some(ticket) => match ticket.poll(cx.waker()) {
+                    Some(result) => result,
+                    None => break,
+                },
+            };
+            let Some(Held { answer, .. }) = rare.held.pop_front() else { break };
+            self.answer_now(answer, result, &mut work.answers)?;
+        }
+        self.append_answers(work);
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        if rare.held.is_empty() && rare.held.capacity() > 0 {
+            rare.held = VecDeque::new();
+            self.rare.take_if(|rare| rare.is_unused());
+        }
+        Ok(self.rare.as_ref().is_some_and(|rare| rare.held.len() >= MOST_HELD))
+    }
+
+    /// Reads what is on disk only as long as there is room for it.
+    pub(super) fn poll_load(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+        if !self.device.is_durable() {
+            return;
+        }
+        loop {
+            if self.rare.as_ref().is_none_or(|rare| rare.reading.is_none()) {
+                let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
+                let Some(from) = slot.out.begin_load() else { return };
+                drop(slot);
+                self.rare().reading = Some(self.read_from(from));
+            }
+            let Some(reading) = self.rare.as_mut().and_then(|rare| rare.reading.as_mut()) else { return };
+            let Poll::Ready(page) = reading.as_mut().poll(cx) else { return };
+            self.rare().reading = None;
+            self.rare.take_if(|rare| rare.is_unused());
+            let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
+            match page {
+                Some(page) => slot.out.loaded(page, &self.device.env(clock::now())),
+                None => slot.out.load_failed(),
+            }
+            if slot.mark_dirty() {
+                drop(slot);
+                work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+            }
+        }
+    }
+
+    fn read_from(&self, from: u64) -> Reading {
+        let device = Arc::clone(&self.device);
+        Box::pin(async move {
+            let core = device.core();
+            match device.shared.broker.read_queue(core.queue(), from).await {
+                Ok(page) => Some(page),
+                Err(error) => {
+                    warn!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");
+                    tokio::time::sleep(RETRY).await;
+                    None
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,433 @@
+//! The durable side of a persistent session: deliveries that are on disk as well as in memory, and the tail of the queue
+//! that is on disk only.
+//!
+//! QoS 1 to a client that keeps up is sent at once and written meanwhile, unless its PUBACK comes first. All else goes
+//! to the tail and is read back when there is room. So QoS 2 is sent only after it was written: a message that a
+//! client has begun to receive is never forgotten, and its packet identifier never given to another.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{
+    Env, Offer, Outbound, Take,
+    inflight::{Released, Stage},
+    outbound::dropped,
+    pending::{Awaited, Delivery},
+};
+use crate::{
+    config::OverflowPolicy,
+    telemetry::count,
+    types::{
+        DropReason, Durability, Entry, Journal, Message, Page, QoS, QueueId, QueueOp, ReadBack, Receipt,
+        Ticket,
+    },
+};
+
+/// Messages and bytes that wait in memory for a connected client of a persistent session.
+const WINDOW: usize = 1_000;
+const WINDOW_BYTES: usize = 1 << 20;
+/// Below so many waiting messages more are read.
+const LOW: usize = 128;
+
+/// Where the durable state of one session goes.
+#[derive(Clone, Copy)]
+pub struct Disk<'a> {
+    /// Takes changes.
+    pub journal: &'a dyn Journal,
+    /// The session's queue.
+    pub queue: QueueId,
+}
+
+/// Where a delivery is beside memory.
+#[derive(Debug, Clone)]
+pub(super) enum Durable {
+    /// Nowhere.
+    No,
+    /// On its way to the disk, or there.
+    Submitted(Arc<Entry>),
+    /// On disk.
+    Stored,
+}
+
+impl Durable {
+    /// The session is over: what is not written yet need not be.
+    pub(super) fn settle(&self) {
+        if let Self::Submitted(entry) = self {
+            entry.settle();
+        }
+    }
+
+    /// The delivery of `place` is over.
+    pub(super) fn remove(&self, place: u64, env: &Env<'_>) {
+        let written = match self {
+            Self::No => false,
+            Self::Submitted(entry) => !entry.settle(),
+            Self::Stored => true,
+        };
+        if written && let Some(Disk { journal, queue }) = env.disk {
+            journal.submit(QueueOp::Remove { queue, seq: place, unit: None });
+        }
+    }
+}
+
+/// What is on disk only.
+#[derive(Debug, Default)]
+pub(super) struct Tail {
+    /// The next delivery's place.
+    next: u64,
+    /// First place that is on disk only; `next` if there is none.
+    from: u64,
+    /// Messages and bytes from there on; not exact while messages expire there, exact again when all is read.
+    messages: usize,
+    bytes: u64,
+    /// While more is being read: `next` of when that began.
+    loading: Option<u64>,
+    /// Publishers that wait for messages of the tail, by place.
+    awaited: VecDeque<(u64, Arc<Receipt>)>,
+}
+
+impl Tail {
+    fn is_empty(&self) -> bool {
+        self.from >= self.next
+    }
+
+    /// Gives the next place to a delivery that stays in memory.
+    fn pass(&mut self) -> u64 {
+        let place = self.next;
+        self.next += 1;
+        self.from = self.next;
+        place
+    }
+
+    fn subtract(&mut self, messages: usize, bytes: u64) {
+        self.messages = self.messages.saturating_sub(messages);
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if self.is_empty() {
+            (self.messages, self.bytes) = (0, 0);
+        }
+    }
+}
+
+impl Delivery {
+    /// Writes a delivery that is in memory only, if it is one.
+    fn write(&mut self, place: u64, sent: bool, disk: Disk<'_>) {
+        if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
+            return;
+        }
+        let message = {
+            let mut message = self.message.borrow();
+            message.durability = Durability::Interval;
+            message
+        };
+        let offer = Offer {
+            qos: self.qos,
+            retain: self.retain,
+            ids: self.ids.as_deref().unwrap_or_default(),
+            group: self.group,
+            group_queue: QueueId::NONE,
+            queue_offline: true,
+        };
+        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, sent, disk));
+    }
+}
+
+impl Outbound {
+    /// What an earlier process left on disk for this session: places `first` to `next`, and packet identifiers of QoS 2
+    /// messages that came in.
+    pub fn restore(&mut self, first: u64, next: u64, messages: usize, bytes: u64, received: &[u16]) {
+        let rare = self.rare();
+        if next > 0 {
+            rare.tail = Some(Box::new(Tail { next, from: first, messages, bytes, ..Tail::default() }));
+        }
+        rare.received.extend(received.iter().map(|id| (*id, Some(safe()))));
+    }
+
+    /// Messages on disk only expired there.
+    pub fn note_expired(&mut self, messages: usize, bytes: u64) {
+        let Some(rare) = &mut self.rare else { return };
+        rare.dropped += messages as u64;
+        if let Some(tail) = &mut rare.tail {
+            tail.subtract(messages, bytes);
+        }
+    }
+
+    /// Where more is to be read from disk, if there is room and it is not being read already. The caller reads and then
+    /// calls [`Self::loaded`] or [`Self::load_failed`].
+    pub fn begin_load(&mut self) -> Option<u64> {
+        if !self.wants_load() {
+            return None;
+        }
+        let tail = self.rare.as_mut()?.tail.as_mut()?;
+        tail.loading = Some(tail.next);
+        Some(tail.from)
+    }
+
+    /// Whether [`Self::begin_load`] would.
+    pub fn wants_load(&self) -> bool {
+        self.is_online()
+            && self.rare.as_ref().is_some_and(|rare| {
+                rare.pending.len() < LOW
+                    && rare.inflight.is_resent()
+                    && rare.tail.as_ref().is_some_and(|tail| tail.loading.is_none() && !tail.is_empty())
+            })
+    }
+
+    /// What was read.
+    pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
+        let Page { entries, next, end } = page;
+        let Some(mut rare) = self.rare.take() else { return };
+        let loading = rare.tail.as_mut().and_then(|tail| Some((tail.loading.take()?, tail)));
+        if let Some((mark, tail)) = loading {
+            tail.from = if end { next.max(mark) } else { next }.min(tail.next);
+            let bytes =
+                entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
+            tail.subtract(entries.len(), bytes);
+            let receipts: Vec<_> = entries.iter().map(|entry| tail.take_receipt(entry.place)).collect();
+            for (entry, receipt) in entries.into_iter().zip(receipts) {
+                rare.inflight_or_pending(entry, receipt, env);
+            }
+        }
+        self.rare = Some(rare);
+        self.pump(env);
+    }
+
+    /// Reading failed; it is tried again.
+    pub fn load_failed(&mut self) {
+        if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
+            tail.loading = None;
+        }
+    }
+
+    /// What must be safe before the next connection may be answered: PUBREL packets go at once there.
+    pub fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
+        self.rare.as_ref().map_or_else(Vec::new, |rare| rare.inflight.unsafe_releases().cloned().collect())
+    }
+
+    /// Takes a message of a persistent session.
+    pub(super) fn offer_durable(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        env: &Env<'_>,
+        disk: Disk<'_>,
+    ) -> Take {
+        let can_send = self.can_send_now();
+        let online = self.is_online();
+        let window = usize::from(self.window);
+        let rare = self.rare();
+        let tail = rare.tail.get_or_insert_with(Box::default);
+        let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && tail.loading.is_none();
+        if passes && can_send && rare.inflight.has_room(window, tail.next) {
+            let place = tail.pass();
+            if !self.append_publish(message, qos, offer, place, env.now) {
+                return self.too_large();
+            }
+            let mut delivery = Delivery::keep(message, qos, offer);
+            delivery.place = place;
+            if message.durability != Durability::None {
+                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, disk));
+            }
+            self.rare().inflight.push(place, delivery);
+            return Take::Sent;
+        }
+        if passes
+            && rare.pending.len() < WINDOW.min(env.limits.mailbox_messages)
+            && rare.pending.bytes() < WINDOW_BYTES
+        {
+            if !env.budget.charge(message.cost()) {
+                return self.drop_new(DropReason::Memory);
+            }
+            let place = tail.pass();
+            let mut delivery = Delivery::keep(message, qos, offer);
+            delivery.place = place;
+            if message.durability != Durability::None {
+                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, disk));
+            }
+            rare.pending.push(delivery);
+            return Take::Sent;
+        }
+        if offer.group != 0 && qos == QoS::AtLeastOnce {
+            // Another member may have room, and what is on disk only cannot be given to another member.
+            return self.drop_new(DropReason::QueueFull);
+        }
+        self.append_to_tail(message, qos, offer, env, disk)
+    }
+
+    fn append_to_tail(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        env: &Env<'_>,
+        disk: Disk<'_>,
+    ) -> Take {
+        let online = self.is_online();
+        let cost = message.cost() as u64;
+        let rare = self.rare();
+        let tail = rare.tail.get_or_insert_with(Box::default);
+        let most_bytes = env.limits.offline_bytes.0 as u64;
+        while tail.messages >= env.limits.offline_messages || tail.bytes + cost > most_bytes {
+            let disconnect = env.limits.overflow == OverflowPolicy::Disconnect && online;
+            let keeps = qos == QoS::AtMostOnce || env.limits.overflow == OverflowPolicy::DropNewest;
+            if keeps || disconnect || tail.messages == 0 {
+                rare.dropped += 1;
+                count(|c| c.dropped_queue_full.add(1));
+                return if disconnect && !keeps {
+                    Take::Overflow
+                } else {
+                    Take::Dropped(DropReason::QueueFull)
+                };
+            }
+            rare.dropped += 1;
+            count(|c| c.dropped_queue_full.add(1));
+            disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: tail.from, count: 1 });
+            // Its size is not known here: the mean.
+            let mean = tail.bytes / tail.messages as u64;
+            tail.messages -= 1;
+            tail.bytes -= mean;
+        }
+        let place = tail.next;
+        tail.next += 1;
+        tail.messages += 1;
+        tail.bytes += cost;
+        if online && let Some(receipt) = message.receipt {
+            tail.awaited.push_back((place, Arc::clone(receipt)));
+        }
+        submit(message, qos, offer, place, online, disk);
+        if online { Take::Sent } else { Take::Queued }
+    }
+
+    fn drop_new(&mut self, reason: DropReason) -> Take {
+        self.rare().dropped += 1;
+        count(|c| match reason {
+            DropReason::Memory => c.dropped_memory.add(1),
+            _ => c.dropped_queue_full.add(1),
+        });
+        Take::Dropped(reason)
+    }
+
+    /// The connection ended: what waits and is on disk too leaves memory, but for what a shared group may give to others.
+    pub(super) fn offload(&mut self, env: &Env<'_>) {
+        let Some(disk) = env.disk else { return };
+        let Some(rare) = &mut self.rare else { return };
+        let Some(tail) = &mut rare.tail else { return };
+        for (place, delivery) in rare.inflight.publishes() {
+            delivery.write(place, true, disk);
+        }
+        for mut delivery in rare.pending.take_end().into_iter().rev() {
+            env.budget.release(delivery.message.cost());
+            delivery.write(delivery.place, false, disk);
+            tail.from = tail.from.min(delivery.place);
+            tail.messages += 1;
+            tail.bytes += delivery.message.cost() as u64;
+            if let Some(receipt) = delivery.receipt() {
+                tail.awaited.push_front((delivery.place, Arc::clone(receipt)));
+            }
+        }
+        tail.loading = None;
+    }
+
+    /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the ticket, if there is one.
+    pub(super) fn release(delivery: &Delivery, place: u64, env: &Env<'_>) -> Released {
+        let receipt = delivery.receipt().cloned();
+        let durable = delivery.durable.clone();
+        let disk = env.disk.filter(|_| !matches!(durable, Durable::No));
+        let ticket = disk.map(|Disk { journal, queue }| {
+            let ticket = Ticket::new();
+            journal.submit(QueueOp::Release { queue, seq: place, ticket: Arc::clone(&ticket) });
+            ticket
+        });
+        Released { receipt, durable, ticket }
+    }
+}
+
+impl Tail {
+    fn take_receipt(&mut self, place: u64) -> Option<Arc<Receipt>> {
+        while self.awaited.front().is_some_and(|(waiting, _)| *waiting < place) {
+            let (_, receipt) = self.awaited.pop_front()?;
+            // It was trimmed, or expired on disk.
+            dropped(Some(&receipt), DropReason::QueueFull);
+        }
+        if self.awaited.front().is_some_and(|(waiting, _)| *waiting == place) {
+            return self.awaited.pop_front().map(|(_, receipt)| receipt);
+        }
+        None
+    }
+
+    /// The session ends: whoever waits is told.
+    pub(super) fn give_up(&mut self) {
+        for (_, receipt) in self.awaited.drain(..) {
+            dropped(Some(&receipt), DropReason::SessionEnded);
+        }
+    }
+
+    pub(super) fn sizes(&self) -> (usize, u64) {
+        (self.messages, self.bytes)
+    }
+
+    /// Whether messages that may wait a little may be added.
+    pub(super) fn has_room(&self) -> bool {
+        self.messages < LOW
+    }
+}
+
+impl super::outbound::Rare {
+    fn inflight_or_pending(&mut self, entry: ReadBack, receipt: Option<Arc<Receipt>>, env: &Env<'_>) {
+        let ReadBack { place, qos, retain, sent, group, ids, message } = entry;
+        let Some(message) = message else {
+            // What was sent before it must keep its order.
+            while let Some(delivery) = self.pending.pop() {
+                env.budget.release(delivery.message.cost());
+                self.inflight.restore(delivery.place, Stage::Publish(delivery), false);
+            }
+            let released = Released { receipt: None, durable: Durable::Stored, ticket: Some(safe()) };
+            self.inflight.restore(place, Stage::Release(released), true);
+            return;
+        };
+        if message.is_expired(env.now) && !(sent && qos == QoS::ExactlyOnce) {
+            self.dropped += 1;
+            count(|c| c.dropped_expired.add(1));
+            dropped(receipt.as_ref(), DropReason::Expired);
+            Durable::Stored.remove(place, env);
+            return;
+        }
+        let awaited = if receipt.is_some() { Awaited::Unsent } else { Awaited::No };
+        let message = receipt.map_or_else(|| Arc::clone(&message), |receipt| message.with_receipt(receipt));
+        let delivery =
+            Delivery { message, ids, place, group, qos, retain, awaited, durable: Durable::Stored };
+        if sent && qos != QoS::AtMostOnce && self.pending.is_empty() {
+            self.inflight.restore(place, Stage::Publish(delivery), true);
+        } else {
+            // Read because there is room: not refused for the budget, but counted in it.
+            env.budget.force(delivery.message.cost());
+            self.pending.push(delivery);
+        }
+    }
+}
+
+/// Submits one delivery.
+pub(super) fn submit(
+    message: &Message<'_>,
+    qos: QoS,
+    offer: Offer<'_>,
+    place: u64,
+    sent: bool,
+    disk: Disk<'_>,
+) -> Arc<Entry> {
+    let ticket = message.ticket().cloned();
+    let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, ticket);
+    entry.retain = offer.retain;
+    entry.sent = sent;
+    entry.group = offer.group_queue;
+    entry.ids = if offer.ids.is_empty() { None } else { Some(offer.ids.into()) };
+    let entry = Arc::new(entry);
+    disk.journal.submit(QueueOp::Append(Arc::clone(&entry)));
+    entry
+}
+
+/// A ticket that is done.
+fn safe() -> Arc<Ticket> {
+    let ticket = Ticket::new();
+    ticket.done();
+    ticket
+}
