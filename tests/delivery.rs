@@ -98,14 +98,40 @@ fn returns_to_a_long_group_queue(overflow: &str) {
         publisher.publish_acked("t", &n.to_be_bytes(), false);
     }
     let mut member = Client::connect_with(server.ports.tcp, hello());
-    for n in 0..MESSAGES {
+    expect_numbered(&mut member, MESSAGES, overflow);
+    assert_eq!(server.metric("mqtt_messages_dropped_total"), 0, "{overflow}");
+}
+
+/// Takes and acknowledges messages at QoS 1 that are numbered from 0.
+fn expect_numbered(member: &mut Client, count: u32, case: &str) {
+    for n in 0..count {
         let bytes = member.next_bytes().expect("a PUBLISH");
         let Packet::Publish(publish) = client::decoded(&bytes, Protocol::V4) else { panic!("{bytes:?}") };
-        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing, {overflow}");
+        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing, {case}");
         let ack = Ack { packet_id: publish.packet_id, code: 0, reason_string: None, user: Vec::new() };
         member.send(&Packet::PubAck(ack));
     }
-    assert_eq!(server.metric("mqtt_messages_dropped_total"), 0, "{overflow}");
+}
+
+#[test]
+fn what_waits_in_a_group_queue_reaches_who_joins_the_group_although_nobody_publishes_any_more() {
+    const MESSAGES: u32 = 200;
+    const GROUP: &str = "$share/group/t";
+    // Half a mailbox is handed out at once, the rest as there is room.
+    let server = Server::start_with(&[], "[limits]\nmailbox_messages = 10\n");
+    let hello = Connect { clean_start: false, ..Connect::new(Protocol::V4, "absent") };
+    let mut absent = Client::connect_with(server.ports.tcp, hello);
+    assert_eq!(absent.subscribe_with(GROUP, QoS::AtLeastOnce, None), 1);
+    drop(absent);
+    until(|| server.metric("mqtt_connections") == 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V4, "publisher");
+    for n in 0..MESSAGES {
+        publisher.publish_acked("t", &n.to_be_bytes(), false);
+    }
+    let mut member = Client::connect(server.ports.tcp, Protocol::V4, "member");
+    assert_eq!(member.subscribe_with(GROUP, QoS::AtLeastOnce, None), 1);
+    expect_numbered(&mut member, MESSAGES, "");
+    until(|| server.metric("mqtt_queued_bytes") == 0);
 }
 
 /// A CONNECT of which a part has been sent, and the rest.

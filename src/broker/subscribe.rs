@@ -77,7 +77,7 @@ impl Broker {
         let qos = request.qos.min(granted);
         let options = Options::new(qos, request.retain_as_published, request.no_local);
         let (slot, id) = (core.slot(), request.id.unwrap_or(0));
-        let existed = {
+        let (reference, existed) = {
             let mut state = core.state.lock();
             if state.ended {
                 return Err(SubscribeError::NotAuthorized);
@@ -96,7 +96,7 @@ impl Broker {
             if !existed {
                 state.subscriptions.push(reference);
             }
-            existed
+            (reference, existed)
         };
         self.emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
         // Shared subscriptions get no retained messages [MQTT-4.8.2-1].
@@ -111,7 +111,9 @@ impl Broker {
             };
         let replay =
             replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
-        Ok(Subscribed { qos, replay })
+        let group_queue =
+            shared.is_some() && inner.index.groups_of(&[reference]).iter().any(|group| group.has_queued());
+        Ok(Subscribed { qos, replay, group_queue })
     }
 
     /// What the filter may be refused for; group name and inner filter if it is shared.

@@ -42,7 +42,8 @@ roundtrip() {
   background_sub reader "$@" -t "$topic" -q 2 -C 3 -F 'got %t %p %q'
   for qos in 0 1 2; do pub "$@" -t "$topic" -q "$qos" -m "hello $qos"; done
   wait "$reader_pid" || fail "subscriber ended with $?"
-  same "$(grep '^got' "$work/reader")" "got $topic hello 0 0
+  # Each comes from a publisher of its own, and one at QoS 0 leaves without an answer: no order is promised.
+  same "$(grep '^got' "$work/reader" | sort)" "got $topic hello 0 0
 got $topic hello 1 1
 got $topic hello 2 2"
 }
