@@ -93,3 +93,30 @@ impl Budget for Broker {
         Self::release(self, bytes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{auth::AllowAll, broker::BrokerConfig};
+
+    /// In virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_being_accepted_when_the_gateway_stops_is_waited_for_and_nobody_comes_after() {
+        let broker = Broker::new(BrokerConfig {
+            limits: Arc::default(),
+            non_broker: false,
+            namespace: String::new(),
+            listener_strategies: Default::default(),
+            latest: None,
+        });
+        let shared = Shared::new(broker, Arc::new(AllowAll), String::new());
+        drop(shared.enter().expect("an open door"));
+        let entering = shared.enter().expect("an open door");
+        let long = Duration::from_secs(3_600);
+        assert!(tokio::time::timeout(long, shared.refuse_connects()).await.is_err(), "one is on its way");
+        assert!(shared.enter().is_none());
+        drop(entering);
+        assert!(tokio::time::timeout(long, shared.refuse_connects()).await.is_ok());
+        assert!(shared.enter().is_none());
+    }
+}
