@@ -163,7 +163,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
     }
 
     // One test for all signals: they go to the whole process.

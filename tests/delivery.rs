@@ -4,14 +4,14 @@
 mod client;
 mod support;
 
-use std::{io::Write as _, thread};
+use std::{io::Write as _, net::TcpStream, thread};
 
 use client::{Client, Got};
 use mqtt_server::{
     codec::{self, Ack, Connect, Packet, Publish},
     types::{Protocol, QoS},
 };
-use support::{Server, until};
+use support::{Server, local, until};
 
 /// Nothing is dropped for want of room, and no timeout moves what is stuck.
 const ROOMY: &str =
@@ -98,30 +98,112 @@ fn returns_to_a_long_group_queue(overflow: &str) {
         publisher.publish_acked("t", &n.to_be_bytes(), false);
     }
     let mut member = Client::connect_with(server.ports.tcp, hello());
-    for n in 0..MESSAGES {
-        let bytes = member.next_bytes().expect("a PUBLISH");
-        let Packet::Publish(publish) = client::decoded(&bytes, Protocol::V4) else { panic!("{bytes:?}") };
-        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing, {overflow}");
-        let ack = Ack { packet_id: publish.packet_id, code: 0, reason_string: None, user: Vec::new() };
-        member.send(&Packet::PubAck(ack));
-    }
+    expect_numbered(&mut member, MESSAGES, overflow);
     assert_eq!(server.metric("mqtt_messages_dropped_total"), 0, "{overflow}");
 }
 
+/// Takes and acknowledges messages at QoS 1 that are numbered from 0.
+fn expect_numbered(member: &mut Client, count: u32, case: &str) {
+    for n in 0..count {
+        let bytes = member.next_bytes().expect("a PUBLISH");
+        let Packet::Publish(publish) = client::decoded(&bytes, Protocol::V4) else { panic!("{bytes:?}") };
+        assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing, {case}");
+        let ack = Ack { packet_id: publish.packet_id, code: 0, reason_string: None, user: Vec::new() };
+        member.send(&Packet::PubAck(ack));
+    }
+}
+
 #[test]
-fn a_device_that_connects_while_the_server_stops_is_told_so() {
-    let mut server = Server::start();
-    let mut late = Client::open(server.ports.tcp, Protocol::V5);
+fn what_waits_in_a_group_queue_reaches_who_joins_the_group_although_nobody_publishes_any_more() {
+    const MESSAGES: u32 = 200;
+    const GROUP: &str = "$share/group/t";
+    // Half a mailbox is handed out at once, the rest as there is room.
+    let server = Server::start_with(&[], "[limits]\nmailbox_messages = 10\n");
+    let hello = Connect { clean_start: false, ..Connect::new(Protocol::V4, "absent") };
+    let mut absent = Client::connect_with(server.ports.tcp, hello);
+    assert_eq!(absent.subscribe_with(GROUP, QoS::AtLeastOnce, None), 1);
+    drop(absent);
+    until(|| server.metric("mqtt_connections") == 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V4, "publisher");
+    for n in 0..MESSAGES {
+        publisher.publish_acked("t", &n.to_be_bytes(), false);
+    }
+    let mut member = Client::connect(server.ports.tcp, Protocol::V4, "member");
+    assert_eq!(member.subscribe_with(GROUP, QoS::AtLeastOnce, None), 1);
+    expect_numbered(&mut member, MESSAGES, "");
+    until(|| server.metric("mqtt_queued_bytes") == 0);
+}
+
+/// A CONNECT of which a part has been sent, and the rest.
+fn half_connected(port: u16, protocol: Protocol) -> (Client, Vec<u8>) {
+    let mut client = Client::open(port, protocol);
     let mut bytes = Vec::new();
-    codec::encode(&Packet::Connect(Connect::new(Protocol::V5, "late").into()), Protocol::V5, &mut bytes);
-    // A part of the CONNECT is there before, the rest comes while others are being disconnected.
-    late.stream.write_all(&bytes[..5]).expect("send a part");
+    codec::encode(&Packet::Connect(Connect::new(protocol, "late").into()), protocol, &mut bytes);
+    let rest = bytes.split_off(5);
+    client.stream.write_all(&bytes).expect("send a part");
+    (client, rest)
+}
+
+#[test]
+fn a_device_whose_connect_comes_whole_while_others_are_disconnected_is_told_so_at_once() {
+    // The 101st is disconnected five minutes after the others: the server surely waits all through the test.
+    let server = Server::start_with(&[], "[shutdown]\ndeadline = \"10m\"\ndisconnect_window = \"10m\"\n");
+    let late = [(Protocol::V5, 0x88), (Protocol::V4, 3)]
+        .map(|(protocol, code)| (half_connected(server.ports.tcp, protocol), code));
+    let others: Vec<Client> =
+        (0..101).map(|n| Client::connect(server.ports.tcp, Protocol::V5, &format!("other-{n}"))).collect();
+    server.signal("TERM");
+    until(|| server.metric("mqtt_connections") == 1);
+    for ((mut client, rest), code) in late {
+        client.stream.write_all(&rest).expect("send the rest");
+        assert_eq!(client.next(), Got::ConnAck(code));
+        assert_eq!(client.next(), Got::Closed);
+    }
+    assert_eq!(server.metric("mqtt_connections"), 1, "it was not while others were being disconnected");
+    drop(others);
+}
+
+#[test]
+fn a_device_that_never_sends_the_rest_of_its_connect_does_not_keep_the_server_from_stopping() {
+    let mut server =
+        Server::start_with(&[], "[limits]\nconnect_timeout = \"10m\"\n[shutdown]\ndeadline = \"10m\"\n");
+    let (late, _rest) = half_connected(server.ports.tcp, Protocol::V5);
     let mut other = Client::connect(server.ports.tcp, Protocol::V5, "other");
     server.signal("TERM");
     assert_eq!(other.next(), Got::Disconnect(0x8B));
-    late.stream.write_all(&bytes[5..]).expect("send the rest");
-    if late.next() == Got::ConnAck(0) {
-        assert_eq!(late.next(), Got::Disconnect(0x8B));
+    assert!(server.wait());
+    drop(late);
+}
+
+#[test]
+fn no_device_is_accepted_by_a_server_that_stops_and_then_left_without_a_word() {
+    let mut server = Server::start();
+    let port = server.ports.tcp;
+    let connecting: Vec<_> = (0..4)
+        .map(|thread| {
+            thread::spawn(move || {
+                let mut accepted = Vec::new();
+                // Until the server refuses, or is not there any more.
+                while let Ok(stream) = TcpStream::connect(local(port)) {
+                    let mut client = Client::over(stream, Protocol::V5);
+                    let hello = Connect::new(Protocol::V5, format!("{thread}-{}", accepted.len()));
+                    let mut bytes = Vec::new();
+                    codec::encode(&Packet::Connect(hello.into()), Protocol::V5, &mut bytes);
+                    if client.stream.write_all(&bytes).is_err() || client.next() != Got::ConnAck(0) {
+                        break;
+                    }
+                    accepted.push(client);
+                }
+                accepted
+            })
+        })
+        .collect();
+    until(|| server.metric("mqtt_connections") >= 20);
+    server.signal("TERM");
+    for thread in connecting {
+        for mut client in thread.join().expect("a thread that connects") {
+            assert_eq!(client.next(), Got::Disconnect(0x8B));
+        }
     }
     assert!(server.wait());
 }

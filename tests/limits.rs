@@ -8,14 +8,13 @@ mod support;
 use std::{
     fs,
     io::Write as _,
-    net::TcpListener,
     process::{Command, Stdio},
     time::Duration,
 };
 
-use client::{Client, Got, hello};
+use client::{Client, Got, hello, message};
 use mqtt_server::{
-    codec::Packet,
+    codec::{Connect, Packet},
     types::{Protocol, QoS},
 };
 use support::{Server, until};
@@ -131,13 +130,16 @@ fn the_message_rate_slows_but_loses_nothing_and_is_no_silence() {
     let server = Server::start_with(&[], "[limits]\nclient_message_rate = 20\n");
     let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
     assert_eq!(reader.subscribe("fast"), 0);
-    let mut connect = hello(Protocol::V5, "fast");
-    connect.keep_alive = 1;
-    let mut fast = Client::connect_with(server.ports.tcp, connect);
-    for n in 0..120_u8 {
-        fast.publish("fast", &[n], QoS::AtMostOnce, false);
-    }
-    assert_eq!(fast.ping(), []);
+    // All in one write, and the rest while the server pauses: no pause of this client can be taken for its silence.
+    let payloads: Vec<[u8; 1]> = (0..120).map(|n| [n]).collect();
+    let mut burst = vec![Packet::Connect(Connect { keep_alive: 1, ..hello(Protocol::V5, "fast") }.into())];
+    burst.extend(payloads.iter().map(|payload| message("fast", payload, QoS::AtMostOnce, false)));
+    let mut fast = Client::open(server.ports.tcp, Protocol::V5);
+    fast.send_all(&burst);
+    assert_eq!(fast.next(), Got::ConnAck(0));
+    fast.send_all(&[Packet::PingReq, Packet::Disconnect(Box::default())]);
+    assert_eq!(fast.next(), Got::PingResp);
+    assert_eq!(fast.next(), Got::Closed);
     for n in 0..120_u8 {
         assert_eq!(reader.next(), Got::Publish("fast".to_owned(), vec![n]));
     }
@@ -161,12 +163,13 @@ fn packets_beyond_the_size_are_refused() {
 
 #[test]
 fn silent_peers_are_closed() {
-    let server = Server::start_with(&[], "[limits]\nconnect_timeout = \"1s\"\n");
-    let mut silent = Client::open(server.ports.tcp, Protocol::V5);
+    let hasty = Server::start_with(&[], "[limits]\nconnect_timeout = \"1s\"\n");
+    assert_eq!(Client::open(hasty.ports.tcp, Protocol::V5).next(), Got::Closed, "no CONNECT");
+    // One with time for the CONNECT, however slow this machine is.
+    let server = Server::start();
     let mut connect = hello(Protocol::V5, "silent");
     connect.keep_alive = 1;
     let mut client = Client::connect_with(server.ports.tcp, connect);
-    assert_eq!(silent.next(), Got::Closed, "no CONNECT");
     assert_eq!(client.next(), Got::Disconnect(0x8D), "no PINGREQ");
     assert_eq!(client.next(), Got::Closed);
     assert_eq!(server.metric("mqtt_keep_alive_timeouts_total"), 1);
@@ -174,13 +177,9 @@ fn silent_peers_are_closed() {
 
 #[test]
 fn proxy_protocol_headers_are_required_where_configured() {
-    let held = TcpListener::bind("127.0.0.1:0").expect("bind a free port");
-    let port = held.local_addr().expect("address of a bound listener").port();
-    drop(held);
-    let toml = format!(
-        "[[listeners]]\nname = \"proxied\"\nkind = \"tcp\"\naddress = \"127.0.0.1:{port}\"\nproxy_protocol = true\n"
-    );
-    let server = Server::start_with(&[], &toml);
+    let toml = "[[listeners]]\nname = \"proxied\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\nproxy_protocol = true\n";
+    let server = Server::start_with(&[], toml);
+    let port = server.port("proxied");
     let v1 = b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 1883\r\n".as_slice();
     let v2 =
         b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\xc0\x00\x02\x02\x13\x88\x07\x5b".as_slice();

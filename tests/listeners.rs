@@ -7,7 +7,7 @@ mod support;
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::{
         fd::OwnedFd,
         unix::{fs::PermissionsExt, net::UnixStream},
@@ -25,19 +25,14 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use support::{Server, local, until};
 
-fn free_port() -> u16 {
-    let held = TcpListener::bind("127.0.0.1:0").expect("bind a free port");
-    held.local_addr().expect("address of a bound listener").port()
-}
-
-fn listener(name: &str, kind: &str, port: u16, more: &str) -> String {
-    format!("[[listeners]]\nname = \"{name}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:{port}\"\n{more}\n")
+fn listener(name: &str, kind: &str, more: &str) -> String {
+    format!("[[listeners]]\nname = \"{name}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:0\"\n{more}\n")
 }
 
 #[test]
 fn a_full_listener_refuses_and_leaves_the_others_open() {
-    let port = free_port();
-    let server = Server::start_with(&[], &listener("small", "tcp", port, "max_connections = 2"));
+    let server = Server::start_with(&[], &listener("small", "tcp", "max_connections = 2"));
+    let port = server.port("small");
     let mut first = Client::connect(port, Protocol::V5, "one");
     let second = Client::connect(port, Protocol::V5, "two");
     assert_eq!(Client::open(port, Protocol::V5).next(), Got::Closed);
@@ -70,11 +65,11 @@ fn the_accept_rate_refuses_nobody() {
 
 #[test]
 fn a_group_has_the_strategy_of_the_listener_of_its_first_member() {
-    let (sticky, plain) = (free_port(), free_port());
     let toml = "[limits.shared_groups]\nnamed = \"round_robin\"\n".to_owned()
-        + &listener("sticky", "tcp", sticky, "shared_strategy = \"sticky\"")
-        + &listener("plain", "tcp", plain, "");
+        + &listener("sticky", "tcp", "shared_strategy = \"sticky\"")
+        + &listener("plain", "tcp", "");
     let server = Server::start_with(&[], &toml);
+    let (sticky, plain) = (server.port("sticky"), server.port("plain"));
     let mut sender = Client::connect(server.ports.tcp, Protocol::V5, "sender");
     for (group, ports, expected) in [
         ("g1", [sticky, plain], [6, 0]),
@@ -197,13 +192,13 @@ fn connack_over_tls(
 
 #[test]
 fn a_listener_with_required_client_certificates_takes_those_of_its_authority_only() {
-    let port = free_port();
     let (own, other) = (Authority::new(), Authority::new());
     let directory = tempfile::tempdir().expect("make a directory");
     let ca = directory.path().join("clients.crt");
     fs::write(&ca, &own.pem).expect("write the authority");
     let more = format!("client_ca = \"{}\"\nrequire_client_cert = true", ca.display());
-    let server = Server::start_with(&[], &listener("mutual", "tls", port, &more));
+    let server = Server::start_with(&[], &listener("mutual", "tls", &more));
+    let port = server.port("mutual");
     assert_eq!(connack_over_tls(&server, port, Some(own.client())), Some(0));
     assert_eq!(connack_over_tls(&server, port, Some(other.client())), None, "another authority");
     assert_eq!(connack_over_tls(&server, port, None), None, "no certificate");
@@ -216,10 +211,10 @@ fn a_listener_with_required_client_certificates_takes_those_of_its_authority_onl
 
 #[test]
 fn events_of_a_connection_name_client_peer_and_listener_and_nothing_secret() {
-    let port = free_port();
     let toml = "[log]\nlevel = \"trace\"\ntrace_clients = [\"dev-1\"]\n".to_owned()
-        + &listener("proxied", "tcp", port, "proxy_protocol = true");
+        + &listener("proxied", "tcp", "proxy_protocol = true");
     let server = Server::start_with(&["--log-format", "json"], &toml);
+    let port = server.port("proxied");
     let proxied = |client_id: &str| {
         let mut client = Client::open(port, Protocol::V5);
         client.stream.write_all(b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 1883\r\n").expect("send the header");

@@ -12,7 +12,7 @@ use std::{
 
 use support::{Server, local};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 /// A row: what it breaks (with the statement ids), what is sent, and after which greeting.
 struct Row(&'static str, Greeting, &'static [u8]);

@@ -96,7 +96,7 @@ fn readme_tour_works_as_written() {
             .replace("9090", &server.ports.http.to_string());
         let mut command = Command::new("bash");
         command.args(["-euo", "pipefail", "-c", &script]).current_dir(server.dir()).env("PATH", &path);
-        let (success, output) = run(&mut command, Duration::from_secs(60));
+        let (success, output) = run(&mut command, Duration::from_secs(300));
         assert!(success, "this block failed:\n{script}\nand said:\n{output}");
         for line in &block.expected {
             assert!(

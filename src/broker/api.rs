@@ -88,6 +88,8 @@ pub struct Subscribed {
     pub qos: QoS,
     /// Retained messages to replay after the SUBACK, paced by the connection.
     pub replay: Option<RetainedCursor>,
+    /// Messages wait in the queue of the shared group that was joined: [`super::Broker::online`] hands them out.
+    pub group_queue: bool,
 }
 
 /// Why a filter was refused.

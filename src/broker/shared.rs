@@ -163,6 +163,11 @@ impl Group {
         self.members.read().is_empty()
     }
 
+    /// Whether messages wait for a member that takes them.
+    pub(super) fn has_queued(&self) -> bool {
+        self.queued.load(Ordering::Acquire) > 0
+    }
+
     pub(super) fn has_member(&self, slot: u32) -> bool {
         self.member_options(slot).is_some()
     }
@@ -194,7 +199,7 @@ impl Group {
     /// Gives one message to one member, or keeps it for the first that returns.
     pub(super) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
         let members = Arc::clone(&*self.members.read());
-        if self.queued.load(Ordering::Acquire) > 0 {
+        if self.has_queued() {
             // Messages left by a member that could not take all of them come first.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
@@ -212,12 +217,12 @@ impl Group {
     /// Hands `limit` messages of the queue to a member that has come online, or as many as it takes; true if something
     /// is left.
     pub(super) fn drain_to(&self, slot: u32, limit: usize, delivery: &mut Delivery<'_>) -> bool {
-        if self.queued.load(Ordering::Acquire) == 0 {
+        if !self.has_queued() {
             return false;
         }
         let members = Arc::clone(&*self.members.read());
         self.drain(&members, Some(slot), limit, delivery);
-        self.queued.load(Ordering::Acquire) > 0
+        self.has_queued()
     }
 
     /// Ends the group: what still waits is dropped and counted.

@@ -83,7 +83,7 @@ impl Broker {
         let qos = request.qos.min(granted);
         let options = Options::new(qos, request.retain_as_published, request.no_local);
         let (slot, id) = (core.slot(), request.id.unwrap_or(0));
-        let existed = {
+        let (reference, existed) = {
             let mut state = core.state.lock();
             if state.ended {
                 return Err(SubscribeError::NotAuthorized);
@@ -114,7 +114,7 @@ impl Broker {
                 let op = SessionOp::Subscribe(core.queue(), subscription, Arc::clone(ticket));
                 durable.sessions().submit(op);
             }
-            existed
+            (reference, existed)
         };
         self.emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
         // Shared subscriptions get no retained messages [MQTT-4.8.2-1].
@@ -129,7 +129,9 @@ impl Broker {
             };
         let replay =
             replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
-        Ok(Subscribed { qos, replay })
+        let group_queue =
+            shared.is_some() && inner.index.groups_of(&[reference]).iter().any(|group| group.has_queued());
+        Ok(Subscribed { qos, replay, group_queue })
     }
 
     /// A subscription of an earlier process: no event, no retained messages, nothing written.

@@ -1,6 +1,10 @@
 //! The seam between routing and those who receive: sessions (net) and gRPC streams (grpc).
 
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use crate::types::{ClientId, DropReason, Message, QoS, QueueId, SharedMessage, Yielded};
 
@@ -144,11 +148,20 @@ pub struct Turn {
 
 impl Turn {
     /// Flushes every target in the list, in its order: deliveries go before the acknowledgement that follows them.
-    /// Call before the turn ends.
+    /// Call before the turn ends. A target that panics keeps its bytes; the others are flushed.
     pub fn flush(&mut self) {
         for target in self.dirty.drain(..) {
-            target.flush();
+            // The panic hook has told it.
+            let _ = catch_unwind(AssertUnwindSafe(|| target.flush()));
         }
+    }
+}
+
+/// A turn that a panic has cut short is flushed all the same: who has been put on this list is put on no other until it
+/// is flushed.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.flush();
     }
 }
 
@@ -233,4 +246,60 @@ pub enum EventKind {
     },
     /// Authentication failed.
     AuthFailed,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    /// Counts its flushes; one that is `broken` panics.
+    #[derive(Default)]
+    struct Flushed {
+        count: AtomicUsize,
+        broken: bool,
+    }
+
+    impl Target for Flushed {
+        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
+            Delivered { outcome: Outcome::Sent, flush: true }
+        }
+        fn flush(self: Arc<Self>) {
+            self.count.fetch_add(1, SeqCst);
+            assert!(!self.broken, "a target that fails");
+        }
+        fn is_online(&self) -> bool {
+            true
+        }
+        fn load(&self) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn a_panic_between_delivery_and_flush_leaves_no_target_unflushed() {
+        let targets: [Arc<Flushed>; 3] = Default::default();
+        let turn_of = |targets: &[Arc<Flushed>]| {
+            let mut turn = Turn::default();
+            turn.dirty.extend(targets.iter().map(|target| Arc::clone(target) as Arc<dyn Target>));
+            turn
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let _turn = turn_of(&targets);
+            panic!("handling a packet fails");
+        }));
+        assert!(result.is_err());
+        assert!(targets.iter().all(|target| target.count.load(SeqCst) == 1));
+    }
+
+    #[test]
+    fn a_target_that_panics_when_flushed_keeps_no_other_from_it() {
+        let broken = Arc::new(Flushed { broken: true, ..Flushed::default() });
+        let other = Arc::new(Flushed::default());
+        let mut turn = Turn::default();
+        turn.dirty.extend([Arc::clone(&broken) as Arc<dyn Target>, Arc::clone(&other) as Arc<dyn Target>]);
+        turn.flush();
+        assert_eq!((broken.count.load(SeqCst), other.count.load(SeqCst)), (1, 1));
+    }
 }

@@ -98,6 +98,7 @@ impl Builder {
 /// A running gateway.
 pub struct Gateway {
     broker: Broker,
+    shared: Arc<net::Shared>,
     config: Arc<Config>,
     addresses: Vec<(String, Address)>,
     tls: Arc<TlsStore>,
@@ -152,8 +153,8 @@ impl Gateway {
         Arc::new(move || service::metrics(&broker, latest.as_deref()))
     }
 
-    /// Ends everything in order: no new connections, streams end, v5 clients get DISCONNECT 0x8B spread over
-    /// the window, wills are published, the latest values are written. Bounded by `shutdown.deadline`.
+    /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now is refused
+    /// (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published, the latest values are written. Bounded by `shutdown.deadline`.
     pub async fn shutdown(self) {
         self.end().instrument(info_span!("shutdown")).await;
     }
@@ -188,6 +189,8 @@ impl Gateway {
     }
 
     async fn drain(&self) {
+        // Nobody comes after this: the sessions online are all that there are to end.
+        self.shared.refuse_connects().await;
         let sessions = self.broker.online_sessions();
         let window = self.config.shutdown.disconnect_window.0;
         let steps = sessions.len().div_ceil(100).max(1);
@@ -201,19 +204,37 @@ impl Gateway {
             }
         }
         drop(sessions);
-        let mut rounds = 0_u32;
         while self.broker.gauges().online > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            rounds = rounds.wrapping_add(1);
-            if rounds.is_multiple_of(20) {
-                // Handshakes that were under way.
-                for session in self.broker.online_sessions() {
-                    session.close(u32::MAX, CloseReason::ServerShutdown);
-                }
-            }
         }
         let mut turn = Turn::default();
         self.broker.shutdown_wills(net::now(), &mut turn);
         turn.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Grpc, Http, Latest};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn who_subscribes_at_once_is_not_too_early_for_what_sys_answers_only_once() {
+        let config = Config {
+            non_tls: true,
+            insecure_grpc: true,
+            grpc: Grpc { tls: false, ..Grpc::default() },
+            http: Http { enabled: false, ..Http::default() },
+            latest: Latest { enabled: false, ..Latest::default() },
+            ..Config::default()
+        };
+        let socket = || TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let builder = Gateway::builder(config).socket("default", socket()).socket("grpc", socket());
+        let gateway = builder.start().await.unwrap();
+        for name in ["version", "time"] {
+            let topic = format!("$SYS/broker/{name}");
+            assert!(gateway.broker().retained(&topic, net::now()).is_some(), "{topic}");
+        }
+        gateway.shutdown().await;
     }
 }

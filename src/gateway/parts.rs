@@ -11,7 +11,10 @@ use std::{
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
-use super::{Builder, Gateway, StartError, service};
+use super::{
+    Builder, Gateway, StartError,
+    service::{self, Sys},
+};
 use crate::{
     broker::{Broker, BrokerConfig},
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
@@ -64,6 +67,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         latest: latest.clone(),
         stores: None,
     });
+    let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let shared = Shared::new(broker.clone(), auth, config.response_pattern());
     let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;
     let (draining, drain) = watch::channel(false);
@@ -97,12 +101,24 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         ));
     }
     tasks.spawn(service::run_ticks(broker.clone()));
-    if config.sys.enabled {
-        tasks.spawn(service::run_sys(broker.clone(), config.sys.interval.0));
+    if let Some(sys) = sys {
+        tasks.spawn(sys.run(config.sys.interval.0));
     }
     tasks.spawn(Arc::clone(&tls).watch(CERTIFICATE_POLL));
     let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
-    Ok(Gateway { broker, config, addresses, tls, latest, draining, stopping, latest_task, grpc_task, tasks })
+    Ok(Gateway {
+        broker,
+        shared,
+        config,
+        addresses,
+        tls,
+        latest,
+        draining,
+        stopping,
+        latest_task,
+        grpc_task,
+        tasks,
+    })
 }
 
 struct Prepared {

@@ -83,25 +83,45 @@ pub(super) async fn run_ticks(broker: Broker) {
     }
 }
 
-/// Publishes `$SYS` at start and then at every interval, retained so that a subscriber is answered at once. The time
-/// and the version are only kept, so that a subscriber is answered once; the time is that of the last interval.
-pub(super) async fn run_sys(broker: Broker, interval: Duration) {
-    let mut stats = SysStats::new(since_epoch());
-    let mut ticks = tokio::time::interval(interval.max(Duration::from_secs(1)));
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    loop {
+/// Publishes `$SYS`, retained so that a subscriber is answered at once. The time and the version are only kept, so that
+/// a subscriber is answered once; the time is that of the last interval.
+pub(super) struct Sys {
+    broker: Broker,
+    stats: SysStats,
+}
+
+impl Sys {
+    /// Publishes for the first time: before anybody can subscribe, for what is only kept is never sent later.
+    pub(super) fn start(broker: Broker) -> Self {
+        let mut sys = Self { broker, stats: SysStats::new(since_epoch()) };
+        sys.publish();
+        sys
+    }
+
+    /// Publishes again at every interval.
+    pub(super) async fn run(mut self, interval: Duration) {
+        let mut ticks = tokio::time::interval(interval.max(Duration::from_secs(1)));
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        // The first is now.
         ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            self.publish();
+        }
+    }
+
+    fn publish(&mut self) {
         let process = ProcessStats::read();
         let input =
             SysInput { now: since_epoch(), heap: process.rss_bytes, heap_maximum: process.rss_peak_bytes };
-        let values = stats.tick(input, &totals(), &broker.gauges());
+        let values = self.stats.tick(input, &totals(), &self.broker.gauges());
         let mut turn = Turn::default();
         for (topic, payload) in &values {
             let mut message = Message::new(topic, payload.as_bytes(), net::now(), Origin::SERVER);
             message.retain = true;
             // What answers a subscription once is only kept; without retained messages it can only be sent.
-            if !(is_answered_once(topic) && broker.set_retained(&message).is_ok()) {
-                broker.publish(&message, &mut turn);
+            if !(is_answered_once(topic) && self.broker.set_retained(&message).is_ok()) {
+                self.broker.publish(&message, &mut turn);
             }
         }
         turn.flush();

@@ -37,6 +37,8 @@ pub(super) struct Device {
 pub(super) struct Slot {
     pub(super) out: Outbound,
     pub(super) link: Option<Link>,
+    /// A connection that was asked to close before it attached its link.
+    asked: Option<(u32, CloseReason)>,
 }
 
 /// The connection that owns the session now.
@@ -98,7 +100,7 @@ impl Link {
 
 impl Device {
     pub(super) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
-        let slot = Mutex::new(Slot { out: Outbound::new(), link: None });
+        let slot = Mutex::new(Slot { out: Outbound::new(), link: None, asked: None });
         Self { core, shared, slot, last_seen: AtomicU32::new(0) }
     }
 
@@ -129,7 +131,7 @@ impl Device {
     /// ended it by its Clean Start; `Ok` gives the link that it replaced, for the farewell.
     pub(super) fn attach(
         &self,
-        link: Link,
+        mut link: Link,
         params: LinkParams,
         connack: &[u8],
         now: Timestamp,
@@ -137,6 +139,9 @@ impl Device {
         let mut slot = self.slot.lock();
         if slot.out.is_ended() || slot.link.as_ref().is_some_and(|old| old.epoch > link.epoch) {
             return Err(link);
+        }
+        if let Some((_, reason)) = slot.asked.take_if(|(epoch, _)| *epoch == link.epoch) {
+            link.close = Some(reason);
         }
         let mut old = slot.link.replace(link);
         let lost = old.as_mut().map_or(0, |old| old.take_unsent(&mut slot.out));
@@ -288,6 +293,9 @@ impl Session for Device {
     fn close(&self, epoch: u32, reason: CloseReason) {
         let waker = {
             let mut slot = self.slot.lock();
+            if slot.link.as_ref().is_none_or(|link| link.epoch < epoch) {
+                slot.asked = Some((epoch, reason));
+            }
             match &mut slot.link {
                 Some(link) if link.epoch <= epoch && link.close.is_none() => {
                     link.close = Some(reason);

@@ -129,7 +129,14 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
     }
-    open(wire, connect, accepted, identity, peer, listener, shared).await
+    // One that was asked before the gateway stops is told by the DISCONNECT of all connections.
+    let Some(entering) = shared.enter() else {
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
+    };
+    let opened = open(wire, connect, accepted, identity, peer, listener, Arc::clone(&shared)).await;
+    drop(entering);
+    opened
 }
 
 async fn admit(

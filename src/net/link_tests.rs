@@ -138,3 +138,25 @@ fn connections_that_come_and_go_leave_no_memory_in_the_wheel() {
     }
     assert!(wheel::entries() <= 1_024, "{} entries of ended connections", wheel::entries());
 }
+
+#[test]
+fn a_connection_that_is_asked_to_close_before_it_attaches_is_not_left_open() {
+    let shared = shared();
+    let wakes = Arc::new(Wakes::default());
+    let mut turn = Turn::default();
+    let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
+    let (device, epoch) = open(&shared, false);
+    assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn));
+    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert_eq!(close(&device), Some(CloseReason::Administrative(0x98)));
+    // The next connection has nothing to do with it.
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert_eq!(close(&device), None);
+    // Nor has one that comes after the request found nobody.
+    device.detach(epoch);
+    assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn));
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert_eq!(close(&device), None);
+}

@@ -320,6 +320,10 @@ impl Connection {
         if let Some(cursor) = subscribed.replay {
             self.rare().replays.push_back(cursor);
         }
+        if subscribed.group_queue {
+            // Taken up like a replay; nobody else would, until the next message.
+            self.rare().group_queues = true;
+        }
         Ok(subscribed.qos)
     }
 

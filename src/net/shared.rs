@@ -1,6 +1,15 @@
 //! What every connection of one gateway shares.
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 
@@ -26,6 +35,21 @@ pub struct Shared {
     pub connections: AtomicUsize,
     /// Handshakes that may be under way.
     pub handshakes: Arc<Semaphore>,
+    /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
+    /// after the last look.
+    door: AtomicUsize,
+}
+
+/// No CONNECT is accepted any more.
+const SHUT: usize = 1 << (usize::BITS - 1);
+
+/// A CONNECT that is being accepted. It counts until it is dropped.
+pub(super) struct Entering<'a>(&'a AtomicUsize);
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
 }
 
 impl Shared {
@@ -34,7 +58,24 @@ impl Shared {
         let limits = Arc::clone(broker.limits());
         let handshakes = Arc::new(Semaphore::new(limits.max_handshakes.clamp(1, Semaphore::MAX_PERMITS)));
         let connections = AtomicUsize::new(0);
-        Arc::new(Self { broker, limits, auth, response_information, connections, handshakes })
+        let door = AtomicUsize::new(0);
+        Arc::new(Self { broker, limits, auth, response_information, connections, handshakes, door })
+    }
+
+    /// To be held from before a session is opened until it has its connection; `None` if the gateway is stopping.
+    pub(super) fn enter(&self) -> Option<Entering<'_>> {
+        let entering = Entering(&self.door);
+        let before = self.door.fetch_add(1, AcqRel);
+        (before & SHUT == 0).then_some(entering)
+    }
+
+    /// Refuses every CONNECT from now on, and waits until those that were accepted have their connection, which takes
+    /// no peer's help. The sessions that are online after that are all that there will be. Cancel safe.
+    pub async fn refuse_connects(&self) {
+        self.door.fetch_or(SHUT, AcqRel);
+        while self.door.load(Acquire) != SHUT {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// What a session needs from outside at `now`; `queue` is its durable queue, if it has one.
@@ -56,5 +97,33 @@ impl Budget for Broker {
 
     fn release(&self, bytes: usize) {
         Self::release(self, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{auth::AllowAll, broker::BrokerConfig};
+
+    /// In virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_being_accepted_when_the_gateway_stops_is_waited_for_and_nobody_comes_after() {
+        let broker = Broker::new(BrokerConfig {
+            limits: Arc::default(),
+            non_broker: false,
+            namespace: String::new(),
+            listener_strategies: Default::default(),
+            latest: None,
+            stores: None,
+        });
+        let shared = Shared::new(broker, Arc::new(AllowAll), String::new());
+        drop(shared.enter().expect("an open door"));
+        let entering = shared.enter().expect("an open door");
+        let long = Duration::from_secs(3_600);
+        assert!(tokio::time::timeout(long, shared.refuse_connects()).await.is_err(), "one is on its way");
+        assert!(shared.enter().is_none());
+        drop(entering);
+        assert!(tokio::time::timeout(long, shared.refuse_connects()).await.is_ok());
+        assert!(shared.enter().is_none());
     }
 }

@@ -34,7 +34,7 @@ use tonic_types::StatusExt as _;
 
 use crate::client::{Client, hello};
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} did not happen in {LIMIT:?}"))

@@ -17,7 +17,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 HOST = os.environ.get("GW_HOST", "localhost")
 CA = os.environ.get("GW_CA", "certs/ca.crt")
 PORTS = {name: int(os.environ.get("GW_" + name.upper(), "0")) for name in ("tcp", "tls", "ws", "wss", "grpc", "http")}
-WAIT = 20.0
+WAIT = 60.0
 
 V31, V311, V5 = paho.MQTTv31, paho.MQTTv311, paho.MQTTv5
 VERSIONS = {"v31": V31, "v311": V311, "v5": V5}

@@ -16,22 +16,22 @@ topic="mosq/$scenario/$$"
 
 fail() { echo "FAIL $scenario: $*" >&2; exit 1; }
 same() { [ "$1" = "$2" ] || fail "got '$1', not '$2'"; }
-pub() { timeout 20 mosquitto_pub "${tls[@]}" "$@"; }
-sub() { timeout 20 mosquitto_sub "${tls[@]}" "$@"; }
+pub() { timeout 120 mosquitto_pub "${tls[@]}" "$@"; }
+sub() { timeout 120 mosquitto_sub "${tls[@]}" "$@"; }
 
 # background_sub NAME ARGUMENTS...: starts a subscriber and returns once the broker has its subscription.
 background_sub() {
   local name=$1
   shift
   # -d prints "Subscribed" with the SUBACK; line buffering comes from stdbuf.
-  timeout 30 stdbuf -oL mosquitto_sub "${tls[@]}" -d "$@" >"$work/$name" 2>&1 &
+  timeout 120 stdbuf -oL mosquitto_sub "${tls[@]}" -d "$@" >"$work/$name" 2>&1 &
   pids+=($!)
   eval "${name}_pid=$!"
   wait_for "$work/$name" '^Subscribed'
 }
 
 wait_for() {
-  for _ in $(seq 400); do
+  for _ in $(seq 1200); do
     grep -q -- "$2" "$1" 2>/dev/null && return
     sleep 0.05
   done
@@ -42,7 +42,8 @@ roundtrip() {
   background_sub reader "$@" -t "$topic" -q 2 -C 3 -F 'got %t %p %q'
   for qos in 0 1 2; do pub "$@" -t "$topic" -q "$qos" -m "hello $qos"; done
   wait "$reader_pid" || fail "subscriber ended with $?"
-  same "$(grep '^got' "$work/reader")" "got $topic hello 0 0
+  # Each comes from a publisher of its own, and one at QoS 0 leaves without an answer: no order is promised.
+  same "$(grep '^got' "$work/reader" | sort)" "got $topic hello 0 0
 got $topic hello 1 1
 got $topic hello 2 2"
 }
@@ -103,7 +104,7 @@ case $scenario in
   request_response)
     command -v mosquitto_rr >/dev/null || fail "mosquitto_rr is missing"
     background_sub reader -V 5 -t "$topic" -q 1 -C 1 -F 'got %p %R'
-    timeout 20 mosquitto_rr "${tls[@]}" -V 5 -t "$topic" -e "$topic/back" -m question >"$work/answer" &
+    timeout 120 mosquitto_rr "${tls[@]}" -V 5 -t "$topic" -e "$topic/back" -m question >"$work/answer" &
     rr=$!
     pids+=("$rr")
     wait "$reader_pid" || fail "no request came"
@@ -116,7 +117,7 @@ case $scenario in
   wrong_ca)
     # A client that trusts another authority must not get through, and must not hurt others.
     openssl req -x509 -newkey rsa:2048 -nodes -keyout "$work/k" -out "$work/other.crt" -subj /CN=other -days 2 2>/dev/null
-    if timeout 20 mosquitto_pub -h "$GW_HOST" -p "$GW_TLS" --cafile "$work/other.crt" -t "$topic" -m x 2>/dev/null; then
+    if timeout 120 mosquitto_pub -h "$GW_HOST" -p "$GW_TLS" --cafile "$work/other.crt" -t "$topic" -m x 2>/dev/null; then
       fail "the handshake should have failed"
     fi
     roundtrip -V 5

@@ -11,7 +11,7 @@ const scheme = { tcp: 'mqtt', tls: 'mqtts', ws: 'ws', wss: 'wss' }[transport];
 const port = process.env[`GW_${transport.toUpperCase()}`];
 const url = `${scheme}://${host}:${port}${transport.startsWith('ws') ? '/mqtt' : ''}`;
 const unique = (prefix) => prefix + Math.random().toString(16).slice(2, 14);
-const deadline = setTimeout(() => { console.error('no end after 60 s'); process.exit(2); }, 60_000);
+const deadline = setTimeout(() => { console.error('no end after 300 s'); process.exit(2); }, 300_000);
 
 async function connect(options = {}) {
   const client = mqtt.connect(url, {

@@ -1,4 +1,5 @@
 """Sessions that outlive the connection, takeover, wills."""
+import queue
 import time
 
 import pytest
@@ -226,17 +227,28 @@ def test_session_end_publishes_the_will_before_its_delay():
 
 
 def test_resuming_within_the_delay_cancels_the_will():
-    topic, client_id = unique("will/"), unique("s")
     with Client() as watch:
-        watch.ok().subscribe(topic, 1)
-        first = Client(client_id=client_id, clean=False)
-        first.will(topic, b"never", 1, delay=2)
-        first.ok(properties=connect_properties(SessionExpiryInterval=300)).drop()
-        with Client(client_id=client_id, clean=False) as again:
-            present, _, _ = again.connect(properties=connect_properties(SessionExpiryInterval=300))
-            assert present
-            time.sleep(2.5)  # past the delay: the passing of time is the subject
-            watch.nothing_before(topic)
+        watch.ok()
+        for delay in (2, 4, 8, 16, 32):
+            topic, client_id = unique("will/"), unique("s")
+            watch.subscribe(topic, 1)
+            first = Client(client_id=client_id, clean=False)
+            first.will(topic, b"never", 1, delay=delay)
+            first.ok(properties=connect_properties(SessionExpiryInterval=300))
+            dropped = time.monotonic()
+            first.drop()
+            with Client(client_id=client_id, clean=False) as again:
+                present, _, _ = again.connect(properties=connect_properties(SessionExpiryInterval=300))
+                assert present
+                if time.monotonic() - dropped >= delay:
+                    # This machine is too busy: it may not have been within the delay.
+                    watch.unsubscribe(topic)
+                    watch.messages = queue.Queue()
+                    continue
+                time.sleep(delay + 0.5)  # past the delay: the passing of time is the subject
+                watch.nothing_before(topic)
+                return
+        pytest.fail("never resumed within the delay")
 
 
 def test_takeover_without_delay_publishes_the_old_will():
@@ -266,7 +278,7 @@ def test_takeover_by_clean_start_publishes_a_delayed_will():
 
 
 def test_keep_alive_ends_a_silent_connection():
-    """A raw connection that says nothing after CONNECT (keep alive 1 s) is closed within 1.5 s, will published."""
+    """A raw connection that says nothing after CONNECT (keep alive 1 s) is closed after 1.5 s, will published."""
     import socket
 
     import gw
@@ -279,13 +291,13 @@ def test_keep_alive_ends_a_silent_connection():
         body = (b"\x00\x04MQTT\x04\x06\x00\x01" + len(name).to_bytes(2, "big") + name
                 + len(will).to_bytes(2, "big") + will + b"\x00\x04gone")
         with socket.create_connection((gw.HOST, gw.PORTS["tcp"])) as raw:
-            raw.settimeout(20)
+            raw.settimeout(gw.WAIT)
+            start = time.monotonic()
             raw.sendall(b"\x10" + bytes([len(body)]) + body)
             assert raw.recv(4) == b"\x20\x02\x00\x00"
-            start = time.monotonic()
             try:
                 assert raw.recv(1) == b""
             except ConnectionResetError:
                 pass
-            assert 1.2 < time.monotonic() - start < 10
+            assert time.monotonic() - start > 1.2
         assert watch.message().payload == b"gone"

@@ -17,7 +17,7 @@ use mqtt_server::{
 use super::support::local;
 
 /// Longer than anything may take on a loaded machine; only a failing test waits so long.
-pub const WAIT: Duration = Duration::from_secs(30);
+pub const WAIT: Duration = Duration::from_secs(60);
 
 /// What came, without what no test looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +55,22 @@ pub fn will(topic: &str, payload: &'static [u8]) -> ConnectWill {
     }
 }
 
+/// A PUBLISH; with packet id 1 where it has one.
+pub fn message<'a>(topic: &'a str, payload: &'a [u8], qos: QoS, retain: bool) -> Packet<'a> {
+    Packet::Publish(Publish {
+        dup: false,
+        qos,
+        retain,
+        topic,
+        packet_id: u16::from(qos != QoS::AtMostOnce),
+        payload,
+        alias: None,
+        expiry: None,
+        ids: Vec::new(),
+        properties: None,
+    })
+}
+
 /// A packet that came from the server.
 pub fn decoded(bytes: &[u8], protocol: Protocol) -> Packet<'_> {
     let frame = codec::frame(bytes, usize::MAX).expect("frame from the server").expect("a whole frame");
@@ -87,24 +103,20 @@ impl Client {
     }
 
     pub fn send(&mut self, packet: &Packet<'_>) {
+        self.send_all(std::slice::from_ref(packet));
+    }
+
+    /// All in one write.
+    pub fn send_all(&mut self, packets: &[Packet<'_>]) {
         let mut bytes = Vec::new();
-        codec::encode(packet, self.protocol, &mut bytes);
-        self.stream.write_all(&bytes).expect("send a packet");
+        for packet in packets {
+            codec::encode(packet, self.protocol, &mut bytes);
+        }
+        self.stream.write_all(&bytes).expect("send packets");
     }
 
     pub fn publish(&mut self, topic: &str, payload: &[u8], qos: QoS, retain: bool) {
-        self.send(&Packet::Publish(Publish {
-            dup: false,
-            qos,
-            retain,
-            topic,
-            packet_id: u16::from(qos != QoS::AtMostOnce),
-            payload,
-            alias: None,
-            expiry: None,
-            ids: Vec::new(),
-            properties: None,
-        }));
+        self.send(&message(topic, payload, qos, retain));
     }
 
     /// Publishes at QoS 1 and waits for the acknowledgement.

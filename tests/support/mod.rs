@@ -1,8 +1,8 @@
 //! Starts the real binary for the integration tests: own directory, own certificates, own ports, stopped
 //! on drop.
 //!
-//! Every test of the suite that needs a server starts its own, so tests run in parallel. Ports come from
-//! the system (bind to 0, note, release); a start that loses a port to another process is tried anew.
+//! Every test of the suite that needs a server starts its own, so tests run in parallel. The server binds port 0 and
+//! its log says which port the system chose: no other process can take one in between.
 #![allow(unreachable_pub, reason = "shared by several test binaries")]
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 #![allow(clippy::print_stderr, reason = "a failing test shows the server's log")]
@@ -11,17 +11,18 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-/// How long a server may take from start to `/readyz`; machines under load build certificates slowly.
+/// How long a server may take from start to `/readyz`, and whatever else is waited for; only a failing test waits so
+/// long.
 const START: Duration = Duration::from_secs(60);
-/// How long a server may take to stop after SIGTERM.
-const STOP: Duration = Duration::from_secs(20);
+/// How long a server may take to stop after SIGTERM, and to answer over HTTP.
+const STOP: Duration = Duration::from_secs(60);
 
 /// The addresses of one running server.
 #[derive(Debug, Clone, Copy)]
@@ -35,13 +36,27 @@ pub struct Ports {
 }
 
 impl Ports {
-    fn free() -> Self {
-        // All six are held until all are known, so that they differ.
-        let held: Vec<TcpListener> =
-            (0..6).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind a free port")).collect();
-        let port = |index: usize| held[index].local_addr().expect("address of a bound listener").port();
-        Self { tls: port(0), tcp: port(1), ws: port(2), wss: port(3), grpc: port(4), http: port(5) }
+    /// From the server's log; none while it does not name all of them.
+    fn logged(log: &str) -> Option<Self> {
+        let port = |listener| logged_port(log, listener);
+        Some(Self {
+            tls: port("default")?,
+            tcp: port("test-tcp")?,
+            ws: port("test-ws")?,
+            wss: port("test-wss")?,
+            grpc: port("grpc")?,
+            http: port("http")?,
+        })
     }
+}
+
+/// The port of a listener of this name, as the server's log in JSON tells it.
+fn logged_port(log: &str, listener: &str) -> Option<u16> {
+    // A line that is being written may end within the number.
+    let (whole, _) = log.rsplit_once('\n')?;
+    let named = format!("\"listening\",\"listener\":\"{listener}\",\"address\":\"");
+    let (_, address) = whole.lines().find_map(|line| line.split_once(&named))?;
+    address.split('"').next()?.parse::<SocketAddr>().ok().map(|address| address.port())
 }
 
 /// A running `mqtt-server` in a temporary directory, with TLS, TCP, WS and WSS listeners and gRPC over TLS.
@@ -62,15 +77,7 @@ impl Server {
     /// # Panics
     /// When the server does not become ready; its log is printed first.
     pub fn start_with(args: &[&str], toml: &str) -> Self {
-        let mut last = String::new();
-        for _ in 0..3 {
-            match Self::try_start(args, toml) {
-                Ok(server) => return server,
-                Err(log) if log.to_lowercase().contains("in use") => last = log,
-                Err(log) => panic!("mqtt-server did not become ready:\n{log}"),
-            }
-        }
-        panic!("mqtt-server found no free ports:\n{last}");
+        Self::start_in(tempfile::tempdir().expect("make a directory for the server"), args, toml)
     }
 
     /// Kills the server without warning (SIGKILL) and starts it anew in the same directory, on new ports.
@@ -83,32 +90,19 @@ impl Server {
         let other = tempfile::tempdir().expect("make a directory");
         let dir = std::mem::replace(&mut self.dir, other);
         drop(self);
-        match Self::try_start_in(dir, args, toml) {
-            Ok(server) => server,
-            Err(log) => panic!("mqtt-server did not become ready again:\n{log}"),
-        }
+        Self::start_in(dir, args, toml)
     }
 
-    fn try_start(args: &[&str], toml: &str) -> Result<Self, String> {
-        Self::try_start_in(tempfile::tempdir().expect("make a directory for the server"), args, toml)
-    }
-
-    fn try_start_in(dir: tempfile::TempDir, args: &[&str], toml: &str) -> Result<Self, String> {
-        let ports = Ports::free();
+    fn start_in(dir: tempfile::TempDir, args: &[&str], toml: &str) -> Self {
         let config = dir.path().join("test.toml");
-        fs::write(&config, format!("{toml}\n{}", listeners(ports))).expect("write the configuration");
+        fs::write(&config, format!("{toml}\n{LISTENERS}")).expect("write the configuration");
         certificates(&dir.path().join("certs"));
         let log = fs::File::create(dir.path().join("server.log")).expect("create the log");
         let child = Command::new(env!("CARGO_BIN_EXE_mqtt-server"))
             .current_dir(dir.path())
             .args(["--config", "test.toml", "--data-dir", "data"])
             .args(["--cert", "certs/server.crt", "--key", "certs/private.key"])
-            .arg("--addr")
-            .arg(local(ports.tls).to_string())
-            .arg("--grpc-addr")
-            .arg(local(ports.grpc).to_string())
-            .arg("--http-addr")
-            .arg(local(ports.http).to_string())
+            .args(["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"])
             .args(args)
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
@@ -116,20 +110,25 @@ impl Server {
             .stderr(log)
             .spawn()
             .expect("start mqtt-server");
-        let mut server = Self { child, dir, ports };
-        let deadline = Instant::now() + START;
-        loop {
-            if let Some(status) = server.child.try_wait().expect("ask for the server's status") {
-                return Err(format!("exited early: {status}\n{}", server.log()));
-            }
-            if server.http_get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
-                return Ok(server);
-            }
-            if Instant::now() > deadline {
-                return Err(format!("not ready after {START:?}\n{}", server.log()));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        let unknown = Ports { tls: 0, tcp: 0, ws: 0, wss: 0, grpc: 0, http: 0 };
+        // Its log is printed when one of these fails.
+        let mut server = Self { child, dir, ports: unknown };
+        until(|| {
+            let status = server.child.try_wait().expect("ask for the server's status");
+            assert!(status.is_none(), "mqtt-server ended before it was ready: {status:?}");
+            let Some(ports) = Ports::logged(&server.log()) else { return false };
+            server.ports = ports;
+            server.http_get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        });
+        server
+    }
+
+    /// The port of a listener that the test's own TOML names, with port 0.
+    ///
+    /// # Panics
+    /// When there is no such listener.
+    pub fn port(&self, listener: &str) -> u16 {
+        logged_port(&self.log(), listener).unwrap_or_else(|| panic!("no listener {listener}"))
     }
 
     /// The server's working directory; `certs/` is in it.
@@ -154,8 +153,8 @@ impl Server {
 
     /// One HTTP request to the metrics and health listener; the whole answer, or none.
     pub fn http_get(&self, path: &str) -> Option<String> {
-        let mut stream = TcpStream::connect_timeout(&local(self.ports.http), Duration::from_secs(2)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        let mut stream = TcpStream::connect_timeout(&local(self.ports.http), STOP).ok()?;
+        stream.set_read_timeout(Some(STOP)).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
@@ -258,14 +257,23 @@ fn certificates(dir: &Path) {
     }
 }
 
-fn listeners(ports: Ports) -> String {
-    let entry = |kind: &str, port: u16| {
-        format!(
-            "[[listeners]]\nname = \"test-{kind}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:{port}\"\n\n"
-        )
-    };
-    entry("tcp", ports.tcp) + &entry("ws", ports.ws) + &entry("wss", ports.wss)
-}
+/// Beside the one for TLS, which is the default listener.
+const LISTENERS: &str = r#"
+[[listeners]]
+name = "test-tcp"
+kind = "tcp"
+address = "127.0.0.1:0"
+
+[[listeners]]
+name = "test-ws"
+kind = "ws"
+address = "127.0.0.1:0"
+
+[[listeners]]
+name = "test-wss"
+kind = "wss"
+address = "127.0.0.1:0"
+"#;
 
 /// Whether a missing tool skips its tests (loudly) and does not fail them.
 fn may_skip() -> bool {
