@@ -132,6 +132,10 @@ impl Turn {
     /// Flushes every target in the list, in its order: deliveries go before the acknowledgement that follows them.
     /// Call before the turn ends.
     pub fn flush(&mut self) {
+        // Draining nothing costs 50 instructions.
+        if self.dirty.is_empty() {
+            return;
+        }
         for target in self.dirty.drain(..) {
             target.flush();
         }
