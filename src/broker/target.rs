@@ -150,6 +150,10 @@ impl Turn {
     /// Flushes every target in the list, in its order: deliveries go before the acknowledgement that follows them.
     /// Call before the turn ends. A target that panics keeps its bytes; the others are flushed.
     pub fn flush(&mut self) {
+        // Draining nothing costs 50 instructions.
+        if self.dirty.is_empty() {
+            return;
+        }
         for target in self.dirty.drain(..) {
             // The panic hook has told it.
             let _ = catch_unwind(AssertUnwindSafe(|| target.flush()));

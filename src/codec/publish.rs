@@ -161,43 +161,19 @@ impl<'a> PublishFrame<'a> {
     /// Length of the whole frame.
     #[inline]
     pub fn encoded_len(&self) -> usize {
-        let body = self.body_len();
+        let body = self.body_len(self.property_len());
         1 + varint_len(body) + body
-    }
-
-    /// Where the packet id lies in the encoded frame, for patching copies; `None` at QoS 0.
-    #[inline]
-    pub fn packet_id_offset(&self) -> Option<usize> {
-        if self.qos == QoS::AtMostOnce {
-            return None;
-        }
-        Some(1 + varint_len(self.body_len()) + str_len(self.topic))
     }
 
     /// Appends the frame. Appends nothing if it would be longer than [`super::MAX_FRAME_LEN`].
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
-        if self.put_head(self.payload.len(), out) {
-            out.extend_from_slice(self.payload);
-        }
-    }
-
-    /// Appends all but the payload, for writing a shared payload vectored. False, and nothing appended,
-    /// if the frame would be longer than [`super::MAX_FRAME_LEN`].
-    #[inline]
-    pub fn encode_head(&self, out: &mut Vec<u8>) -> bool {
-        self.put_head(0, out)
-    }
-
-    /// Appends all but the payload, with room for `extra` bytes after it.
-    #[inline]
-    fn put_head(&self, extra: usize, out: &mut Vec<u8>) -> bool {
         let property_len = self.property_len();
-        let body = self.body_len_with(property_len);
+        let body = self.body_len(property_len);
         if body > MAX_VARINT {
-            return false;
+            return;
         }
-        out.reserve(1 + varint_len(body) + body - self.payload.len() + extra);
+        out.reserve(1 + varint_len(body) + body);
         // [MQTT-3.3.1-2]: DUP is 0 at QoS 0.
         let dup = self.dup && self.qos != QoS::AtMostOnce;
         out.push(0x30 | u8::from(dup) << 3 | (self.qos as u8) << 1 | u8::from(self.retain));
@@ -212,16 +188,11 @@ impl<'a> PublishFrame<'a> {
                 self.put_properties(out);
             }
         }
-        true
+        out.extend_from_slice(self.payload);
     }
 
     #[inline]
-    fn body_len(&self) -> usize {
-        self.body_len_with(self.property_len())
-    }
-
-    #[inline]
-    fn body_len_with(&self, property_len: usize) -> usize {
+    fn body_len(&self, property_len: usize) -> usize {
         let id = if self.qos == QoS::AtMostOnce { 0 } else { 2 };
         let properties = if self.protocol.is_v5() { varint_len(property_len) + property_len } else { 0 };
         str_len(self.topic) + id + properties + self.payload.len()

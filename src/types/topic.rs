@@ -112,16 +112,18 @@ pub fn parse_shared(text: &str) -> Result<Option<(&str, &str)>, TopicError> {
 
 /// Whether `filter` matches `topic`, both valid. `$`-topics are not matched by a leading wildcard
 /// [MQTT-4.7.2-1].
-pub fn matches(filter: &str, topic: &str) -> bool {
+pub fn matches<'a>(filter: &'a str, topic: &'a str) -> bool {
     if topic.starts_with('$') && (filter.starts_with('+') || filter.starts_with('#')) {
         return false;
     }
-    let mut topic_levels = topic.split('/');
-    for level in filter.split('/') {
+    // Levels are short: comparing bytes finds their ends faster than `str::split`.
+    let levels = |text: &'a str| text.as_bytes().split(|byte| *byte == b'/');
+    let mut topic_levels = levels(topic);
+    for level in levels(filter) {
         match level {
-            "#" => return true,
-            "+" if topic_levels.next().is_some() => {}
-            _ if level != "+" && topic_levels.next() == Some(level) => {}
+            b"#" => return true,
+            b"+" if topic_levels.next().is_some() => {}
+            _ if level != b"+" && topic_levels.next() == Some(level) => {}
             _ => return false,
         }
         // `a/#` also matches `a` [MQTT-4.7.1-2]; handled when "#" follows an exhausted topic.

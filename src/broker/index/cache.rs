@@ -18,10 +18,14 @@ use crate::{
     types::QoS,
 };
 
-/// Most topics remembered; the cache starts over when full.
+/// Most topics remembered.
 const MAX_TOPICS: usize = 4096;
-/// Most receivers remembered over all topics.
+/// Most receivers remembered over all topics, but for those of the last topic.
 const MAX_TARGETS: usize = 1 << 18;
+/// A full cache keeps what it has, and starts over after so many lookups of other topics.
+const MAX_MISSES: usize = 16 * MAX_TOPICS;
+/// Receivers of a topic that is not remembered for which memory is kept.
+const SPARE_TARGETS: usize = 256;
 /// Longer topics are matched each time.
 const MAX_TOPIC_BYTES: usize = 1024;
 /// After so many ended receivers the cache starts over, to let go of them.
@@ -35,6 +39,8 @@ pub struct MatchCache {
     places: HashTable<u32>,
     topics: Vec<Cached>,
     targets: usize,
+    /// Lookups in vain since the cache was full.
+    misses: usize,
     /// For topics that are not remembered.
     spare: MatchList,
     scratch: Vec<Entry>,
@@ -51,7 +57,7 @@ struct Cached {
 /// The receivers of one topic: each session and stream once, and shared groups.
 #[derive(Default)]
 pub(in crate::broker) struct MatchList {
-    pub(in crate::broker) targets: Box<[Matched]>,
+    pub(in crate::broker) targets: Vec<Matched>,
     pub(in crate::broker) groups: Box<[Arc<Group>]>,
     ids: Box<[u32]>,
 }
@@ -85,16 +91,15 @@ impl Matched {
 }
 
 impl MatchList {
-    /// Resolves entries; they are sorted in place.
-    pub(super) fn new(entries: &mut [Entry], slots: &Table, groups: &Groups) -> Self {
-        if entries.is_empty() {
-            return Self::default();
-        }
+    /// Resolves entries in place of what was there; they are sorted in place.
+    pub(super) fn fill(&mut self, entries: &mut [Entry], slots: &Table, groups: &Groups) {
         entries.sort_by_key(|entry| entry.slot);
         let shared = entries.partition_point(|entry| entry.slot & GROUP == 0);
         let (direct, shared) = entries.split_at(shared);
-        let groups = shared.iter().filter_map(|entry| groups.get(entry.slot & !GROUP).cloned()).collect();
-        let mut targets = Vec::with_capacity(direct.len());
+        self.groups = shared.iter().filter_map(|entry| groups.get(entry.slot & !GROUP).cloned()).collect();
+        self.targets.clear();
+        self.targets.shrink_to(SPARE_TARGETS);
+        self.targets.reserve_exact(direct.len());
         let mut ids = Vec::new();
         for entries in direct.chunk_by(|a, b| a.slot == b.slot) {
             let slot = entries[0].slot;
@@ -107,9 +112,9 @@ impl MatchList {
                 Some(all)
             };
             let stream = entries[0].options.is_stream();
-            targets.push(Matched { target: Arc::clone(target), slot, stream, all, foreign });
+            self.targets.push(Matched { target: Arc::clone(target), slot, stream, all, foreign });
         }
-        Self { targets: targets.into_boxed_slice(), groups, ids: ids.into_boxed_slice() }
+        self.ids = ids.into_boxed_slice();
     }
 
     /// Subscription identifiers of a merged entry of this list.
@@ -136,23 +141,19 @@ impl MatchCache {
             if topics[place].global == global && topics[place].exact == exact {
                 return &self.topics[place].list;
             }
-            let list = index.resolve(topic, hash, slots, &mut self.scratch);
             let cached = &mut self.topics[place];
-            self.targets = (self.targets + list.targets.len()).saturating_sub(cached.list.targets.len());
-            (cached.global, cached.exact, cached.list) = (global, exact, list);
-            return &self.topics[place].list;
+            self.targets -= cached.list.targets.len();
+            index.resolve(topic, hash, slots, &mut self.scratch, &mut cached.list);
+            self.targets += cached.list.targets.len();
+            (cached.global, cached.exact) = (global, exact);
+            return &cached.list;
         }
-        let list = index.resolve(topic, hash, slots, &mut self.scratch);
-        if topic.len() > MAX_TOPIC_BYTES {
-            self.spare = list;
+        if !self.has_room(index) || topic.len() > MAX_TOPIC_BYTES {
+            index.resolve(topic, hash, slots, &mut self.scratch, &mut self.spare);
             return &self.spare;
         }
-        let ended = index.generations.ended.load(Ordering::Acquire);
-        let full = self.topics.len() >= MAX_TOPICS || self.targets > MAX_TARGETS;
-        if full || ended.wrapping_sub(self.ended) > MAX_ENDED {
-            self.clear();
-            self.ended = ended;
-        }
+        let mut list = MatchList::default();
+        index.resolve(topic, hash, slots, &mut self.scratch, &mut list);
         self.targets += list.targets.len();
         let place = self.topics.len();
         self.topics.push(Cached { topic: Box::from(topic), hash, global, exact, list });
@@ -162,11 +163,25 @@ impl MatchCache {
         &self.topics[place].list
     }
 
+    /// Whether a topic that was not found may be remembered. Starts over when it is time.
+    fn has_room(&mut self, index: &Index) -> bool {
+        let full = self.topics.len() >= MAX_TOPICS || self.targets > MAX_TARGETS;
+        self.misses += usize::from(full);
+        let ended = index.generations.ended.load(Ordering::Acquire);
+        let start_over = self.misses > MAX_MISSES || ended.wrapping_sub(self.ended) > MAX_ENDED;
+        if start_over {
+            self.clear();
+            self.ended = ended;
+        }
+        start_over || !full
+    }
+
     /// Forgets everything, and with it references to receivers. Worth calling on a thread that goes idle.
     pub fn clear(&mut self) {
         self.places.clear();
         self.topics.clear();
         self.targets = 0;
+        self.misses = 0;
         self.spare = MatchList::default();
     }
 

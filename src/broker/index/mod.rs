@@ -277,8 +277,8 @@ impl Index {
         }
     }
 
-    /// Collects the entries that match `topic` and resolves them.
-    fn resolve(&self, topic: &str, hash: u64, slots: &Slots, scratch: &mut Vec<Entry>) -> MatchList {
+    /// Collects the entries that match `topic` and resolves them into `list`.
+    fn resolve(&self, topic: &str, hash: u64, slots: &Slots, scratch: &mut Vec<Entry>, list: &mut MatchList) {
         scratch.clear();
         let tables = self.tables.read();
         let filters = &tables.filters;
@@ -291,7 +291,7 @@ impl Index {
         });
         // Slots are resolved under the index's lock: an ended session gives its slot back only after it
         // removed its entries, so no entry can name another session here.
-        MatchList::new(scratch, &slots.read(), &tables.groups)
+        list.fill(scratch, &slots.read(), &tables.groups);
     }
 }
 
