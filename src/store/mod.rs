@@ -48,6 +48,9 @@ pub enum StoreError {
     /// The data cannot be read; see the operations guide.
     #[error("store damaged: {0}")]
     Damaged(String),
+    /// The data is of a version that this one does not know.
+    #[error("store format: {0}")]
+    Format(String),
     /// The page token is not one of ours.
     #[error("page token is not valid")]
     BadPageToken,
