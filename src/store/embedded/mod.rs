@@ -10,7 +10,9 @@
 mod check;
 mod committer;
 mod environment;
+mod fields;
 mod keys;
+mod message;
 mod open;
 mod queues;
 mod read;
@@ -23,6 +25,7 @@ use std::{sync::Arc, thread::JoinHandle};
 
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
 
 use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
