@@ -14,9 +14,12 @@ mod fields;
 mod keys;
 mod message;
 mod open;
+mod options;
+mod pending;
 mod queues;
 mod read;
 mod record;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -27,6 +30,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
+pub use options::DurableOptions;
+pub use sessions::EmbeddedSessions;
 
 use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
 
