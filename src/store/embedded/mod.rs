@@ -19,6 +19,7 @@ mod pending;
 mod queues;
 mod read;
 mod record;
+mod retained;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
 pub use options::DurableOptions;
+pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
 
 use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
