@@ -186,7 +186,7 @@ impl From<StoreError> for Error {
                 tracing::debug!(detail, "latest-value read failed");
                 Self::StoreUnavailable
             }
-            StoreError::Damaged(detail) => {
+            StoreError::Damaged(detail) | StoreError::Format(detail) => {
                 tracing::error!(detail, "latest-value store is damaged");
                 Self::StoreDamaged
             }

@@ -24,7 +24,9 @@ use bytes::Bytes;
 use thiserror::Error;
 
 pub use data_dir::DataDir;
-pub use embedded::{EmbeddedLatest, EmbeddedOptions};
+pub use embedded::{
+    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions,
+};
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
@@ -48,6 +50,9 @@ pub enum StoreError {
     /// The data cannot be read; see the operations guide.
     #[error("store damaged: {0}")]
     Damaged(String),
+    /// The data is of a version that this one does not know.
+    #[error("store format: {0}")]
+    Format(String),
     /// The page token is not one of ours.
     #[error("page token is not valid")]
     BadPageToken,

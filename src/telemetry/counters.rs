@@ -99,6 +99,12 @@ counters! {
     latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
     latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
+    store_commits: "gateway_store_commits_total", "Commits of sessions, queues and retained messages", "";
+    store_commit_errors: "gateway_store_commit_errors_total", "Failed commits of sessions, queues and retained messages", "";
+    store_commit_micros: "gateway_store_commit_microseconds_total", "Time in commits of sessions, queues and retained messages", "";
+    store_damaged_records: "gateway_store_damaged_records_total", "Damaged records of sessions, queues and retained messages met and skipped", "";
+    store_refused_sessions: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"sessions\"";
+    store_refused_retained: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"retained\"";
     grpc_calls: "gateway_grpc_calls_total", "gRPC calls and streams begun", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";

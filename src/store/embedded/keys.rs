@@ -55,6 +55,11 @@ pub(super) fn names(key: &[u8]) -> Option<(&str, &str)> {
     Some((device, topic))
 }
 
+/// The first of the [`PROBES`] neighbouring hashes of `name`, none of which wraps around.
+pub(super) fn first_hash(name: &[u8]) -> u128 {
+    fnv1a(name).min(u128::MAX - u128::from(PROBES))
+}
+
 /// FNV-1a, 128 bits: fixed for all versions of the file.
 fn fnv1a(bytes: &[u8]) -> u128 {
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;

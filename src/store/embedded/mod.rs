@@ -8,19 +8,32 @@
 //! checksum: LMDB ends the process when it meets one that was overwritten in place.
 
 mod check;
+mod committer;
+mod environment;
+mod fields;
 mod keys;
+mod message;
 mod open;
+mod options;
+mod pending;
+mod queues;
 mod read;
 mod record;
+mod retained;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod write;
 
 use std::{sync::Arc, thread::JoinHandle};
 
-use heed::{Database, Env, RoTxn, WithoutTls, types::Bytes};
-use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+
+pub use environment::CommitHook;
+use environment::{Environment, EnvironmentOptions, Table};
+pub use options::DurableOptions;
+pub use retained::EmbeddedRetained;
+pub use sessions::EmbeddedSessions;
 
 use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
 
@@ -54,31 +67,29 @@ pub struct EmbeddedLatest {
     readers: Arc<Semaphore>,
 }
 
-type Table = Database<Bytes, Bytes>;
-
 struct Shared {
-    env: Env<WithoutTls>,
+    environment: Environment,
     latest: Table,
     newest: Table,
-    /// Every transaction holds the read side; growing the map holds the write side.
-    gate: RwLock<()>,
-    _directory: Arc<DataDir>,
 }
 
 impl EmbeddedLatest {
     /// Opens the store in the folder `latest` of the data directory. Blocks on the disk.
     pub fn open(directory: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<Self, StoreError> {
-        let env = open::open(directory, "latest", options.map_size, 2)?;
-        let tables = || -> Result<(Table, Table), heed::Error> {
-            let mut txn = env.write_txn()?;
-            let latest = env.create_database(&mut txn, Some("latest"))?;
-            let newest = env.create_database(&mut txn, Some("newest"))?;
-            txn.commit()?;
-            Ok((latest, newest))
+        let settings = EnvironmentOptions {
+            name: "latest",
+            map_size: options.map_size,
+            max_map_size: usize::MAX,
+            tables: 2,
+            hook: None,
         };
-        let (latest, newest) = tables().map_err(|e| failed(&e))?;
-        let directory = Arc::clone(directory);
-        let shared = Arc::new(Shared { env, latest, newest, gate: RwLock::new(()), _directory: directory });
+        let environment = Environment::open(directory, settings)?;
+        let tables = environment.writing(|txn| {
+            let latest = environment.env.create_database(txn, Some("latest"))?;
+            Ok((latest, environment.env.create_database(txn, Some("newest"))?))
+        });
+        let (latest, newest) = tables.map_err(|e| environment.failed(&e))?;
+        let shared = Arc::new(Shared { environment, latest, newest });
         let (jobs, inbox) = mpsc::channel(JOBS);
         let writer = write::Writer::new(Arc::clone(&shared), options.topics_per_device);
         let writer = std::thread::Builder::new()
@@ -111,18 +122,6 @@ impl EmbeddedLatest {
     }
 }
 
-impl Shared {
-    /// Runs `read` in a read transaction, with no growth of the map meanwhile.
-    fn reading<T>(
-        &self,
-        read: impl FnOnce(&RoTxn<'_, WithoutTls>) -> Result<T, heed::Error>,
-    ) -> Result<T, StoreError> {
-        let _gate = self.gate.read();
-        let txn = self.env.read_txn().map_err(|e| failed(&e))?;
-        read(&txn).map_err(|e| failed(&e))
-    }
-}
-
 impl LatestStore for EmbeddedLatest {
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
@@ -139,15 +138,16 @@ impl LatestStore for EmbeddedLatest {
         device: Option<&'a str>,
     ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
         let (topic, device) = (topic.to_owned(), device.map(str::to_owned));
-        Box::pin(
-            self.read(move |shared| shared.reading(|txn| read::get(shared, txn, &topic, device.as_deref()))),
-        )
+        Box::pin(self.read(move |shared| {
+            shared.environment.reading(|txn| read::get(shared, txn, &topic, device.as_deref()))
+        }))
     }
 
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
         Box::pin(async move {
             let selection = Selection::new(query)?;
-            self.read(move |shared| shared.reading(|txn| read::list(shared, txn, &selection))).await
+            self.read(move |shared| shared.environment.reading(|txn| read::list(shared, txn, &selection)))
+                .await
         })
     }
 }
@@ -164,12 +164,4 @@ impl Drop for EmbeddedLatest {
 
 fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())
-}
-
-fn failed(error: &heed::Error) -> StoreError {
-    if open::is_damage(error) {
-        StoreError::Damaged(format!("latest values: {error}"))
-    } else {
-        StoreError::Unavailable(format!("latest values: {error}"))
-    }
 }

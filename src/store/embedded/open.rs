@@ -4,7 +4,8 @@
 use std::{
     fs,
     io::{self, ErrorKind},
-    path::Path,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use heed::{Env, EnvOpenOptions, MdbError, WithoutTls};
@@ -15,31 +16,40 @@ use crate::store::{DataDir, StoreError};
 /// Readers at once; the read pool is far smaller.
 const MAX_READERS: u32 = 126;
 
+/// An environment, and what had to be moved out of its way.
+pub(super) struct Opened {
+    pub(super) env: Env<WithoutTls>,
+    /// Where the damaged file is now, if there was one.
+    pub(super) set_aside: Option<PathBuf>,
+}
+
 /// Opens the environment in the folder `name` of `directory`, creating it if absent.
 ///
-/// A damaged file is renamed to `data.mdb.damaged-<n>` with an error in the log, and an empty environment
+/// A damaged file is renamed to `data.mdb.damaged-<Unix seconds>` with an error in the log, and an empty environment
 /// is opened.
 pub(super) fn open(
     directory: &DataDir,
     name: &str,
     map_size: usize,
     databases: u32,
-) -> Result<Env<WithoutTls>, StoreError> {
+) -> Result<Opened, StoreError> {
     let path = directory.path().join(name);
     let failed = |e: &dyn std::fmt::Display| {
         StoreError::Unavailable(format!("cannot open the store in {}: {e}", path.display()))
     };
     fs::create_dir_all(&path).map_err(|e| failed(&e))?;
+    let mut set_aside = None;
     if let Look::Damaged(reason) = look(&path.join("data.mdb")).map_err(|e| failed(&e))? {
-        quarantine(&path, reason).map_err(|e| failed(&e))?;
+        set_aside = Some(quarantine(&path, reason).map_err(|e| failed(&e))?);
     }
-    match map(&path, map_size, databases) {
+    let env = match map(&path, map_size, databases) {
         Err(e) if is_damage(&e) => {
-            quarantine(&path, &e.to_string()).map_err(|e| failed(&e))?;
-            map(&path, map_size, databases).map_err(|e| failed(&e))
+            set_aside = Some(quarantine(&path, &e.to_string()).map_err(|e| failed(&e))?);
+            map(&path, map_size, databases)
         }
-        result => result.map_err(|e| failed(&e)),
-    }
+        result => result,
+    };
+    Ok(Opened { env: env.map_err(|e| failed(&e))?, set_aside })
 }
 
 /// Whether an error of LMDB says that the file is not as LMDB left it.
@@ -52,7 +62,7 @@ fn map(path: &Path, map_size: usize, databases: u32) -> Result<Env<WithoutTls>, 
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(map_size).max_readers(MAX_READERS).max_dbs(databases);
     // SAFETY: the map is only sound while nobody else changes the file. `DataDir` holds an exclusive lock on
-    // the directory for the life of this process and `EmbeddedLatest` keeps it beside the environment, so no
+    // the directory for the life of this process and `Environment` keeps it beside the LMDB environment, so no
     // other gateway maps or renames the file. heed refuses to open one path twice in a process. No flag that
     // weakens LMDB's durability or locking is set.
     unsafe { options.open(path) }
@@ -63,19 +73,20 @@ fn map(path: &Path, map_size: usize, databases: u32) -> Result<Env<WithoutTls>, 
 /// The caller holds the write side of the gate whose read side every read transaction holds.
 pub(super) fn grow(env: &Env<WithoutTls>) -> Result<(), heed::Error> {
     let size = env.info().map_size.saturating_mul(2);
-    // SAFETY: LMDB asks that no transaction is active in this process. The only caller is the writer thread,
-    // between its own transactions, while it holds the gate that excludes all readers.
+    // SAFETY: LMDB asks that no transaction is active in this process. The only caller is `Environment::writing`, between
+    // its own transactions, which are one at a time, while it holds the gate that excludes all readers.
     unsafe { env.resize(size) }
 }
 
-fn quarantine(folder: &Path, reason: &str) -> io::Result<()> {
-    let mut n = 1;
+#[expect(clippy::disallowed_methods, reason = "the time is part of a file name, for people")]
+fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
+    let mut seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let aside = loop {
-        let aside = folder.join(format!("data.mdb.damaged-{n}"));
+        let aside = folder.join(format!("data.mdb.damaged-{seconds}"));
         if !aside.try_exists()? {
             break aside;
         }
-        n += 1;
+        seconds += 1;
     };
     fs::rename(folder.join("data.mdb"), &aside)?;
     match fs::remove_file(folder.join("lock.mdb")) {
@@ -88,5 +99,5 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<()> {
         reason,
         "store is damaged and was set aside, starting with an empty one"
     );
-    Ok(())
+    Ok(aside)
 }

@@ -75,7 +75,7 @@ async fn the_map_grows_while_readers_read() {
     reader.abort();
     assert_eq!(suite::list_all(&*store, all()).await.len(), 4001);
     assert_eq!(store.get("t", Some("large")).await.unwrap(), Some(large));
-    assert!(store.shared.env.info().map_size > 5 << 20);
+    assert!(store.shared.environment.env.info().map_size > 5 << 20);
 }
 
 #[test]
@@ -240,7 +240,7 @@ async fn a_damaged_record_is_skipped_and_can_be_written_again() {
     store.upsert(values.clone().into()).await.unwrap();
     {
         let shared = &store.shared;
-        let mut txn = shared.env.write_txn().unwrap();
+        let mut txn = shared.environment.env.write_txn().unwrap();
         for (n, topic) in ["b", "c", "d", &long].into_iter().enumerate() {
             let key = keys::key(&keys::name("dev", topic), 0);
             let mut record = shared.latest.get(&txn, &key).unwrap().unwrap().to_vec();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use heed::{MdbError, RwTxn};
+use heed::RwTxn;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Shared, failed, keys, open, read, record};
+use super::{Shared, keys, read, record};
 use crate::{
     store::{LatestValue, StoreError},
     telemetry,
@@ -55,7 +55,8 @@ impl Writer {
             let result = self.commit(&jobs);
             for job in jobs {
                 // A caller that is gone wanted no answer.
-                let _ = job.done.send(result.as_ref().copied().map_err(failed));
+                let _ =
+                    job.done.send(result.as_ref().copied().map_err(|e| self.shared.environment.failed(e)));
             }
         }
     }
@@ -63,38 +64,26 @@ impl Writer {
     fn commit(&mut self, jobs: &[Job]) -> Result<(), heed::Error> {
         let mut values: Vec<&LatestValue> = jobs.iter().flat_map(|job| job.batch.iter()).collect();
         values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
-        loop {
-            match self.try_commit(&values) {
-                Err(heed::Error::Mdb(MdbError::MapFull)) => {
-                    self.topics.clear();
-                    let _gate = self.shared.gate.write();
-                    open::grow(&self.shared.env)?;
-                    tracing::info!(
-                        bytes = self.shared.env.info().map_size,
-                        "latest values: memory map grown"
-                    );
-                }
-                Err(e) => {
-                    self.topics.clear();
-                    return Err(e);
-                }
-                Ok(()) => return Ok(()),
-            }
-        }
-    }
-
-    fn try_commit(&mut self, values: &[&LatestValue]) -> Result<(), heed::Error> {
         let shared = Arc::clone(&self.shared);
-        let mut txn = shared.env.write_txn()?;
-        let mut refused = 0;
-        for value in values {
-            refused += u64::from(!self.put(&mut txn, value)?);
+        let (mut refused, mut again) = (0, false);
+        let result = shared.environment.writing(|txn| {
+            // What was counted in a transaction that did not happen counts for nothing.
+            if again {
+                self.topics.clear();
+            }
+            again = true;
+            refused = 0;
+            for value in &values {
+                refused += u64::from(!self.put(txn, value)?);
+            }
+            Ok(())
+        });
+        match result {
+            Err(_) => self.topics.clear(),
+            Ok(()) if refused > 0 => telemetry::count(|c| c.latest_dropped_topics.add(refused)),
+            Ok(()) => {}
         }
-        txn.commit()?;
-        if refused > 0 {
-            telemetry::count(|c| c.latest_dropped_topics.add(refused));
-        }
-        Ok(())
+        result
     }
 
     /// Writes one value, unless a newer one is there. False if the device has too many topics.

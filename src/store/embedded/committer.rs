@@ -1,0 +1,254 @@
+//! Group commit: one thread that writes whatever was submitted during its last commit in one transaction.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use heed::RwTxn;
+use parking_lot::{Condvar, Mutex};
+
+use super::environment::Environment;
+use crate::{
+    store::{StoreError, StoreHealth},
+    telemetry::count,
+};
+
+/// First pause after a failed commit; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What was submitted and not yet taken by the writer. It bounds itself: see the stores.
+pub(super) trait Inbox: Send + 'static {
+    /// What is submitted.
+    type Op;
+    /// Adds behind all others. Short: every submitting thread waits for it.
+    fn push(&mut self, op: Self::Op);
+    /// How many are there.
+    fn len(&self) -> usize;
+}
+
+/// The writer's side of one environment. All calls come from the writer thread, in this order: `accept`, `plan`, and if
+/// that is true `apply` at least once and then `committed` or `failed`.
+pub(super) trait Work: Send + 'static {
+    /// What its operations are submitted to.
+    type Inbox: Inbox;
+    /// Takes over all of `inbox`, behind what it still has, and leaves it empty.
+    fn accept(&mut self, inbox: &mut Self::Inbox);
+    /// Chooses what goes into the next transaction. False if there is nothing to write now.
+    fn plan(&mut self) -> bool;
+    /// Writes what was chosen. Called again, on the state before, if the map had to grow.
+    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error>;
+    /// What was chosen is durable.
+    fn committed(&mut self);
+    /// Nothing of what was chosen was written. What is kept is chosen again by a later `plan`.
+    fn failed(&mut self);
+    /// Whether something is left that the next `plan` would choose at once.
+    fn more(&self) -> bool;
+    /// `plan` is to be called after so long though nothing was submitted.
+    fn tick(&self) -> Option<Duration> {
+        None
+    }
+    /// The store is closed; what is left will not be written.
+    fn close(&mut self) {}
+}
+
+/// How long what nobody waits for may wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lazy {
+    /// Time since the first of them.
+    pub(super) interval: Duration,
+    /// Number of them.
+    pub(super) count: usize,
+}
+
+impl Default for Lazy {
+    fn default() -> Self {
+        Self { interval: Duration::from_millis(50), count: 10_000 }
+    }
+}
+
+/// Hands operations to a writer thread. Dropping it waits until what was submitted is written, or failed once more.
+pub(super) struct Committer<W: Work> {
+    shared: Arc<Shared<W::Inbox>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared<I> {
+    state: Mutex<State<I>>,
+    wake: Condvar,
+    failing: AtomicBool,
+    lazy: Lazy,
+}
+
+struct State<I> {
+    inbox: I,
+    /// Somebody waits for an operation in the inbox.
+    urgent: bool,
+    /// Since when the inbox is not empty.
+    since: Option<Instant>,
+    closing: bool,
+}
+
+impl<W: Work> Committer<W> {
+    /// Starts the thread `name`. `inboxes` are two empty ones, used in turn.
+    pub(super) fn start(
+        name: &str,
+        environment: Arc<Environment>,
+        work: W,
+        inboxes: [W::Inbox; 2],
+        lazy: Lazy,
+    ) -> Result<Self, StoreError> {
+        let [inbox, spare] = inboxes;
+        let state = State { inbox, urgent: false, since: None, closing: false };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            failing: AtomicBool::new(false),
+            lazy,
+        });
+        let writer = Writer {
+            shared: Arc::clone(&shared),
+            environment,
+            work,
+            spare,
+            pause: None,
+            name: name.to_owned(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || writer.run())
+            .map_err(|e| StoreError::Unavailable(format!("cannot start the thread {name}: {e}")))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Submits an operation: `urgent` is written with the next commit, which begins at once. Never waits for the disk.
+    pub(super) fn submit(&self, op: <W::Inbox as Inbox>::Op, urgent: bool) {
+        let mut state = self.shared.state.lock();
+        state.inbox.push(op);
+        let first = state.since.is_none();
+        if first {
+            state.since = Some(now());
+        }
+        let full = state.inbox.len() == self.shared.lazy.count;
+        let wake = first || full || (urgent && !state.urgent);
+        state.urgent |= urgent;
+        drop(state);
+        if wake {
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// How the last commit went.
+    pub(super) fn health(&self) -> StoreHealth {
+        if self.shared.failing.load(Relaxed) { StoreHealth::Failing } else { StoreHealth::Sound }
+    }
+}
+
+impl<W: Work> Drop for Committer<W> {
+    fn drop(&mut self) {
+        self.shared.state.lock().closing = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a writer thread waits for deadlines and measures its commits")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+struct Writer<W: Work> {
+    shared: Arc<Shared<W::Inbox>>,
+    environment: Arc<Environment>,
+    work: W,
+    spare: W::Inbox,
+    /// The pause after the last commit, which failed, and when it ends.
+    pause: Option<(Duration, Instant)>,
+    name: String,
+}
+
+impl<W: Work> Writer<W> {
+    fn run(mut self) {
+        loop {
+            let closing = self.wait();
+            self.work.accept(&mut self.spare);
+            if self.work.plan() {
+                self.commit();
+            }
+            if closing && (self.pause.is_some() || !self.work.more()) {
+                return self.work.close();
+            }
+        }
+    }
+
+    /// Waits for something to do and takes the inbox. True when the store is being closed.
+    fn wait(&mut self) -> bool {
+        let mut state = self.shared.state.lock();
+        let begun = now();
+        let more = self.work.more();
+        let tick = self.work.tick().map(|tick| begun + tick);
+        loop {
+            let full = state.inbox.len() >= self.shared.lazy.count;
+            if state.closing || state.urgent || (self.pause.is_none() && (more || full)) {
+                break;
+            }
+            let due = match self.pause {
+                // While commits fail, what nobody waits for does not make them more frequent.
+                Some((_, until)) => (more || state.since.is_some()).then_some(until),
+                None => state.since.map(|since| since + self.shared.lazy.interval),
+            };
+            match due.into_iter().chain(tick).min() {
+                None => self.shared.wake.wait(&mut state),
+                Some(at) => {
+                    if now() >= at || self.shared.wake.wait_until(&mut state, at).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        std::mem::swap(&mut state.inbox, &mut self.spare);
+        state.urgent = false;
+        state.since = None;
+        state.closing
+    }
+
+    fn commit(&mut self) {
+        let begun = now();
+        let (environment, work) = (&self.environment, &mut self.work);
+        let result = environment.writing(|txn| work.apply(txn));
+        let took = begun.elapsed();
+        count(|c| {
+            c.store_commits.add(1);
+            c.store_commit_micros.add(took.as_micros() as u64);
+        });
+        match result {
+            Ok(()) => {
+                if self.pause.take().is_some() {
+                    tracing::info!(store = self.name, "store takes writes again");
+                }
+                self.shared.failing.store(false, Relaxed);
+                self.work.committed();
+            }
+            Err(error) => {
+                count(|c| c.store_commit_errors.add(1));
+                let pause = match self.pause {
+                    None => {
+                        tracing::error!(store = self.name, %error, "store cannot write, it keeps trying");
+                        FIRST_PAUSE
+                    }
+                    Some((pause, _)) => (pause * 2).min(LONGEST_PAUSE),
+                };
+                self.pause = Some((pause, now() + pause));
+                self.shared.failing.store(true, Relaxed);
+                self.work.failed();
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Retained messages in LMDB: the table in `tables`, what waits to be written in `waiting`.
+//!
+//! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
+//! removed when everything is read at the start.
+
+mod tables;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::{
+    DurableOptions,
+    committer::{Committer, Lazy},
+    environment::Environment,
+};
+use crate::{
+    store::{DataDir, RetainedStore, StoreError, StoreHealth},
+    types::{SharedMessage, Ticket, Timestamp},
+};
+use tables::Tables;
+use waiting::{Op, Waiting, Writer};
+
+/// A [`RetainedStore`] in the data directory.
+pub struct EmbeddedRetained {
+    environment: Arc<Environment>,
+    tables: Tables,
+    committer: Committer<Writer>,
+}
+
+impl EmbeddedRetained {
+    /// Opens the store in the folder `retained` of the data directory. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
+    pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
+        let environment = Arc::new(Environment::open(directory, options.environment("retained", 1))?);
+        let tables = Tables::open(&environment)?;
+        let in_hand = Arc::new(AtomicUsize::new(0));
+        let waiting = || Waiting::new(options.max_waiting_bytes, Arc::clone(&in_hand));
+        let committer = Committer::start(
+            "retained-writer",
+            Arc::clone(&environment),
+            Writer::new(tables, waiting()),
+            [waiting(), waiting()],
+            Lazy::default(),
+        )?;
+        Ok(Self { environment, tables, committer })
+    }
+
+    fn submit(&self, op: Op) {
+        let urgent = op.ticket.is_some();
+        self.committer.submit(op, urgent);
+    }
+}
+
+impl RetainedStore for EmbeddedRetained {
+    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>) {
+        self.submit(Op { topic: Arc::clone(&message.topic), message: Some(message), ticket });
+    }
+
+    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>) {
+        self.submit(Op { topic, message: None, ticket });
+    }
+
+    fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
+        #[expect(clippy::disallowed_methods, reason = "what expired while nothing ran is not read")]
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        let useless = self
+            .environment
+            .reading(|txn| self.tables.restore(txn, now, &mut |message| into(Arc::new(message))))?;
+        if !useless.is_empty() {
+            let removed = self
+                .environment
+                .writing(|txn| useless.iter().try_for_each(|key| self.tables.delete(txn, key)));
+            if let Err(error) = removed {
+                // They do no harm, and are met again at the next start.
+                tracing::warn!(%error, "cannot remove expired and damaged retained messages");
+            }
+        }
+        Ok(())
+    }
+
+    fn health(&self) -> StoreHealth {
+        self.committer.health()
+    }
+}
