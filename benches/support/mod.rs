@@ -39,6 +39,7 @@ pub fn broker() -> Broker {
         listener_strategies: Default::default(),
         latest: None,
         stores: None,
+        durability: mqtt_server::broker::DurabilityRules::default(),
     })
 }
 

@@ -23,6 +23,8 @@ pub struct BrokerConfig {
     pub latest: Option<Arc<crate::store::Latest>>,
     /// Stores of sessions, queues and retained messages; with `None` these end with the process.
     pub stores: Option<Stores>,
+    /// Which messages are acknowledged when.
+    pub durability: DurabilityRules,
 }
 
 /// A CONNECT that passed validation and authentication.

@@ -18,7 +18,7 @@ use crate::{
         StoreHealth, StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
-    types::{OriginKind, Page, QueueId, QueueOp, ReadBack, Ticket, Timestamp},
+    types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Ticket, Timestamp, matches},
 };
 
 /// Messages and bytes read from one queue at once.
@@ -34,6 +34,15 @@ pub struct Stores {
     pub queues: Arc<dyn QueueStore>,
     /// Retained messages.
     pub retained: Arc<dyn RetainedStore>,
+}
+
+/// Which messages are acknowledged when.
+#[derive(Debug, Clone, Default)]
+pub struct DurabilityRules {
+    /// By topic filter; the first that matches counts.
+    pub topics: Vec<(String, Durability)>,
+    /// For the rest.
+    pub default: Durability,
 }
 
 /// The stores, and who has which queue.
@@ -120,6 +129,13 @@ impl Broker {
     /// The stores in use, if what sessions hold outlives the process.
     pub fn stores(&self) -> Option<&Stores> {
         self.inner.durable.as_ref().map(|durable| &durable.stores)
+    }
+
+    /// What the acknowledgement of a message to `topic` promises, if `listener` says this of its clients' messages.
+    pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
+        let DurabilityRules { topics, default } = &self.inner.durability;
+        let rule = topics.iter().find(|(filter, _)| matches(filter, topic));
+        rule.map(|(_, durability)| *durability).or(listener).unwrap_or(*default)
     }
 
     /// The worst health of the stores.

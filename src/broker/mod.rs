@@ -51,7 +51,7 @@ use timers::Timers;
 
 pub use crate::store::QueueSummary;
 pub use api::*;
-pub use durable::{Restored, Stores};
+pub use durable::{DurabilityRules, Restored, Stores};
 pub use index::MatchCache;
 pub use retain::RetainedCursor;
 pub use session_core::SessionCore;
@@ -74,6 +74,7 @@ struct Inner {
     listener_strategies: BTreeMap<String, SharedStrategy>,
     latest: Option<Arc<Latest>>,
     durable: Option<Durable>,
+    durability: DurabilityRules,
     /// Random keys: peers cannot make collisions.
     hasher: RandomState,
     index: Index,
@@ -110,7 +111,8 @@ impl Inner {
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {
-        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest, stores } = config;
+        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest, stores, durability } =
+            config;
         let durable = stores.map(Durable::new);
         let hasher = RandomState::new();
         let store = durable.as_ref().map(|durable| Arc::clone(durable.retained()));
@@ -122,6 +124,7 @@ impl Broker {
             listener_strategies,
             latest,
             durable,
+            durability,
             index: Index::new(hasher.clone()),
             slots: Slots::default(),
             registry: Registry::new(hasher.clone()),

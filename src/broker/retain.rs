@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{Broker, MatchOptions, RetainError, index::Options};
 use crate::{
     store::RetainedStore,
-    types::{Message, QueueId, SharedMessage, Ticket, Timestamp, matches},
+    types::{Message, OriginKind, QueueId, SharedMessage, Ticket, Timestamp, matches},
 };
 
 /// Topics looked at per call of [`RetainedCursor::next`].
@@ -99,7 +99,7 @@ impl Retained {
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
             return Err(RetainError::Quota);
         }
-        if let Some(store) = &self.store {
+        if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
             store.set(message.without_receipt(), ticket());
         }
         table.put(message);

@@ -4,6 +4,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use crate::types::Durability;
+
 use super::{Address, ByteSize, FileMode, SharedStrategy, Span, address::optional};
 
 /// Form of the log.
@@ -106,6 +108,9 @@ pub struct Listener {
     /// Strategy of shared groups that a client of this listener creates; empty takes that of `[limits]`.
     #[serde(with = "optional")]
     pub shared_strategy: Option<SharedStrategy>,
+    /// Mode of messages from this listener; empty takes that of `[store]`.
+    #[serde(with = "optional")]
+    pub durability: Option<DurabilityMode>,
     /// Path of WebSocket requests.
     pub path: String,
 }
@@ -124,6 +129,7 @@ impl Default for Listener {
             proxy_protocol: false,
             mode: FileMode::default(),
             shared_strategy: None,
+            durability: None,
             path: "/mqtt".to_owned(),
         }
     }
@@ -240,6 +246,67 @@ impl Default for Latest {
     }
 }
 
+/// What the acknowledgement of a QoS 1 or 2 message promises.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DurabilityMode {
+    /// It is on disk for every persistent session that it matched, or their clients have it.
+    #[default]
+    Always,
+    /// It will be on disk within `store.interval`.
+    Interval,
+    /// Nothing: only what waits for clients that are away or slow is written.
+    None,
+}
+
+impl From<DurabilityMode> for Durability {
+    fn from(mode: DurabilityMode) -> Self {
+        match mode {
+            DurabilityMode::Always => Self::Always,
+            DurabilityMode::Interval => Self::Interval,
+            DurabilityMode::None => Self::None,
+        }
+    }
+}
+
+/// One `[[store.rules]]` entry.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DurabilityRule {
+    /// Topics.
+    pub filter: String,
+    /// Their mode, whatever the listener's is.
+    pub durability: DurabilityMode,
+}
+
+/// `[store]`: sessions, their queues and retained messages on disk.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Store {
+    /// Keep them; otherwise they end with the process.
+    pub enabled: bool,
+    /// Mode of messages that neither a rule nor their listener gives one.
+    pub durability: DurabilityMode,
+    /// Modes by topic; the first rule that matches counts.
+    pub rules: Vec<DurabilityRule>,
+    /// How long changes that nobody waits for gather before they are written.
+    pub interval: Span,
+    /// Bytes that may wait for the disk; beyond it messages for persistent sessions are refused.
+    pub max_waiting_bytes: ByteSize,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            durability: DurabilityMode::Always,
+            rules: Vec::new(),
+            interval: Span(Duration::from_millis(50)),
+            max_waiting_bytes: ByteSize(256 << 20),
+        }
+    }
+}
+
 /// `[sys]`: the `$SYS` topics.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -327,6 +394,8 @@ pub struct Config {
     pub http: Http,
     /// `[latest]`.
     pub latest: Latest,
+    /// `[store]`.
+    pub store: Store,
     /// `[sys]`.
     pub sys: Sys,
     /// `[limits]`.
@@ -360,6 +429,7 @@ impl Default for Config {
             grpc: Grpc::default(),
             http: Http::default(),
             latest: Latest::default(),
+            store: Store::default(),
             sys: Sys::default(),
             limits: super::Limits::default(),
             shutdown: ShutdownTimes::default(),

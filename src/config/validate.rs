@@ -273,11 +273,19 @@ impl Config {
             self.latest.topics_per_device,
             self.latest.topics_per_device == 0,
         );
+        check.positive("store.interval", self.store.interval, self.store.interval.0.is_zero());
+        check.positive(
+            "store.max_waiting_bytes",
+            self.store.max_waiting_bytes,
+            self.store.max_waiting_bytes.0 == 0,
+        );
         check.positive("shutdown.deadline", self.shutdown.deadline, self.shutdown.deadline.0.is_zero());
-        for filter in &self.latest.excluded {
+        let excluded = self.latest.excluded.iter().map(|filter| ("latest.excluded", filter));
+        let rules = self.store.rules.iter().map(|rule| ("store.rules", &rule.filter));
+        for (key, filter) in excluded.chain(rules) {
             if !filter_is_valid(filter) {
                 check.fail(
-                    "latest.excluded",
+                    key,
                     filter,
                     "not a topic filter",
                     "use + as a whole level and # as the last level",

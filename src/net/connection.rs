@@ -33,6 +33,7 @@ use crate::{
     broker::{CloseReason, RetainedCursor, Target},
     session::{Inbound, OUT_BUFFER, recycle},
     telemetry::count,
+    types::Durability,
 };
 
 /// Reads per poll before other tasks get a turn.
@@ -95,6 +96,8 @@ pub(super) struct Connection {
     pub(super) identity: Arc<dyn Identity>,
     /// Session expiry granted at CONNECT.
     pub(super) expiry: u32,
+    /// What the listener promises.
+    pub(super) durability: Option<Durability>,
     pub(super) io: Io,
     /// A frame that is not complete yet.
     partial: Vec<u8>,
@@ -115,6 +118,7 @@ impl Connection {
         inbound: Inbound,
         identity: Arc<dyn Identity>,
         expiry: u32,
+        durability: Option<Durability>,
         early: Vec<u8>,
         limiter: Option<Box<Limiter>>,
     ) -> Self {
@@ -125,6 +129,7 @@ impl Connection {
             inbound,
             identity,
             expiry,
+            durability,
             io,
             partial: early,
             rare,

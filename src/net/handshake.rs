@@ -243,6 +243,7 @@ async fn open(
         Inbound::new(connect.protocol),
         identity,
         expiry,
+        listener.durability,
         wire.plain,
         Limiter::new(&shared.limits, now),
     );

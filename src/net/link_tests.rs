@@ -45,6 +45,7 @@ fn shared() -> Arc<Shared> {
         listener_strategies: Default::default(),
         latest: None,
         stores: None,
+        durability: crate::broker::DurabilityRules::default(),
     });
     Shared::new(broker, Arc::new(AllowAll), String::new())
 }

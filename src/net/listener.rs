@@ -25,7 +25,7 @@ use super::{
 use crate::{
     config::{Address, FileMode},
     telemetry::count,
-    types::Peer,
+    types::{Durability, Peer},
 };
 
 const BACKLOG: i32 = 4096;
@@ -38,6 +38,8 @@ pub(super) struct Listener {
     pub(super) websocket: Option<String>,
     pub(super) proxy_protocol: bool,
     pub(super) max_connections: usize,
+    /// What acknowledgements of its clients' messages promise, unless a rule says otherwise.
+    pub(super) durability: Option<Durability>,
     pub(super) connections: AtomicUsize,
 }
 
@@ -96,6 +98,7 @@ impl BoundListener {
             websocket: None,
             proxy_protocol: false,
             max_connections: usize::MAX,
+            durability: None,
             connections: AtomicUsize::new(0),
         });
         Self { socket, address, listener }
@@ -134,6 +137,12 @@ impl BoundListener {
 
     /// Holds at most so many connections.
     #[must_use]
+    pub fn with_durability(mut self, durability: Durability) -> Self {
+        self.change(|listener| listener.durability = Some(durability));
+        self
+    }
+
+    /// Refuses connections beyond `most`.
     pub fn with_max_connections(mut self, most: usize) -> Self {
         self.change(|listener| listener.max_connections = most);
         self

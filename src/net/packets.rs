@@ -154,6 +154,9 @@ impl Connection {
         message.retain = publish.retain;
         message.properties = publish.properties.as_ref();
         message.expires = publish.expiry.map(|seconds| now.plus_secs(seconds));
+        if publish.qos != QoS::AtMostOnce {
+            message.durability = self.device.shared.broker.durability(topic, self.durability);
+        }
         // Its packet identifier goes to disk with it, if both outlive the process.
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let published = self.device.shared.broker.publish(&message, turn);

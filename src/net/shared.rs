@@ -115,6 +115,7 @@ mod tests {
             listener_strategies: Default::default(),
             latest: None,
             stores: None,
+            durability: crate::broker::DurabilityRules::default(),
         });
         let shared = Shared::new(broker, Arc::new(AllowAll), String::new());
         drop(shared.enter().expect("an open door"));

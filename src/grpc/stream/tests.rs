@@ -35,6 +35,7 @@ fn broker(limits: Limits) -> Broker {
         listener_strategies: Default::default(),
         latest: None,
         stores: None,
+        durability: crate::broker::DurabilityRules::default(),
     })
 }
 
