@@ -24,7 +24,9 @@ use bytes::Bytes;
 use thiserror::Error;
 
 pub use data_dir::DataDir;
-pub use embedded::{EmbeddedLatest, EmbeddedOptions};
+pub use embedded::{
+    CommitHook, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, Expired, QueueGauges, QueueOptions,
+};
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};

@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
+pub use queues::{EmbeddedQueues, Expired, QueueGauges, QueueOptions};
 
 use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
 
