@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{ConnectionInfo, Outcome, QueueInfo, RetainedCursor, Session, Stores, Will};
+use super::{ConnectionInfo, DurabilityRules, Outcome, QueueInfo, RetainedCursor, Session, Stores, Will};
 use crate::{
     config::{Limits, SharedStrategy},
     types::{ClientId, DropReason, QoS, Ticket, Timestamp},

@@ -74,6 +74,20 @@ pub struct Restored {
     pub refused_retained: usize,
 }
 
+impl Stores {
+    /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
+    pub async fn flush(&self) {
+        let tickets = [Ticket::new(), Ticket::new()];
+        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&tickets[0]))));
+        self.retained.clear(Arc::from(""), Some(Arc::clone(&tickets[1])));
+        // A read comes after all that was submitted before it; there is no such queue.
+        let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
+        for ticket in tickets {
+            let _ = ticket.wait().await;
+        }
+    }
+}
+
 impl Durable {
     pub(super) fn new(stores: Stores) -> Self {
         Self { stores, last: AtomicU64::new(0), slots: Mutex::default(), groups: Mutex::default() }
@@ -154,12 +168,15 @@ impl Broker {
         Ok(Page { entries, next, end })
     }
 
-    /// Messages on disk have expired there.
-    pub fn queue_expired(&self, queue: QueueId, messages: usize, bytes: u64) {
-        let Some(durable) = &self.inner.durable else { return };
-        let slot = durable.slots.lock().get(&queue).copied();
-        if let Some(session) = slot.and_then(|slot| self.inner.slots.session(slot)) {
-            session.note_expired(messages, bytes);
+    /// To be told of messages that expired on disk. Does not keep the broker: its stores have it.
+    pub fn queue_expired(&self) -> impl Fn(QueueId, usize, u64) + Send + Sync + use<> {
+        let inner = Arc::downgrade(&self.inner);
+        move |queue, messages, bytes| {
+            let Some(inner) = inner.upgrade() else { return };
+            let slot = inner.durable.as_ref().and_then(|durable| durable.slots.lock().get(&queue).copied());
+            if let Some(session) = slot.and_then(|slot| inner.slots.session(slot)) {
+                session.note_expired(messages, bytes);
+            }
         }
     }
 

@@ -163,6 +163,12 @@ pub(super) mod optional {
             self.to_string()
         }
     }
+
+    impl AsText for super::super::DurabilityMode {
+        fn text(&self) -> String {
+            self.to_string()
+        }
+    }
 }
 
 #[cfg(test)]

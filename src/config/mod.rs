@@ -21,8 +21,8 @@ pub use error::{ConfigError, Problem};
 pub use flags::{Flags, version};
 pub use limits::{Limits, OverflowPolicy, SharedStrategy};
 pub use sections::{
-    Config, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel, ShutdownTimes, Sys, Tls,
-    TlsVersion,
+    Config, DurabilityMode, DurabilityRule, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel,
+    ShutdownTimes, Store, Sys, Tls, TlsVersion,
 };
 pub use units::{ByteSize, Span};
 

@@ -1,8 +1,11 @@
 //! The sections of the configuration, each with its defaults. What they mean together is in `validate`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Serialize,
+    de::{IntoDeserializer, value},
+};
 
 use crate::types::Durability;
 
@@ -257,6 +260,20 @@ pub enum DurabilityMode {
     Interval,
     /// Nothing: only what waits for clients that are away or slow is written.
     None,
+}
+
+impl fmt::Display for DurabilityMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl FromStr for DurabilityMode {
+    type Err = value::Error;
+
+    fn from_str(text: &str) -> Result<Self, value::Error> {
+        Self::deserialize(text.into_deserializer())
+    }
 }
 
 impl From<DurabilityMode> for Durability {

@@ -4,6 +4,7 @@
 
 mod parts;
 mod service;
+mod stores;
 mod sys;
 
 use std::{
@@ -183,6 +184,11 @@ impl Gateway {
             && tokio::time::timeout_at(end, task).await.is_err()
         {
             warn!("latest values not completely written before the deadline");
+        }
+        if let Some(stores) = self.broker.stores()
+            && tokio::time::timeout_at(end, stores.flush()).await.is_err()
+        {
+            warn!("sessions and queues not completely written before the deadline");
         }
         self.tasks.shutdown().await;
         info!("stopped");

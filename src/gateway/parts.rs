@@ -1,7 +1,6 @@
 //! Starting the parts, in the order in which they need each other.
 
 use std::{
-    fs,
     net::{SocketAddr, TcpListener},
     path::Path,
     sync::Arc,
@@ -14,6 +13,7 @@ use tracing::{error, warn};
 use super::{
     Builder, Gateway, StartError,
     service::{self, Sys},
+    stores,
 };
 use crate::{
     broker::{Broker, BrokerConfig},
@@ -46,7 +46,18 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         None => None,
     };
 
-    let latest = open_latest(&config)?;
+    let directory = match config.latest.enabled || config.store.enabled {
+        true => Some(DataDir::open(&config.data_dir)?),
+        false => None,
+    };
+    let latest = match &directory {
+        Some(directory) if config.latest.enabled => Some(open_latest(&config, directory)?),
+        _ => None,
+    };
+    let stores = match &directory {
+        Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
+        _ => None,
+    };
     let mut bound = Vec::new();
     for prepared in listeners {
         if let Some(listener) = prepared.bind(sockets.remove(&prepared.listener.name))? {
@@ -65,10 +76,14 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         namespace: config.namespace.clone(),
         listener_strategies: config.listener_strategies(),
         latest: latest.clone(),
-        stores: None,
+        stores: stores.as_ref().map(|opened| opened.stores.clone()),
+        durability: stores::rules(&config),
     });
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let shared = Shared::new(broker.clone(), auth, config.response_pattern());
+    if let Some(stores) = stores {
+        stores.restore(&broker, &shared).await?;
+    }
     let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
@@ -157,6 +172,9 @@ impl Prepared {
         if self.listener.proxy_protocol {
             bound = bound.with_proxy_protocol();
         }
+        if let Some(durability) = self.listener.durability {
+            bound = bound.with_durability(durability.into());
+        }
         if self.listener.max_connections > 0 {
             bound = bound.with_max_connections(self.listener.max_connections);
         }
@@ -190,15 +208,10 @@ fn add_tls(
     store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })
 }
 
-fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
-    if !config.latest.enabled {
-        return Ok(None);
-    }
-    fs::create_dir_all(&config.data_dir)?;
-    let directory = DataDir::open(&config.data_dir)?;
+fn open_latest(config: &Config, directory: &Arc<DataDir>) -> Result<Arc<Latest>, StartError> {
     let topics_per_device = config.latest.topics_per_device;
     let embedded = EmbeddedLatest::open(
-        &directory,
+        directory,
         &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() },
     )?;
     let options = LatestOptions {
@@ -207,10 +220,10 @@ fn open_latest(config: &Config) -> Result<Option<Arc<Latest>>, StartError> {
         topics_per_device,
         excluded: config.latest.excluded.clone(),
         version_start: 0,
-        mark: Some(Arc::new(VersionMark::open(&directory)?)),
+        mark: Some(Arc::new(VersionMark::open(directory)?)),
         ..LatestOptions::default()
     };
-    Ok(Some(Latest::new(Arc::new(embedded), options)))
+    Ok(Latest::new(Arc::new(embedded), options))
 }
 
 fn take_or_bind(

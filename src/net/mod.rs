@@ -30,4 +30,4 @@ mod wheel;
 pub use clock::now;
 pub use listener::{BoundListener, accept_loop};
 pub use shard::{ShardHandle, start_shards, tick_shards};
-pub use shared::Shared;
+pub use shared::{Shared, session_maker};

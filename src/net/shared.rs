@@ -13,9 +13,10 @@ use std::{
 
 use tokio::sync::Semaphore;
 
+use super::device::Device;
 use crate::{
     auth::Authenticator,
-    broker::Broker,
+    broker::{Broker, Session, SessionCore},
     config::Limits,
     session::{Budget, Disk, Env},
     types::{QueueId, Timestamp},
@@ -84,6 +85,12 @@ impl Shared {
         let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
         Env { limits: &self.limits, now, budget: &self.broker, disk }
     }
+}
+
+/// Builds session objects, for the broker to restore sessions of an earlier process.
+pub fn session_maker(shared: &Arc<Shared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
+    let shared = Arc::clone(shared);
+    move |core| Arc::new(Device::new(core, Arc::clone(&shared))) as Arc<dyn Session>
 }
 
 impl Budget for Broker {

@@ -25,7 +25,8 @@ use thiserror::Error;
 
 pub use data_dir::DataDir;
 pub use embedded::{
-    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions,
+    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
+    EmbeddedSessions, Expired, QueueGauges, QueueOptions,
 };
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;

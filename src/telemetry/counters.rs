@@ -105,6 +105,11 @@ counters! {
     store_damaged_records: "gateway_store_damaged_records_total", "Damaged records of sessions, queues and retained messages met and skipped", "";
     store_refused_sessions: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"sessions\"";
     store_refused_retained: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"retained\"";
+    store_entries_written: "gateway_store_entries_written_total", "Entries of durable queues written", "";
+    store_entries_settled: "gateway_store_entries_settled_total", "Entries of durable queues acknowledged before they were written, and never written", "";
+    store_entries_removed: "gateway_store_entries_removed_total", "Entries of durable queues removed", "";
+    store_entries_refused: "gateway_store_entries_refused_total", "Entries of durable queues refused because a commit failed", "";
+    store_entries_expired: "gateway_store_entries_expired_total", "Entries of durable queues removed because their message expired", "";
     grpc_calls: "gateway_grpc_calls_total", "gRPC calls and streams begun", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";

@@ -41,6 +41,8 @@ pub struct Entry {
     pub ids: Option<Box<[u32]>>,
     /// Who waits for it; with none it is written some time.
     pub ticket: Option<Arc<Ticket>>,
+    /// Bytes that its message counts for, as [`SharedMessage::cost`]; known also when the message is gone.
+    cost: u32,
     message: Mutex<Option<Arc<SharedMessage>>>,
     state: AtomicU8,
 }
@@ -66,9 +68,15 @@ impl Entry {
             group: QueueId::NONE,
             ids: None,
             ticket,
+            cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
             message: Mutex::new(Some(message)),
             state: AtomicU8::new(WAITING),
         }
+    }
+
+    /// Bytes that its message counts for.
+    pub fn cost(&self) -> u32 {
+        self.cost
     }
 
     /// The store begins to write it: its message, or `None` if it need not be written any more.

@@ -211,7 +211,7 @@ impl Bench {
             listener_strategies: BTreeMap::new(),
             latest: None,
             stores: None,
-            durability: crate::broker::DurabilityRules::default(),
+            durability: DurabilityRules::default(),
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
     }

@@ -1,1 +1,270 @@
+//! Durable queues in LMDB: one writer thread with group commit, two reader threads.
+//!
+//! Tables and keys are explained in `tables`. The way of an operation: `inbox` (submitted), `batch` (chosen and merged),
+//! `writer` (written, then told to whoever waits). A read takes the same way and is then handed to `load`.
 
+mod batch;
+#[cfg(test)]
+mod bench;
+mod inbox;
+mod load;
+#[cfg(test)]
+mod model_tests;
+mod start;
+mod sweep;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::{
+    CommitHook,
+    committer::{Committer, Lazy},
+    environment::{Environment, EnvironmentOptions},
+};
+use crate::{
+    store::{BoxFuture, DataDir, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth},
+    types::{Journal, QueueId, QueueOp, Timestamp},
+};
+use inbox::{Gauges, Inbox, Job};
+use load::{Reader, Readers, Request};
+use tables::Tables;
+use writer::Writer;
+
+/// While commits fail, one publish in so many milliseconds may try whether the disk takes it.
+const PROBE_MILLIS: u64 = 1000;
+
+const READERS: usize = 2;
+
+/// Told in the writer thread, after the commit, how many entries and bytes of a queue had expired and are gone.
+pub type Expired = Arc<dyn Fn(QueueId, usize, u64) + Send + Sync>;
+
+/// How [`EmbeddedQueues`] is set up.
+#[derive(Clone)]
+pub struct QueueOptions {
+    /// First size of the memory map, a multiple of the page size. It doubles when full; memory and disk are only used as
+    /// data comes.
+    pub map_size: usize,
+    /// The map does not grow beyond this; a commit that needs more fails.
+    pub max_map_size: usize,
+    /// Bytes of messages that may wait to be written; above it [`QueueStore::accepts`] is false.
+    pub max_waiting_bytes: usize,
+    /// How long a change may wait that nobody waits for.
+    pub lazy_interval: Duration,
+    /// How many such changes may wait.
+    pub lazy_count: usize,
+    /// The time, by which messages expire.
+    pub clock: fn() -> Timestamp,
+    /// Told of expired entries.
+    pub expired: Option<Expired>,
+    /// Called before each commit; for tests.
+    pub hook: Option<CommitHook>,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        let lazy = Lazy::default();
+        Self {
+            map_size: 1 << 30,
+            max_map_size: usize::MAX,
+            max_waiting_bytes: 256 << 20,
+            lazy_interval: lazy.interval,
+            lazy_count: lazy.count,
+            clock: wall_clock,
+            expired: None,
+            hook: None,
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "messages expire while nobody calls the store")]
+fn wall_clock() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(since.as_millis() as u64)
+}
+
+#[expect(clippy::disallowed_methods, reason = "spaces the tries while commits fail")]
+fn started() -> Instant {
+    Instant::now()
+}
+
+/// Figures of a queue store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueGauges {
+    /// Bytes of messages submitted and not yet written.
+    pub waiting_bytes: usize,
+    /// Entries in all queues, as of the last commit.
+    pub depth: u64,
+}
+
+/// A [`QueueStore`] in the data directory. Dropping it writes what was submitted.
+pub struct EmbeddedQueues {
+    environment: Arc<Environment>,
+    tables: Tables,
+    gauges: Arc<Gauges>,
+    max_waiting_bytes: usize,
+    started: Instant,
+    /// Milliseconds after `started` when the last try was let through.
+    probed: AtomicU64,
+    committer: Option<Committer<Writer>>,
+    readers: Arc<Readers>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl EmbeddedQueues {
+    /// Opens the store in the folder `queues` of the data directory. Blocks on the disk. A damaged store is set aside;
+    /// one of a newer format is refused and left as it is.
+    pub fn open(directory: &Arc<DataDir>, options: &QueueOptions) -> Result<Self, StoreError> {
+        let settings = EnvironmentOptions {
+            name: "queues",
+            map_size: options.map_size,
+            max_map_size: options.max_map_size,
+            tables: tables::COUNT,
+            hook: options.hook.clone(),
+        };
+        let environment = Arc::new(Environment::open(directory, settings)?);
+        let tables = Tables::open(&environment)?;
+        let gauges = Arc::new(Gauges::default());
+        let first_due = environment.reading(|txn| {
+            gauges.depth.store(tables.entries.len(txn)?, Relaxed);
+            sweep::first_due(&tables, txn)
+        })?;
+        let damaged = Arc::new(Mutex::new(Vec::new()));
+        let readers = Arc::new(Readers::default());
+        let writer = Writer::new(
+            tables,
+            Arc::clone(&gauges),
+            Arc::clone(&readers),
+            Arc::clone(&damaged),
+            options.clock,
+            options.expired.clone(),
+            first_due,
+        );
+        let inbox = || Inbox::new(&gauges, options.max_waiting_bytes);
+        let lazy = Lazy { interval: options.lazy_interval, count: options.lazy_count };
+        let inboxes = [inbox(), inbox()];
+        let committer = Committer::start("queue-writer", Arc::clone(&environment), writer, inboxes, lazy)?;
+        let mut store = Self {
+            environment: Arc::clone(&environment),
+            tables,
+            gauges,
+            max_waiting_bytes: options.max_waiting_bytes,
+            started: started(),
+            probed: AtomicU64::new(0),
+            committer: Some(committer),
+            readers,
+            threads: Vec::new(),
+        };
+        for _ in 0..READERS {
+            let reader =
+                Reader { environment: Arc::clone(&environment), tables, damaged: Arc::clone(&damaged) };
+            store.threads.push(store.readers.start(reader)?);
+        }
+        Ok(store)
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.environment.set_aside()
+    }
+
+    /// For the start, before [`QueueStore::summaries`]: moves the entries of shared groups' members that have QoS 1 to
+    /// the end of the group's queue, in the order of their messages; how many. Their connections have ended
+    /// [MQTT-4.8.2-5]. Blocks on the disk.
+    pub fn regroup(&self) -> Result<usize, StoreError> {
+        start::regroup(&self.environment, &self.tables)
+    }
+
+    /// Figures.
+    pub fn gauges(&self) -> QueueGauges {
+        QueueGauges {
+            waiting_bytes: self.gauges.waiting_bytes.load(Relaxed),
+            depth: self.gauges.depth.load(Relaxed),
+        }
+    }
+
+    fn push(&self, job: Job) {
+        if let Some(committer) = &self.committer {
+            let urgent = job.is_urgent();
+            committer.submit(job, urgent);
+        }
+    }
+}
+
+impl Journal for EmbeddedQueues {
+    fn submit(&self, op: QueueOp) {
+        if let QueueOp::Append(entry) = &op
+            && tables::entry_key(entry.queue, entry.seq).is_none()
+            && entry.take().is_some()
+        {
+            tracing::error!(
+                queue = entry.queue.0,
+                seq = entry.seq,
+                "place is beyond the format and was refused"
+            );
+            if let Some(ticket) = &entry.ticket {
+                ticket.refuse();
+            }
+            return;
+        }
+        self.push(Job::Op(op));
+    }
+}
+
+impl QueueStore for EmbeddedQueues {
+    fn load(
+        &self,
+        queue: QueueId,
+        from: u64,
+        messages: usize,
+        bytes: usize,
+    ) -> BoxFuture<'static, Result<Loaded, StoreError>> {
+        let (reply, answer) = oneshot::channel();
+        self.push(Job::Load(Request { queue, from, messages, bytes, reply }));
+        Box::pin(async move { answer.await.map_err(|_| super::closed())? })
+    }
+
+    fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError> {
+        start::summaries(&self.environment, &self.tables)
+    }
+
+    fn accepts(&self) -> bool {
+        if self.gauges.waiting_bytes.load(Relaxed) > self.max_waiting_bytes {
+            return false;
+        }
+        if self.health() == StoreHealth::Sound {
+            return true;
+        }
+        let now = self.started.elapsed().as_millis() as u64;
+        let last = self.probed.load(Relaxed);
+        now >= last + PROBE_MILLIS && self.probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
+    }
+
+    fn health(&self) -> StoreHealth {
+        self.committer.as_ref().map_or(StoreHealth::Failing, Committer::health)
+    }
+}
+
+impl Drop for EmbeddedQueues {
+    /// Waits for the writer to finish what it was given, and for the readers.
+    fn drop(&mut self) {
+        self.committer = None;
+        self.readers.close();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

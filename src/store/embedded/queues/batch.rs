@@ -1,0 +1,242 @@
+//! What one transaction will hold: a stretch of the submitted operations, merged per entry.
+
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::inbox::{Gauges, Job};
+use crate::{
+    telemetry::count,
+    types::{QueueId, QueueOp, SharedMessage},
+};
+
+/// Operations and bytes after which a transaction is closed, at the next place where no unit is open.
+const MAX_JOBS: usize = 20_000;
+const MAX_BYTES: usize = 64 << 20;
+
+/// What becomes of one entry.
+pub(super) struct Write {
+    pub(super) queue: QueueId,
+    pub(super) seq: u64,
+    /// What is in the table goes first.
+    pub(super) remove: bool,
+    pub(super) then: Then,
+}
+
+pub(super) enum Then {
+    Nothing,
+    /// The entry of this job, with this body.
+    Put {
+        job: usize,
+        body: usize,
+    },
+    /// Only its place stays.
+    Release,
+}
+
+/// A change of a stretch of a queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Cut {
+    Trim { queue: QueueId, from: u64, count: usize },
+    Purge { queue: QueueId },
+}
+
+/// Changes of single entries and packet identifiers, as ranges of the batch's lists, then perhaps one of a stretch.
+pub(super) struct Segment {
+    pub(super) writes: Range<usize>,
+    pub(super) received: Range<usize>,
+    pub(super) then: Option<Cut>,
+}
+
+/// A message and how many entries of the batch have it.
+pub(super) struct Body {
+    pub(super) message: Arc<SharedMessage>,
+    pub(super) refs: u32,
+}
+
+/// The chosen operations. Kept from one transaction to the next for its buffers.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// The operations themselves, without entries that were settled.
+    pub(super) jobs: Vec<Job>,
+    pub(super) bodies: Vec<Body>,
+    pub(super) writes: Vec<Write>,
+    /// Packet identifiers that came in (true) or are free again.
+    pub(super) received: Vec<(QueueId, u16, bool)>,
+    pub(super) segments: Vec<Segment>,
+    /// Entries that were added and removed in this batch.
+    pub(super) merged: u64,
+    items: Vec<Item>,
+    /// Bodies by the address of their message, which the body keeps from being used again.
+    known: HashMap<usize, usize, ahash::RandomState>,
+    open: HashSet<usize, ahash::RandomState>,
+}
+
+struct Item {
+    queue: QueueId,
+    seq: u64,
+    /// Index of its job.
+    job: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Append { body: usize },
+    Remove,
+    Release,
+}
+
+impl Batch {
+    /// Takes operations from the front of `waiting`. True if what stays there can go once this is written, false if it
+    /// waits for a unit to be closed.
+    pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, gauges: &Gauges) -> bool {
+        let (length, more) = self.length(waiting);
+        let (mut writes, mut received) = (0, 0);
+        let mut settled = 0;
+        for job in waiting.drain(..length) {
+            let order = self.jobs.len();
+            let mut item = |queue, seq, what| self.items.push(Item { queue, seq, job: order, what });
+            let mut cut = None;
+            match &job {
+                Job::Op(QueueOp::Append(entry)) => {
+                    if let Some(ticket) = entry.ticket.as_ref().filter(|ticket| ticket.is_unit()) {
+                        ticket.close();
+                    }
+                    let Some(message) = entry.take() else {
+                        settled += 1;
+                        gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
+                        continue;
+                    };
+                    let (queue, seq) = (entry.queue, entry.seq);
+                    let body = Self::body(&mut self.bodies, &mut self.known, message);
+                    item(queue, seq, What::Append { body });
+                }
+                &Job::Op(QueueOp::Remove { queue, seq, .. }) => item(queue, seq, What::Remove),
+                &Job::Op(QueueOp::Release { queue, seq, .. }) => item(queue, seq, What::Release),
+                &Job::Op(QueueOp::Receive { queue, packet_id, .. }) => {
+                    self.received.push((queue, packet_id, true));
+                }
+                &Job::Op(QueueOp::Forget { queue, packet_id, .. }) => {
+                    self.received.push((queue, packet_id, false));
+                }
+                &Job::Op(QueueOp::Trim { queue, from, count }) => {
+                    cut = Some(Cut::Trim { queue, from, count })
+                }
+                &Job::Op(QueueOp::Purge { queue }) => cut = Some(Cut::Purge { queue }),
+                Job::Load(_) => {}
+            }
+            self.jobs.push(job);
+            if cut.is_some() {
+                self.merge();
+                self.segments.push(Segment {
+                    writes: writes..self.writes.len(),
+                    received: received..self.received.len(),
+                    then: cut,
+                });
+                (writes, received) = (self.writes.len(), self.received.len());
+            }
+        }
+        self.merge();
+        if writes < self.writes.len() || received < self.received.len() {
+            self.segments.push(Segment {
+                writes: writes..self.writes.len(),
+                received: received..self.received.len(),
+                then: None,
+            });
+        }
+        if settled > 0 {
+            count(|c| c.store_entries_settled.add(settled));
+        }
+        for write in &self.writes {
+            if let Then::Put { body, .. } = write.then {
+                self.bodies[body].refs += 1;
+            }
+        }
+        more
+    }
+
+    /// How many operations to take. No unit is split: the cut is where every unit that has begun is also closed, so an
+    /// unclosed one holds back itself and all behind it.
+    fn length(&mut self, waiting: &VecDeque<Job>) -> (usize, bool) {
+        self.open.clear();
+        let (mut length, mut bytes) = (0, 0);
+        for (index, job) in waiting.iter().enumerate() {
+            match job {
+                Job::Op(QueueOp::Append(entry)) => {
+                    bytes += entry.cost() as usize;
+                    if let Some(ticket) = entry.ticket.as_ref().filter(|ticket| ticket.is_unit()) {
+                        self.open.insert(Arc::as_ptr(ticket).addr());
+                    }
+                }
+                Job::Op(QueueOp::Receive { ticket, .. } | QueueOp::Remove { unit: Some(ticket), .. }) => {
+                    self.open.remove(&Arc::as_ptr(ticket).addr());
+                }
+                _ => {}
+            }
+            if self.open.is_empty() {
+                length = index + 1;
+                if length >= MAX_JOBS || bytes >= MAX_BYTES {
+                    return (length, length < waiting.len());
+                }
+            }
+        }
+        (length, false)
+    }
+
+    fn body(
+        bodies: &mut Vec<Body>,
+        known: &mut HashMap<usize, usize, ahash::RandomState>,
+        message: Arc<SharedMessage>,
+    ) -> usize {
+        *known.entry(Arc::as_ptr(&message).addr()).or_insert_with(|| {
+            bodies.push(Body { message, refs: 0 });
+            bodies.len() - 1
+        })
+    }
+
+    /// Turns the items into writes, in the order of the table, one for each entry.
+    fn merge(&mut self) {
+        self.items.sort_unstable_by_key(|item| (item.queue, item.seq, item.job));
+        for run in self.items.chunk_by(|a, b| (a.queue, a.seq) == (b.queue, b.seq)) {
+            let first = &run[0];
+            let new = matches!(first.what, What::Append { .. });
+            let mut write = Write { queue: first.queue, seq: first.seq, remove: false, then: Then::Nothing };
+            for item in run {
+                match item.what {
+                    What::Append { body } => write.then = Then::Put { job: item.job, body },
+                    What::Remove => {
+                        write.remove = !new;
+                        write.then = Then::Nothing;
+                    }
+                    What::Release => write.then = Then::Release,
+                }
+            }
+            if new && matches!(write.then, Then::Nothing) {
+                self.merged += 1;
+            } else {
+                self.writes.push(write);
+            }
+        }
+        self.items.clear();
+    }
+
+    /// Whether there is nothing to write.
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Empties it but for `jobs`.
+    pub(super) fn clear(&mut self) {
+        self.bodies.clear();
+        self.writes.clear();
+        self.received.clear();
+        self.segments.clear();
+        self.known.clear();
+        self.merged = 0;
+    }
+}
