@@ -102,6 +102,8 @@ step "building the tests" cargo test --locked --lib --bins --tests --no-run
 
 # Another set of features builds the package again, not its dependencies.
 step "OTLP export" cargo test --locked --features otel --test otel
+# About a minute of one core when cold: their dependencies have fewer features than the package's own.
+step "tests of the load generators" cargo test --locked --quiet -p mqload -p grpcload --bins
 # Last before the tests, so that its installation had the time of all builds.
 check_dependencies
 

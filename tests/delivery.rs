@@ -4,7 +4,7 @@
 mod client;
 mod support;
 
-use std::{io::Write as _, net::TcpStream, thread};
+use std::{collections::VecDeque, io::Write as _, net::TcpStream, thread};
 
 use client::{Client, Got};
 use mqtt_server::{
@@ -177,22 +177,27 @@ fn a_device_that_never_sends_the_rest_of_its_connect_does_not_keep_the_server_fr
 
 #[test]
 fn no_device_is_accepted_by_a_server_that_stops_and_then_left_without_a_word() {
-    let mut server = Server::start();
+    let mut server = Server::start_with(&[], "[shutdown]\ndeadline = \"5m\"\n");
     let port = server.ports.tcp;
     let connecting: Vec<_> = (0..4)
         .map(|thread| {
             thread::spawn(move || {
-                let mut accepted = Vec::new();
+                let mut accepted = VecDeque::new();
+                let mut number = 0;
                 // Until the server refuses, or is not there any more.
                 while let Ok(stream) = TcpStream::connect(local(port)) {
                     let mut client = Client::over(stream, Protocol::V5);
-                    let hello = Connect::new(Protocol::V5, format!("{thread}-{}", accepted.len()));
+                    let hello = Connect::new(Protocol::V5, format!("{thread}-{number}"));
                     let mut bytes = Vec::new();
                     codec::encode(&Packet::Connect(hello.into()), Protocol::V5, &mut bytes);
                     if client.stream.write_all(&bytes).is_err() || client.next() != Got::ConnAck(0) {
                         break;
                     }
-                    accepted.push(client);
+                    accepted.push_back(client);
+                    number += 1;
+                    if accepted.len() > 50 {
+                        accepted.pop_front();
+                    }
                 }
                 accepted
             })

@@ -88,7 +88,7 @@ fn sources() -> Vec<Source> {
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).expect("list a directory of src/") {
+    for entry in fs::read_dir(dir).expect("list a directory") {
         let path = entry.expect("read a directory entry").path();
         if path.is_dir() {
             collect(&path, files);
@@ -219,6 +219,22 @@ fn files_stay_short_enough_to_read() {
         .filter(|source| source.lines > MAX_LINES && !is_tests(&source.path))
         .filter(|source| !LONGER.iter().any(|(path, _)| *path == source.path))
         .map(|source| format!("src/{}: {} lines, at most {MAX_LINES}", source.path, source.lines))
+        .collect();
+    assert!(long.is_empty(), "\n{}", long.join("\n"));
+}
+
+#[test]
+fn files_of_the_tools_stay_short_enough_to_read() {
+    let mut files = Vec::new();
+    collect(&root().join("tools"), &mut files);
+    assert!(files.len() > 10, "found only {} source files", files.len());
+    let lines = |file: &PathBuf| {
+        without_tests(&fs::read_to_string(file).expect("read a source file")).lines().count()
+    };
+    let long: Vec<String> = files
+        .iter()
+        .filter(|file| lines(file) > MAX_LINES)
+        .map(|file| format!("{}: {} lines, at most {MAX_LINES}", file.display(), lines(file)))
         .collect();
     assert!(long.is_empty(), "\n{}", long.join("\n"));
 }

@@ -6,6 +6,7 @@ import queue
 import sys
 import tempfile
 import threading
+import time
 
 import grpc
 import pytest
@@ -212,6 +213,11 @@ def test_publish_to_an_offline_device(api):
     lasting = connect_properties(SessionExpiryInterval=300)
     with Client(client_id=client_id, clean=False) as device:
         device.ok(properties=lasting)
+    # The client has left; the gateway has still to see it.
+    deadline = time.monotonic() + WAIT
+    while api.manage.Get(api.devices.GetRequest(client_id=client_id), timeout=WAIT).device.online:
+        assert time.monotonic() < deadline, "the gateway never saw the device leave"
+        time.sleep(0.01)
     request = dict(device_id=client_id, topic=topic, payload=b"later")
     response = api.publish.Publish(api.publisher.PublishRequest(**request), timeout=WAIT)
     assert response.outcome == api.publisher.OUTCOME_QUEUED and response.queued == 1
