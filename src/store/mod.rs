@@ -25,7 +25,7 @@ use thiserror::Error;
 
 pub use data_dir::DataDir;
 pub use embedded::{
-    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions,
+    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions, tool,
 };
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
