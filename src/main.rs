@@ -2,11 +2,13 @@
 //!
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
+mod store_command;
+
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 use mqtt_server::{
-    config::{Config, DEV_CERTS_DIR, Flags},
+    config::{Command, Config, DEV_CERTS_DIR, Flags},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
     telemetry::Telemetry,
@@ -21,6 +23,9 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    if let Some(Command::Store(command)) = &flags.command {
+        return store_command::run(command).unwrap_or_else(|error| fail(1, &*error));
+    }
     let config = match load(&flags) {
         Ok(config) => config,
         Err(error) => return fail(2, &*error),

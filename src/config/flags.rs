@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::LazyLock};
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
 use super::LogFormat;
 
 /// Command-line flags.
 #[derive(Debug, Clone, Default, Parser)]
 #[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
-#[command(name = "mqtt-server", version = version(), about = "MQTT for devices, gRPC for backends")]
+#[command(name = "mqtt-server", version = version(), about = "MQTT for devices, gRPC for backends", args_conflicts_with_subcommands = true)]
 pub struct Flags {
     /// Address of the default MQTT listener: ip:port, [v6]:port or unix:/path. It speaks TLS, or
     /// plain TCP with --non-tls [default: 127.0.0.1:8883]
@@ -65,6 +65,40 @@ pub struct Flags {
     /// Form of the log: human on a terminal and JSON elsewhere (auto), or one of them always
     #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Logs")]
     pub log_format: Option<LogFormat>,
+
+    /// What to do instead of running the gateway.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What to do instead of running the gateway.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Looks after a data directory
+    #[command(subcommand)]
+    Store(StoreCommand),
+}
+
+/// What to do with a data directory.
+#[derive(Debug, Clone, Subcommand)]
+pub enum StoreCommand {
+    /// Looks at every record and changes nothing; no gateway may be running. Exit code 1 if anything is damaged
+    Check {
+        /// The data directory
+        dir: PathBuf,
+    },
+    /// Writes the stores anew without free space; no gateway may be running
+    Compact {
+        /// The data directory
+        dir: PathBuf,
+    },
+    /// Copies the stores while a gateway runs, or while none does
+    Backup {
+        /// The data directory
+        dir: PathBuf,
+        /// Where to; empty, or not there yet
+        target: PathBuf,
+    },
 }
 
 impl Flags {

@@ -18,7 +18,7 @@ mod tests;
 pub use address::{Address, FileMode};
 pub use effective::TlsFiles;
 pub use error::{ConfigError, Problem};
-pub use flags::{Flags, version};
+pub use flags::{Command, Flags, StoreCommand, version};
 pub use limits::{Limits, OverflowPolicy, SharedStrategy};
 pub use sections::{
     Config, DurabilityMode, DurabilityRule, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel,

@@ -26,7 +26,7 @@ use thiserror::Error;
 pub use data_dir::DataDir;
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
-    EmbeddedSessions, Expired, QueueGauges, QueueOptions,
+    EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
 };
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;

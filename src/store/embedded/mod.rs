@@ -23,6 +23,7 @@ mod retained;
 mod sessions;
 #[cfg(test)]
 mod tests;
+pub mod tool;
 mod write;
 
 use std::{sync::Arc, thread::JoinHandle};

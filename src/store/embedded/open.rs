@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use heed::{Env, EnvOpenOptions, MdbError, WithoutTls};
+use heed::{Env, EnvFlags, EnvOpenOptions, MdbError, WithoutTls};
 
 use super::check::{Look, look};
 use crate::store::{DataDir, StoreError};
@@ -100,4 +100,44 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
         "store is damaged and was set aside, starting with an empty one"
     );
     Ok(aside)
+}
+
+/// What is in a folder that is only to be looked at.
+pub(super) enum Existing {
+    Absent,
+    Damaged(String),
+    Sound(Env<WithoutTls>),
+}
+
+/// Opens the environment in `folder` if there is one; creates nothing, sets nothing aside, writes no data. The caller
+/// holds the lock of the data directory.
+pub(super) fn existing(folder: &Path, databases: u32) -> Result<Existing, heed::Error> {
+    match look(&folder.join("data.mdb"))? {
+        Look::Absent => Ok(Existing::Absent),
+        Look::Damaged(reason) => Ok(Existing::Damaged(reason.to_owned())),
+        Look::Sound => read_only(folder, databases),
+    }
+}
+
+/// As [`existing`], while a gateway may have it open: without a look at the file, which would see it change.
+pub(super) fn in_use(folder: &Path, databases: u32) -> Result<Existing, heed::Error> {
+    match fs::metadata(folder.join("data.mdb")) {
+        Ok(data) if data.len() > 0 => read_only(folder, databases),
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e.into()),
+        _ => Ok(Existing::Absent),
+    }
+}
+
+fn read_only(folder: &Path, databases: u32) -> Result<Existing, heed::Error> {
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options.max_readers(MAX_READERS).max_dbs(databases);
+    // SAFETY: as in `map`. A gateway that has the same environment open in another process goes by LMDB's own lock
+    // file, which keeps the pages of a reader's snapshot from being reused, and it renames nothing once it runs.
+    // READ_ONLY never writes to the map.
+    let env = unsafe { options.flags(EnvFlags::READ_ONLY).open(folder) };
+    match env {
+        Ok(env) => Ok(Existing::Sound(env)),
+        Err(e) if is_damage(&e) => Ok(Existing::Damaged(e.to_string())),
+        Err(e) => Err(e),
+    }
 }

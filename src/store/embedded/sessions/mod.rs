@@ -90,3 +90,19 @@ impl SessionStore for EmbeddedSessions {
         self.committer.health()
     }
 }
+
+/// Whether this is a sound session; for checks, as those below.
+pub(super) fn is_session(key: &[u8], value: &[u8]) -> bool {
+    let queue = tables::number(key);
+    queue.is_some_and(|queue| record::decode_session(queue, value, &mut Arc::default()).is_some())
+}
+
+/// Whether this is a sound subscription.
+pub(super) fn is_subscription(key: &[u8], value: &[u8]) -> bool {
+    tables::number(key).is_some() && record::decode_subscription(value).is_some()
+}
+
+/// Whether this is a sound group.
+pub(super) fn is_group(key: &[u8], value: &[u8]) -> bool {
+    tables::number(key).is_some() && record::decode_group(value).is_some()
+}

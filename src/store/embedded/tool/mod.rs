@@ -1,0 +1,244 @@
+//! What an operator does with a data directory: check every record, compact, back up.
+
+#[cfg(test)]
+mod tests;
+
+use std::{fs, io, path::Path};
+
+use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
+
+use super::{
+    message,
+    open::{Existing, existing, in_use},
+    record, sessions,
+};
+use crate::store::{DataDir, StoreError, data_dir::sync_directory};
+
+/// Whether a record is sound, by key and value.
+type Sound = fn(&[u8], &[u8]) -> bool;
+
+/// Folders, their tables with records, and what a sound record is. Keys that hold all there is are counted only.
+const STORES: &[(&str, &[(&str, Sound)])] = &[
+    (
+        "latest",
+        &[
+            ("latest", |_, value| record::decode_value(value).is_some()),
+            ("newest", |_, value| record::decode_head(value).is_some()),
+        ],
+    ),
+    (
+        "sessions",
+        &[
+            ("sessions", sessions::is_session),
+            ("subscriptions", sessions::is_subscription),
+            ("groups", sessions::is_group),
+        ],
+    ),
+    (
+        "queues",
+        &[
+            ("bodies", |_, value| message::decode(value).is_some()),
+            ("entries", |_, _| true),
+            ("received", |_, _| true),
+        ],
+    ),
+    ("retained", &[("retained", |_, value| message::decode(value).is_some())]),
+];
+
+/// Most tables of one environment, with room for those of newer versions.
+const TABLES: u32 = 32;
+
+/// How far a check or a copy is.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// Folder of the store.
+    pub store: &'static str,
+    /// Records done.
+    pub done: u64,
+    /// Records there are.
+    pub total: u64,
+}
+
+/// What was found in one store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreReport {
+    /// Folder of the store.
+    pub store: &'static str,
+    /// Records looked at.
+    pub records: u64,
+    /// How many of them are damaged.
+    pub damaged: u64,
+    /// Bytes of the data file; after compaction those of the new one.
+    pub bytes: u64,
+    /// Why it could not be read to its end.
+    pub problem: Option<String>,
+}
+
+/// Looks at every record of every store in the data directory; changes nothing. Stores that are absent are left out.
+///
+/// # Errors
+/// If the directory is not there, is in use by a gateway, or cannot be read.
+pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<StoreReport>, StoreError> {
+    let directory = own(path)?;
+    let mut reports = Vec::new();
+    for &(store, tables) in STORES {
+        let folder = directory.path().join(store);
+        let mut report = StoreReport { store, records: 0, damaged: 0, bytes: size(&folder), problem: None };
+        match existing(&folder, TABLES) {
+            Ok(Existing::Absent) => continue,
+            Ok(Existing::Damaged(reason)) => report.problem = Some(reason),
+            Ok(Existing::Sound(env)) => {
+                let result = check_tables(&env, tables, &mut report, progress);
+                close(env);
+                report.problem = result.err().map(|e| e.to_string());
+            }
+            Err(e) => report.problem = Some(e.to_string()),
+        }
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+fn check_tables(
+    env: &Env<WithoutTls>,
+    tables: &[(&str, Sound)],
+    report: &mut StoreReport,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), heed::Error> {
+    /// Records between two reports of progress.
+    const STEP: u64 = 10_000;
+
+    let txn = env.read_txn()?;
+    let mut found = Vec::new();
+    let mut total = 0;
+    for &(name, sound) in tables {
+        if let Some(table) = env.open_database::<Bytes, Bytes>(&txn, Some(name))? {
+            total += table.len(&txn)?;
+            found.push((table, sound));
+        }
+    }
+    for (table, sound) in found {
+        for entry in table.iter(&txn)? {
+            let (key, value) = entry?;
+            report.records += 1;
+            report.damaged += u64::from(!sound(key, value));
+            if report.records.is_multiple_of(STEP) {
+                progress(Progress { store: report.store, done: report.records, total });
+            }
+        }
+    }
+    progress(Progress { store: report.store, done: report.records, total });
+    Ok(())
+}
+
+/// Writes every store anew without free space. Each is replaced in one step, once its copy is durable; ended at any
+/// moment, every store is as it was or compacted.
+///
+/// # Errors
+/// If the directory is not there, is in use by a gateway, or a store is damaged or cannot be written.
+pub fn compact(path: &Path) -> Result<Vec<StoreReport>, StoreError> {
+    let directory = own(path)?;
+    let mut reports = Vec::new();
+    for &(store, _) in STORES {
+        let folder = directory.path().join(store);
+        let copy = folder.join("data.mdb.compacting");
+        let found = existing(&folder, TABLES).map_err(|e| failed(store, &e))?;
+        if !copy_store(store, found, &copy)? {
+            continue;
+        }
+        let replace = || -> io::Result<()> {
+            fs::rename(&copy, folder.join("data.mdb"))?;
+            sync_directory(&folder)?;
+            // It names transactions of the old file.
+            match fs::remove_file(folder.join("lock.mdb")) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+                _ => Ok(()),
+            }
+        };
+        replace().map_err(|e| failed(store, &e))?;
+        reports.push(StoreReport { store, records: 0, damaged: 0, bytes: size(&folder), problem: None });
+    }
+    Ok(reports)
+}
+
+/// Copies every store to the same folders below `target`, which must not be there or be empty. Works while a gateway
+/// runs: each store is copied as it is at one moment, though not all at the same. A gateway starts from the copy.
+///
+/// # Errors
+/// If there is no data directory, the target is not empty, or a store is damaged or cannot be copied.
+pub fn backup(path: &Path, target: &Path) -> Result<Vec<StoreReport>, StoreError> {
+    let unusable = |e: &dyn std::fmt::Display| {
+        StoreError::Unavailable(format!("cannot use {} for a backup: {e}", target.display()))
+    };
+    exists(path)?;
+    fs::create_dir_all(target).map_err(|e| unusable(&e))?;
+    // While nobody else has it, the files can be looked at before they are mapped.
+    let owned = DataDir::open(path).ok();
+    if fs::read_dir(target).map_err(|e| unusable(&e))?.next().is_some() {
+        return Err(unusable(&"it is not empty"));
+    }
+    let mut reports = Vec::new();
+    for &(store, _) in STORES {
+        let to = target.join(store);
+        let from = path.join(store);
+        let open = if owned.is_some() { existing } else { in_use };
+        let found = open(&from, TABLES).map_err(|e| failed(store, &e))?;
+        fs::create_dir_all(&to).map_err(|e| failed(store, &e))?;
+        let copied = copy_store(store, found, &to.join("data.mdb"))?;
+        if copied {
+            sync_directory(&to).map_err(|e| failed(store, &e))?;
+            reports.push(StoreReport { store, records: 0, damaged: 0, bytes: size(&to), problem: None });
+        } else {
+            fs::remove_dir(&to).map_err(|e| failed(store, &e))?;
+        }
+    }
+    // What a gateway keeps beside the stores: the mark below which no version is used again.
+    for entry in fs::read_dir(path).map_err(|e| unusable(&e))? {
+        let entry = entry.map_err(|e| unusable(&e))?;
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_file && entry.file_name() != "lock" {
+            fs::copy(entry.path(), target.join(entry.file_name())).map_err(|e| unusable(&e))?;
+        }
+    }
+    sync_directory(target).map_err(|e| unusable(&e))?;
+    Ok(reports)
+}
+
+/// Writes a compacted, durable copy of a store to `file`. False if there is none.
+fn copy_store(store: &'static str, found: Existing, file: &Path) -> Result<bool, StoreError> {
+    let env = match found {
+        Existing::Absent => return Ok(false),
+        Existing::Damaged(reason) => return Err(StoreError::Damaged(format!("{store}: {reason}"))),
+        Existing::Sound(env) => env,
+    };
+    let copied = env.copy_to_path(file, CompactionOption::Enabled);
+    close(env);
+    let copied = copied.map_err(|e| failed(store, &e))?;
+    copied.sync_all().map_err(|e| failed(store, &e))?;
+    Ok(true)
+}
+
+/// Locks an existing data directory.
+fn own(path: &Path) -> Result<std::sync::Arc<DataDir>, StoreError> {
+    exists(path)?;
+    DataDir::open(path)
+}
+
+fn exists(path: &Path) -> Result<(), StoreError> {
+    if path.join("lock").is_file() {
+        return Ok(());
+    }
+    Err(StoreError::Unavailable(format!("{} is not a data directory: it has no file `lock`", path.display())))
+}
+
+fn close(env: Env<WithoutTls>) {
+    env.prepare_for_closing().wait();
+}
+
+fn size(folder: &Path) -> u64 {
+    fs::metadata(folder.join("data.mdb")).map_or(0, |data| data.len())
+}
+
+fn failed(store: &str, error: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Unavailable(format!("{store}: {error}"))
+}

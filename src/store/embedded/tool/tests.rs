@@ -1,0 +1,109 @@
+//! The tools on a directory with sessions, retained messages and latest values.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::{
+    store::{
+        DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, LatestStore, RetainedStore,
+        suite::value,
+    },
+    types::{Message, Origin, Timestamp},
+};
+
+fn retained(path: &Path) -> EmbeddedRetained {
+    EmbeddedRetained::open(&DataDir::open(path).unwrap(), &DurableOptions::default()).unwrap()
+}
+
+fn fill(store: &EmbeddedRetained, topics: std::ops::Range<u32>) {
+    for n in topics {
+        let topic = format!("t/{n}");
+        store.set(Arc::clone(Message::new(&topic, &[7; 500], Timestamp(0), Origin::SERVER).share()), None);
+    }
+}
+
+fn count(store: &EmbeddedRetained) -> usize {
+    let mut found = 0;
+    store.restore(&mut |_| found += 1).unwrap();
+    found
+}
+
+#[tokio::test]
+async fn a_check_finds_what_is_damaged_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = retained(dir.path());
+    fill(&store, 0..100);
+    drop(store);
+    let latest =
+        EmbeddedLatest::open(&DataDir::open(dir.path()).unwrap(), &EmbeddedOptions::default()).unwrap();
+    latest.upsert(Arc::from([value("d", "t", 1)])).await.unwrap();
+    assert!(check(dir.path(), &mut |_| {}).is_err(), "the directory is in use");
+    drop(latest);
+    let mut last = None;
+    let sound = check(dir.path(), &mut |progress| last = Some((progress.done, progress.total))).unwrap();
+    assert_eq!(last, Some((100, 100)));
+    let found = |reports: &[StoreReport]| {
+        reports.iter().map(|r| (r.store, r.records, r.damaged, r.problem.is_some())).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&sound), [("latest", 2, 0, false), ("retained", 100, 0, false)]);
+
+    let file = dir.path().join("retained/data.mdb");
+    let mut bytes = fs::read(&file).unwrap();
+    // A payload byte of one record, also where an older page still has it.
+    let topic = b"\x04t/42\x07";
+    let places: Vec<_> = (0..bytes.len() - 6).filter(|&at| bytes[at..at + 6] == *topic).collect();
+    for at in places {
+        bytes[at + 40] ^= 1;
+    }
+    fs::write(&file, &bytes).unwrap();
+    let damaged = check(dir.path(), &mut |_| {}).unwrap();
+    assert_eq!(found(&damaged), [("latest", 2, 0, false), ("retained", 100, 1, false)]);
+
+    fs::write(&file, &bytes[..8192]).unwrap();
+    let cut = check(dir.path(), &mut |_| {}).unwrap();
+    assert_eq!(found(&cut), [("latest", 2, 0, false), ("retained", 0, 0, true)]);
+    assert_eq!(fs::metadata(&file).unwrap().len(), 8192);
+}
+
+#[test]
+fn compaction_keeps_every_record_and_frees_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = retained(dir.path());
+    fill(&store, 0..3000);
+    drop(store);
+    let store = retained(dir.path());
+    for n in 100..3000 {
+        store.clear(format!("t/{n}").into(), None);
+    }
+    drop(store);
+    let before = size(&dir.path().join("retained"));
+    let reports = compact(dir.path()).unwrap();
+    assert_eq!(reports.len(), 1);
+    assert!(reports[0].bytes * 2 < before, "{} of {before}", reports[0].bytes);
+    let store = retained(dir.path());
+    assert_eq!(count(&store), 100);
+    fill(&store, 100..200);
+    drop(store);
+    assert_eq!(count(&retained(dir.path())), 200);
+}
+
+#[test]
+fn what_is_no_data_directory_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(check(dir.path(), &mut |_| {}).is_err());
+    assert!(compact(dir.path()).is_err());
+    assert!(backup(dir.path(), &dir.path().join("b")).is_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_backup_of_a_closed_directory_starts_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = retained(dir.path());
+    fill(&store, 0..500);
+    drop(store);
+    let target = tempfile::tempdir().unwrap();
+    backup(dir.path(), target.path()).unwrap();
+    assert_eq!(count(&retained(target.path())), 500);
+    assert!(backup(dir.path(), target.path()).is_err(), "the target is not empty");
+}

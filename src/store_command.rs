@@ -1,0 +1,58 @@
+//! `mqtt-server store`: the tools for a data directory, on a terminal.
+
+use std::{
+    error::Error,
+    io::{IsTerminal as _, Write as _, stderr, stdout},
+    process::ExitCode,
+};
+
+use mqtt_server::{
+    config::StoreCommand,
+    store::tool::{self, Progress, StoreReport},
+};
+
+/// Runs a command and shows what came of it.
+pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {
+    let reports = match command {
+        StoreCommand::Check { dir } => {
+            let reports = tool::check(dir, &mut show)?;
+            clear();
+            reports
+        }
+        StoreCommand::Compact { dir } => tool::compact(dir)?,
+        StoreCommand::Backup { dir, target } => tool::backup(dir, target)?,
+    };
+    let check = matches!(command, StoreCommand::Check { .. });
+    let mut out = stdout();
+    for report in &reports {
+        writeln!(out, "{}", line(report, check))?;
+    }
+    let sound = reports.iter().all(|report| report.damaged == 0 && report.problem.is_none());
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn line(report: &StoreReport, check: bool) -> String {
+    let StoreReport { store, records, damaged, bytes, problem } = report;
+    match problem {
+        Some(problem) => format!("{store:<10} damaged: {problem}"),
+        None if check => format!("{store:<10} {records} records, {damaged} damaged, {bytes} bytes"),
+        None => format!("{store:<10} {bytes} bytes"),
+    }
+}
+
+/// A bar that is drawn over itself; nothing where that cannot be.
+fn show(progress: Progress) {
+    const WIDTH: u64 = 40;
+    if stderr().is_terminal() {
+        let Progress { store, done, total } = progress;
+        let filled = (done * WIDTH / total.max(1)).min(WIDTH) as usize;
+        let bar = "#".repeat(filled) + &".".repeat(WIDTH as usize - filled);
+        let _ = write!(stderr(), "\r{store:<10} [{bar}] {done}/{total}\x1b[K");
+    }
+}
+
+fn clear() {
+    if stderr().is_terminal() {
+        let _ = write!(stderr(), "\r\x1b[K");
+    }
+}
