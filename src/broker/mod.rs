@@ -10,6 +10,7 @@ mod budget;
 mod devices;
 mod drops;
 mod durable;
+mod groups;
 mod index;
 mod namespace;
 mod publish;

@@ -181,8 +181,9 @@ impl Connection {
                 return Ok(());
             }
             self.poll_load(&mut local.work, cx);
+            let paused = self.poll_held(&mut local.work, cx)?;
             self.replay(&mut local.work, cx);
-            if self.poll_held(&mut local.work, cx)? {
+            if paused {
                 self.device.heard(wheel::PAUSED);
                 return Ok(());
             }

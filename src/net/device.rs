@@ -20,6 +20,7 @@ use crate::{
     broker::{
         CloseReason, Delivered, MatchOptions, Outcome, QueueInfo, QueueSummary, Session, SessionCore, Target,
     },
+    codec::reason,
     session::{Env, LinkParams, Offer, Outbound, Take, recycle},
     types::{DropReason, Message, QueueId, Ticket, Timestamp, Yielded},
 };
@@ -31,14 +32,15 @@ pub(super) struct Device {
     slot: Mutex<Slot>,
     /// Seconds (of the shard wheel's clock) of the last read; `u32::MAX` while we pause reading.
     pub(super) last_seen: AtomicU32,
+    /// A connection that was asked to close before it attached its link. Changed under the lock of `slot`; here because
+    /// here is room.
+    asked: AtomicU32,
 }
 
 /// What the lock guards.
 pub(super) struct Slot {
     pub(super) out: Outbound,
     pub(super) link: Option<Link>,
-    /// A connection that was asked to close before it attached its link.
-    asked: Option<(u32, CloseReason)>,
 }
 
 /// The connection that owns the session now.
@@ -100,8 +102,8 @@ impl Link {
 
 impl Device {
     pub(super) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
-        let slot = Mutex::new(Slot { out: Outbound::new(), link: None, asked: None });
-        Self { core, shared, slot, last_seen: AtomicU32::new(0) }
+        let slot = Mutex::new(Slot { out: Outbound::new(), link: None });
+        Self { core, shared, slot, last_seen: AtomicU32::new(0), asked: AtomicU32::new(0) }
     }
 
     /// What the session needs from outside at `now`.
@@ -140,7 +142,7 @@ impl Device {
         if slot.out.is_ended() || slot.link.as_ref().is_some_and(|old| old.epoch > link.epoch) {
             return Err(link);
         }
-        if let Some((_, reason)) = slot.asked.take_if(|(epoch, _)| *epoch == link.epoch) {
+        if let Some(reason) = asked_to_close(self.asked.load(Relaxed), link.epoch) {
             link.close = Some(reason);
         }
         let mut old = slot.link.replace(link);
@@ -294,7 +296,7 @@ impl Session for Device {
         let waker = {
             let mut slot = self.slot.lock();
             if slot.link.as_ref().is_none_or(|link| link.epoch < epoch) {
-                slot.asked = Some((epoch, reason));
+                self.asked.store(ask_to_close(epoch, reason), Relaxed);
             }
             match &mut slot.link {
                 Some(link) if link.epoch <= epoch && link.close.is_none() => {
@@ -348,6 +350,28 @@ impl Session for Device {
         let (inflight, pending, pending_bytes, dropped) = self.slot.lock().out.sizes();
         QueueInfo { inflight, pending, pending_bytes, dropped }
     }
+}
+
+/// A request to close the connection of `epoch` in four bytes: half of the epoch, a mark, the reason code.
+fn ask_to_close(epoch: u32, reason: CloseReason) -> u32 {
+    let code = match reason {
+        CloseReason::Administrative(code) => code,
+        CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
+        _ => reason::SESSION_TAKEN_OVER,
+    };
+    epoch << 16 | 0x100 | u32::from(code)
+}
+
+/// Why the connection of `epoch` was asked to close, if it was.
+fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
+    if asked & !0xFF != epoch << 16 | 0x100 {
+        return None;
+    }
+    Some(match asked as u8 {
+        reason::SERVER_SHUTTING_DOWN => CloseReason::ServerShutdown,
+        reason::SESSION_TAKEN_OVER => CloseReason::TakenOver,
+        code => CloseReason::Administrative(code),
+    })
 }
 
 impl Device {

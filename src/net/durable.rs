@@ -44,6 +44,13 @@ enum Answer {
     Whole(Vec<u8>),
 }
 
+impl Held {
+    /// Whether it answers a SUBSCRIBE or UNSUBSCRIBE.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.answer, Answer::Whole(_))
+    }
+}
+
 impl Connection {
     /// Answers a PUBLISH, once its ticket is done, if it has one.
     pub(super) fn acknowledge(
@@ -134,8 +141,7 @@ impl Connection {
             return Ok(false);
         }
         work.answers.clear();
-        loop {
-            let Some(rare) = &mut self.rare else { break };
+        while let Some(rare) = &mut self.rare {
             let Some(front) = rare.held.front() else { break };
             let result = match &front.ticket {
                 None => Ok(()),

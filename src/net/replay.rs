@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, task::Context};
 
-use super::{clock, connection::Connection, device::Device, shard::Work};
+use super::{clock, connection::Connection, device::Device, durable::Held, shard::Work};
 use crate::{
     broker::{Session, Target},
     types::Durability,
@@ -44,7 +44,8 @@ impl Connection {
     pub(super) fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
         self.drain_groups(work);
         let Some(rare) = &mut self.rare else { return };
-        if rare.replays.is_empty() {
+        // After the SUBACK, which may wait for the disk.
+        if rare.replays.is_empty() || rare.held.iter().any(Held::is_whole) {
             return;
         }
         let now = clock::now();

@@ -12,7 +12,8 @@ use super::{Entry, GROUP, Index};
 use crate::{
     broker::{
         Target,
-        shared::{Group, Groups},
+        groups::Groups,
+        shared::Group,
         slots::{Slots, Table},
     },
     types::QoS,

@@ -22,7 +22,8 @@ use ahash::RandomState;
 use parking_lot::RwLock;
 
 use super::{
-    shared::{Group, Groups, Member},
+    groups::Groups,
+    shared::{Group, Member},
     slots::Slots,
 };
 
