@@ -58,6 +58,8 @@ pub(super) struct Writer {
     effects: Effects,
     /// Operations, and swept entries, in the next transaction: less after a failure, as removing needs free pages too.
     limit: usize,
+    /// The last commit failed.
+    failed: bool,
     buffer: Vec<u8>,
 }
 
@@ -101,6 +103,7 @@ impl Writer {
             expire_until: None,
             effects: Effects::default(),
             limit: MAX_JOBS,
+            failed: false,
             buffer: Vec::new(),
         }
     }
@@ -236,7 +239,13 @@ impl Work for Writer {
         if self.waiting.is_empty() {
             self.waiting.shrink_to(MAX_KEPT);
         }
-        self.ready = self.batch.take(&mut self.waiting, self.limit, &self.gauges);
+        // Soon after a failure a sweep may need more pages than are free; nothing else is to be refused with it.
+        let sweep_alone = !self.failed && self.limit < MAX_JOBS && !self.sweeps.is_empty();
+        self.ready = if sweep_alone {
+            !self.waiting.is_empty()
+        } else {
+            self.batch.take(&mut self.waiting, self.limit, &self.gauges)
+        };
         let now = self.second();
         let due = self.first_due.is_some_and(|second| second <= now) && self.swept != Some(now);
         self.expire_until = due.then_some(now);
@@ -274,6 +283,7 @@ impl Work for Writer {
     fn committed(&mut self) {
         let effects = std::mem::take(&mut self.effects);
         self.limit = (self.limit * 2).min(MAX_JOBS);
+        self.failed = false;
         self.next_number = Some(effects.next_number);
         self.sweeps = effects.sweeps;
         self.first_due = effects.first_due;
@@ -300,6 +310,7 @@ impl Work for Writer {
         // Whether the last commit came to the disk after all is not known for sure.
         self.next_number = None;
         self.limit = (self.limit / 8).max(1);
+        self.failed = true;
         let mut kept = VecDeque::new();
         let mut refused = 0;
         let mut touched = hashbrown::HashSet::<QueueId, ahash::RandomState>::default();
