@@ -14,8 +14,7 @@ use crate::{
     types::{QueueId, QueueOp, SharedMessage},
 };
 
-/// Operations and bytes after which a transaction is closed, at the next place where no unit is open.
-const MAX_JOBS: usize = 20_000;
+/// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;
 
 /// What becomes of one entry.
@@ -92,10 +91,10 @@ enum What {
 }
 
 impl Batch {
-    /// Takes operations from the front of `waiting`. True if what stays there can go once this is written, false if it
+    /// Takes operations from the front of `waiting`, about `limit` of them. True if what stays there can go once this is written, false if it
     /// waits for a unit to be closed.
-    pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, gauges: &Gauges) -> bool {
-        let (length, more) = self.length(waiting);
+    pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, limit: usize, gauges: &Gauges) -> bool {
+        let (length, more) = self.length(waiting, limit);
         let (mut writes, mut received) = (0, 0);
         let mut settled = 0;
         for job in waiting.drain(..length) {
@@ -162,7 +161,7 @@ impl Batch {
 
     /// How many operations to take. No unit is split: the cut is where every unit that has begun is also closed, so an
     /// unclosed one holds back itself and all behind it.
-    fn length(&mut self, waiting: &VecDeque<Job>) -> (usize, bool) {
+    fn length(&mut self, waiting: &VecDeque<Job>, limit: usize) -> (usize, bool) {
         self.open.clear();
         let (mut length, mut bytes) = (0, 0);
         for (index, job) in waiting.iter().enumerate() {
@@ -180,7 +179,7 @@ impl Batch {
             }
             if self.open.is_empty() {
                 length = index + 1;
-                if length >= MAX_JOBS || bytes >= MAX_BYTES {
+                if length >= limit || bytes >= MAX_BYTES {
                     return (length, length < waiting.len());
                 }
             }

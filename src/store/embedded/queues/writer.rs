@@ -23,6 +23,12 @@ use crate::{
     types::{QueueId, QueueOp, Timestamp},
 };
 
+/// Operations in one transaction, unless a unit has more.
+const MAX_JOBS: usize = 20_000;
+
+/// Places that empty lists keep for the next operations.
+const MAX_KEPT: usize = 1 << 16;
+
 /// Entries that one transaction removes for sweeps and expiry.
 const MAX_SWEPT: usize = 10_000;
 
@@ -50,6 +56,10 @@ pub(super) struct Writer {
     /// This transaction removes what expired until this second.
     expire_until: Option<u64>,
     effects: Effects,
+    /// Operations, and swept entries, in the next transaction: less after a failure, as removing needs free pages too.
+    limit: usize,
+    /// The last commit failed.
+    failed: bool,
     buffer: Vec<u8>,
 }
 
@@ -92,6 +102,8 @@ impl Writer {
             swept: None,
             expire_until: None,
             effects: Effects::default(),
+            limit: MAX_JOBS,
+            failed: false,
             buffer: Vec::new(),
         }
     }
@@ -215,6 +227,7 @@ impl Work for Writer {
 
     fn accept(&mut self, inbox: &mut Inbox) {
         self.waiting.extend(inbox.drain());
+        inbox.jobs.shrink_to(MAX_KEPT);
     }
 
     fn plan(&mut self) -> bool {
@@ -223,7 +236,16 @@ impl Work for Writer {
             let remove = |(queue, seq)| Job::Op(QueueOp::Remove { queue, seq, unit: None });
             self.waiting.extend(damaged.drain(..).map(remove));
         }
-        self.ready = self.batch.take(&mut self.waiting, &self.gauges);
+        if self.waiting.is_empty() {
+            self.waiting.shrink_to(MAX_KEPT);
+        }
+        // Soon after a failure a sweep may need more pages than are free; nothing else is to be refused with it.
+        let sweep_alone = !self.failed && self.limit < MAX_JOBS && !self.sweeps.is_empty();
+        self.ready = if sweep_alone {
+            !self.waiting.is_empty()
+        } else {
+            self.batch.take(&mut self.waiting, self.limit, &self.gauges)
+        };
         let now = self.second();
         let due = self.first_due.is_some_and(|second| second <= now) && self.swept != Some(now);
         self.expire_until = due.then_some(now);
@@ -238,7 +260,7 @@ impl Work for Writer {
 
     fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
         self.effects = Effects::default();
-        let mut room = MAX_SWEPT;
+        let mut room = self.limit.min(MAX_SWEPT);
         let mut sweeps = self.sweeps.clone();
         for sweep in &mut sweeps {
             let limit = if self.meets(sweep) { usize::MAX } else { room };
@@ -260,6 +282,8 @@ impl Work for Writer {
 
     fn committed(&mut self) {
         let effects = std::mem::take(&mut self.effects);
+        self.limit = (self.limit * 2).min(MAX_JOBS);
+        self.failed = false;
         self.next_number = Some(effects.next_number);
         self.sweeps = effects.sweeps;
         self.first_due = effects.first_due;
@@ -285,6 +309,8 @@ impl Work for Writer {
     fn failed(&mut self) {
         // Whether the last commit came to the disk after all is not known for sure.
         self.next_number = None;
+        self.limit = (self.limit / 8).max(1);
+        self.failed = true;
         let mut kept = VecDeque::new();
         let mut refused = 0;
         let mut touched = hashbrown::HashSet::<QueueId, ahash::RandomState>::default();
