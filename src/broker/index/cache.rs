@@ -92,14 +92,19 @@ impl Matched {
 }
 
 impl MatchList {
-    /// Resolves entries in place of what was there; they are sorted in place.
+    /// Lets go of everything but some memory. Not under a lock: what is let go may end here.
+    pub(super) fn clear(&mut self) {
+        self.targets.clear();
+        self.targets.shrink_to(SPARE_TARGETS);
+        self.groups = Box::default();
+    }
+
+    /// Resolves entries into the list, which is clear; they are sorted in place.
     pub(super) fn fill(&mut self, entries: &mut [Entry], slots: &Table, groups: &Groups) {
         entries.sort_by_key(|entry| entry.slot);
         let shared = entries.partition_point(|entry| entry.slot & GROUP == 0);
         let (direct, shared) = entries.split_at(shared);
         self.groups = shared.iter().filter_map(|entry| groups.get(entry.slot & !GROUP).cloned()).collect();
-        self.targets.clear();
-        self.targets.shrink_to(SPARE_TARGETS);
         self.targets.reserve_exact(direct.len());
         let mut ids = Vec::new();
         for entries in direct.chunk_by(|a, b| a.slot == b.slot) {

@@ -281,6 +281,7 @@ impl Index {
     /// Collects the entries that match `topic` and resolves them into `list`.
     fn resolve(&self, topic: &str, hash: u64, slots: &Slots, scratch: &mut Vec<Entry>, list: &mut MatchList) {
         scratch.clear();
+        list.clear();
         let tables = self.tables.read();
         let filters = &tables.filters;
         if let Some(number) = filters.find(topic, hash) {
