@@ -13,7 +13,7 @@ pub(crate) enum Violation {
     Lost { client: usize, msg: MsgId, topic: String },
     /// QoS 2, twice to one session.
     Duplicate { client: usize, msg: MsgId },
-    /// First arrivals of one publisher, topic and QoS not in the order of publishing.
+    /// First arrivals of one publisher, topic and QoS (both of publishing and of delivery) not in the order of publishing.
     OutOfOrder { client: usize, msg: MsgId, after: MsgId },
     /// Acknowledged, and no member of the group got it.
     GroupLost { group: String, msg: MsgId },
@@ -56,8 +56,6 @@ struct Subscription {
     /// Which session of the client: one more with each that was thrown away.
     epoch: u32,
     filter: String,
-    qos: QoS,
-    sent: u64,
     confirmed: Option<u64>,
     end_sent: Option<u64>,
     end_confirmed: Option<u64>,
@@ -65,7 +63,6 @@ struct Subscription {
 
 #[derive(Debug)]
 struct Arrival {
-    at: u64,
     client: usize,
     epoch: u32,
     id: MsgId,
@@ -139,7 +136,7 @@ impl Facts {
                     self.found.push(Violation::SessionLost { client });
                 }
             }
-            Event::Subscribe { filter, qos } => {
+            Event::Subscribe { filter, .. } => {
                 if self.subscriptions.iter_mut().any(|subscription| open(&subscription, filter)) {
                     return;
                 }
@@ -147,8 +144,6 @@ impl Facts {
                     client,
                     epoch,
                     filter: filter.clone(),
-                    qos: *qos,
-                    sent: at,
                     confirmed: None,
                     end_sent: None,
                     end_confirmed: None,
@@ -199,7 +194,6 @@ impl Facts {
                 }
                 self.arrive(
                     Arrival {
-                        at,
                         client,
                         epoch,
                         id: id.unwrap_or(MsgId { publisher: usize::MAX, seq: 0 }),
@@ -337,15 +331,16 @@ impl Facts {
     fn disordered(&self, all: &mut Vec<Violation>) {
         let members: BTreeSet<usize> =
             self.groups().into_iter().flat_map(|group| self.members(group)).collect();
-        let mut last: HashMap<(usize, u32, usize, &str, QoS), MsgId> = HashMap::new();
+        // A broker may deliver QoS 2 at PUBREL, so the order of a topic is kept for messages of the same QoS only.
+        let mut last: HashMap<(usize, u32, usize, &str, QoS, QoS), MsgId> = HashMap::new();
         let mut seen: BTreeSet<(usize, u32, MsgId)> = BTreeSet::new();
         for arrival in &self.arrivals {
             let key = (arrival.client, arrival.epoch, arrival.id);
             if arrival.retain || members.contains(&arrival.client) || !seen.insert(key) {
                 continue;
             }
-            let topic = &self.published[&arrival.id].msg.topic;
-            let stream = (arrival.client, arrival.epoch, arrival.id.publisher, topic.as_str(), arrival.qos);
+            let Msg { id, topic, qos, .. } = &self.published[&arrival.id].msg;
+            let stream = (arrival.client, arrival.epoch, id.publisher, topic.as_str(), *qos, arrival.qos);
             if let Some(after) = last.insert(stream, arrival.id)
                 && after.seq > arrival.id.seq
             {
