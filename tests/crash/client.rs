@@ -9,7 +9,7 @@ use std::{
 };
 
 use mqtt_server::{
-    codec::{self, Ack, Connect, Disconnect, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe},
+    codec::{self, Ack, Connect, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe},
     types::{Protocol, QoS},
 };
 
@@ -129,7 +129,7 @@ impl Peer {
             && politely
             && connection.open
         {
-            let packet = Packet::Disconnect(Box::new(Disconnect::default()));
+            let packet = Packet::Disconnect(Box::default());
             codec::encode(&packet, self.profile.protocol, &mut connection.output);
             let _ = connection.flush();
         }

@@ -3,7 +3,7 @@
 use std::{fs, io::ErrorKind, path::Path};
 
 use mqtt_server::{
-    codec::{Connect, Disconnect, Packet},
+    codec::{Ack, Connect, Packet},
     types::{Protocol, QoS},
 };
 
@@ -40,7 +40,7 @@ fn persistent(protocol: Protocol, name: &str) -> Connect {
 fn absent(port: u16, protocol: Protocol, name: &str, filter: &str) {
     let mut client = Client::connect_with(port, persistent(protocol, name));
     assert_eq!(client.subscribe_with(filter, QoS::ExactlyOnce, None), 2);
-    client.send(&Packet::Disconnect(Box::new(Disconnect::default())));
+    client.send(&Packet::Disconnect(Box::default()));
     assert_eq!(client.next(), Got::Closed);
 }
 
@@ -96,15 +96,8 @@ fn a_disk_that_stands_still_stalls_nobody_who_does_not_need_it() {
     other.publish("online/1", b"quick", QoS::AtLeastOnce, false);
     let bytes = online.next_bytes().expect("a message");
     let Packet::Publish(publish) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:02x?}") };
-    let mut ack = Vec::new();
-    mqtt_server::codec::encode_ack(
-        mqtt_server::codec::AckKind::PubAck,
-        publish.packet_id,
-        0,
-        Protocol::V5,
-        &mut ack,
-    );
-    std::io::Write::write_all(&mut online.stream, &ack).expect("acknowledge");
+    let packet_id = publish.packet_id;
+    online.send(&Packet::PubAck(Ack { packet_id, code: 0, reason_string: None, user: Vec::new() }));
     assert_eq!(other.next(), Got::PubAck(0));
     assert!(is_silent(&held), "acknowledged what is not on the disk");
 

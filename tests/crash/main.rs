@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use broker::{Broker, Kind};
 use model::{Facts, Violation};
 use rng::Rng;
-use world::{World, acknowledged};
+use world::{SHORT, World, acknowledged};
 
 /// Kills against one data directory; more rounds take a new one, so that no queue comes near its cap.
 const BATCH: u64 = 7;
@@ -66,6 +66,9 @@ fn campaign(kind: Kind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
     let mut rng = Rng::new(seed);
     let mut broker = Broker::new(kind);
     let mut world = World::new(rng.next());
+    if kind != Kind::Own {
+        world.silence = SHORT;
+    }
     broker.start();
     world.settle(&mut broker);
     for round in 0..rounds {

@@ -7,11 +7,11 @@ use std::{
 
 use super::{
     broker::{Broker, Kind},
-    model::Facts,
+    model::{Facts, Violation},
     number, recorder, report,
     rng::Rng,
     seed,
-    world::{World, acknowledged},
+    world::{SHORT, World, acknowledged},
 };
 
 /// Images of one recording.
@@ -118,4 +118,30 @@ fn one_recording(library: &Path, seed: u64, images: u64) {
         assert_eq!(resumed.unanswered(), 0, "seed {seed}, image {number}: publishers wait for ever");
         assert!(!again.log().contains("damaged"), "a power cut damaged a store\n{}", again.log());
     }
+}
+
+/// The harness itself: a disk that forgets what was synced has less than was acknowledged.
+#[test]
+fn a_disk_that_lies_about_its_syncs_is_found() {
+    let Some(library) = recorder::library() else { return };
+    let mut rng = Rng::new(seed());
+    let control = tempfile::tempdir().expect("make a directory for the log");
+    let (mut broker, data) = recorded(library, control.path());
+    let mut world = World::new(rng.next());
+    broker.start();
+    world.settle(&mut broker);
+    world.run(&mut broker, 300_000_000);
+    let forgotten = super::clock::now();
+    world.run(&mut broker, 500_000_000);
+    broker.kill();
+    let operations = recorder::read(&control.path().join("recorder.log"));
+    let mut again = Broker::new(Kind::Own);
+    recorder::image(&operations, forgotten, &data, &again.data(), Some(&mut rng));
+    let mut resumed = World::resumed(rng.next(), world.history);
+    resumed.silence = SHORT;
+    again.start();
+    resumed.drain(&mut again);
+    let violations = Facts::new(&resumed.history, &resumed.cast).violations(&resumed.cast);
+    let lost = |violation: &Violation| matches!(violation, Violation::Lost { .. });
+    assert!(violations.iter().any(lost), "{}", report(&resumed, &violations));
 }

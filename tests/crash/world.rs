@@ -17,8 +17,10 @@ use super::{
 };
 
 const MILLI: u64 = 1_000_000;
-/// Nothing has come for so long: nothing will.
+/// Nothing has come for so long: nothing will, however loaded the machine is.
 const SILENCE: u64 = 15_000 * MILLI;
+/// The same where something is to be missing.
+pub(crate) const SHORT: u64 = 3_000 * MILLI;
 /// Everything is there, and nothing more comes for so long.
 const CALM: u64 = 400 * MILLI;
 /// Longer than draining may take on a loaded machine.
@@ -51,6 +53,8 @@ pub(crate) struct World {
     pub(crate) cast: Cast,
     /// Messages per second of each publisher.
     pub(crate) rate: u64,
+    /// Nanoseconds without anything after which nothing more is expected.
+    pub(crate) silence: u64,
     peers: Vec<Peer>,
     roles: Vec<Role>,
     /// When each client does its next thing.
@@ -128,6 +132,7 @@ impl World {
             history,
             cast: Cast { persistent, probe: None },
             rate: 60,
+            silence: SILENCE,
             peers,
             roles,
             next: vec![0; count],
@@ -190,7 +195,7 @@ impl World {
                 broker.look_after();
                 last = if complete { clock::now() - CALM } else { last };
             }
-            if (complete && quiet > CALM) || quiet > SILENCE || clock::now() - start > PATIENCE {
+            if (complete && quiet > CALM) || quiet > self.silence || clock::now() - start > PATIENCE {
                 return;
             }
         }
@@ -270,11 +275,9 @@ impl World {
                 peer.leave(rng.one_in(2));
                 peer.online = false;
             }
-            Role::Flapping if peer.online => {
-                if peer.is_subscribed() || rng.one_in(10) {
-                    peer.leave(rng.one_in(2));
-                    peer.online = false;
-                }
+            Role::Flapping if peer.online && (peer.is_subscribed() || rng.one_in(10)) => {
+                peer.leave(rng.one_in(2));
+                peer.online = false;
             }
             Role::Flapping => peer.online = true,
             Role::Renewing if rng.one_in(3) => {
