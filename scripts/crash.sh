@@ -7,7 +7,8 @@
 #   scripts/crash.sh ROUNDS mqload | tests     one of the two
 #
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
-# as far as timing allows). Exit 1: something was lost, duplicated at QoS 2, or did not run.
+# as far as timing allows), CRASH_BINARY=PATH (another build of the server).
+# Exit 1: something was lost, duplicated at QoS 2, or did not run.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -23,7 +24,7 @@ if [ "${SKIP_BUILD:-}" != 1 ]; then
   step "building the server" cargo build --locked "${release[@]}" --bin mqtt-server
   step "building mqload" cargo build --locked --release -p mqload
 fi
-binary=$root/target/$profile/mqtt-server
+binary=${CRASH_BINARY:-$root/target/$profile/mqtt-server}
 mqload=$root/target/release/mqload
 echo "SEED=$seed"
 
@@ -65,12 +66,15 @@ TOML
   --grpc-addr 127.0.0.1:$grpc --data-dir "$work/data" </dev/null >>"$work/log" 2>&1 &
 echo \$! >"$pid_file"
 SH
-  # The old process is gone before the new one opens the data.
+  # All threads of the old process are gone before the new one opens the data; whoever adopted it may leave a zombie.
   cat >"$work/crash" <<SH
 #!/bin/sh
 pid=\$(cat "$pid_file")
 kill -9 \$pid
-while kill -0 \$pid 2>/dev/null && ! grep -q '^State:.Z' /proc/\$pid/status 2>/dev/null; do sleep 0.01; done
+while [ -d /proc/\$pid/task ]; do
+  if grep -q '^State:.Z' /proc/\$pid/status && [ "\$(ls /proc/\$pid/task | wc -l)" -le 1 ]; then break; fi
+  sleep 0.01
+done 2>/dev/null
 "$work/start"
 SH
   chmod +x "$work/start" "$work/crash"

@@ -9,7 +9,7 @@
 # server and the size of its data directory are noted (target/soak.csv). At the end the last third is compared with the
 # first, of which the first tenth of the run is left out as warming up: a median that has grown by more than 10 % and
 # 8 MiB is growth. Exit 1: growth, or a load that failed.
-# Environment: PROFILE=release (or debug), SKIP_BUILD=1, RATE=2000 (messages per second of each of the four loads).
+# Environment: PROFILE=release (or debug), SKIP_BUILD=1, CRASH_BINARY=PATH, RATE=2000 (messages per second of each of the four loads).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -22,7 +22,7 @@ if [ "${SKIP_BUILD:-}" != 1 ]; then
   step "building the server" cargo build --locked "${release[@]}" --bin mqtt-server
   step "building mqload" cargo build --locked --release -p mqload
 fi
-binary=$root/target/$profile/mqtt-server mqload=$root/target/release/mqload
+binary=${CRASH_BINARY:-$root/target/$profile/mqtt-server} mqload=$root/target/release/mqload
 work=$(mktemp -d) csv=$root/target/soak.csv server='' loads=()
 finish() {
   # mqload is a child of the loop that repeats it.

@@ -2,7 +2,8 @@
 //! not synced, stands still or is full; then an independent model looks at everything that clients saw.
 //!
 //! `CRASH_ROUNDS` and `CRASH_IMAGES` make it longer, `CRASH_SEED` repeats a run (as far as timing allows); the seed of
-//! a run is in its output. `CRASH_BINARY` is another build of the server. See docs/operations.md.
+//! a run is in its output. `CRASH_BINARY` is another build of the server, `CRASH_HISTORY` a file for what clients saw, if something is
+//! wrong. See docs/operations.md.
 #![expect(clippy::print_stdout, reason = "a failing run must be repeatable")]
 #![expect(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 
@@ -42,8 +43,15 @@ fn seed() -> u64 {
     number("CRASH_SEED", clock::now() ^ u64::from(std::process::id()) << 40)
 }
 
-/// What is wrong, by kind with some examples.
+/// What is wrong, by kind with some examples. Everything that clients did and saw goes to the file `CRASH_HISTORY`.
 fn report(world: &World, violations: &[Violation]) -> String {
+    if let Some(path) = std::env::var_os("CRASH_HISTORY") {
+        let line = |record: &history::Record| {
+            format!("{} {} {:?}\n", record.at / 1_000, world.name(record.client), record.event)
+        };
+        let lines: String = world.history.iter().map(line).collect();
+        std::fs::write(path, lines).expect("write the history");
+    }
     let mut kinds: BTreeMap<String, Vec<&Violation>> = BTreeMap::new();
     for violation in violations {
         let text = format!("{violation:?}");

@@ -327,6 +327,18 @@ impl Facts {
         }
     }
 
+    /// Whether the session was subscribed when the message was published for the first time. Else it may have missed
+    /// that, and what it gets is an older message that was sent again.
+    fn subscribed_before(&self, arrival: &Arrival) -> bool {
+        let published = &self.published[&arrival.id];
+        self.subscriptions.iter().any(|subscription| {
+            (subscription.client, subscription.epoch) == (arrival.client, arrival.epoch)
+                && subscription.end_sent.is_none()
+                && subscription.confirmed.is_some_and(|from| from < published.at)
+                && matches(plain(&subscription.filter), &published.msg.topic)
+        })
+    }
+
     /// Members of groups are left out: what one gives back comes late to another.
     fn disordered(&self, all: &mut Vec<Violation>) {
         let members: BTreeSet<usize> =
@@ -336,7 +348,11 @@ impl Facts {
         let mut seen: BTreeSet<(usize, u32, MsgId)> = BTreeSet::new();
         for arrival in &self.arrivals {
             let key = (arrival.client, arrival.epoch, arrival.id);
-            if arrival.retain || members.contains(&arrival.client) || !seen.insert(key) {
+            if arrival.retain
+                || members.contains(&arrival.client)
+                || !self.subscribed_before(arrival)
+                || !seen.insert(key)
+            {
                 continue;
             }
             let Msg { id, topic, qos, .. } = &self.published[&arrival.id].msg;

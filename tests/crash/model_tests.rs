@@ -156,6 +156,19 @@ fn wrong_order_is_found() {
 }
 
 #[test]
+fn a_session_that_subscribes_between_two_messages_may_get_the_older_one_later() {
+    let mut story = Story::new("other");
+    story.publish(0, AtLeastOnce, false);
+    story.publish(1, AtLeastOnce, false);
+    story.then(SUBSCRIBER, Event::Subscribe { filter: "t".to_owned(), qos: AtLeastOnce });
+    story.then(SUBSCRIBER, Event::Subscribed { filter: "t".to_owned() });
+    story.arrive(SUBSCRIBER, 1, AtLeastOnce, 1);
+    // The publisher has connected anew and sends both again.
+    story.arrive(SUBSCRIBER, 0, AtLeastOnce, 2);
+    assert_eq!(story.found(false), []);
+}
+
+#[test]
 fn a_group_that_loses_or_repeats_is_found() {
     let mut story = Story::new("$share/g/t");
     for seq in 0..3 {
