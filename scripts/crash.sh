@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Is anything acknowledged ever lost? The long form of tests/crash, and mqload's own count beside it.
+#
+#   scripts/crash.sh             50 rounds
+#   scripts/crash.sh ROUNDS      so many kills and so many power cuts in tests/crash, and so many runs of
+#                                `mqload offline --crash-at` against one data directory
+#   scripts/crash.sh ROUNDS mqload | tests     one of the two
+#
+# Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
+# as far as timing allows), CRASH_BINARY=PATH (another build of the server).
+# Exit 1: something was lost, duplicated at QoS 2, or did not run.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+rounds=${1:-50} part=${2:-all}
+profile=${PROFILE:-release}
+seed=${SEED:-$(date +%s)}
+case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests]" >&2; exit 2 ;; esac
+case $part in all | mqload | tests) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests]" >&2; exit 2 ;; esac
+
+release=()
+[ "$profile" = release ] && release=(--release)
+if [ "${SKIP_BUILD:-}" != 1 ]; then
+  step "building the server" cargo build --locked "${release[@]}" --bin mqtt-server
+  step "building mqload" cargo build --locked --release -p mqload
+fi
+binary=${CRASH_BINARY:-$root/target/$profile/mqtt-server}
+mqload=$root/target/release/mqload
+echo "SEED=$seed"
+
+work=$(mktemp -d)
+pid_file=$work/pid
+kill_server() {
+  if [ -s "$pid_file" ]; then kill -9 "$(cat "$pid_file")" 2>/dev/null || true; fi
+}
+trap 'kill_server; rm -rf "$work"' EXIT
+
+free_ports() {
+  python3 -c 'import socket
+held = [socket.socket() for _ in range(3)]
+for s in held: s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in held))'
+}
+
+run_mqload() {
+  local port http grpc lost=0 duplicates=0 acknowledged=0 delivered=0 bad=0
+  read -r port http grpc < <(free_ports)
+  # No cap is reached: what is dropped at a cap is not lost by a crash.
+  cat >"$work/config.toml" <<TOML
+insecure_grpc = true
+[grpc]
+tls = false
+[latest]
+enabled = false
+[sys]
+enabled = false
+[limits]
+offline_messages = 1000000
+offline_bytes = "1 GiB"
+mailbox_messages = 1000000
+mailbox_bytes = "1 GiB"
+TOML
+  cat >"$work/start" <<SH
+#!/bin/sh
+"$binary" --config "$work/config.toml" --non-tls --addr 127.0.0.1:$port --http-addr 127.0.0.1:$http \\
+  --grpc-addr 127.0.0.1:$grpc --data-dir "$work/data" </dev/null >>"$work/log" 2>&1 &
+echo \$! >"$pid_file"
+SH
+  # All threads of the old process are gone before the new one opens the data; whoever adopted it may leave a zombie.
+  cat >"$work/crash" <<SH
+#!/bin/sh
+pid=\$(cat "$pid_file")
+kill -9 \$pid
+while [ -d /proc/\$pid/task ]; do
+  if grep -q '^State:.Z' /proc/\$pid/status && [ "\$(ls /proc/\$pid/task | wc -l)" -le 1 ]; then break; fi
+  sleep 0.01
+done 2>/dev/null
+"$work/start"
+SH
+  chmod +x "$work/start" "$work/crash"
+  "$work/start"
+  RANDOM=$((seed % 32768))
+  local round qos count at version code
+  for round in $(seq "$rounds"); do
+    qos=$((RANDOM % 2 + 1)) count=$((RANDOM % 9000 + 1000))
+    at=$(((RANDOM * 32768 + RANDOM) % (count * 2 * 9 / 10) + 1))
+    version=()
+    [ $((RANDOM % 2)) = 0 ] && version=(--v5)
+    for _ in $(seq 100); do
+      (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && break
+      sleep 0.1
+    done
+    code=0
+    "$mqload" offline -p "$port" -P 2 -S 3 -n "$count" --qos "$qos" "${version[@]}" --crash-at "$at" \
+      --pid-file "$pid_file" --pause-cmd "$work/crash" --quiet >"$work/report" 2>"$work/errors" || code=$?
+    # Lost connections are what a crash is; only losses and duplicates count.
+    if ! read -r l d a g < <(python3 - "$work/report" <<'PY'
+import json, sys
+r = json.load(open(sys.argv[1]))
+assert r["pause_cmd_exit"] == 0, "the server was not killed and started"
+print(r["lost"], r["duplicated"] if r["qos"] == 2 else 0, r["acked"], r["delivered"])
+PY
+    ); then
+      echo "round $round: mqload ended with $code and no usable report" >&2
+      cat "$work/errors" >&2
+      bad=$((bad + 1))
+      continue
+    fi
+    lost=$((lost + l)) duplicates=$((duplicates + d))
+    acknowledged=$((acknowledged + a)) delivered=$((delivered + g))
+    echo "round $round: QoS $qos, killed at $at of $((count * 2)): $a acknowledged, $g delivered, $l lost, $d QoS 2 duplicates"
+  done
+  echo "mqload, $rounds rounds: $acknowledged acknowledged, $delivered delivered, lost $lost, QoS 2 duplicates $duplicates, not run $bad"
+  [ "$lost" = 0 ] && [ "$duplicates" = 0 ] && [ "$bad" = 0 ] || { tail -n 20 "$work/log" >&2; return 1; }
+}
+
+run_tests() {
+  CRASH_ROUNDS=$rounds CRASH_IMAGES=$rounds CRASH_SEED=$seed CRASH_BINARY=$binary \
+    cargo test --locked --test crash -- --nocapture --test-threads 1
+}
+
+result=0
+if [ "$part" != mqload ]; then
+  say "tests/crash: $rounds kills, $rounds power cuts"
+  run_tests || result=1
+fi
+if [ "$part" != tests ]; then
+  say "mqload offline --crash-at: $rounds runs"
+  run_mqload || result=1
+fi
+exit $result

@@ -1,0 +1,196 @@
+//! The server under test as a process that is killed and started again on the same port and data.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::support::local;
+
+/// Longer than a start may take on a loaded machine.
+const START: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Own,
+    /// Keeps its sessions in memory and writes them on SIGTERM: what it loses on SIGKILL must be found.
+    Mosquitto,
+}
+
+pub(crate) struct Broker {
+    kind: Kind,
+    dir: tempfile::TempDir,
+    pub(crate) port: u16,
+    http: u16,
+    grpc: u16,
+    /// Environment of the process, such as that of the recorder.
+    env: Vec<(String, String)>,
+    /// Further TOML.
+    toml: String,
+    child: Option<Child>,
+}
+
+fn free_ports<const N: usize>() -> [u16; N] {
+    let held: Vec<TcpListener> =
+        (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind a free port")).collect();
+    std::array::from_fn(|index| held[index].local_addr().expect("address of a listener").port())
+}
+
+fn mosquitto() -> Option<PathBuf> {
+    ["/usr/sbin/mosquitto", "/usr/local/sbin/mosquitto", "/usr/bin/mosquitto"]
+        .into_iter()
+        .map(PathBuf::from)
+        .find(|path| path.exists())
+}
+
+impl Broker {
+    /// A broker that is not started, with an empty data directory.
+    pub(crate) fn new(kind: Kind) -> Self {
+        let [port, http, grpc] = free_ports();
+        let dir = tempfile::tempdir().expect("make a directory for the server");
+        fs::create_dir(dir.path().join("data")).expect("make the data directory");
+        Self { kind, dir, port, http, grpc, env: Vec::new(), toml: String::new(), child: None }
+    }
+
+    pub(crate) fn with(mut self, env: Vec<(String, String)>, toml: &str) -> Self {
+        self.env = env;
+        self.toml = toml.to_owned();
+        self
+    }
+
+    pub(crate) fn has_mosquitto() -> bool {
+        mosquitto().is_some()
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
+    }
+
+    /// Starts the process and does not wait: clients that come too early are refused and come again.
+    pub(crate) fn start(&mut self) {
+        assert!(self.child.is_none(), "the server runs already");
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("server.log"))
+            .expect("open the log");
+        let mut command = match self.kind {
+            Kind::Own => self.own(),
+            Kind::Mosquitto => self.mosquitto(),
+        };
+        command
+            .current_dir(self.dir.path())
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("clone the log handle"))
+            .stderr(log);
+        self.child = Some(command.spawn().expect("start the server"));
+    }
+
+    fn own(&self) -> Command {
+        let toml =
+            format!("insecure_grpc = true\n{}\n[grpc]\ntls = false\n[sys]\nenabled = false\n", self.toml);
+        fs::write(self.dir.path().join("test.toml"), toml).expect("write the configuration");
+        // Another build of the same program, such as a release one, for long runs.
+        let program = std::env::var_os("CRASH_BINARY")
+            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_mqtt-server")), PathBuf::from);
+        let mut command = Command::new(program);
+        command.args(["--config", "test.toml", "--non-tls", "--data-dir"]).arg(self.data());
+        for (flag, port) in [("--addr", self.port), ("--http-addr", self.http), ("--grpc-addr", self.grpc)] {
+            command.arg(flag).arg(local(port).to_string());
+        }
+        command
+    }
+
+    fn mosquitto(&self) -> Command {
+        let text = format!(
+            "listener {} 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location {}/\n\
+             autosave_interval 3600\nmax_queued_messages 0\nmax_inflight_messages 0\nlog_type error\n{}",
+            self.port,
+            self.data().display(),
+            // Started as root it would give its rights up and then not write where only root may.
+            "user root\n"
+        );
+        fs::write(self.dir.path().join("mosquitto.conf"), text).expect("write the configuration");
+        let mut command = Command::new(mosquitto().expect("mosquitto"));
+        command.args(["-c", "mosquitto.conf"]);
+        command
+    }
+
+    /// SIGKILL, now.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// SIGTERM, and waits.
+    pub(crate) fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts it again if it lost its port to another process, which may happen between two starts.
+    ///
+    /// # Panics
+    /// When it ended for any other reason.
+    pub(crate) fn look_after(&mut self) {
+        let Some(status) = self.ended() else { return };
+        let log = self.log();
+        let last = log.lines().last().unwrap_or_default().to_lowercase();
+        assert!(last.contains("in use"), "the server ended by itself: {status}\n{log}");
+        self.child = None;
+        thread::sleep(Duration::from_millis(100));
+        self.start();
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.as_mut()?.try_wait().expect("ask for the server's status")
+    }
+
+    /// The status line and body of an HTTP request to the metrics and health listener.
+    pub(crate) fn http_get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect_timeout(&local(self.http), Duration::from_secs(2)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.http_get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    }
+
+    /// Waits until it serves.
+    pub(crate) fn ready(&mut self) {
+        let deadline = Instant::now() + START;
+        while !self.is_ready() {
+            self.look_after();
+            assert!(Instant::now() < deadline, "not ready after {START:?}\n{}", self.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            println!("--- log of the server ---\n{}--- end of log ---", self.log());
+        }
+    }
+}
