@@ -50,7 +50,7 @@ use retain::Retained;
 use slots::Slots;
 use timers::Timers;
 
-pub use crate::store::QueueSummary;
+pub use crate::store::{QueueStore, QueueSummary};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use index::MatchCache;

@@ -179,7 +179,8 @@ impl Published {
     fn add(&mut self, outcome: Outcome) {
         self.matched += u32::from(outcome != Outcome::Ignored);
         match outcome {
-            Outcome::Ignored => {}
+            // A shared group has kept it: it answers for its members.
+            Outcome::Ignored | Outcome::Busy => {}
             Outcome::Sent => self.sent += 1,
             Outcome::Queued => self.queued += 1,
             Outcome::Dropped(reason) => {

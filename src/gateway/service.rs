@@ -16,7 +16,7 @@ use crate::{
     broker::{Broker, Turn},
     config::Config,
     grpc, net,
-    store::Latest,
+    store::{Latest, StoreHealth},
     telemetry::{HttpLimits, Pages, ProcessStats, Row, render, rows, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},
@@ -48,12 +48,15 @@ pub(super) async fn run_http(
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let pages = Pages {
         render: {
-            let latest = latest.clone();
+            let (broker, latest) = (broker.clone(), latest.clone());
             Arc::new(move || render(&metrics(&broker, latest.as_deref())))
         },
         ready: Arc::new(move || {
             if *drain.borrow() {
                 return Err("shutting down".to_owned());
+            }
+            if broker.store_health() == StoreHealth::Failing {
+                return Err("store of sessions and queues is failing".to_owned());
             }
             match &latest {
                 Some(latest) if !latest.healthy() => Err("latest-value store is failing".to_owned()),
