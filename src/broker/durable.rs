@@ -18,7 +18,7 @@ use crate::{
         StoreHealth, StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
-    types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Ticket, Timestamp, matches},
+    types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp, matches},
 };
 
 /// Messages and bytes read from one queue at once.
@@ -77,14 +77,20 @@ pub struct Restored {
 impl Stores {
     /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
     pub async fn flush(&self) {
-        let tickets = [Ticket::new(), Ticket::new()];
-        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&tickets[0]))));
-        self.retained.clear(Arc::from(""), Some(Arc::clone(&tickets[1])));
+        let sessions = Ticket::new();
+        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
         // A read comes after all that was submitted before it; there is no such queue.
         let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
-        for ticket in tickets {
-            let _ = ticket.wait().await;
-        }
+        let _ = self.flush_retained().await;
+        let _ = sessions.wait().await;
+    }
+
+    /// Waits until all changes of retained messages are on disk. Cancel safe.
+    pub async fn flush_retained(&self) -> Result<(), Refused> {
+        let ticket = Ticket::new();
+        // There is no such topic [MQTT-4.7.3-1].
+        self.retained.clear(Arc::from(""), Some(Arc::clone(&ticket)));
+        ticket.wait().await
     }
 }
 
@@ -150,6 +156,11 @@ impl Broker {
         let DurabilityRules { topics, default } = &self.inner.durability;
         let rule = topics.iter().find(|(filter, _)| matches(filter, topic));
         rule.map(|(_, durability)| *durability).or(listener).unwrap_or(*default)
+    }
+
+    /// Whether another message may go to disk; true without stores.
+    pub fn store_accepts(&self) -> bool {
+        self.stores().is_none_or(|stores| stores.queues.accepts())
     }
 
     /// The worst health of the stores.

@@ -55,7 +55,8 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        if !self.has_room_for(message) {
+        let stored = message.qos > QoS::AtMostOnce && session.is_durable();
+        if !self.has_room_for(message) || stored && !self.store_accepts() {
             count(|c| c.dropped_memory.add(1));
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }

@@ -62,7 +62,7 @@ impl Origin<'_> {
 }
 
 /// What the acknowledgement of a QoS 1 or 2 message promises for the persistent sessions that it matched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
     /// It is on disk, or its receiver has it.
     #[default]
