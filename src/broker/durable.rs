@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::{
-    Broker, Inner, Session, SessionCore, SubscribeRequest, Target, session_core::State, shared::Group,
+    Broker, Inner, Session, SessionCore, SubscribeRequest, Target, owners::Owners, session_core::State,
+    shared::Group,
 };
 use crate::{
     store::{
@@ -49,8 +50,8 @@ pub struct DurabilityRules {
 pub(super) struct Durable {
     stores: Stores,
     last: AtomicU64,
-    /// Slots of sessions by their queues.
-    slots: Mutex<HashMap<QueueId, u32, RandomState>>,
+    /// Which session has which queue.
+    owners: Mutex<Owners>,
     /// Shared groups by their queues.
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
 }
@@ -96,7 +97,7 @@ impl Stores {
 
 impl Durable {
     pub(super) fn new(stores: Stores) -> Self {
-        Self { stores, last: AtomicU64::new(0), slots: Mutex::default(), groups: Mutex::default() }
+        Self { stores, last: AtomicU64::new(0), owners: Mutex::default(), groups: Mutex::default() }
     }
 
     pub(super) fn queues(&self) -> &dyn QueueStore {
@@ -118,7 +119,7 @@ impl Durable {
 
     /// A session with this queue has the slot.
     pub(super) fn note_slot(&self, core: &SessionCore) {
-        self.slots.lock().insert(core.queue(), core.slot());
+        self.owners.lock().insert(core);
     }
 
     /// A shared group with this queue has the number.
@@ -135,7 +136,7 @@ impl Durable {
 
     /// The session of a queue is over, and so is all that it has on disk.
     pub(super) fn remove_session(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
-        self.slots.lock().remove(&core.queue());
+        self.owners.lock().remove(core);
         let part = ticket.map(|ticket| {
             ticket.add();
             Arc::clone(ticket)
@@ -184,8 +185,10 @@ impl Broker {
         let inner = Arc::downgrade(&self.inner);
         move |queue, messages, bytes| {
             let Some(inner) = inner.upgrade() else { return };
-            let slot = inner.durable.as_ref().and_then(|durable| durable.slots.lock().get(&queue).copied());
-            if let Some(session) = slot.and_then(|slot| inner.slots.session(slot)) {
+            let Some(durable) = &inner.durable else { return };
+            let slots = durable.owners.lock().candidates(queue);
+            let mut sessions = slots.into_iter().filter_map(|slot| inner.slots.session(slot));
+            if let Some(session) = sessions.find(|session| session.core().queue() == queue) {
                 session.note_expired(messages, bytes);
             }
         }

@@ -13,6 +13,7 @@ mod durable;
 mod groups;
 mod index;
 mod namespace;
+mod owners;
 mod publish;
 mod registry;
 mod retain;
