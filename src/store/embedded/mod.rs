@@ -19,6 +19,7 @@ mod pending;
 mod queues;
 mod read;
 mod record;
+mod reserve;
 mod retained;
 mod sessions;
 #[cfg(test)]

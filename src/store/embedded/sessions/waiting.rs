@@ -241,6 +241,14 @@ impl Work for Writer {
         Ok(())
     }
 
+    /// What nobody waits for is written even from the reserve: it cannot be refused, and there is a bound to it.
+    fn adds(&self) -> bool {
+        self.batch
+            .sessions
+            .values()
+            .any(|session| session.record.is_offer() || session.subscriptions.values().any(Change::is_offer))
+    }
+
     fn committed(&mut self) {
         self.batch.sessions.clear();
         self.batch.groups.clear();
