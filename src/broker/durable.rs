@@ -46,6 +46,14 @@ pub struct DurabilityRules {
     pub default: Durability,
 }
 
+impl DurabilityRules {
+    /// The mode of a message to `topic` from a listener of this mode.
+    pub(super) fn of(&self, topic: &str, listener: Option<Durability>) -> Durability {
+        let rule = self.topics.iter().find(|(filter, _)| matches(filter, topic));
+        rule.map(|(_, durability)| *durability).or(listener).unwrap_or(self.default)
+    }
+}
+
 /// The stores, and who has which queue.
 pub(super) struct Durable {
     stores: Stores,
@@ -154,9 +162,7 @@ impl Broker {
 
     /// What the acknowledgement of a message to `topic` promises, if `listener` says this of its clients' messages.
     pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
-        let DurabilityRules { topics, default } = &self.inner.durability;
-        let rule = topics.iter().find(|(filter, _)| matches(filter, topic));
-        rule.map(|(_, durability)| *durability).or(listener).unwrap_or(*default)
+        self.inner.durability.of(topic, listener)
     }
 
     /// Whether another message may go to disk; true without stores.
