@@ -19,12 +19,7 @@ impl Broker {
     /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
     /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
-        if !self.has_room_for(message) {
-            count(|c| c.refused_memory.add(1));
-            return Published { refused: true, ..Published::default() };
-        }
-        if self.store_refuses(message, turn) {
-            count(|c| c.refused_store.add(1));
+        if message.qos != QoS::AtMostOnce && self.refuses(message, turn) {
             return Published { refused: true, ..Published::default() };
         }
         let from_device = message.origin.kind == OriginKind::Device;
@@ -113,11 +108,24 @@ impl Broker {
             || self.inner.budget.has_room(message.payload.len() + message.topic.len())
     }
 
+    /// Whether a QoS 1 or 2 message is refused before anybody gets it; counted.
+    fn refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
+        if !self.has_room_for(message) {
+            count(|c| c.refused_memory.add(1));
+            return true;
+        }
+        let refused = self.store_refuses(message, turn);
+        if refused {
+            count(|c| c.refused_store.add(1));
+        }
+        refused
+    }
+
     /// Whether a session that keeps its messages on disk would get it while the store cannot take more: then nobody
     /// gets it.
     fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
         let Some(durable) = &self.inner.durable else { return false };
-        if message.qos == QoS::AtMostOnce || durable.queues().accepts() {
+        if durable.queues().accepts() {
             return false;
         }
         let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);

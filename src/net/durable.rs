@@ -214,20 +214,20 @@ impl Connection {
     }
 }
 
-/// Closes a unit, with its packet identifier, when `before` is done: the retained message must be safe first, for the
-/// unit's end makes a repeated PUBLISH a duplicate that sets nothing.
-pub(super) fn close_after(
-    before: Option<&Arc<Ticket>>,
+/// Closes a unit with its packet identifier, when what must go before is done: a retained message must be safe first, for
+/// the unit's end makes a repeated PUBLISH a duplicate that sets nothing.
+pub(super) fn close_when_safe(
     queue: QueueId,
     packet_id: u16,
     unit: &Arc<Ticket>,
     queues: Arc<dyn QueueStore>,
 ) {
+    let Some(before) = unit.before() else {
+        return queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(unit) });
+    };
     let open = AtomicBool::new(true);
-    let before = before.cloned();
-    let closing = Arc::new(Closing { queue, packet_id, before, unit: Arc::clone(unit), queues, open });
-    let before = closing.before.as_ref();
-    if before.is_none_or(|before| before.poll(&Arc::clone(&closing).into()).is_some()) {
+    let closing = Arc::new(Closing { queue, packet_id, unit: Arc::clone(unit), queues, open });
+    if before.poll(&Arc::clone(&closing).into()).is_some() {
         closing.close();
     }
 }
@@ -235,7 +235,6 @@ pub(super) fn close_after(
 struct Closing {
     queue: QueueId,
     packet_id: u16,
-    before: Option<Arc<Ticket>>,
     unit: Arc<Ticket>,
     queues: Arc<dyn QueueStore>,
     open: AtomicBool,
@@ -247,8 +246,8 @@ impl Closing {
         if !self.open.swap(false, AcqRel) {
             return;
         }
-        let Self { queue, packet_id, before, unit, queues, .. } = self;
-        if let Some(Err(Refused)) = before.as_ref().and_then(|before| before.result()) {
+        let Self { queue, packet_id, unit, queues, .. } = self;
+        if let Some(Err(Refused)) = unit.before().and_then(|before| before.result()) {
             unit.add();
             unit.refuse();
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{connection::Connection, durable::close_after, ending::End, shard::Work};
+use super::{connection::Connection, durable::close_when_safe, ending::End, shard::Work};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
@@ -179,18 +179,18 @@ impl Connection {
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
         if let Some(ticket) = &ticket {
-            self.close_unit(publish.packet_id, ticket, message.before_close());
+            self.close_unit(publish.packet_id, ticket);
             ticket.done();
         }
         self.acknowledge(publish.qos, publish.packet_id, code, ticket, answers)
     }
 
     /// Completes a unit with the packet identifier of its QoS 2 message.
-    fn close_unit(&self, packet_id: u16, ticket: &Arc<Ticket>, before: Option<&Arc<Ticket>>) {
+    fn close_unit(&self, packet_id: u16, ticket: &Arc<Ticket>) {
         let Some(stores) = self.device.shared.broker.stores().filter(|_| ticket.is_unit()) else { return };
         ticket.add();
         let queue = self.device.core().queue();
-        close_after(before, queue, packet_id, ticket, Arc::clone(&stores.queues));
+        close_when_safe(queue, packet_id, ticket, Arc::clone(&stores.queues));
         if let Some(mut slot) = self.device.lock_owned(self.epoch) {
             slot.out.keep_received(packet_id, Arc::clone(ticket));
         }

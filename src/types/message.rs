@@ -100,7 +100,6 @@ pub struct Message<'a> {
     /// [`Ticket::unit`].
     pub unit: bool,
     ticket: OnceCell<Arc<Ticket>>,
-    retained: OnceCell<Arc<Ticket>>,
     shared: OnceCell<Arc<SharedMessage>>,
 }
 
@@ -120,7 +119,6 @@ impl<'a> Message<'a> {
             durability: Durability::Always,
             unit: false,
             ticket: OnceCell::new(),
-            retained: OnceCell::new(),
             shared: OnceCell::new(),
         }
     }
@@ -144,15 +142,10 @@ impl<'a> Message<'a> {
     pub fn retained_part(&self) -> Option<Arc<Ticket>> {
         let ticket = self.ticket()?;
         if self.unit {
-            return Some(Arc::clone(self.retained.get_or_init(Ticket::new)));
+            return Some(Arc::clone(ticket.make_before()));
         }
         ticket.add();
         Some(Arc::clone(ticket))
-    }
-
-    /// What a unit must wait for before it is closed, if there is anything.
-    pub fn before_close(&self) -> Option<&Arc<Ticket>> {
-        self.retained.get()
     }
 
     /// The ticket, if a part was given out.
@@ -239,7 +232,6 @@ impl SharedMessage {
             durability: Durability::Always,
             unit: false,
             ticket: OnceCell::new(),
-            retained: OnceCell::new(),
             shared,
         }
     }
