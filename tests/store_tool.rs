@@ -150,3 +150,95 @@ fn check_finds_one_flipped_byte_and_compact_loses_nothing() {
     assert_eq!(drain(&server), everything());
     assert_eq!(retained(&server).len(), 3);
 }
+
+#[test]
+fn a_damaged_store_is_set_aside_and_shown_and_the_rest_starts() {
+    let mut server = filled();
+    assert!(server.stop());
+    fs::write(server.dir().join("data/queues/data.mdb"), [0x5A; 8192]).expect("damage the queues");
+    let server = server.kill_and_restart(&[], "");
+    let answer = server.http_get("/readyz").expect("ask for readiness");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("store: set aside: data/queues/data.mdb.damaged-"), "{answer}");
+    assert_eq!(server.metric("gateway_store_set_aside"), 1);
+    assert_eq!(server.metric("gateway_store_healthy"), 3);
+    assert_eq!(retained(&server).len(), 3);
+    assert_eq!(server.metric("gateway_store_sessions"), 3);
+}
+
+/// What a file of an export holds, by kind of line.
+fn lines(export: &Path, kind: &str) -> usize {
+    let text = fs::read_to_string(export).expect("read the export");
+    text.lines().filter(|line| line.starts_with(&format!("{{\"{kind}\":"))).count()
+}
+
+#[test]
+fn a_gateway_on_an_imported_export_has_the_same_messages_sessions_and_values() {
+    let mut server = filled();
+    assert!(server.stop());
+    let path = |name: &str| server.dir().join(name);
+    let (data, file, new) = (path("data"), path("export.jsonl"), path("new"));
+    let (success, said) = store(&["export"], &[&data, &file]);
+    assert!(success && said.contains("queues"), "{said}");
+    let count = |kind| lines(&file, kind);
+    assert_eq!((count("session"), count("subscription"), count("retained")), (3, 2, 3));
+    // One that is not released. A message is there twice if a commit fell between its two entries.
+    assert_eq!((count("entry"), count("received")), (402, 1));
+    assert!((201..=402).contains(&count("message")), "{}", count("message"));
+    // The topics of the publishers: "a/topic" twice, "kept/...".
+    assert_eq!((count("latest"), count("versions"), count("end")), (5, 1, 1));
+    let (success, said) = store(&["export"], &[&data, &file]);
+    assert!(!success && said.contains("exists"), "{said}");
+
+    let (success, said) = store(&["import"], &[&file, &data]);
+    assert!(!success && said.contains("not empty"), "{said}");
+    let (success, said) = store(&["import"], &[&file, &new]);
+    assert!(success, "{said}");
+    let (success, said) = store(&["check"], &[&new]);
+    assert!(success, "{said}");
+    // Nothing was lost on the way.
+    let again = path("again.jsonl");
+    let (success, said) = store(&["export"], &[&new, &again]);
+    assert!(success, "{said}");
+    assert!(fs::read(&file).expect("read") == fs::read(&again).expect("read"), "another export");
+
+    let server = restart_on(server, &new);
+    assert_eq!(drain(&server), everything());
+    assert_eq!(retained(&server).len(), 3);
+    // The packet identifier is still taken: the same message is not taken over twice.
+    let mut half = Client::connect_with(server.ports.tcp, persistent("half"));
+    half.publish("a/topic", &payload(MESSAGES), QoS::ExactlyOnce, false);
+    assert_eq!(half.next(), Got::Other(0x50));
+    leave(half);
+    let mut least = Client::connect_with(server.ports.tcp, persistent("least"));
+    assert_eq!(least.ping(), []);
+}
+
+#[test]
+fn an_import_refuses_what_is_cut_short_changed_or_newer_and_leaves_nothing() {
+    let mut server = filled();
+    assert!(server.stop());
+    let path = |name: &str| server.dir().join(name);
+    let (data, file, new, bad) = (path("data"), path("export.jsonl"), path("new"), path("bad.jsonl"));
+    let (success, said) = store(&["export"], &[&data, &file]);
+    assert!(success, "{said}");
+    let text = fs::read_to_string(&file).expect("read the export");
+    let whole: Vec<&str> = text.lines().collect();
+    let without_one = [&whole[..20], &whole[21..]].concat().join("\n") + "\n";
+    let newer = text.replacen("\"version\":1", "\"version\":2,\"new\":true", 1);
+    let cases = [
+        ("its last line is missing", whole[..whole.len() - 1].join("\n") + "\n", "cut short"),
+        ("it ends within a line", text[..text.len() / 2].to_owned(), ""),
+        ("a line is missing", without_one, ""),
+        ("another payload", text.replacen("\"payload\":\"b", "\"payload\":\"c", 1), "checksum"),
+        ("a newer format", newer, "format 2"),
+        ("another line follows", text.clone() + &text, "follows"),
+        ("no export", "hello\n".to_owned(), "not an export"),
+    ];
+    for (case, text, reason) in cases {
+        fs::write(&bad, text).expect("write the bad export");
+        let (success, said) = store(&["import"], &[&bad, &new]);
+        assert!(!success && said.contains(reason), "{case}: {said}");
+        assert!(!new.exists() && !path("new.importing").exists(), "{case}");
+    }
+}

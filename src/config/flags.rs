@@ -99,6 +99,20 @@ pub enum StoreCommand {
         /// Where to; empty, or not there yet
         target: PathBuf,
     },
+    /// Writes everything into one file of lines in JSON; no gateway may be running, but a backup does as well
+    Export {
+        /// The data directory
+        dir: PathBuf,
+        /// The file; not there yet
+        file: PathBuf,
+    },
+    /// Makes a data directory from the file of an export
+    Import {
+        /// The file
+        file: PathBuf,
+        /// The data directory; empty, or not there yet
+        dir: PathBuf,
+    },
 }
 
 impl Flags {

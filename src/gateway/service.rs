@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use super::{
+    health::StoreWatch,
     parts::set_trace,
     sys::{SysInput, SysStats, is_answered_once},
 };
@@ -16,7 +17,7 @@ use crate::{
     broker::{Broker, Turn},
     config::Config,
     grpc, net,
-    store::{Latest, StoreHealth},
+    store::Latest,
     telemetry::{HttpLimits, Pages, ProcessStats, Row, render, rows, serve as serve_http, totals},
     tls::TlsHandle,
     types::{Message, Origin},
@@ -41,6 +42,7 @@ pub(super) async fn run_http(
     socket: std::net::TcpListener,
     broker: Broker,
     latest: Option<Arc<Latest>>,
+    watch: Arc<StoreWatch>,
     config: Arc<Config>,
     drain: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
@@ -48,19 +50,17 @@ pub(super) async fn run_http(
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let pages = Pages {
         render: {
-            let (broker, latest) = (broker.clone(), latest.clone());
-            Arc::new(move || render(&metrics(&broker, latest.as_deref())))
+            let (broker, latest, watch) = (broker.clone(), latest.clone(), Arc::clone(&watch));
+            Arc::new(move || render(&metrics(&broker, latest.as_deref(), &watch)))
         },
         ready: Arc::new(move || {
             if *drain.borrow() {
                 return Err("shutting down".to_owned());
             }
-            if broker.store_health() == StoreHealth::Failing {
-                return Err("store of sessions and queues is failing".to_owned());
-            }
             match &latest {
                 Some(latest) if !latest.healthy() => Err("latest-value store is failing".to_owned()),
-                _ => Ok(()),
+                // What needs no disk is served all the same.
+                _ => Ok(format!("ready\n{}", watch.problems())),
             }
         }),
     };
@@ -132,8 +132,10 @@ impl Sys {
 }
 
 /// What `/metrics` and OTLP show.
-pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
-    rows(&totals(), gauges(broker, latest), &ProcessStats::read())
+pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWatch) -> Vec<Row> {
+    let mut gauges = gauges(broker, latest);
+    gauges.extend(watch.gauges());
+    rows(&totals(), gauges, &ProcessStats::read())
 }
 
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {

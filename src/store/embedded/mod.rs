@@ -27,7 +27,7 @@ mod tests;
 pub mod tool;
 mod write;
 
-use std::{sync::Arc, thread::JoinHandle};
+use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -105,6 +105,11 @@ impl EmbeddedLatest {
             writer: Some(writer),
             readers: Arc::new(Semaphore::new(READERS)),
         })
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.shared.environment.set_aside()
     }
 
     /// Runs `read` on the blocking pool.

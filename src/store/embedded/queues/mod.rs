@@ -16,6 +16,7 @@ mod sweep;
 mod tables;
 #[cfg(test)]
 mod tests;
+pub(super) mod transfer;
 mod writer;
 
 use std::{

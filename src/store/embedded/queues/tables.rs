@@ -119,19 +119,19 @@ fn put(into: &mut [u8], number: u64) -> Option<()> {
 
 /// What `entries` says of an entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Head {
+pub(in crate::store::embedded) struct Head {
     /// Number of its message; 0 if it was released and only its place is kept.
-    pub(super) number: u64,
-    pub(super) qos: QoS,
-    pub(super) retain: bool,
-    pub(super) sent: bool,
+    pub(in crate::store::embedded) number: u64,
+    pub(in crate::store::embedded) qos: QoS,
+    pub(in crate::store::embedded) retain: bool,
+    pub(in crate::store::embedded) sent: bool,
     /// No other entry has its message.
-    pub(super) sole: bool,
-    pub(super) cost: u32,
-    pub(super) group: QueueId,
-    pub(super) ids: Option<Box<[u32]>>,
+    pub(in crate::store::embedded) sole: bool,
+    pub(in crate::store::embedded) cost: u32,
+    pub(in crate::store::embedded) group: QueueId,
+    pub(in crate::store::embedded) ids: Option<Box<[u32]>>,
     /// The second of its key in `expiry`, if it has one.
-    pub(super) expiry: Option<u64>,
+    pub(in crate::store::embedded) expiry: Option<u64>,
 }
 
 impl Head {

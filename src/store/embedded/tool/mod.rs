@@ -1,5 +1,8 @@
 //! What an operator does with a data directory: check every record, compact, back up.
 
+mod export;
+mod file;
+mod import;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +19,9 @@ use super::{
 };
 use crate::store::{DataDir, StoreError, data_dir::sync_directory};
 
+pub use export::export;
+pub use import::import;
+
 /// Whether a record is sound, by key and value.
 type Sound = fn(&[u8], &[u8]) -> bool;
 
@@ -31,9 +37,9 @@ const STORES: &[(&str, &[(&str, Sound)])] = &[
     (
         "sessions",
         &[
-            ("sessions", sessions::is_session),
-            ("subscriptions", sessions::is_subscription),
-            ("groups", sessions::is_group),
+            ("sessions", |key, value| sessions::session(key, value).is_some()),
+            ("subscriptions", |key, value| sessions::subscription(key, value).is_some()),
+            ("groups", |key, value| sessions::group(key, value).is_some()),
         ],
     ),
     // Also whether its tables fit each other: see `audit`.
