@@ -161,10 +161,9 @@ impl Connection {
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let published = self.device.shared.broker.publish(&message, turn);
         if published.refused {
-            if publish.qos == QoS::ExactlyOnce
-                && let Some(mut slot) = self.device.lock_owned(self.epoch)
-            {
-                slot.out.abort_received(publish.packet_id);
+            if publish.qos == QoS::ExactlyOnce {
+                // Also if another connection has the session now: this message was not routed.
+                self.device.lock().out.abort_received(publish.packet_id);
             }
             if publish.qos == QoS::AtMostOnce {
                 return Ok(());
@@ -189,8 +188,9 @@ impl Connection {
         ticket.add();
         let queue = self.device.core().queue();
         stores.queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(ticket) });
-        if let Some(mut slot) = self.device.lock_owned(self.epoch) {
-            slot.out.keep_received(packet_id, Arc::clone(ticket));
+        // Also if another connection has taken the session meanwhile, and its client may have gone on.
+        if !self.device.lock().out.keep_received(packet_id, Arc::clone(ticket)) {
+            stores.queues.submit(QueueOp::Forget { queue, packet_id, ticket: Ticket::new() });
         }
     }
 
