@@ -16,7 +16,7 @@ use super::{
 use crate::{
     store::{
         Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-        StoreHealth, StoredEntry, StoredSession, StoredSubscription,
+        StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
     types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp, matches},
@@ -168,13 +168,6 @@ impl Broker {
     /// Whether another message may go to disk; true without stores.
     pub fn store_accepts(&self) -> bool {
         self.stores().is_none_or(|stores| stores.queues.accepts())
-    }
-
-    /// The worst health of the stores.
-    pub fn store_health(&self) -> StoreHealth {
-        let Some(stores) = self.stores() else { return StoreHealth::Sound };
-        let all = [stores.sessions.health(), stores.queues.health(), stores.retained.health()];
-        if all.contains(&StoreHealth::Failing) { StoreHealth::Failing } else { StoreHealth::Sound }
     }
 
     /// Reads a session's queue from place `from` on. Cancel safe.

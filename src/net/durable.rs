@@ -216,31 +216,38 @@ impl Connection {
 
 /// Closes a unit with its packet identifier, when what must go before is done: a retained message must be safe first, for
 /// the unit's end makes a repeated PUBLISH a duplicate that sets nothing.
-pub(super) fn close_when_safe(
-    queue: QueueId,
-    packet_id: u16,
-    unit: &Arc<Ticket>,
-    queues: Arc<dyn QueueStore>,
-) {
-    let Some(before) = unit.before() else {
-        return queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(unit) });
-    };
-    let open = AtomicBool::new(true);
-    let closing = Arc::new(Closing { queue, packet_id, unit: Arc::clone(unit), queues, open });
-    if before.poll(&Arc::clone(&closing).into()).is_some() {
-        closing.close();
-    }
-}
-
-struct Closing {
+pub(super) struct Closing {
     queue: QueueId,
     packet_id: u16,
     unit: Arc<Ticket>,
+    /// The identifier is free again already.
+    forget: bool,
     queues: Arc<dyn QueueStore>,
     open: AtomicBool,
 }
 
 impl Closing {
+    pub(super) fn new(
+        queue: QueueId,
+        packet_id: u16,
+        unit: &Arc<Ticket>,
+        forget: bool,
+        queues: Arc<dyn QueueStore>,
+    ) -> Self {
+        Self { queue, packet_id, unit: Arc::clone(unit), forget, queues, open: AtomicBool::new(true) }
+    }
+
+    pub(super) fn close_when_safe(self) {
+        if self.unit.before().is_none() {
+            return self.close();
+        }
+        let closing = Arc::new(self);
+        let waker = Arc::clone(&closing).into();
+        if closing.unit.before().is_none_or(|before| before.poll(&waker).is_some()) {
+            closing.close();
+        }
+    }
+
     /// Once: whoever polls and whoever wakes may both find that it is time.
     fn close(&self) {
         if !self.open.swap(false, AcqRel) {
@@ -251,7 +258,11 @@ impl Closing {
             unit.add();
             unit.refuse();
         }
-        queues.submit(QueueOp::Receive { queue: *queue, packet_id: *packet_id, ticket: Arc::clone(unit) });
+        let (queue, packet_id) = (*queue, *packet_id);
+        queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(unit) });
+        if self.forget {
+            queues.submit(QueueOp::Forget { queue, packet_id, ticket: Ticket::new() });
+        }
     }
 }
 

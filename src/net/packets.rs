@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{connection::Connection, durable::close_when_safe, ending::End, shard::Work};
+use super::{connection::Connection, durable::Closing, ending::End, shard::Work};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
@@ -163,10 +163,9 @@ impl Connection {
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let published = self.device.shared.broker.publish(&message, turn);
         if published.refused {
-            if publish.qos == QoS::ExactlyOnce
-                && let Some(mut slot) = self.device.lock_owned(self.epoch)
-            {
-                slot.out.abort_received(publish.packet_id);
+            if publish.qos == QoS::ExactlyOnce {
+                // Also if another connection has the session now: this message was not routed.
+                self.device.lock().out.abort_received(publish.packet_id);
             }
             if publish.qos == QoS::AtMostOnce {
                 return Ok(());
@@ -190,10 +189,9 @@ impl Connection {
         let Some(stores) = self.device.shared.broker.stores().filter(|_| ticket.is_unit()) else { return };
         ticket.add();
         let queue = self.device.core().queue();
-        close_when_safe(queue, packet_id, ticket, Arc::clone(&stores.queues));
-        if let Some(mut slot) = self.device.lock_owned(self.epoch) {
-            slot.out.keep_received(packet_id, Arc::clone(ticket));
-        }
+        // Also if another connection has taken the session meanwhile, and its client may have gone on.
+        let kept = self.device.lock().out.keep_received(packet_id, Arc::clone(ticket));
+        Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
     }
 
     fn refuse_publish(&self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {

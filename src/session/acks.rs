@@ -101,10 +101,11 @@ impl Outbound {
     }
 
     /// The PUBLISH of `id` has parts on disk, as the id itself: it is remembered until PUBREL, also by the next process.
-    pub fn keep_received(&mut self, id: u16, ticket: Arc<Ticket>) {
-        if let Some(place) = self.rare.as_mut().and_then(|rare| rare.received.get_mut(&id)) {
-            *place = Some(ticket);
-        }
+    /// False if it was forgotten meanwhile: the disk must forget it too.
+    #[must_use]
+    pub fn keep_received(&mut self, id: u16, ticket: Arc<Ticket>) -> bool {
+        let place = self.rare.as_mut().and_then(|rare| rare.received.get_mut(&id));
+        place.map(|place| *place = Some(ticket)).is_some()
     }
 
     /// The PUBLISH was refused in its PUBREC: the id is free again [MQTT-4.3.3-9].
@@ -117,11 +118,20 @@ impl Outbound {
     /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11]. An id on disk must be gone there first: the client
     /// may use it again after PUBCOMP. Then the caller appends that, when the ticket is done.
     pub fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Unsafe> {
-        let known = self.rare.as_mut().and_then(|rare| rare.received.remove(&id));
+        let rare = self.rare();
+        let known = rare.received.remove(&id);
+        rare.forgetting.retain(|(_, ticket)| ticket.result().is_none());
         if let (Some(Some(_)), Some(Disk { journal, queue })) = (&known, env.disk) {
             let ticket = Ticket::new();
             journal.submit(QueueOp::Forget { queue, packet_id: id, ticket: Arc::clone(&ticket) });
+            rare.forgetting.retain(|(other, _)| *other != id);
+            rare.forgetting.push((id, Arc::clone(&ticket)));
             return Some(Unsafe(ticket));
+        }
+        // Sent again on another connection.
+        let forgetting = rare.forgetting.iter().find(|(other, _)| *other == id && known.is_none());
+        if let Some((_, ticket)) = forgetting {
+            return Some(Unsafe(Arc::clone(ticket)));
         }
         let code = if known.is_some() { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
         self.append_ack(AckKind::PubComp, id, code);

@@ -107,6 +107,8 @@ pub(super) struct Rare {
     pub(super) pending: Pending,
     /// Inbound QoS 2 ids; with a ticket those that are on disk, or will be.
     pub(super) received: HashMap<u16, Option<Arc<Ticket>>, ahash::RandomState>,
+    /// Inbound QoS 2 ids that are still to go from disk; one entry for each.
+    pub(super) forgetting: Vec<(u16, Arc<Ticket>)>,
     pub(super) tail: Option<Box<Tail>>,
     pub(super) aliases: Option<OutboundAliases>,
     pub(super) marks: VecDeque<Mark>,

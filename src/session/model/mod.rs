@@ -1,6 +1,7 @@
 //! The durable side of a session against a model of disk and client: random operations, and crashes among them.
 
 mod disk;
+mod inbound;
 mod outbound;
 
 /// Seeded inputs, each a list of operations with their arguments.

@@ -91,8 +91,8 @@ struct World {
     window: usize,
     answers: VecDeque<(u8, u16)>,
     order: [Vec<u32>; 3],
-    /// What another member has, whether it was promised, and whether that is committed.
-    moved: Vec<(usize, bool, Arc<Ticket>)>,
+    /// What another member has, whether it was promised, and its place here, which is to be removed.
+    moved: Vec<(usize, bool, Option<u64>)>,
     /// PUBREL packets that wait for the disk.
     steps: VecDeque<(u16, Arc<Ticket>)>,
 }
@@ -373,14 +373,11 @@ impl World {
             if let Some(receipt) = &message.receipt {
                 receipt.update(|state| state.dropped += 1);
             }
-            let unit = Ticket::new();
-            self.moved.push((number, sent.promised, Arc::clone(&unit)));
+            self.moved.push((number, sent.promised, place));
             sent.promised = false;
             sent.received += 1;
             if let Some(seq) = place {
                 self.disk.submit(QueueOp::Remove { queue: QUEUE, seq, unit: None });
-                // Tells when that is committed.
-                self.disk.submit(QueueOp::Forget { queue: QueueId(99), packet_id: 1, ticket: unit });
             }
         }
     }
@@ -449,8 +446,8 @@ impl World {
         self.purse = Purse::default();
         self.receipts.clear();
         self.disconnected();
-        for (number, promised, moved) in self.moved.drain(..) {
-            if moved.result().is_none() {
+        for (number, promised, place) in self.moved.drain(..) {
+            if place.is_some_and(|place| self.disk.0.lock().entries.contains_key(&(QUEUE, place))) {
                 self.messages[number].promised = promised;
                 self.messages[number].received -= 1;
             }
