@@ -104,10 +104,13 @@ def sessions(bench, broker):
     began = time.monotonic()
     with open(broker.directory / "log", "ab") as log:
         broker.process = subprocess.Popen(broker.command, stdout=log, stderr=log, cwd=broker.directory, env=environment())
-    broker.wait_until_listening(broker.ports["tcp"], began)
-    if metric(broker, "mqtt_sessions") != made:
+    broker.wait_until_listening(broker.ports["http"], began)
+    # Sockets are bound before the sessions are read; the first answer comes after.
+    restored = metric(broker, "mqtt_sessions")
+    start = time.monotonic() - began
+    if restored != made:
         raise Failed("sessions are missing after the start")
-    return {"memory": each, "start": broker.started_after, "memory after": (memory(broker.pid) - before) / made}
+    return {"memory": each, "start": start, "memory after": (memory(broker.pid) - before) / made}
 
 
 def environment():
@@ -143,7 +146,7 @@ SCENARIOS = [
         "sessions", "1,000,000 sessions with a subscription each, without connections; kill -9; start",
         (
             Metric("memory", "bytes of memory per session (not file pages)", at_most=500, digits=0),
-            Metric("start", "s from exec to listening", at_most=5, digits=2),
+            Metric("start", "s from exec to the first answer", at_most=5, digits=2),
             Metric("memory after", "bytes of memory per session after the start", digits=0),
         ),
         sessions, wants=("disk",), sides=(OURS,), peers=False, fresh=True,

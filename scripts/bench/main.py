@@ -12,7 +12,6 @@ from pathlib import Path
 
 import core
 import durable
-import durable
 import further
 import report
 import special

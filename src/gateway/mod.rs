@@ -159,7 +159,8 @@ impl Gateway {
     }
 
     /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now is refused
-    /// (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published, the latest values are written. Bounded by `shutdown.deadline`.
+    /// (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published, latest values, sessions and queues are written. Bounded by
+    /// `shutdown.deadline`.
     pub async fn shutdown(self) {
         self.end().instrument(info_span!("shutdown")).await;
     }
