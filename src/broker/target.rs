@@ -73,6 +73,9 @@ pub trait Target: Any + Send + Sync {
         false
     }
 
+    /// The queue of a shared group has messages that it was too full for; it asks for them when it has room.
+    fn nudge(&self) {}
+
     /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
     fn load(&self) -> usize;
 }

@@ -258,8 +258,9 @@ impl Outbound {
             return Take::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
-            // Another member may have room, and what is on disk only cannot be given to another member.
-            return self.drop_new(DropReason::QueueFull);
+            // Another member may have room, and what is on disk only cannot be given to another member. Not a drop: it
+            // waits in the group's queue then.
+            return Take::Dropped(DropReason::QueueFull);
         }
         self.append_to_tail(message, qos, offer, env, disk)
     }
