@@ -8,8 +8,9 @@ use super::{
     shared::{Delivery, drop_message},
 };
 use crate::{
+    store::StoreHealth,
     telemetry::count,
-    types::{DropReason, Message, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded},
+    types::{DropReason, Message, OpenUnit, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded},
 };
 
 impl Broker {
@@ -50,8 +51,9 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        let stored = message.qos > QoS::AtMostOnce && session.is_durable();
-        if !self.has_room_for(message) || stored && !self.store_accepts() {
+        let durable = self.inner.durable.as_ref().filter(|_| session.is_durable());
+        let kept = message.qos > QoS::AtMostOnce;
+        if !self.has_room_for(message) || kept && durable.is_some_and(|durable| !durable.queues().accepts()) {
             count(|c| c.dropped_memory.add(1));
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }
@@ -78,18 +80,30 @@ impl Broker {
     /// `from` is the durable queue that they were in: they leave it once they are submitted to another.
     pub fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {
         for Yielded { group, message, place } in messages {
-            let Some(group) = self.inner.index.group(group) else {
-                drop_message(&message.receipt, DropReason::SessionEnded);
+            let moved = place.zip(self.inner.durable.as_ref());
+            let remove = || {
+                if let Some((seq, durable)) = moved {
+                    durable.queues().submit(QueueOp::Remove { queue: from, seq, unit: None });
+                }
+            };
+            let group = self.inner.index.group(group);
+            let Some(group) = group.filter(|_| !message.is_expired(now)) else {
+                let expired = message.is_expired(now);
+                let reason = if expired { DropReason::Expired } else { DropReason::SessionEnded };
+                drop_message(&message.receipt, reason);
+                remove();
                 continue;
             };
-            if message.is_expired(now) {
-                drop_message(&message.receipt, DropReason::Expired);
-                continue;
-            }
+            let mut borrowed = message.borrow();
+            // Out of one queue and into another in one step, or QoS 2 would be in both after a crash.
+            borrowed.unit = moved.is_some() && message.qos == QoS::ExactlyOnce;
+            let unit = moved.map(|(_, durable)| OpenUnit::new(&borrowed, durable.queues()));
             let mut delivery = self.inner.delivery(&mut turn.dirty, now);
-            let outcome = group.deliver(&message.borrow(), &mut delivery);
-            if let (Some(seq), Some(durable)) = (place, &self.inner.durable) {
-                durable.queues().submit(QueueOp::Remove { queue: from, seq, unit: None });
+            let outcome = group.deliver(&borrowed, &mut delivery);
+            let seq = place.unwrap_or_default();
+            let close = |unit| QueueOp::Remove { queue: from, seq, unit: Some(unit) };
+            if !unit.is_some_and(|unit| unit.close(close)) {
+                remove();
             }
             // It was accepted before: only a drop is news for the publisher.
             if let Outcome::Dropped(reason) = outcome
@@ -125,12 +139,15 @@ impl Broker {
     /// gets it.
     fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
         let Some(durable) = &self.inner.durable else { return false };
-        if durable.queues().accepts() {
+        let queues = durable.queues();
+        if message.qos == QoS::AtMostOnce || queues.health() == StoreHealth::Sound && queues.accepts() {
             return false;
         }
         let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);
-        list.targets.iter().any(|matched| matched.target.is_durable())
-            || list.groups.iter().any(|group| group.is_durable())
+        let concerned = list.targets.iter().any(|matched| matched.target.is_durable())
+            || list.groups.iter().any(|group| group.is_durable());
+        // Asked last: while the disk fails, few are let through to try it, and those must be written there.
+        concerned && !queues.accepts()
     }
 
     fn route(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Published {
@@ -188,8 +205,7 @@ impl Published {
     fn add(&mut self, outcome: Outcome) {
         self.matched += u32::from(outcome != Outcome::Ignored);
         match outcome {
-            // A shared group has kept it: it answers for its members.
-            Outcome::Ignored | Outcome::Busy => {}
+            Outcome::Ignored => {}
             Outcome::Sent => self.sent += 1,
             Outcome::Queued => self.queued += 1,
             Outcome::Dropped(reason) => {

@@ -21,7 +21,7 @@ use crate::{
     store::SessionOp,
     telemetry::count,
     types::{
-        DropReason, Entry, Message, QoS, QueueId, QueueOp, SharedMessage, Ticket, Timestamp, parse_shared,
+        DropReason, Entry, Message, OpenUnit, QoS, QueueId, QueueOp, SharedMessage, Timestamp, parse_shared,
     },
 };
 
@@ -202,15 +202,23 @@ impl Group {
             // Messages left by a member that could not take all of them come first.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
-        let busy = match self.offer(message, &members, delivery) {
-            Some(Outcome::Busy) => true,
-            Some(outcome) => return outcome,
-            None => false,
-        };
+        if let Some(outcome) = self.offer(message, &members, delivery) {
+            // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
+            let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
+                && message.qos > QoS::AtMostOnce
+                && members.iter().any(|member| member.target.is_durable());
+            if !waits {
+                return outcome;
+            }
+        }
         let outcome = self.enqueue(message, &members, delivery);
-        if !busy && outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
+        if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
+            if self.has_queued() {
+                // Members that were full: nobody else would tell them.
+                members.iter().for_each(|member| member.target.nudge());
+            }
         }
         outcome
     }
@@ -265,10 +273,7 @@ impl Group {
             let outcome = self.hand(member, message, delivery);
             match outcome {
                 // Another member may have room; QoS 0 is not worth the search.
-                Outcome::Busy => refused = Some(outcome),
-                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => {
-                    refused.get_or_insert(outcome);
-                }
+                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
                 _ => return Some(outcome),
             }
         }
@@ -290,8 +295,7 @@ impl Group {
         if flush {
             delivery.dirty.push(Arc::clone(&member.target));
         }
-        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_) | Outcome::Busy)
-        {
+        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
             self.sticky.store(member.slot, Ordering::Relaxed);
         }
         outcome
@@ -399,31 +403,39 @@ impl Group {
             if message.is_expired(delivery.now) {
                 delivery.budget.release(cost);
                 count_drop(DropReason::Expired);
-                self.remove(place, None, delivery);
+                self.remove(place, delivery);
                 continue;
             }
             let mut queued = Delivery { dirty: &mut *delivery.dirty, ..*delivery };
             let mut borrowed = message.borrow();
             // From this queue to the member's in one step, or QoS 2 would be there twice or not at all.
             borrowed.unit = message.qos == QoS::ExactlyOnce;
+            let unit = queued.durable.map(|durable| OpenUnit::new(&borrowed, durable.queues()));
             let outcome = match (slot, only) {
                 (Some(_), None) => None,
                 (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
                 (None, _) => self.offer(&borrowed, members, &mut queued),
             };
-            let unit = borrowed.issued().cloned();
-            drop(borrowed);
             match outcome {
-                Some(Outcome::Sent | Outcome::Queued | Outcome::Ignored) => {
+                // What is too large no member can ever take: don't let it block the others.
+                Some(
+                    Outcome::Sent
+                    | Outcome::Queued
+                    | Outcome::Ignored
+                    | Outcome::Dropped(DropReason::TooLarge | DropReason::Expired),
+                ) => {
+                    let queue = self.stored_queue();
+                    let remove = |unit| QueueOp::Remove { queue, seq: place, unit: Some(unit) };
+                    let removed = unit.is_some_and(|unit| unit.close(remove));
+                    drop(borrowed);
                     delivery.budget.release(cost);
-                    self.remove(place, unit, delivery);
+                    if !removed {
+                        self.remove(place, delivery);
+                    }
                 }
-                // No member can ever take it: don't let it block the others.
-                Some(Outcome::Dropped(DropReason::TooLarge | DropReason::Expired)) => {
-                    delivery.budget.release(cost);
-                    self.remove(place, unit, delivery);
-                }
-                None | Some(Outcome::Dropped(_) | Outcome::Busy) => {
+                None | Some(Outcome::Dropped(_)) => {
+                    drop(unit);
+                    drop(borrowed);
                     self.put_back(Waiting { message, place }, delivery.budget);
                     return;
                 }
@@ -431,11 +443,11 @@ impl Group {
         }
     }
 
-    /// The message of `place` is gone from the queue; `unit` is its way into another.
-    fn remove(&self, place: u64, unit: Option<Arc<Ticket>>, delivery: &Delivery<'_>) {
+    /// The message of `place` is gone from the queue.
+    fn remove(&self, place: u64, delivery: &Delivery<'_>) {
         let queue = self.stored_queue();
         if let Some(durable) = delivery.durable.filter(|_| queue != QueueId::NONE) {
-            durable.queues().submit(QueueOp::Remove { queue, seq: place, unit });
+            durable.queues().submit(QueueOp::Remove { queue, seq: place, unit: None });
         }
     }
 

@@ -39,8 +39,6 @@ pub enum Outcome {
     Queued,
     /// Not taken.
     Dropped(DropReason),
-    /// Not taken now: the shared group that chose this target keeps it, and the target asks for it when it has room.
-    Busy,
     /// Not wanted: a stream's own rules leave this message out. Counts neither as matched nor as dropped.
     Ignored,
 }
@@ -74,6 +72,9 @@ pub trait Target: Any + Send + Sync {
     fn is_durable(&self) -> bool {
         false
     }
+
+    /// The queue of a shared group has messages that it was too full for; it asks for them when it has room.
+    fn nudge(&self) {}
 
     /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
     fn load(&self) -> usize;

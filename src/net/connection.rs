@@ -106,6 +106,8 @@ pub(super) struct Connection {
     early: bool,
     /// The peer may not read its answers: look before reading on.
     backlogged: bool,
+    /// So many answers wait for the disk that reading pauses.
+    choked: bool,
     pub(super) finished: bool,
 }
 
@@ -135,6 +137,7 @@ impl Connection {
             rare,
             early: true,
             backlogged: false,
+            choked: false,
             finished: false,
         }
     }
@@ -177,15 +180,19 @@ impl Connection {
         }
         self.poll_link(cx)?;
         for _ in 0..READS_PER_POLL {
+            self.poll_load(&mut local.work, cx);
+            let choked = self.poll_held(&mut local.work, cx)?;
+            self.replay(&mut local.work, cx);
             if self.poll_paused(cx) {
                 return Ok(());
             }
-            self.poll_load(&mut local.work, cx);
-            let paused = self.poll_held(&mut local.work, cx)?;
-            self.replay(&mut local.work, cx);
-            if paused {
+            if choked {
+                self.choked = true;
                 self.device.heard(wheel::PAUSED);
                 return Ok(());
+            }
+            if std::mem::take(&mut self.choked) {
+                self.device.heard(wheel::second());
             }
             if self.backlogged {
                 let paused = self.is_backlogged(&mut local.work);
@@ -210,7 +217,7 @@ impl Connection {
 
     /// Looks at the link: is it still ours, must it end, is there something that only we can write?
     fn poll_link(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
-        let (want_write, direct) = {
+        let (want_write, direct, group_queues) = {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
             let backlogged = slot.out.buffered() >= BACKLOG;
             if std::mem::replace(&mut self.backlogged, backlogged) && !backlogged {
@@ -223,8 +230,12 @@ impl Connection {
             }
             // Whoever needs it asks again in this poll.
             link.notify_room = false;
-            (link.want_write, matches!(link.writer, Writer::Direct(_)))
+            let group_queues = std::mem::take(&mut link.group_queues);
+            (link.want_write, matches!(link.writer, Writer::Direct(_)), group_queues)
         };
+        if group_queues {
+            self.rare().group_queues = true;
+        }
         if direct && !want_write {
             return Ok(());
         }

@@ -58,6 +58,8 @@ pub(super) struct Link {
     pub(super) want_write: bool,
     /// The owner wants to be woken when there is room again.
     pub(super) notify_room: bool,
+    /// The queue of a shared group has something for the owner.
+    pub(super) group_queues: bool,
     pub(super) close: Option<CloseReason>,
 }
 
@@ -95,6 +97,7 @@ impl Link {
             dirty: false,
             want_write: false,
             notify_room: false,
+            group_queues: false,
             close: None,
         }
     }
@@ -235,7 +238,8 @@ impl Target for Device {
         let before = slot.out.dropped();
         let take = slot.out.offer(message, offer, &self.env(message.received));
         let lost = slot.out.dropped() - before;
-        if lost > 0 || matches!(take, Take::Dropped(_)) {
+        // What a shared group offers to one after the other is lost with none of them.
+        if lost > 0 || (matches!(take, Take::Dropped(_)) && options.group == 0) {
             // What is dropped for a message that was taken is what it pushed out of the queue.
             let reason = if let Take::Dropped(reason) = take { reason } else { DropReason::QueueFull };
             self.shared.broker.note_dropped(self.core.client_id(), reason, lost.max(1));
@@ -244,7 +248,6 @@ impl Target for Device {
             Take::Sent => Outcome::Sent,
             Take::Queued => Outcome::Queued,
             Take::Dropped(reason) => Outcome::Dropped(reason),
-            Take::Busy => Outcome::Busy,
             Take::Overflow => {
                 let waker = slot.link.as_mut().map(|link| {
                     link.close = Some(CloseReason::SlowConsumer);
@@ -280,6 +283,19 @@ impl Target for Device {
 
     fn is_durable(&self) -> bool {
         self.core.queue() != QueueId::NONE
+    }
+
+    fn nudge(&self) {
+        let waker = {
+            let mut slot = self.slot.lock();
+            slot.link.as_mut().map(|link| {
+                link.group_queues = true;
+                link.waker.clone()
+            })
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     fn load(&self) -> usize {

@@ -205,7 +205,8 @@ async fn open(
         .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
         .await;
     turn.flush();
-    let claim = Claim { session: Some(Arc::clone(&opened.session)), epoch: opened.epoch, shared: &shared };
+    let session = Some(Arc::clone(&opened.session));
+    let claim = Claim { session, epoch: opened.epoch, fresh: !opened.present, shared: &shared };
     if let Some(ticket) = opened.ticket
         && ticket.wait().await.is_err()
     {
@@ -265,6 +266,8 @@ async fn open(
 struct Claim<'a> {
     session: Option<Arc<dyn Session>>,
     epoch: u32,
+    /// The session began with it, and nobody was told: it ends with it.
+    fresh: bool,
     shared: &'a Shared,
 }
 
@@ -278,7 +281,8 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else { return };
         let mut turn = Turn::default();
-        let closed = Closed { publish_will: false, expiry: None, reason: "handshake_ended" };
+        let expiry = self.fresh.then_some(0);
+        let closed = Closed { publish_will: false, expiry, reason: "handshake_ended" };
         self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
     }

@@ -10,7 +10,7 @@ use crate::{
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
     session::{Begin, PublishError, refusal},
     telemetry::{count, trace_clients},
-    types::{Message, Origin, OriginKind, QoS, Ticket, Timestamp},
+    types::{Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp},
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -161,6 +161,8 @@ impl Connection {
         }
         // Its packet identifier goes to disk with it, if both outlive the process.
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
+        let stores = self.device.shared.broker.stores();
+        let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
         let published = self.device.shared.broker.publish(&message, turn);
         if published.refused {
             if publish.qos == QoS::ExactlyOnce {
@@ -177,20 +179,20 @@ impl Connection {
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
+        self.close_unit(publish.packet_id, unit);
         if let Some(ticket) = &ticket {
-            self.close_unit(publish.packet_id, ticket);
             ticket.done();
         }
         self.acknowledge(publish.qos, publish.packet_id, code, ticket, answers)
     }
 
     /// Completes a unit with the packet identifier of its QoS 2 message.
-    fn close_unit(&self, packet_id: u16, ticket: &Arc<Ticket>) {
-        let Some(stores) = self.device.shared.broker.stores().filter(|_| ticket.is_unit()) else { return };
-        ticket.add();
+    fn close_unit(&self, packet_id: u16, unit: Option<OpenUnit<'_, '_>>) {
+        let Some(stores) = self.device.shared.broker.stores() else { return };
+        let Some(ticket) = unit.and_then(OpenUnit::hand_over) else { return };
         let queue = self.device.core().queue();
         // Also if another connection has taken the session meanwhile, and its client may have gone on.
-        let kept = self.device.lock().out.keep_received(packet_id, Arc::clone(ticket));
+        let kept = self.device.lock().out.keep_received(packet_id, Arc::clone(&ticket));
         Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
     }
 
@@ -248,6 +250,10 @@ impl Connection {
     ) -> Result<(), End> {
         let env = self.device.env(now);
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+        // The next connection has looked at what it must wait for: nothing may be added to that.
+        if let Some(close) = slot.link.as_ref().and_then(|link| link.close) {
+            return Err(End::Close(close));
+        }
         let held = match first >> 4 {
             4 => {
                 slot.out.handle_puback(ack.packet_id, ack.code, &env);

@@ -7,7 +7,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{QoS, SharedMessage, Ticket};
+use super::{Message, QoS, SharedMessage, Ticket};
 
 /// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -198,10 +198,82 @@ pub trait Journal: Send + Sync {
     fn submit(&self, op: QueueOp);
 }
 
+/// A message whose unit is open while it is routed. The store writes nothing behind an open unit: whatever happens, a
+/// panic too, it is closed when this goes.
+pub struct OpenUnit<'a, 'm> {
+    message: &'a Message<'m>,
+    journal: &'a dyn Journal,
+    closed: bool,
+}
+
+impl<'a, 'm> OpenUnit<'a, 'm> {
+    /// To be made before the message is routed.
+    pub fn new(message: &'a Message<'m>, journal: &'a dyn Journal) -> Self {
+        Self { message, journal, closed: false }
+    }
+
+    /// Closes the unit with what `close` makes of its ticket, if one was begun; false if none was.
+    pub fn close(mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+        self.close_with(close)
+    }
+
+    /// The ticket of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
+    pub fn hand_over(mut self) -> Option<Arc<Ticket>> {
+        self.closed = true;
+        let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
+        ticket.add();
+        Some(Arc::clone(ticket))
+    }
+
+    fn close_with(&mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+        self.closed = true;
+        let Some(ticket) = self.message.issued().filter(|ticket| ticket.is_unit()) else { return false };
+        ticket.add();
+        self.journal.submit(close(Arc::clone(ticket)));
+        true
+    }
+}
+
+impl Drop for OpenUnit<'_, '_> {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.close_with(|ticket| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(ticket) });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::types::{Message, Origin, Timestamp};
+
+    struct Closings(Mutex<usize>);
+
+    impl Journal for Closings {
+        fn submit(&self, op: QueueOp) {
+            if let QueueOp::Remove { unit: Some(ticket), .. } = op {
+                *self.0.lock() += 1;
+                ticket.done();
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_while_a_unit_is_open_does_not_hold_up_the_store_for_ever() {
+        let closings = Closings(Mutex::new(0));
+        let mut message = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
+        (message.qos, message.unit) = (QoS::ExactlyOnce, true);
+        let routed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _unit = OpenUnit::new(&message, &closings);
+            let _part = message.ticket();
+            panic!("a target fails");
+        }));
+        assert!(routed.is_err());
+        assert_eq!(*closings.0.lock(), 1);
+        let plain = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
+        drop(OpenUnit::new(&plain, &closings));
+        assert_eq!(*closings.0.lock(), 1, "there was no unit");
+    }
 
     #[test]
     fn an_entry_is_either_written_or_settled() {

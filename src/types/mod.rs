@@ -11,7 +11,7 @@ mod ticket;
 mod topic;
 
 pub use id::{ClientId, Protocol, QoS, Timestamp};
-pub use journal::{Entry, Journal, Page, QueueId, QueueOp, ReadBack};
+pub use journal::{Entry, Journal, OpenUnit, Page, QueueId, QueueOp, ReadBack};
 pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use peer::Peer;
 pub use receipt::{DropReason, Receipt, ReceiptState};
