@@ -55,7 +55,8 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        if !self.has_room_for(message) {
+        let stored = message.qos > QoS::AtMostOnce && session.is_durable();
+        if !self.has_room_for(message) || stored && !self.store_accepts() {
             count(|c| c.dropped_memory.add(1));
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }
@@ -179,7 +180,8 @@ impl Published {
     fn add(&mut self, outcome: Outcome) {
         self.matched += u32::from(outcome != Outcome::Ignored);
         match outcome {
-            Outcome::Ignored => {}
+            // A shared group has kept it: it answers for its members.
+            Outcome::Ignored | Outcome::Busy => {}
             Outcome::Sent => self.sent += 1,
             Outcome::Queued => self.queued += 1,
             Outcome::Dropped(reason) => {

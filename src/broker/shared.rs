@@ -202,11 +202,13 @@ impl Group {
             // Messages left by a member that could not take all of them come first.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
-        if let Some(outcome) = self.offer(message, &members, delivery) {
-            return outcome;
-        }
+        let busy = match self.offer(message, &members, delivery) {
+            Some(Outcome::Busy) => true,
+            Some(outcome) => return outcome,
+            None => false,
+        };
         let outcome = self.enqueue(message, &members, delivery);
-        if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
+        if !busy && outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
@@ -263,7 +265,10 @@ impl Group {
             let outcome = self.hand(member, message, delivery);
             match outcome {
                 // Another member may have room; QoS 0 is not worth the search.
-                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
+                Outcome::Busy => refused = Some(outcome),
+                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => {
+                    refused.get_or_insert(outcome);
+                }
                 _ => return Some(outcome),
             }
         }
@@ -285,7 +290,8 @@ impl Group {
         if flush {
             delivery.dirty.push(Arc::clone(&member.target));
         }
-        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
+        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_) | Outcome::Busy)
+        {
             self.sticky.store(member.slot, Ordering::Relaxed);
         }
         outcome
@@ -417,7 +423,7 @@ impl Group {
                     delivery.budget.release(cost);
                     self.remove(place, unit, delivery);
                 }
-                None | Some(Outcome::Dropped(_)) => {
+                None | Some(Outcome::Dropped(_) | Outcome::Busy) => {
                     self.put_back(Waiting { message, place }, delivery.budget);
                     return;
                 }

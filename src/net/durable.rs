@@ -5,8 +5,11 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::AcqRel},
+    },
+    task::{Context, Poll, Wake},
     time::Duration,
 };
 
@@ -14,10 +17,10 @@ use tracing::warn;
 
 use super::{clock, connection::Connection, ending::End, shard::Work};
 use crate::{
-    broker::{Session, Target},
+    broker::{QueueStore, Session, Target},
     codec::{self, AckKind, reason},
     session::{Unsafe, refusal},
-    types::{Page, QoS, Refused, Ticket},
+    types::{Page, QoS, QueueId, QueueOp, Refused, Ticket},
 };
 
 /// Answers that may wait before reading pauses.
@@ -170,8 +173,13 @@ impl Connection {
         loop {
             if self.rare.as_ref().is_none_or(|rare| rare.reading.is_none()) {
                 let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
-                let Some(from) = slot.out.begin_load() else { return };
+                let group_waits = slot.out.take_group_waits();
+                let from = slot.out.begin_load();
                 drop(slot);
+                if group_waits {
+                    self.rare().group_queues = true;
+                }
+                let Some(from) = from else { return };
                 self.rare().reading = Some(self.read_from(from));
             }
             let Some(reading) = self.rare.as_mut().and_then(|rare| rare.reading.as_mut()) else { return };
@@ -203,5 +211,53 @@ impl Connection {
                 }
             }
         })
+    }
+}
+
+/// Closes a unit, with its packet identifier, when `before` is done: the retained message must be safe first, for the
+/// unit's end makes a repeated PUBLISH a duplicate that sets nothing.
+pub(super) fn close_after(
+    before: Option<&Arc<Ticket>>,
+    queue: QueueId,
+    packet_id: u16,
+    unit: &Arc<Ticket>,
+    queues: Arc<dyn QueueStore>,
+) {
+    let open = AtomicBool::new(true);
+    let before = before.cloned();
+    let closing = Arc::new(Closing { queue, packet_id, before, unit: Arc::clone(unit), queues, open });
+    let before = closing.before.as_ref();
+    if before.is_none_or(|before| before.poll(&Arc::clone(&closing).into()).is_some()) {
+        closing.close();
+    }
+}
+
+struct Closing {
+    queue: QueueId,
+    packet_id: u16,
+    before: Option<Arc<Ticket>>,
+    unit: Arc<Ticket>,
+    queues: Arc<dyn QueueStore>,
+    open: AtomicBool,
+}
+
+impl Closing {
+    /// Once: whoever polls and whoever wakes may both find that it is time.
+    fn close(&self) {
+        if !self.open.swap(false, AcqRel) {
+            return;
+        }
+        let Self { queue, packet_id, before, unit, queues, .. } = self;
+        if let Some(Err(Refused)) = before.as_ref().and_then(|before| before.result()) {
+            unit.add();
+            unit.refuse();
+        }
+        queues.submit(QueueOp::Receive { queue: *queue, packet_id: *packet_id, ticket: Arc::clone(unit) });
+    }
+}
+
+impl Wake for Closing {
+    fn wake(self: Arc<Self>) {
+        self.close();
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{connection::Connection, ending::End, shard::Work};
+use super::{connection::Connection, durable::close_after, ending::End, shard::Work};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
     session::{Begin, PublishError, refusal},
     telemetry::{count, trace_clients},
-    types::{Message, Origin, OriginKind, QoS, QueueOp, Ticket, Timestamp},
+    types::{Message, Origin, OriginKind, QoS, Ticket, Timestamp},
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -95,7 +95,9 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
-        let publish = codec::decode_publish(frame.first, frame.body, protocol)
+        let publish = frame
+            .check_length(protocol)
+            .and_then(|()| codec::decode_publish(frame.first, frame.body, protocol))
             .map_err(|error| End::Protocol(error.reason_code()))?;
         count(|c| {
             let (messages, bytes) = match publish.qos {
@@ -177,18 +179,18 @@ impl Connection {
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
         if let Some(ticket) = &ticket {
-            self.close_unit(publish.packet_id, ticket);
+            self.close_unit(publish.packet_id, ticket, message.before_close());
             ticket.done();
         }
         self.acknowledge(publish.qos, publish.packet_id, code, ticket, answers)
     }
 
     /// Completes a unit with the packet identifier of its QoS 2 message.
-    fn close_unit(&self, packet_id: u16, ticket: &Arc<Ticket>) {
+    fn close_unit(&self, packet_id: u16, ticket: &Arc<Ticket>, before: Option<&Arc<Ticket>>) {
         let Some(stores) = self.device.shared.broker.stores().filter(|_| ticket.is_unit()) else { return };
         ticket.add();
         let queue = self.device.core().queue();
-        stores.queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(ticket) });
+        close_after(before, queue, packet_id, ticket, Arc::clone(&stores.queues));
         if let Some(mut slot) = self.device.lock_owned(self.epoch) {
             slot.out.keep_received(packet_id, Arc::clone(ticket));
         }

@@ -79,8 +79,12 @@ pub(super) struct Tail {
     /// Messages and bytes from there on; not exact while messages expire there, exact again when all is read.
     messages: usize,
     bytes: u64,
+    /// Places below are of an earlier process, which may have sent them.
+    restored: u64,
     /// While more is being read: `next` of when that began.
     loading: Option<u64>,
+    /// A shared group keeps messages that there was no room for.
+    group_waits: bool,
     /// Publishers that wait for messages of the tail, by place.
     awaited: VecDeque<(u64, Arc<Receipt>)>,
 }
@@ -136,7 +140,14 @@ impl Outbound {
     pub fn restore(&mut self, first: u64, next: u64, messages: usize, bytes: u64, received: &[u16]) {
         let rare = self.rare();
         if next > 0 {
-            rare.tail = Some(Box::new(Tail { next, from: first, messages, bytes, ..Tail::default() }));
+            rare.tail = Some(Box::new(Tail {
+                next,
+                from: first,
+                messages,
+                bytes,
+                restored: next,
+                ..Tail::default()
+            }));
         }
         rare.received.extend(received.iter().map(|id| (*id, Some(safe()))));
     }
@@ -165,8 +176,7 @@ impl Outbound {
     pub fn wants_load(&self) -> bool {
         self.is_online()
             && self.rare.as_ref().is_some_and(|rare| {
-                rare.pending.len() < LOW
-                    && rare.inflight.is_resent()
+                rare.pending.len() + rare.inflight.unsent() < LOW
                     && rare.tail.as_ref().is_some_and(|tail| tail.loading.is_none() && !tail.is_empty())
             })
     }
@@ -182,12 +192,21 @@ impl Outbound {
                 entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
             tail.subtract(entries.len(), bytes);
             let receipts: Vec<_> = entries.iter().map(|entry| tail.take_receipt(entry.place)).collect();
+            tail.give_up_before(tail.from);
+            let restored = tail.restored;
             for (entry, receipt) in entries.into_iter().zip(receipts) {
-                rare.inflight_or_pending(entry, receipt, env);
+                let again = entry.place < restored;
+                rare.take_up(entry, again, receipt, env);
             }
         }
         self.rare = Some(rare);
         self.pump(env);
+    }
+
+    /// Whether a shared group keeps messages that there was no room for; tells it once.
+    pub fn take_group_waits(&mut self) -> bool {
+        let tail = self.rare.as_mut().and_then(|rare| rare.tail.as_mut());
+        tail.is_some_and(|tail| tail.is_empty() && std::mem::take(&mut tail.group_waits))
     }
 
     /// Reading failed; it is tried again.
@@ -247,8 +266,9 @@ impl Outbound {
             return Take::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
-            // Another member may have room, and what is on disk only cannot be given to another member.
-            return self.drop_new(DropReason::QueueFull);
+            // What is on disk only cannot be given to another member.
+            tail.group_waits = true;
+            return Take::Busy;
         }
         self.append_to_tail(message, qos, offer, env, disk)
     }
@@ -268,7 +288,11 @@ impl Outbound {
         let most_bytes = env.limits.offline_bytes.0 as u64;
         while tail.messages >= env.limits.offline_messages || tail.bytes + cost > most_bytes {
             let disconnect = env.limits.overflow == OverflowPolicy::Disconnect && online;
-            let keeps = qos == QoS::AtMostOnce || env.limits.overflow == OverflowPolicy::DropNewest;
+            // What is being read is not taken away: it may be sent by then.
+            let oldest = tail.loading.unwrap_or(tail.from);
+            let keeps = qos == QoS::AtMostOnce
+                || env.limits.overflow == OverflowPolicy::DropNewest
+                || oldest >= tail.next;
             if keeps || disconnect || tail.messages == 0 {
                 rare.dropped += 1;
                 count(|c| c.dropped_queue_full.add(1));
@@ -280,7 +304,7 @@ impl Outbound {
             }
             rare.dropped += 1;
             count(|c| c.dropped_queue_full.add(1));
-            disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: tail.from, count: 1 });
+            disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
             // Its size is not known here: the mean.
             let mean = tail.bytes / tail.messages as u64;
             tail.messages -= 1;
@@ -342,12 +366,15 @@ impl Outbound {
 }
 
 impl Tail {
-    fn take_receipt(&mut self, place: u64) -> Option<Arc<Receipt>> {
-        while self.awaited.front().is_some_and(|(waiting, _)| *waiting < place) {
-            let (_, receipt) = self.awaited.pop_front()?;
-            // It was trimmed, or expired on disk.
+    /// Whoever waits for messages below `place` is told that they are gone: trimmed, expired on disk, or refused by it.
+    fn give_up_before(&mut self, place: u64) {
+        while let Some((_, receipt)) = self.awaited.pop_front_if(|(waiting, _)| *waiting < place) {
             dropped(Some(&receipt), DropReason::QueueFull);
         }
+    }
+
+    fn take_receipt(&mut self, place: u64) -> Option<Arc<Receipt>> {
+        self.give_up_before(place);
         if self.awaited.front().is_some_and(|(waiting, _)| *waiting == place) {
             return self.awaited.pop_front().map(|(_, receipt)| receipt);
         }
@@ -372,31 +399,33 @@ impl Tail {
 }
 
 impl super::outbound::Rare {
-    fn inflight_or_pending(&mut self, entry: ReadBack, receipt: Option<Arc<Receipt>>, env: &Env<'_>) {
-        let ReadBack { place, qos, retain, sent, group, ids, message } = entry;
-        let Some(message) = message else {
-            // What was sent before it must keep its order.
-            while let Some(delivery) = self.pending.pop() {
-                env.budget.release(delivery.message.cost());
-                self.inflight.restore(delivery.place, Stage::Publish(delivery), false);
-            }
-            let released = Released { receipt: None, durable: Durable::Stored, ticket: Some(safe()) };
-            self.inflight.restore(place, Stage::Release(released), true);
-            return;
-        };
-        if message.is_expired(env.now) && !(sent && qos == QoS::ExactlyOnce) {
+    /// Takes up what was read. If an earlier process may have sent it, it keeps its packet identifier and is sent
+    /// `again`, or the client may hold that for ever.
+    fn take_up(&mut self, entry: ReadBack, again: bool, receipt: Option<Arc<Receipt>>, env: &Env<'_>) {
+        let ReadBack { place, qos, retain, group, ids, message, .. } = entry;
+        let again =
+            again && qos != QoS::AtMostOnce && self.inflight.fits(place) && !self.pending.has_acknowledged();
+        let expired = message.as_ref().is_some_and(|message| message.is_expired(env.now));
+        if expired {
             self.dropped += 1;
             count(|c| c.dropped_expired.add(1));
             dropped(receipt.as_ref(), DropReason::Expired);
-            Durable::Stored.remove(place, env);
-            return;
         }
+        let Some(message) = message.filter(|_| !expired) else {
+            if again && qos == QoS::ExactlyOnce {
+                let released = Released { receipt: None, durable: Durable::Stored, ticket: None };
+                self.inflight.restore(place, Stage::Release(released));
+            } else {
+                Durable::Stored.remove(place, env);
+            }
+            return;
+        };
         let awaited = if receipt.is_some() { Awaited::Unsent } else { Awaited::No };
         let message = receipt.map_or_else(|| Arc::clone(&message), |receipt| message.with_receipt(receipt));
         let delivery =
             Delivery { message, ids, place, group, qos, retain, awaited, durable: Durable::Stored };
-        if sent && qos != QoS::AtMostOnce && self.pending.is_empty() {
-            self.inflight.restore(place, Stage::Publish(delivery), true);
+        if again {
+            self.inflight.restore(place, Stage::Publish(delivery));
         } else {
             // Read because there is room: not refused for the budget, but counted in it.
             env.budget.force(delivery.message.cost());

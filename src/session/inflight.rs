@@ -84,9 +84,19 @@ impl Inflight {
         self.open += 1;
     }
 
-    /// Takes up what was in flight before a restart: it will be sent again.
-    pub(super) fn restore(&mut self, place: u64, stage: Stage, sent: bool) {
-        self.put(place, Entry { stage, sent });
+    /// Takes up what may have been in flight before a restart: it will be sent again. The caller has checked `fits`.
+    pub(super) fn restore(&mut self, place: u64, stage: Stage) {
+        self.put(place, Entry { stage, sent: true });
+    }
+
+    /// Whether `place` comes after all others and its identifier is not in flight.
+    pub(super) fn fits(&self, place: u64) -> bool {
+        self.ring.is_empty() || (place >= self.next_place() && place - self.first < IDS - 1)
+    }
+
+    /// Places that are to be sent again, at most.
+    pub(super) fn unsent(&self) -> usize {
+        self.ring.len().saturating_sub(self.resend)
     }
 
     fn put(&mut self, place: u64, entry: Entry) {
@@ -246,7 +256,7 @@ mod tests {
     fn what_was_in_flight_before_a_restart_is_sent_again_within_the_window() {
         let mut inflight = Inflight::default();
         for place in 0..3 {
-            inflight.restore(place, Stage::Publish(delivery()), true);
+            inflight.restore(place, Stage::Publish(delivery()));
         }
         for expected in [1, 2] {
             let (id, ..) = inflight.next_resend(2).expect("room");

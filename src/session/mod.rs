@@ -15,6 +15,8 @@ mod durable;
 mod fuzz;
 mod inbound;
 mod inflight;
+#[cfg(test)]
+mod model;
 mod outbound;
 mod pending;
 #[cfg(test)]

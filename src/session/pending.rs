@@ -89,6 +89,11 @@ impl Pending {
         self.qos0 > 0
     }
 
+    /// Whether QoS 1 or 2 messages wait.
+    pub(super) fn has_acknowledged(&self) -> bool {
+        self.queue.len() > self.qos0
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -134,7 +139,7 @@ impl Pending {
         let mut taken = Vec::new();
         let end = self.queue.split_off(keep);
         for delivery in end {
-            if delivery.qos == QoS::AtMostOnce {
+            if delivery.qos == QoS::AtMostOnce && matches!(delivery.durable, Durable::No) {
                 self.queue.push_back(delivery);
             } else {
                 self.forget(&delivery);

@@ -62,7 +62,7 @@ impl Origin<'_> {
 }
 
 /// What the acknowledgement of a QoS 1 or 2 message promises for the persistent sessions that it matched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
     /// It is on disk, or its receiver has it.
     #[default]
@@ -100,6 +100,7 @@ pub struct Message<'a> {
     /// [`Ticket::unit`].
     pub unit: bool,
     ticket: OnceCell<Arc<Ticket>>,
+    retained: OnceCell<Arc<Ticket>>,
     shared: OnceCell<Arc<SharedMessage>>,
 }
 
@@ -119,6 +120,7 @@ impl<'a> Message<'a> {
             durability: Durability::Always,
             unit: false,
             ticket: OnceCell::new(),
+            retained: OnceCell::new(),
             shared: OnceCell::new(),
         }
     }
@@ -135,6 +137,22 @@ impl<'a> Message<'a> {
             return None;
         }
         Some(self.ticket.get_or_init(|| if self.unit { Ticket::unit() } else { Ticket::new() }))
+    }
+
+    /// The part of the store of retained messages, if the acknowledgement must wait for it. That of a unit is a ticket
+    /// of its own: the unit must not be closed before.
+    pub fn retained_part(&self) -> Option<Arc<Ticket>> {
+        let ticket = self.ticket()?;
+        if self.unit {
+            return Some(Arc::clone(self.retained.get_or_init(Ticket::new)));
+        }
+        ticket.add();
+        Some(Arc::clone(ticket))
+    }
+
+    /// What a unit must wait for before it is closed, if there is anything.
+    pub fn before_close(&self) -> Option<&Arc<Ticket>> {
+        self.retained.get()
     }
 
     /// The ticket, if a part was given out.
@@ -221,6 +239,7 @@ impl SharedMessage {
             durability: Durability::Always,
             unit: false,
             ticket: OnceCell::new(),
+            retained: OnceCell::new(),
             shared,
         }
     }

@@ -310,8 +310,8 @@ mod tests {
         let Ok(path) = std::env::var(CHILD) else { return };
         let Existing::Sound(env) = in_use(Path::new(&path), 2).unwrap() else { panic!("nothing in {path}") };
         let _txn = env.read_txn().unwrap();
-        std::io::stdout().write_all(b"\nreading\n").unwrap();
-        let _ = std::io::stdin().read(&mut [0]);
+        io::stdout().write_all(b"\nreading\n").unwrap();
+        let _ = io::stdin().read(&mut [0]);
     }
 
     #[test]

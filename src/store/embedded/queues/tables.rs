@@ -148,8 +148,10 @@ impl Head {
         expires: Option<Timestamp>,
         out: &mut Vec<u8>,
     ) -> Option<u64> {
-        // What may have been sent is sent again even when it has expired [MQTT-3.3.2-5].
-        let expiry = if entry.sent { None } else { expires.and_then(expiry_second) };
+        // What may have been sent is sent again even when it has expired [MQTT-3.3.2-5]; a QoS 2 message may be sent
+        // later, and its packet identifier is then the client's until the handshake ends: the session drops it.
+        let kept = entry.sent || entry.qos == QoS::ExactlyOnce;
+        let expiry = if kept { None } else { expires.and_then(expiry_second) };
         let head = Self {
             number,
             qos: entry.qos,
