@@ -81,6 +81,8 @@ pub struct Restored {
     pub retained: usize,
     /// Retained messages of devices, dropped in non-broker mode.
     pub refused_retained: usize,
+    /// Retained messages beyond the limits: they stay on disk and are not served.
+    pub left_retained: usize,
 }
 
 impl Stores {
@@ -175,7 +177,13 @@ impl Broker {
         let stores = self.stores().ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
         let Loaded { entries, next, end } =
             stores.queues.load(queue, from, READ_MESSAGES, READ_BYTES).await?;
-        let entries = entries.into_iter().map(|entry| self.inner.read_back(entry)).collect();
+        let (allowed, blocked): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|entry| self.inner.may_reach_devices(entry));
+        for entry in &blocked {
+            count(|c| c.non_broker_blocked.add(1));
+            stores.queues.submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
+        }
+        let entries = allowed.into_iter().map(|entry| self.inner.read_back(entry)).collect();
         Ok(Page { entries, next, end })
     }
 
@@ -193,11 +201,12 @@ impl Broker {
         }
     }
 
-    /// Brings back what earlier processes left, before anybody connects. `make` builds session objects. Blocks on the
-    /// disk.
+    /// Brings back what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
+    /// says that the sessions themselves were set aside as damaged. Blocks on the disk.
     pub async fn restore(
         &self,
         make: impl Fn(SessionCore) -> Arc<dyn Session>,
+        sessions_lost: bool,
         now: Timestamp,
     ) -> Result<Restored, StoreError> {
         let Some(durable) = &self.inner.durable else { return Ok(Restored::default()) };
@@ -227,6 +236,8 @@ impl Broker {
                 durable.queues().submit(QueueOp::Purge { queue });
             }
         }
+        // Without the sessions they belong to, queues are kept for whoever puts the file back.
+        let orphans = if sessions_lost { Vec::new() } else { orphans };
         for queue in orphans.into_iter().filter(|queue| !group_queues.contains(queue)) {
             durable.queues().submit(QueueOp::Purge { queue });
         }
@@ -246,8 +257,11 @@ impl Broker {
             if inner.non_broker && message.kind == OriginKind::Device {
                 restored.refused_retained += 1;
                 gone.push(Arc::clone(&message.topic));
-            } else if message.is_expired(now) || !inner.retained.restore(&message) {
+            } else if message.is_expired(now) {
                 gone.push(Arc::clone(&message.topic));
+            } else if !inner.retained.restore(&message) {
+                // Beyond today's limits: not served, but not deleted for them either.
+                restored.left_retained += 1;
             } else {
                 restored.retained += 1;
             }
@@ -287,7 +301,14 @@ impl Inner {
         loop {
             let read = durable.queues().load(queue, from, READ_MESSAGES, READ_BYTES).await?;
             from = read.next;
-            messages.extend(read.entries.into_iter().filter_map(|entry| Some((entry.seq, entry.message?))));
+            for entry in read.entries {
+                if !self.may_reach_devices(&entry) {
+                    count(|c| c.non_broker_blocked.add(1));
+                    durable.queues().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
+                } else if let Some(message) = entry.message {
+                    messages.push((entry.seq, message));
+                }
+            }
             if read.end {
                 break;
             }
@@ -296,6 +317,11 @@ impl Inner {
         durable.note_group(queue, group.id());
         group.restore(queue, messages, &self.budget);
         Ok(count)
+    }
+
+    /// Whether what waits on disk may be delivered: in non-broker mode nothing that a device sent before.
+    fn may_reach_devices(&self, entry: &StoredEntry) -> bool {
+        !(self.non_broker && entry.message.as_ref().is_some_and(|message| message.kind == OriginKind::Device))
     }
 
     fn read_back(&self, entry: StoredEntry) -> ReadBack {

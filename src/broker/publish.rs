@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, RetainError, Turn,
-    index::MatchList,
-    shared::{Delivery, drop_message},
+    drops::drop_message, index::MatchList, shared::Delivery,
 };
 use crate::{
     store::StoreHealth,
@@ -33,6 +32,7 @@ impl Broker {
         }
         // The seam for more nodes: the one place to ask who else wants this message.
         let published = self.route(message, withheld, turn);
+        self.hurry(message);
         if published.matched == 0 {
             count(|c| c.no_match.add(1));
         }
@@ -70,6 +70,7 @@ impl Broker {
         if flush {
             turn.dirty.push(session);
         }
+        self.hurry(message);
         if offline == Offline::Fail && outcome == Outcome::Dropped(DropReason::Offline) {
             return DirectOutcome::DeviceOffline;
         }
@@ -120,6 +121,15 @@ impl Broker {
     fn has_room_for(&self, message: &Message<'_>) -> bool {
         message.qos == QoS::AtMostOnce
             || self.inner.budget.has_room(message.payload.len() + message.topic.len())
+    }
+
+    /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
+    fn hurry(&self, message: &Message<'_>) {
+        if let Some(durable) = &self.inner.durable
+            && message.issued().is_some_and(|ticket| !ticket.is_unit())
+        {
+            durable.queues().hurry();
+        }
     }
 
     /// Whether a QoS 1 or 2 message is refused before anybody gets it; counted.

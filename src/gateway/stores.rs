@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{StartError, health::Durable};
 use crate::{
@@ -96,7 +96,16 @@ impl Opened {
             messages,
             retained,
             refused_retained,
-        } = broker.restore(net::session_maker(shared), net::now()).await?;
+            left_retained,
+        } = broker
+            .restore(net::session_maker(shared), self.sessions.set_aside().is_some(), net::now())
+            .await?;
+        if left_retained > 0 {
+            warn!(
+                left_retained,
+                "retained messages beyond limits.retained_messages or retained_bytes are not served"
+            );
+        }
         let _ = self.told.set(Box::new(broker.queue_expired()));
         info!(
             sessions,

@@ -5,6 +5,7 @@ use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use super::StoreError;
@@ -17,7 +18,8 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Creates the directory if needed and locks it. Fails at once if another process has it.
+    /// Creates the directory if needed and locks it. Fails after a second if another process has it: one that is about to
+    /// end may take a moment. Blocks.
     pub fn open(path: &Path) -> Result<Arc<Self>, StoreError> {
         let failed = |what: &str, e: &dyn std::fmt::Display| {
             StoreError::Unavailable(format!("cannot {what} data directory {}: {e}", path.display()))
@@ -30,7 +32,7 @@ impl DataDir {
             .write(true)
             .open(path.join("lock"))
             .map_err(|e| failed("lock", &e))?;
-        match lock.try_lock() {
+        match lock_soon(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut owner = String::new();
@@ -52,6 +54,17 @@ impl DataDir {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Tries for a second.
+fn lock_soon(lock: &File) -> Result<(), TryLockError> {
+    for _ in 0..20 {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(50)),
+            result => return result,
+        }
+    }
+    lock.try_lock()
 }
 
 /// Makes created and renamed files of `directory` durable.

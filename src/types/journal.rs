@@ -196,6 +196,10 @@ pub enum QueueOp {
 pub trait Journal: Send + Sync {
     /// Submits a change. Changes are written in the order of the calls.
     fn submit(&self, op: QueueOp);
+
+    /// Somebody waits for entries that were submitted. Called when a message is routed, not for each of its entries: they
+    /// are then written together, and the message once.
+    fn hurry(&self) {}
 }
 
 /// A message whose unit is open while it is routed. The store writes nothing behind an open unit: whatever happens, a

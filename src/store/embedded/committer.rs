@@ -145,6 +145,17 @@ impl<W: Work> Committer<W> {
         }
     }
 
+    /// What was submitted is written with the next commit, which begins at once.
+    pub(super) fn hurry(&self) {
+        let mut state = self.shared.state.lock();
+        let wake = !state.urgent && state.since.is_some();
+        state.urgent |= wake;
+        drop(state);
+        if wake {
+            self.shared.wake.notify_one();
+        }
+    }
+
     /// How the last commit went.
     pub(super) fn health(&self) -> StoreHealth {
         if self.shared.failing.load(Relaxed) { StoreHealth::Failing } else { StoreHealth::Sound }

@@ -46,6 +46,7 @@ fn append_and_drain() {
             let (queue, seq) = (QueueId(1 + n % QUEUES), n / QUEUES);
             let entry = Entry::new(queue, seq, message, QoS::AtLeastOnce, Some(Arc::clone(&ticket)));
             store.submit(QueueOp::Append(Arc::new(entry)));
+            store.hurry();
             ticket.done();
             open.push_back(ticket);
             if open.len() >= window {

@@ -26,8 +26,8 @@ impl Job {
     /// Whether somebody waits for it, so that the next commit must not be put off.
     pub(super) fn is_urgent(&self) -> bool {
         match self {
-            // A unit is written with the operation that closes it.
-            Self::Op(QueueOp::Append(entry)) => entry.ticket.as_ref().is_some_and(|ticket| !ticket.is_unit()),
+            // Whoever waits says so when all entries of the message are there, or closes the unit.
+            Self::Op(QueueOp::Append(_)) => false,
             Self::Op(QueueOp::Remove { unit, .. }) => unit.is_some(),
             Self::Op(QueueOp::Release { .. } | QueueOp::Receive { .. } | QueueOp::Forget { .. }) => true,
             Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) => false,

@@ -224,6 +224,12 @@ impl Journal for EmbeddedQueues {
         }
         self.push(Job::Op(op));
     }
+
+    fn hurry(&self) {
+        if let Some(committer) = &self.committer {
+            committer.hurry();
+        }
+    }
 }
 
 impl QueueStore for EmbeddedQueues {

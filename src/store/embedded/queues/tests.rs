@@ -47,6 +47,9 @@ fn entry(queue: QueueId, seq: u64) -> Entry {
 fn append(store: &EmbeddedQueues, entry: Entry) -> Arc<Entry> {
     let entry = Arc::new(entry);
     store.submit(QueueOp::Append(Arc::clone(&entry)));
+    if entry.ticket.as_ref().is_some_and(|ticket| !ticket.is_unit()) {
+        store.hurry();
+    }
     entry
 }
 
