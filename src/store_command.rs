@@ -14,28 +14,32 @@ use mqtt_server::{
 /// Runs a command and shows what came of it.
 pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {
     let reports = match command {
-        StoreCommand::Check { dir } => {
-            let reports = tool::check(dir, &mut show)?;
-            clear();
-            reports
-        }
-        StoreCommand::Compact { dir } => tool::compact(dir)?,
-        StoreCommand::Backup { dir, target } => tool::backup(dir, target)?,
+        StoreCommand::Check { dir } => tool::check(dir, &mut show),
+        StoreCommand::Compact { dir } => tool::compact(dir),
+        StoreCommand::Backup { dir, target } => tool::backup(dir, target),
+        StoreCommand::Export { dir, file } => tool::export(dir, file, &mut show),
+        StoreCommand::Import { file, dir } => tool::import(file, dir, &mut show),
     };
-    let check = matches!(command, StoreCommand::Check { .. });
+    clear();
+    let reports = reports?;
     let mut out = stdout();
     for report in &reports {
-        writeln!(out, "{}", line(report, check))?;
+        writeln!(out, "{}", line(report, command))?;
     }
     let sound = reports.iter().all(|report| report.damaged == 0 && report.problem.is_none());
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn line(report: &StoreReport, check: bool) -> String {
+fn line(report: &StoreReport, command: &StoreCommand) -> String {
     let StoreReport { store, records, damaged, bytes, problem } = report;
     match problem {
         Some(problem) => format!("{store:<10} damaged: {problem}"),
-        None if check => format!("{store:<10} {records} records, {damaged} damaged, {bytes} bytes"),
+        None if matches!(command, StoreCommand::Check { .. }) => {
+            format!("{store:<10} {records} records, {damaged} damaged, {bytes} bytes")
+        }
+        None if matches!(command, StoreCommand::Export { .. } | StoreCommand::Import { .. }) => {
+            format!("{store:<10} {records} records, {damaged} damaged and left out")
+        }
         None => format!("{store:<10} {bytes} bytes"),
     }
 }

@@ -82,6 +82,14 @@ fn every_figure_that_operators_are_promised_is_there_from_the_start() {
         "gateway_latest_pending",
         "gateway_latest_pending_bytes",
         "gateway_latest_healthy",
+        // sessions, queues and retained messages on disk
+        "gateway_store_healthy{store=\"sessions\"}",
+        "gateway_store_healthy{store=\"queues\"}",
+        "gateway_store_healthy{store=\"retained\"}",
+        "gateway_store_set_aside",
+        "gateway_store_waiting_bytes",
+        "gateway_store_queued",
+        "gateway_store_sessions",
         // gRPC
         "gateway_grpc_calls_total",
         "gateway_grpc_errors_total",

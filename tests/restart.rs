@@ -8,11 +8,25 @@ use std::fs;
 
 use client::{Client, Got, hello, will};
 use mqtt_server::{
+    codec::{Connect, Packet},
     grpc::proto::gateway::v1::{GetLatestRequest, state_client::StateClient},
-    types::Protocol,
+    types::{Protocol, QoS},
 };
 use support::{Server, until};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+
+/// A CONNECT of a session that outlives its connection.
+fn lasting(client_id: &str, expiry: u32) -> Connect {
+    let mut connect = hello(Protocol::V5, client_id);
+    connect.clean_start = false;
+    connect.session_expiry = Some(expiry);
+    connect
+}
+
+fn leave(mut client: Client) {
+    client.send(&Packet::Disconnect(Box::default()));
+    assert_eq!(client.next(), Got::Closed);
+}
 
 /// The latest payload of a device's topic as a backend sees it.
 async fn latest(server: &Server, device: &str, topic: &str) -> Option<Vec<u8>> {
@@ -62,6 +76,56 @@ async fn sigterm_tells_clients_publishes_wills_and_exits_0() {
     // The will is a message of the device, and so the latest value that the next start finds.
     let server = server.kill_and_restart(&[], "");
     assert_eq!(latest(&server, "dev", "status/dev").await, Some(b"gone".to_vec()));
+}
+
+#[test]
+fn the_will_of_a_device_that_kill_9_cut_off_is_published_after_its_delay() {
+    let server = Server::start();
+    let mut watcher = Client::connect_with(server.ports.tcp, lasting("watcher", 600));
+    assert_eq!(watcher.subscribe_with("status/#", QoS::AtLeastOnce, None), 1);
+    let mut connect = lasting("dev", 600);
+    let mut last = will("status/dev", b"gone");
+    last.delay = 1;
+    connect.will = Some(last);
+    let _device = Client::connect_with(server.ports.tcp, connect);
+    let server = server.kill_and_restart(&[], "");
+    let mut watcher = Client::connect_with(server.ports.tcp, lasting("watcher", 600));
+    assert_eq!(watcher.next(), Got::Publish("status/dev".to_owned(), b"gone".to_vec()));
+}
+
+#[test]
+fn a_session_expires_after_a_restart_too_and_no_other_goes_with_it() {
+    let server = Server::start();
+    for (name, expiry) in [("short", 1), ("long", 600)] {
+        let mut client = Client::connect_with(server.ports.tcp, lasting(name, expiry));
+        assert_eq!(client.subscribe_with("a/#", QoS::AtLeastOnce, None), 1);
+        leave(client);
+    }
+    let server = server.kill_and_restart(&[], "");
+    until(|| server.metric("mqtt_sessions") == 1);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    publisher.publish_acked("a/b", b"x", false);
+    let mut long = Client::connect_with(server.ports.tcp, lasting("long", 600));
+    assert_eq!(long.next(), Got::Publish("a/b".to_owned(), b"x".to_vec()));
+}
+
+/// What broker mode allowed must not be a way from device to device later.
+#[test]
+fn non_broker_mode_forgets_subscriptions_and_retained_messages_that_it_would_not_allow() {
+    let server = Server::start();
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    publisher.publish_acked("devices/dev/kept", b"x", true);
+    let mut device = Client::connect_with(server.ports.tcp, lasting("dev", 600));
+    for filter in ["others/#", "devices/dev/#"] {
+        assert_eq!(device.subscribe_with(filter, QoS::AtMostOnce, None), 0);
+    }
+    assert_eq!(device.ping(), [Got::Publish("devices/dev/kept".to_owned(), b"x".to_vec())]);
+    leave(device);
+    let server = server.kill_and_restart(&["--non-broker"], "");
+    assert_eq!(server.metric("mqtt_subscriptions"), 1, "only the one inside the namespace");
+    let mut device = Client::connect_with(server.ports.tcp, lasting("dev", 600));
+    assert_eq!(device.subscribe_with("devices/dev/#", QoS::AtMostOnce, None), 0);
+    assert_eq!(device.ping(), [], "a retained message of another device");
 }
 
 #[test]

@@ -123,7 +123,7 @@ class Gateway(Broker):
     shards: int = 1
 
     def __post_init__(self):
-        self.features = {"tcp", "tls", "ws", "grpc"}
+        self.features = {"tcp", "tls", "ws", "grpc", "disk"}
 
     def command(self, directory, ports, wants, settings):
         lines = [
@@ -156,10 +156,10 @@ class Gateway(Broker):
 
 @dataclass
 class Mosquitto(Broker):
-    """Without limits on queues and messages in flight, no persistence, TCP_NODELAY on."""
+    """Without limits on queues and messages in flight, TCP_NODELAY on; persistence where `disk` is wanted."""
 
     def __post_init__(self):
-        self.features = {"tcp", "tls", "ws"}
+        self.features = {"tcp", "tls", "ws", "disk"}
 
     @staticmethod
     def binary():
@@ -169,7 +169,8 @@ class Mosquitto(Broker):
         lines = [
             "per_listener_settings false",
             "allow_anonymous true",
-            "persistence false",
+            f"persistence {str('disk' in wants).lower()}",
+            f"persistence_location {directory}/",
             "set_tcp_nodelay true",
             "max_queued_messages 0",
             "max_inflight_messages 0",

@@ -63,10 +63,15 @@ def read(path):
 def notes(results):
     """Versions, disturbances and runs without result."""
     versions = {}
-    for result in results.values():
-        versions.update(result["versions"])
+    for scenario, result in results.items():
+        for name, text in result["versions"].items():
+            if name != OURS_TWO:
+                versions.setdefault(name, {}).setdefault(text, []).append(scenario)
     lines = [f"Machine: {machine()}.", ""]
-    lines += [f"- {name}: {text}" for name, text in versions.items() if name != OURS_TWO]
+    for name, texts in versions.items():
+        for text, scenarios in texts.items():
+            # Not all was measured with one build.
+            lines.append(f"- {name}: {text}" + (f", for {', '.join(scenarios)}" if len(texts) > 1 else ""))
     counts = sorted({(r["rounds"], r["seconds"]) for r in results.values()})
     lines.append("- medians of " + "; ".join(f"{n} rounds of {s:g} s" for n, s in counts))
     scaled = [name for name, r in results.items() if r["scale"] != 1]

@@ -10,15 +10,16 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::{
-    Broker, Inner, Session, SessionCore, SubscribeRequest, Target, session_core::State, shared::Group,
+    Broker, Inner, Session, SessionCore, SubscribeRequest, Target, owners::Owners, session_core::State,
+    shared::Group,
 };
 use crate::{
     store::{
         Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-        StoreHealth, StoredEntry, StoredSession, StoredSubscription,
+        StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
-    types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Ticket, Timestamp, matches},
+    types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp, matches},
 };
 
 /// Messages and bytes read from one queue at once.
@@ -45,12 +46,20 @@ pub struct DurabilityRules {
     pub default: Durability,
 }
 
+impl DurabilityRules {
+    /// The mode of a message to `topic` from a listener of this mode.
+    pub(super) fn of(&self, topic: &str, listener: Option<Durability>) -> Durability {
+        let rule = self.topics.iter().find(|(filter, _)| matches(filter, topic));
+        rule.map(|(_, durability)| *durability).or(listener).unwrap_or(self.default)
+    }
+}
+
 /// The stores, and who has which queue.
 pub(super) struct Durable {
     stores: Stores,
     last: AtomicU64,
-    /// Slots of sessions by their queues.
-    slots: Mutex<HashMap<QueueId, u32, RandomState>>,
+    /// Which session has which queue.
+    owners: Mutex<Owners>,
     /// Shared groups by their queues.
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
 }
@@ -77,20 +86,26 @@ pub struct Restored {
 impl Stores {
     /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
     pub async fn flush(&self) {
-        let tickets = [Ticket::new(), Ticket::new()];
-        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&tickets[0]))));
-        self.retained.clear(Arc::from(""), Some(Arc::clone(&tickets[1])));
+        let sessions = Ticket::new();
+        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
         // A read comes after all that was submitted before it; there is no such queue.
         let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
-        for ticket in tickets {
-            let _ = ticket.wait().await;
-        }
+        let _ = self.flush_retained().await;
+        let _ = sessions.wait().await;
+    }
+
+    /// Waits until all changes of retained messages are on disk. Cancel safe.
+    pub async fn flush_retained(&self) -> Result<(), Refused> {
+        let ticket = Ticket::new();
+        // There is no such topic [MQTT-4.7.3-1].
+        self.retained.clear(Arc::from(""), Some(Arc::clone(&ticket)));
+        ticket.wait().await
     }
 }
 
 impl Durable {
     pub(super) fn new(stores: Stores) -> Self {
-        Self { stores, last: AtomicU64::new(0), slots: Mutex::default(), groups: Mutex::default() }
+        Self { stores, last: AtomicU64::new(0), owners: Mutex::default(), groups: Mutex::default() }
     }
 
     pub(super) fn queues(&self) -> &dyn QueueStore {
@@ -112,7 +127,7 @@ impl Durable {
 
     /// A session with this queue has the slot.
     pub(super) fn note_slot(&self, core: &SessionCore) {
-        self.slots.lock().insert(core.queue(), core.slot());
+        self.owners.lock().insert(core);
     }
 
     /// A shared group with this queue has the number.
@@ -129,7 +144,7 @@ impl Durable {
 
     /// The session of a queue is over, and so is all that it has on disk.
     pub(super) fn remove_session(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
-        self.slots.lock().remove(&core.queue());
+        self.owners.lock().remove(core);
         let part = ticket.map(|ticket| {
             ticket.add();
             Arc::clone(ticket)
@@ -147,16 +162,12 @@ impl Broker {
 
     /// What the acknowledgement of a message to `topic` promises, if `listener` says this of its clients' messages.
     pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
-        let DurabilityRules { topics, default } = &self.inner.durability;
-        let rule = topics.iter().find(|(filter, _)| matches(filter, topic));
-        rule.map(|(_, durability)| *durability).or(listener).unwrap_or(*default)
+        self.inner.durability.of(topic, listener)
     }
 
-    /// The worst health of the stores.
-    pub fn store_health(&self) -> StoreHealth {
-        let Some(stores) = self.stores() else { return StoreHealth::Sound };
-        let all = [stores.sessions.health(), stores.queues.health(), stores.retained.health()];
-        if all.contains(&StoreHealth::Failing) { StoreHealth::Failing } else { StoreHealth::Sound }
+    /// Whether another message may go to disk; true without stores.
+    pub fn store_accepts(&self) -> bool {
+        self.stores().is_none_or(|stores| stores.queues.accepts())
     }
 
     /// Reads a session's queue from place `from` on. Cancel safe.
@@ -173,8 +184,10 @@ impl Broker {
         let inner = Arc::downgrade(&self.inner);
         move |queue, messages, bytes| {
             let Some(inner) = inner.upgrade() else { return };
-            let slot = inner.durable.as_ref().and_then(|durable| durable.slots.lock().get(&queue).copied());
-            if let Some(session) = slot.and_then(|slot| inner.slots.session(slot)) {
+            let Some(durable) = &inner.durable else { return };
+            let slots = durable.owners.lock().candidates(queue);
+            let mut sessions = slots.into_iter().filter_map(|slot| inner.slots.session(slot));
+            if let Some(session) = sessions.find(|session| session.core().queue() == queue) {
                 session.note_expired(messages, bytes);
             }
         }

@@ -13,6 +13,7 @@ mod durable;
 mod groups;
 mod index;
 mod namespace;
+mod owners;
 mod publish;
 mod registry;
 mod retain;
@@ -50,7 +51,7 @@ use retain::Retained;
 use slots::Slots;
 use timers::Timers;
 
-pub use crate::store::QueueSummary;
+pub use crate::store::{QueueStore, QueueSummary};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use index::MatchCache;

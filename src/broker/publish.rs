@@ -20,12 +20,7 @@ impl Broker {
     /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
     /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
-        if !self.has_room_for(message) {
-            count(|c| c.refused_memory.add(1));
-            return Published { refused: true, ..Published::default() };
-        }
-        if self.store_refuses(message, turn) {
-            count(|c| c.refused_store.add(1));
+        if message.qos != QoS::AtMostOnce && self.refuses(message, turn) {
             return Published { refused: true, ..Published::default() };
         }
         let from_device = message.origin.kind == OriginKind::Device;
@@ -56,9 +51,8 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        let durable = self.inner.durable.as_ref().filter(|_| session.is_durable());
-        let kept = message.qos > QoS::AtMostOnce;
-        if !self.has_room_for(message) || kept && durable.is_some_and(|durable| !durable.queues().accepts()) {
+        let stored = message.qos > QoS::AtMostOnce && session.is_durable();
+        if !self.has_room_for(message) || stored && !self.store_accepts() {
             count(|c| c.dropped_memory.add(1));
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }
@@ -127,12 +121,25 @@ impl Broker {
             || self.inner.budget.has_room(message.payload.len() + message.topic.len())
     }
 
+    /// Whether a QoS 1 or 2 message is refused before anybody gets it; counted.
+    fn refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
+        if !self.has_room_for(message) {
+            count(|c| c.refused_memory.add(1));
+            return true;
+        }
+        let refused = self.store_refuses(message, turn);
+        if refused {
+            count(|c| c.refused_store.add(1));
+        }
+        refused
+    }
+
     /// Whether a session that keeps its messages on disk would get it while the store cannot take more: then nobody
     /// gets it.
     fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
         let Some(durable) = &self.inner.durable else { return false };
         let queues = durable.queues();
-        if message.qos == QoS::AtMostOnce || queues.health() == StoreHealth::Sound && queues.accepts() {
+        if queues.health() == StoreHealth::Sound && queues.accepts() {
             return false;
         }
         let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);
@@ -197,7 +204,8 @@ impl Published {
     fn add(&mut self, outcome: Outcome) {
         self.matched += u32::from(outcome != Outcome::Ignored);
         match outcome {
-            Outcome::Ignored => {}
+            // A shared group has kept it: it answers for its members.
+            Outcome::Ignored | Outcome::Busy => {}
             Outcome::Sent => self.sent += 1,
             Outcome::Queued => self.queued += 1,
             Outcome::Dropped(reason) => {

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{Broker, MatchOptions, RetainError, index::Options};
 use crate::{
     store::RetainedStore,
-    types::{Message, OriginKind, QueueId, SharedMessage, Ticket, Timestamp, matches},
+    types::{Message, OriginKind, QueueId, SharedMessage, Timestamp, matches},
 };
 
 /// Topics looked at per call of [`RetainedCursor::next`].
@@ -85,11 +85,11 @@ impl Retained {
             self.len.store(table.messages.len(), Relaxed);
             if let Some(store) = self.store.as_ref().filter(|_| existed) {
                 // Submitted under the lock: in the order of the changes.
-                store.clear(Arc::from(message.topic), part(message));
+                store.clear(Arc::from(message.topic), message.retained_part());
             }
             return Ok(existed);
         }
-        let ticket = || part(message);
+        let published = message;
         let message = Arc::clone(message.share());
         let mut table = self.table.write();
         let old = table.messages.get(&*message.topic);
@@ -100,7 +100,7 @@ impl Retained {
             return Err(RetainError::Quota);
         }
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
-            store.set(message.without_receipt(), ticket());
+            store.set(message.without_receipt(), published.retained_part());
         }
         table.put(message);
         self.len.store(table.messages.len(), Relaxed);
@@ -224,13 +224,6 @@ impl Retained {
     pub(super) fn bytes(&self) -> usize {
         self.table.read().bytes
     }
-}
-
-/// A part of the message's ticket for the store.
-fn part(message: &Message<'_>) -> Option<Arc<Ticket>> {
-    let ticket = message.ticket()?;
-    ticket.add();
-    Some(Arc::clone(ticket))
 }
 
 enum Scanned {

@@ -202,23 +202,18 @@ impl Group {
             // Messages left by a member that could not take all of them come first.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
-        if let Some(outcome) = self.offer(message, &members, delivery) {
-            // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
-            let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
-                && message.qos > QoS::AtMostOnce
-                && members.iter().any(|member| member.target.is_durable());
-            if !waits {
-                return outcome;
-            }
-        }
+        let busy = match self.offer(message, &members, delivery) {
+            Some(Outcome::Busy) => true,
+            Some(outcome) => return outcome,
+            None => false,
+        };
         let outcome = self.enqueue(message, &members, delivery);
-        if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
+        if !busy && outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
-            if self.has_queued() {
-                // Members that were full: nobody else would tell them.
-                members.iter().for_each(|member| member.target.nudge());
-            }
+        }
+        if busy {
+            nudge(&members);
         }
         outcome
     }
@@ -273,7 +268,10 @@ impl Group {
             let outcome = self.hand(member, message, delivery);
             match outcome {
                 // Another member may have room; QoS 0 is not worth the search.
-                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
+                Outcome::Busy => refused = Some(outcome),
+                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => {
+                    refused.get_or_insert(outcome);
+                }
                 _ => return Some(outcome),
             }
         }
@@ -295,7 +293,8 @@ impl Group {
         if flush {
             delivery.dirty.push(Arc::clone(&member.target));
         }
-        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
+        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_) | Outcome::Busy)
+        {
             self.sticky.store(member.slot, Ordering::Relaxed);
         }
         outcome
@@ -433,10 +432,14 @@ impl Group {
                         self.remove(place, delivery);
                     }
                 }
-                None | Some(Outcome::Dropped(_)) => {
+                None | Some(Outcome::Dropped(_) | Outcome::Busy) => {
                     drop(unit);
                     drop(borrowed);
                     self.put_back(Waiting { message, place }, delivery.budget);
+                    // A member asks by itself again.
+                    if outcome == Some(Outcome::Busy) && slot.is_none() {
+                        nudge(members);
+                    }
                     return;
                 }
             }
@@ -489,6 +492,12 @@ pub(super) fn drop_message(receipt: &Option<Arc<crate::types::Receipt>>, reason:
             state.reason = Some(reason);
         });
     }
+}
+
+/// Tells members that were busy that the queue has something for them. They may have had room, and found nothing, just
+/// before it came there.
+fn nudge(members: &[Member]) {
+    members.iter().for_each(|member| member.target.nudge());
 }
 
 fn count_drop(reason: DropReason) {

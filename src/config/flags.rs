@@ -38,7 +38,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Backends and operators")]
     pub insecure_grpc: bool,
 
-    /// Directory of the latest values [default: ./data]
+    /// Directory of everything kept on disk [default: ./data]
     #[arg(long, value_name = "DIR", help_heading = "Storage")]
     pub data_dir: Option<PathBuf>,
     /// Cassandra or Scylla node for latest values (not in this version yet)
@@ -98,6 +98,20 @@ pub enum StoreCommand {
         dir: PathBuf,
         /// Where to; empty, or not there yet
         target: PathBuf,
+    },
+    /// Writes everything into one file of lines in JSON; no gateway may be running, but a backup does as well
+    Export {
+        /// The data directory
+        dir: PathBuf,
+        /// The file; not there yet
+        file: PathBuf,
+    },
+    /// Makes a data directory from the file of an export
+    Import {
+        /// The file
+        file: PathBuf,
+        /// The data directory; empty, or not there yet
+        dir: PathBuf,
     },
 }
 

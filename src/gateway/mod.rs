@@ -2,6 +2,7 @@
 //!
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
 
+mod health;
 mod parts;
 mod service;
 mod stores;
@@ -18,6 +19,8 @@ use std::{
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{Instrument as _, info, info_span, warn};
+
+use health::StoreWatch;
 
 use crate::{
     auth::{AllowAll, Authenticator},
@@ -104,6 +107,7 @@ pub struct Gateway {
     addresses: Vec<(String, Address)>,
     tls: Arc<TlsStore>,
     latest: Option<Arc<Latest>>,
+    watch: Arc<StoreWatch>,
     /// No new connections; streams end.
     draining: watch::Sender<bool>,
     /// Everything ends.
@@ -150,12 +154,13 @@ impl Gateway {
 
     /// Reads what `/metrics` shows, for an exporter; usable until and after the end.
     pub fn metrics(&self) -> ReadRows {
-        let (broker, latest) = (self.broker.clone(), self.latest.clone());
-        Arc::new(move || service::metrics(&broker, latest.as_deref()))
+        let (broker, latest, watch) = (self.broker.clone(), self.latest.clone(), Arc::clone(&self.watch));
+        Arc::new(move || service::metrics(&broker, latest.as_deref(), &watch))
     }
 
     /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now is refused
-    /// (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published, the latest values are written. Bounded by `shutdown.deadline`.
+    /// (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published, latest values, sessions and queues are written. Bounded by
+    /// `shutdown.deadline`.
     pub async fn shutdown(self) {
         self.end().instrument(info_span!("shutdown")).await;
     }

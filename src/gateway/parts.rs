@@ -2,7 +2,7 @@
 
 use std::{
     net::{SocketAddr, TcpListener},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -12,6 +12,7 @@ use tracing::{error, warn};
 
 use super::{
     Builder, Gateway, StartError,
+    health::StoreWatch,
     service::{self, Sys},
     stores,
 };
@@ -54,10 +55,16 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(directory) if config.latest.enabled => Some(open_latest(&config, directory)?),
         _ => None,
     };
+    let (latest, aside) = latest.map_or((None, None), |(latest, aside)| (Some(latest), aside));
     let stores = match &directory {
         Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
         _ => None,
     };
+    let durable = stores.as_ref().map(stores::Opened::watched);
+    let watch = Arc::new(StoreWatch {
+        set_aside: aside.into_iter().chain(stores.iter().flat_map(stores::Opened::set_aside)).collect(),
+        durable,
+    });
     let mut bound = Vec::new();
     for prepared in listeners {
         if let Some(listener) = prepared.bind(sockets.remove(&prepared.listener.name))? {
@@ -110,6 +117,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             socket,
             broker.clone(),
             latest.clone(),
+            Arc::clone(&watch),
             Arc::clone(&config),
             drain,
             stop.clone(),
@@ -128,6 +136,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         addresses,
         tls,
         latest,
+        watch,
         draining,
         stopping,
         latest_task,
@@ -208,7 +217,11 @@ fn add_tls(
     store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })
 }
 
-fn open_latest(config: &Config, directory: &Arc<DataDir>) -> Result<Arc<Latest>, StartError> {
+/// Also where a damaged file was moved.
+fn open_latest(
+    config: &Config,
+    directory: &Arc<DataDir>,
+) -> Result<(Arc<Latest>, Option<PathBuf>), StartError> {
     let topics_per_device = config.latest.topics_per_device;
     let embedded = EmbeddedLatest::open(
         directory,
@@ -223,7 +236,8 @@ fn open_latest(config: &Config, directory: &Arc<DataDir>) -> Result<Arc<Latest>,
         mark: Some(Arc::new(VersionMark::open(directory)?)),
         ..LatestOptions::default()
     };
-    Ok(Latest::new(Arc::new(embedded), options))
+    let aside = embedded.set_aside().cloned();
+    Ok((Latest::new(Arc::new(embedded), options), aside))
 }
 
 fn take_or_bind(

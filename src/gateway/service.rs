@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use super::{
+    health::StoreWatch,
     parts::set_trace,
     sys::{SysInput, SysStats, is_answered_once},
 };
@@ -41,6 +42,7 @@ pub(super) async fn run_http(
     socket: std::net::TcpListener,
     broker: Broker,
     latest: Option<Arc<Latest>>,
+    watch: Arc<StoreWatch>,
     config: Arc<Config>,
     drain: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
@@ -48,8 +50,8 @@ pub(super) async fn run_http(
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let pages = Pages {
         render: {
-            let latest = latest.clone();
-            Arc::new(move || render(&metrics(&broker, latest.as_deref())))
+            let (broker, latest, watch) = (broker.clone(), latest.clone(), Arc::clone(&watch));
+            Arc::new(move || render(&metrics(&broker, latest.as_deref(), &watch)))
         },
         ready: Arc::new(move || {
             if *drain.borrow() {
@@ -57,7 +59,8 @@ pub(super) async fn run_http(
             }
             match &latest {
                 Some(latest) if !latest.healthy() => Err("latest-value store is failing".to_owned()),
-                _ => Ok(()),
+                // What needs no disk is served all the same.
+                _ => Ok(format!("ready\n{}", watch.problems())),
             }
         }),
     };
@@ -129,8 +132,10 @@ impl Sys {
 }
 
 /// What `/metrics` and OTLP show.
-pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
-    rows(&totals(), gauges(broker, latest), &ProcessStats::read())
+pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWatch) -> Vec<Row> {
+    let mut gauges = gauges(broker, latest);
+    gauges.extend(watch.gauges());
+    rows(&totals(), gauges, &ProcessStats::read())
 }
 
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {

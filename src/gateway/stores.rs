@@ -1,13 +1,14 @@
 //! Sessions, queues and retained messages on disk: opened before anything else, read before any listener opens.
 
 use std::{
+    path::PathBuf,
     sync::{Arc, OnceLock},
     time::Instant,
 };
 
 use tracing::info;
 
-use super::StartError;
+use super::{StartError, health::Durable};
 use crate::{
     broker::{Broker, DurabilityRules, Restored, Stores},
     config::Config,
@@ -19,7 +20,9 @@ use crate::{
 /// The stores, not yet read.
 pub(super) struct Opened {
     pub(super) stores: Stores,
+    sessions: Arc<EmbeddedSessions>,
     queues: Arc<EmbeddedQueues>,
+    retained: Arc<EmbeddedRetained>,
     /// Whoever is told of messages that expire on disk.
     told: Arc<OnceLock<QueueExpired>>,
 }
@@ -45,12 +48,14 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
             ..QueueOptions::default()
         },
     )?);
+    let sessions = Arc::new(EmbeddedSessions::open(directory, &durable)?);
+    let retained = Arc::new(EmbeddedRetained::open(directory, &durable)?);
     let stores = Stores {
-        sessions: Arc::new(EmbeddedSessions::open(directory, &durable)?),
+        sessions: Arc::clone(&sessions) as _,
         queues: Arc::clone(&queues) as _,
-        retained: Arc::new(EmbeddedRetained::open(directory, &durable)?),
+        retained: Arc::clone(&retained) as _,
     };
-    Ok(Opened { stores, queues, told })
+    Ok(Opened { stores, sessions, queues, retained, told })
 }
 
 /// Which messages are acknowledged when.
@@ -63,6 +68,21 @@ pub(super) fn rules(config: &Config) -> DurabilityRules {
 }
 
 impl Opened {
+    /// The stores as those who look after them need them.
+    pub(super) fn watched(&self) -> Durable {
+        Durable {
+            sessions: Arc::clone(&self.sessions),
+            queues: Arc::clone(&self.queues),
+            retained: Arc::clone(&self.retained),
+        }
+    }
+
+    /// Where damaged files were moved.
+    pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
+        let aside = [self.sessions.set_aside(), self.queues.set_aside(), self.retained.set_aside()];
+        aside.into_iter().flatten().cloned().collect::<Vec<_>>().into_iter()
+    }
+
     /// Brings back what earlier processes left. Blocks on the disk.
     #[expect(clippy::disallowed_methods, reason = "the time it took is logged")]
     pub(super) async fn restore(self, broker: &Broker, shared: &Arc<Shared>) -> Result<(), StartError> {

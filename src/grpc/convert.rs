@@ -36,6 +36,7 @@ const MAX_STRING: usize = 65_535;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     Accepted,
+    Durable,
     Sent,
     Acked,
 }
@@ -73,7 +74,7 @@ pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Resul
     }
     let wait = match known(request.wait, "wait")? {
         v1::Wait::Unspecified | v1::Wait::Accepted => Wait::Accepted,
-        v1::Wait::Durable => return Err(Error::Unimplemented("wait DURABLE")),
+        v1::Wait::Durable => Wait::Durable,
         v1::Wait::Sent => Wait::Sent,
         v1::Wait::Acked => Wait::Acked,
     };
@@ -102,6 +103,9 @@ pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Resul
     let properties = request.properties.map(|p| properties("properties", p)).transpose()?.flatten();
     check_payload(&request.payload, properties.as_deref(), limits)?;
     check_expiry(request.expiry_seconds)?;
+    if wait == Wait::Durable && qos == QoS::AtMostOnce {
+        return Err(Error::invalid("wait", "DURABLE needs qos 1 or 2"));
+    }
     Ok(Publication {
         device: request.device_id,
         topic: request.topic,

@@ -101,8 +101,6 @@ fn bad_publishes_are_refused_by_field() {
 
 #[test]
 fn what_is_not_there_yet_says_so() {
-    let publish = v1::PublishRequest { wait: v1::Wait::Durable.into(), ..to("t") };
-    assert!(matches!(publication(publish, &limits()), Err(Error::Unimplemented(_))));
     let publish = v1::PublishRequest { idempotency_key: "k".into(), ..to("t") };
     assert!(matches!(publication(publish, &limits()), Err(Error::Unimplemented(_))));
     let request = v1::SubscribeRequest { resume_token: "r".into(), ..v1::SubscribeRequest::default() };

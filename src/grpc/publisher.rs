@@ -16,7 +16,7 @@ use super::{
 use crate::{
     broker::{Broker, DirectOutcome, Outcome, Published, Turn},
     telemetry::count,
-    types::{Receipt, ReceiptState, Timestamp},
+    types::{Durability, Receipt, ReceiptState, Refused, Ticket, Timestamp},
 };
 
 const DEFAULT_WINDOW: usize = 1_000;
@@ -36,11 +36,18 @@ struct Routed {
     published: Published,
     wait: Wait,
     receipt: Option<Arc<Receipt>>,
+    /// What must be on disk first.
+    ticket: Option<Arc<Ticket>>,
 }
 
 impl Routed {
     /// What is known now; `None` if it must be waited for.
     fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
+        if let Some(ticket) = &self.ticket {
+            return Some(
+                ticket.result()?.map_err(|Refused| Error::StoreRefused).and_then(|()| self.response(None)),
+            );
+        }
         let state = match &self.receipt {
             None => None,
             Some(receipt) => Some(receipt.state()).filter(|state| self.is_done(state)).map(Some)?,
@@ -55,7 +62,7 @@ impl Routed {
     /// Whether every receiver that took it while online did its part. Offline sessions are not waited for.
     fn is_done(&self, state: &ReceiptState) -> bool {
         let reached = match self.wait {
-            Wait::Accepted => return true,
+            Wait::Accepted | Wait::Durable => return true,
             Wait::Sent => state.sent,
             Wait::Acked => state.acked,
         };
@@ -64,6 +71,13 @@ impl Routed {
 
     /// Waits until done or `deadline`. Cancel safe.
     async fn finish(&self, deadline: Instant) -> Result<v1::PublishResponse, Error> {
+        if let Some(ticket) = &self.ticket {
+            return match tokio::time::timeout_at(deadline, ticket.wait()).await {
+                Ok(Ok(())) => self.response(None),
+                Ok(Err(Refused)) => Err(Error::StoreRefused),
+                Err(_) => Err(Error::Deadline { level: Level::Accepted, state: ReceiptState::default() }),
+            };
+        }
         let Some(receipt) = &self.receipt else { return self.response(None) };
         match tokio::time::timeout_at(deadline, receipt.wait(|state| self.is_done(state))).await {
             Ok(state) => self.response(Some(state)),
@@ -94,18 +108,27 @@ fn route(
     at: Timestamp,
     turn: &mut Turn,
 ) -> Result<Routed, Error> {
-    let receipt = (publication.wait != Wait::Accepted).then(Arc::<Receipt>::default);
+    let receipt = matches!(publication.wait, Wait::Sent | Wait::Acked).then(Arc::<Receipt>::default);
     let mut message = publication.message(at);
     message.receipt = receipt.as_ref();
+    message.durability = match publication.wait {
+        Wait::Durable => Durability::Always,
+        // Nobody waits for the disk.
+        _ => broker.durability(&publication.topic, None).max(Durability::Interval),
+    };
     let published = match &publication.device {
         None => broker.publish(&message, turn),
         Some(device) => direct(broker.publish_to_device(device, &message, publication.offline, turn))?,
     };
+    let ticket = message.issued().cloned();
+    if let Some(ticket) = &ticket {
+        ticket.done();
+    }
     if published.refused {
-        return Err(Error::MemoryBudget);
+        return Err(if broker.store_accepts() { Error::MemoryBudget } else { Error::StoreRefused });
     }
     count(|c| c.grpc_published.add(1));
-    Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0) })
+    Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0), ticket })
 }
 
 /// The result of a message to one device in the form of a routed one.
@@ -115,7 +138,8 @@ pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
         DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
         DirectOutcome::DeviceOffline => Err(Error::DeviceOffline),
         DirectOutcome::Done(Outcome::Sent) => Ok(Published { sent: 1, ..one }),
-        DirectOutcome::Done(Outcome::Ignored) => Ok(Published::default()),
+        // Only shared groups are answered Busy.
+        DirectOutcome::Done(Outcome::Ignored | Outcome::Busy) => Ok(Published::default()),
         DirectOutcome::Done(Outcome::Queued) => Ok(Published { queued: 1, ..one }),
         DirectOutcome::Done(Outcome::Dropped(reason)) => match drop_error(reason) {
             Some(error) => Err(error),
@@ -410,7 +434,8 @@ mod tests {
     async fn waiting_ends_when_every_online_receiver_is_done_or_the_deadline_tells_the_level() {
         let receipt = Arc::new(Receipt::default());
         let published = Published { matched: 3, sent: 2, queued: 1, ..Published::default() };
-        let routed = Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)) };
+        let routed =
+            Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)), ticket: None };
         assert!(routed.ready().is_none());
         receipt.update(|state| state.sent = 2);
         let deadline = Instant::now() + Duration::from_secs(1);

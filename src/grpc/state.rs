@@ -61,6 +61,14 @@ pub(super) struct StateService {
 }
 
 impl StateService {
+    /// A change of a retained message is answered when it is on disk.
+    async fn settle_retained(&self) -> Result<(), Error> {
+        match self.context.broker.stores() {
+            Some(stores) => stores.flush_retained().await.map_err(|_| Error::StoreRefused),
+            None => Ok(()),
+        }
+    }
+
     fn latest(&self) -> Result<&Arc<dyn LatestReader>, Error> {
         self.context.hooks.latest.as_ref().ok_or(Error::LatestOff)
     }
@@ -231,6 +239,7 @@ impl State for StateService {
         let broker = &self.context.broker;
         let publication = convert::retained(request.into_inner(), broker.limits())?;
         let replaced = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
+        self.settle_retained().await?;
         Ok(Response::new(v1::SetRetainedResponse { replaced }))
     }
 
@@ -246,6 +255,7 @@ impl State for StateService {
         };
         let publication = convert::publication(request, broker.limits())?;
         let deleted = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
+        self.settle_retained().await?;
         Ok(Response::new(v1::DeleteRetainedResponse { deleted }))
     }
 

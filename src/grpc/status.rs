@@ -34,6 +34,8 @@ pub(super) enum Error {
     QueueFull,
     #[error("the gateway's memory budget is used up")]
     MemoryBudget,
+    #[error("the store of sessions and queues does not take more now")]
+    StoreRefused,
     #[error("too many streams")]
     TooManyStreams,
     #[error("the stream's buffer overflowed and its slow policy is CLOSE")]
@@ -94,6 +96,7 @@ impl Error {
             }
             Self::QueueFull
             | Self::MemoryBudget
+            | Self::StoreRefused
             | Self::TooManyStreams
             | Self::SlowConsumer
             | Self::ResponseTooLarge
@@ -116,6 +119,7 @@ impl Error {
             Self::PacketTooLarge => "PACKET_TOO_LARGE",
             Self::QueueFull => "QUEUE_FULL",
             Self::MemoryBudget => "MEMORY_BUDGET",
+            Self::StoreRefused => "STORE_REFUSED",
             Self::TooManyStreams => "TOO_MANY_STREAMS",
             Self::SlowConsumer => "SLOW_CONSUMER",
             Self::ResponseTooLarge => "RESPONSE_TOO_LARGE",
@@ -134,9 +138,11 @@ impl Error {
     /// When a retry makes sense.
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::QueueFull | Self::MemoryBudget | Self::TooManyStreams | Self::StoreUnavailable => {
-                Some(Duration::from_secs(1))
-            }
+            Self::QueueFull
+            | Self::MemoryBudget
+            | Self::StoreRefused
+            | Self::TooManyStreams
+            | Self::StoreUnavailable => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -221,6 +227,7 @@ mod tests {
             (Error::PacketTooLarge, Code::FailedPrecondition, "PACKET_TOO_LARGE"),
             (Error::QueueFull, Code::ResourceExhausted, "QUEUE_FULL"),
             (Error::MemoryBudget, Code::ResourceExhausted, "MEMORY_BUDGET"),
+            (Error::StoreRefused, Code::ResourceExhausted, "STORE_REFUSED"),
             (Error::TooManyStreams, Code::ResourceExhausted, "TOO_MANY_STREAMS"),
             (Error::SlowConsumer, Code::ResourceExhausted, "SLOW_CONSUMER"),
             (Error::ResponseTooLarge, Code::ResourceExhausted, "RESPONSE_TOO_LARGE"),
@@ -239,7 +246,7 @@ mod tests {
             assert_eq!(status.code(), code, "{error}");
             let info = status.get_details_error_info().unwrap();
             assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, ERROR_DOMAIN));
-            let exhausted = matches!(error, Error::QueueFull | Error::MemoryBudget);
+            let exhausted = matches!(error, Error::QueueFull | Error::MemoryBudget | Error::StoreRefused);
             assert!(!exhausted || status.get_details_retry_info().is_some(), "{error}");
             assert_eq!(error.to_item().code, code as i32);
         }

@@ -5,8 +5,11 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::AcqRel},
+    },
+    task::{Context, Poll, Wake},
     time::Duration,
 };
 
@@ -14,10 +17,10 @@ use tracing::warn;
 
 use super::{clock, connection::Connection, ending::End, shard::Work};
 use crate::{
-    broker::{Session, Target},
+    broker::{QueueStore, Session, Target},
     codec::{self, AckKind, reason},
     session::{Unsafe, refusal},
-    types::{Page, QoS, Refused, Ticket},
+    types::{Page, QoS, QueueId, QueueOp, Refused, Ticket},
 };
 
 /// Answers that may wait before reading pauses.
@@ -170,8 +173,13 @@ impl Connection {
         loop {
             if self.rare.as_ref().is_none_or(|rare| rare.reading.is_none()) {
                 let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
-                let Some(from) = slot.out.begin_load() else { return };
+                let group_waits = slot.out.take_group_waits();
+                let from = slot.out.begin_load();
                 drop(slot);
+                if group_waits {
+                    self.rare().group_queues = true;
+                }
+                let Some(from) = from else { return };
                 self.rare().reading = Some(self.read_from(from));
             }
             let Some(reading) = self.rare.as_mut().and_then(|rare| rare.reading.as_mut()) else { return };
@@ -203,5 +211,63 @@ impl Connection {
                 }
             }
         })
+    }
+}
+
+/// Closes a unit with its packet identifier, when what must go before is done: a retained message must be safe first, for
+/// the unit's end makes a repeated PUBLISH a duplicate that sets nothing.
+pub(super) struct Closing {
+    queue: QueueId,
+    packet_id: u16,
+    unit: Arc<Ticket>,
+    /// The identifier is free again already.
+    forget: bool,
+    queues: Arc<dyn QueueStore>,
+    open: AtomicBool,
+}
+
+impl Closing {
+    pub(super) fn new(
+        queue: QueueId,
+        packet_id: u16,
+        unit: &Arc<Ticket>,
+        forget: bool,
+        queues: Arc<dyn QueueStore>,
+    ) -> Self {
+        Self { queue, packet_id, unit: Arc::clone(unit), forget, queues, open: AtomicBool::new(true) }
+    }
+
+    pub(super) fn close_when_safe(self) {
+        if self.unit.before().is_none() {
+            return self.close();
+        }
+        let closing = Arc::new(self);
+        let waker = Arc::clone(&closing).into();
+        if closing.unit.before().is_none_or(|before| before.poll(&waker).is_some()) {
+            closing.close();
+        }
+    }
+
+    /// Once: whoever polls and whoever wakes may both find that it is time.
+    fn close(&self) {
+        if !self.open.swap(false, AcqRel) {
+            return;
+        }
+        let Self { queue, packet_id, unit, queues, .. } = self;
+        if let Some(Err(Refused)) = unit.before().and_then(|before| before.result()) {
+            unit.add();
+            unit.refuse();
+        }
+        let (queue, packet_id) = (*queue, *packet_id);
+        queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(unit) });
+        if self.forget {
+            queues.submit(QueueOp::Forget { queue, packet_id, ticket: Ticket::new() });
+        }
+    }
+}
+
+impl Wake for Closing {
+    fn wake(self: Arc<Self>) {
+        self.close();
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::{connection::Connection, ending::End, shard::Work};
+use super::{connection::Connection, durable::Closing, ending::End, shard::Work};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
     session::{Begin, PublishError, refusal},
     telemetry::{count, trace_clients},
-    types::{Message, OpenUnit, Origin, OriginKind, QoS, QueueOp, Ticket, Timestamp},
+    types::{Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp},
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -95,7 +95,9 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
-        let publish = codec::decode_publish(frame.first, frame.body, protocol)
+        let publish = frame
+            .check_length(protocol)
+            .and_then(|()| codec::decode_publish(frame.first, frame.body, protocol))
             .map_err(|error| End::Protocol(error.reason_code()))?;
         count(|c| {
             let (messages, bytes) = match publish.qos {
@@ -177,7 +179,7 @@ impl Connection {
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
-        self.close_unit(publish.packet_id, unit, ticket.as_ref());
+        self.close_unit(publish.packet_id, unit);
         if let Some(ticket) = &ticket {
             ticket.done();
         }
@@ -185,17 +187,13 @@ impl Connection {
     }
 
     /// Completes a unit with the packet identifier of its QoS 2 message.
-    fn close_unit(&self, packet_id: u16, unit: Option<OpenUnit<'_, '_>>, ticket: Option<&Arc<Ticket>>) {
+    fn close_unit(&self, packet_id: u16, unit: Option<OpenUnit<'_, '_>>) {
         let queue = self.device.core().queue();
-        let close = |ticket| QueueOp::Receive { queue, packet_id, ticket };
-        let closed = unit.is_some_and(|unit| unit.close(close));
-        let Some(ticket) = ticket.filter(|_| closed) else { return };
+        let stores = self.device.shared.broker.stores();
+        let Some((ticket, stores)) = unit.and_then(OpenUnit::hand_over).zip(stores) else { return };
         // Also if another connection has taken the session meanwhile, and its client may have gone on.
-        if !self.device.lock().out.keep_received(packet_id, Arc::clone(ticket))
-            && let Some(stores) = self.device.shared.broker.stores()
-        {
-            stores.queues.submit(QueueOp::Forget { queue, packet_id, ticket: Ticket::new() });
-        }
+        let kept = self.device.lock().out.keep_received(packet_id, Arc::clone(&ticket));
+        Closing::new(queue, packet_id, &ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
     }
 
     fn refuse_publish(&self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {

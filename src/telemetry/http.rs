@@ -26,8 +26,8 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct Pages {
     /// Text of `/metrics`.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Whether the gateway takes connections; if not, why.
-    pub ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+    /// What to say when the gateway takes connections; if it does not, why.
+    pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
 /// Bounds of the server.
@@ -121,7 +121,7 @@ fn answer(pages: &Pages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => text(StatusCode::OK, PROMETHEUS, (pages.render)()),
         "/readyz" => match (pages.ready)() {
-            Ok(()) => text(StatusCode::OK, TEXT, "ready\n"),
+            Ok(state) => text(StatusCode::OK, TEXT, state),
             Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("not ready: {why}\n")),
         },
         _ => text(StatusCode::OK, TEXT, "ok\n"),
@@ -165,7 +165,9 @@ mod tests {
         let flag = Arc::clone(&ready);
         let pages = Pages {
             render: Arc::new(|| "x 1\n".to_owned()),
-            ready: Arc::new(move || flag.load(Relaxed).then_some(()).ok_or_else(|| "draining".to_owned())),
+            ready: Arc::new(move || {
+                flag.load(Relaxed).then(|| "ready\n".to_owned()).ok_or_else(|| "draining".to_owned())
+            }),
         };
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(serve(listener, pages, limits, async { stopped.await.unwrap_or(()) }));

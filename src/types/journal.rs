@@ -214,22 +214,28 @@ impl<'a, 'm> OpenUnit<'a, 'm> {
 
     /// Closes the unit with what `close` makes of its ticket, if one was begun; false if none was.
     pub fn close(mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
-        self.close_with(close)
+        self.take().map(|ticket| self.journal.submit(close(ticket))).is_some()
     }
 
-    fn close_with(&mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
-        self.closed = true;
-        let Some(ticket) = self.message.issued().filter(|ticket| ticket.is_unit()) else { return false };
+    /// The ticket of the unit, if one was begun, with a part for the operation that the caller closes it with.
+    pub fn hand_over(mut self) -> Option<Arc<Ticket>> {
+        self.take()
+    }
+
+    fn take(&mut self) -> Option<Arc<Ticket>> {
+        if std::mem::replace(&mut self.closed, true) {
+            return None;
+        }
+        let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
         ticket.add();
-        self.journal.submit(close(Arc::clone(ticket)));
-        true
+        Some(Arc::clone(ticket))
     }
 }
 
 impl Drop for OpenUnit<'_, '_> {
     fn drop(&mut self) {
-        if !self.closed {
-            self.close_with(|ticket| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(ticket) });
+        if let Some(unit) = self.take() {
+            self.journal.submit(QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(unit) });
         }
     }
 }

@@ -62,7 +62,7 @@ impl Origin<'_> {
 }
 
 /// What the acknowledgement of a QoS 1 or 2 message promises for the persistent sessions that it matched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
     /// It is on disk, or its receiver has it.
     #[default]
@@ -135,6 +135,17 @@ impl<'a> Message<'a> {
             return None;
         }
         Some(self.ticket.get_or_init(|| if self.unit { Ticket::unit() } else { Ticket::new() }))
+    }
+
+    /// The part of the store of retained messages, if the acknowledgement must wait for it. That of a unit is a ticket
+    /// of its own: the unit must not be closed before.
+    pub fn retained_part(&self) -> Option<Arc<Ticket>> {
+        let ticket = self.ticket()?;
+        if self.unit {
+            return Some(Arc::clone(ticket.make_before()));
+        }
+        ticket.add();
+        Some(Arc::clone(ticket))
     }
 
     /// The ticket, if a part was given out.

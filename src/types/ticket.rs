@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Release},
     },
     task::{Poll, Waker},
@@ -19,6 +19,8 @@ pub struct Ticket {
     refused: AtomicBool,
     unit: bool,
     closed: AtomicBool,
+    /// What must be done before the unit is closed.
+    before: OnceLock<Arc<Self>>,
     waker: Mutex<Option<Waker>>,
 }
 
@@ -44,6 +46,7 @@ impl Ticket {
             refused: AtomicBool::new(false),
             unit,
             closed: AtomicBool::new(!unit),
+            before: OnceLock::new(),
             waker: Mutex::new(None),
         })
     }
@@ -61,6 +64,16 @@ impl Ticket {
     /// The store has seen the operation that closes the unit.
     pub fn close(&self) {
         self.closed.store(true, Release);
+    }
+
+    /// A ticket that must be done before this unit is closed; made when first asked for. Its own part is the asker's.
+    pub fn make_before(&self) -> &Arc<Self> {
+        self.before.get_or_init(Self::new)
+    }
+
+    /// What must be done before this unit is closed, if there is anything.
+    pub fn before(&self) -> Option<&Arc<Self>> {
+        self.before.get()
     }
 
     /// One more part.

@@ -171,6 +171,11 @@ impl Broker {
         Some(answer)
     }
 
+    /// What it says of its readiness; nothing if it does not answer.
+    pub(crate) fn readiness(&self) -> String {
+        self.http_get("/readyz").unwrap_or_default()
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.http_get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }

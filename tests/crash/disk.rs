@@ -15,7 +15,9 @@ use super::{
 };
 
 /// Latest values have a store of their own, which is not what is tested.
-const CONFIG: &str = "[latest]\nenabled = false\n";
+const CONFIG: &str = "[latest]\nenabled = false\n[store]\nrules = [\n\
+                      { filter = \"away/soon/#\", durability = \"interval\" },\n\
+                      { filter = \"+/never/#\", durability = \"none\" },\n]\n";
 
 /// A server whose disk obeys the files `stall` and `full` of the control directory.
 fn start(library: &Path, control: &Path) -> Broker {
@@ -100,10 +102,14 @@ fn a_disk_that_stands_still_stalls_nobody_who_does_not_need_it() {
     online.send(&Packet::PubAck(Ack { packet_id, code: 0, reason_string: None, user: Vec::new() }));
     assert_eq!(other.next(), Got::PubAck(0));
     assert!(is_silent(&held), "acknowledged what is not on the disk");
+    // Topics whose mode promises less do not wait for it.
+    other.publish_acked("away/soon/1", b"soon", false);
+    other.publish_acked("away/never/1", b"last", false);
+    assert!(is_silent(&held), "acknowledged what is not on the disk");
 
     fs::remove_file(&stall).expect("let the disk go on");
     assert_eq!(held.next(), Got::PubAck(0));
-    assert_eq!(returned(port, Protocol::V5, "away", "held"), ["held"]);
+    assert_eq!(returned(port, Protocol::V5, "away", "last"), ["held", "soon", "last"]);
 }
 
 #[test]
@@ -138,7 +144,7 @@ fn a_full_disk_refuses_new_messages_loses_no_old_one_and_recovers() {
     let mut old = Client::connect(port, Protocol::V4, "old");
     old.publish("away/1", b"refused", QoS::AtLeastOnce, false);
     assert_eq!(old.next(), Got::Closed);
-    until(|| !broker.is_ready());
+    until(|| broker.readiness().contains("store: failing: queues"));
     // Who needs no disk is served.
     publisher.publish_acked("clean/1", b"x", false);
     assert_eq!(clean.next(), Got::Publish("clean/1".to_owned(), b"x".to_vec()));
@@ -156,7 +162,7 @@ fn a_full_disk_refuses_new_messages_loses_no_old_one_and_recovers() {
         }
         true
     });
-    until(|| broker.is_ready());
+    until(|| !broker.readiness().contains("failing: queues"));
 
     broker.kill();
     broker.start();

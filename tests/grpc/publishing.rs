@@ -38,11 +38,15 @@ async fn publish_reaches_a_device_and_tells_what_became_of_it() {
     assert_eq!((queued.outcome(), queued.queued), (v1::Outcome::Queued, 1));
     assert_eq!(setup.device("dev").await.next().await.1, "OFFLINE_QUEUE");
 
-    let durable = v1::PublishRequest { wait: v1::Wait::Durable.into(), ..to("a", "x") };
+    let durable = v1::PublishRequest {
+        wait: v1::Wait::Durable.into(),
+        qos: v1::Qos::AtMostOnce.into(),
+        ..to("a", "x")
+    };
+    let error = setup.publish(durable).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "QoS 0 is never durable");
     let keyed = v1::PublishRequest { idempotency_key: "k".to_owned(), ..to("a", "x") };
-    for request in [durable, keyed] {
-        assert_eq!(setup.publish(request).await.unwrap_err().code(), Code::Unimplemented);
-    }
+    assert_eq!(setup.publish(keyed).await.unwrap_err().code(), Code::Unimplemented);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -333,4 +337,28 @@ async fn options_of_a_later_frame_are_refused_not_ignored() {
     let stream = setup.publisher().publish_stream(tokio_stream::iter([frame.clone(), frame])).await.unwrap();
     let error = soon("the end", stream.into_inner().message()).await.unwrap_err();
     assert_eq!(refusal(&error), (Code::InvalidArgument, "INVALID_FIELD".to_owned()));
+}
+
+/// A call that waits for DURABLE must not return before the message is on disk for a device that is away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_durable_message_is_on_disk_when_the_call_returns() {
+    let setup = Setup::new().await;
+    let mut away = setup.raw("away", |_| {});
+    away.subscribe_with("cmd/#", mqtt_server::types::QoS::AtLeastOnce, None);
+    drop(away);
+    let broker = setup.gateway.broker();
+    while broker.gauges().online > 0 {
+        tokio::task::yield_now().await;
+    }
+    for number in 1..=5 {
+        let durable = v1::PublishRequest {
+            qos: v1::Qos::AtLeastOnce.into(),
+            wait: v1::Wait::Durable.into(),
+            ..to("cmd/x", "kept")
+        };
+        let answer = setup.publish(durable).await.unwrap();
+        assert_eq!((answer.outcome(), answer.queued), (v1::Outcome::Queued, 1));
+        let on_disk = broker.stores().unwrap().queues.summaries().unwrap();
+        assert_eq!(on_disk.iter().map(|queue| queue.messages).sum::<usize>(), number);
+    }
 }

@@ -57,6 +57,10 @@ impl Receiver {
             return dropped(DropReason::Offline);
         }
         if let Some(room) = &mut *self.room.lock() {
+            if *room == 0 && self.durable.load(SeqCst) && options.group != 0 && message.qos > QoS::AtMostOnce
+            {
+                return Delivered { outcome: Outcome::Busy, flush: false };
+            }
             if *room == 0 {
                 return dropped(DropReason::QueueFull);
             }

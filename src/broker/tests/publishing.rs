@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::ByteSize;
+use crate::{config::ByteSize, types::Durability};
 
 #[test]
 fn overlapping_subscriptions_deliver_one_copy_with_the_highest_qos_and_all_ids() {
@@ -179,4 +179,15 @@ fn a_stream_that_leaves_a_message_out_is_neither_a_match_nor_a_drop() {
     bench.subscribe(&device, "t");
     let published = bench.publish("t", "2", QoS::AtLeastOnce);
     assert_eq!((published.matched, published.sent, published.dropped), (1, 1, 0));
+}
+
+#[test]
+fn a_topics_rule_goes_before_its_listener_and_that_before_the_default() {
+    let topics = vec![("a/#".to_owned(), Durability::Interval), ("#".to_owned(), Durability::None)];
+    let rules = DurabilityRules { topics, default: Durability::Always };
+    assert_eq!(rules.of("a/b", Some(Durability::Always)), Durability::Interval, "the first rule");
+    assert_eq!(rules.of("b", None), Durability::None);
+    let rules = DurabilityRules { topics: Vec::new(), default: Durability::Interval };
+    assert_eq!(rules.of("b", Some(Durability::None)), Durability::None);
+    assert_eq!(rules.of("b", None), Durability::Interval);
 }

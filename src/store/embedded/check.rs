@@ -37,6 +37,15 @@ pub(super) enum Look {
 
 /// Looks at the data file; fills a sound one up to the length its meta page says.
 pub(super) fn look(path: &Path) -> io::Result<Look> {
+    look_as(path, false)
+}
+
+/// Whether every page in use of a sound file is one of its tree, found with plain reads. Contents are not judged.
+pub(super) fn look_at_pages(path: &Path) -> io::Result<bool> {
+    Ok(!matches!(look_as(path, true)?, Look::Damaged(_)))
+}
+
+fn look_as(path: &Path, always_walk: bool) -> io::Result<Look> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Look::Absent),
@@ -61,12 +70,14 @@ pub(super) fn look(path: &Path) -> io::Result<Look> {
     let Some(length) = newest.last_page.checked_add(1).and_then(|pages| pages.checked_mul(page)) else {
         return Ok(Look::Damaged("its last page is impossible"));
     };
-    if size < length {
+    if size < length || always_walk {
         let mut walk = Walk { file: &mut file, page, pages: size / page, visited: 0 };
         if !walk.tree(newest.roots[0])? || !walk.tree(newest.roots[1])? {
-            return Ok(Look::Damaged("it was cut short"));
+            return Ok(Look::Damaged("it was cut short or overwritten"));
         }
-        OpenOptions::new().write(true).open(path)?.set_len(length)?;
+        if size < length {
+            OpenOptions::new().write(true).open(path)?.set_len(length)?;
+        }
     }
     Ok(Look::Sound)
 }

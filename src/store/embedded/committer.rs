@@ -43,6 +43,8 @@ pub(super) trait Work: Send + 'static {
     fn plan(&mut self) -> bool;
     /// Writes what was chosen. Called again, on the state before, if the map had to grow.
     fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error>;
+    /// Whether what was chosen adds to what is stored, so that it must not use the room kept for removals.
+    fn adds(&self) -> bool;
     /// What was chosen is durable.
     fn committed(&mut self);
     /// Nothing of what was chosen was written. What is kept is chosen again by a later `plan`.
@@ -178,6 +180,9 @@ impl<W: Work> Writer<W> {
     fn run(mut self) {
         loop {
             let closing = self.wait();
+            if self.pause.is_none() && self.environment.recover() {
+                self.recovered();
+            }
             self.work.accept(&mut self.spare);
             if self.work.plan() {
                 self.commit();
@@ -193,7 +198,8 @@ impl<W: Work> Writer<W> {
         let mut state = self.shared.state.lock();
         let begun = now();
         let more = self.work.more();
-        let tick = self.work.tick().map(|tick| begun + tick);
+        let low = (self.pause.is_none() && self.environment.is_low()).then_some(LONGEST_PAUSE);
+        let tick = self.work.tick().into_iter().chain(low).min().map(|tick| begun + tick);
         loop {
             let full = state.inbox.len() >= self.shared.lazy.count;
             if state.closing || state.urgent || (self.pause.is_none() && (more || full)) {
@@ -222,7 +228,10 @@ impl<W: Work> Writer<W> {
     fn commit(&mut self) {
         let begun = now();
         let (environment, work) = (&self.environment, &mut self.work);
-        let result = environment.writing(|txn| work.apply(txn));
+        let result = match work.adds() {
+            true => environment.adding(|txn| work.apply(txn)),
+            false => environment.writing(|txn| work.apply(txn)),
+        };
         let took = begun.elapsed();
         count(|c| {
             c.store_commits.add(1);
@@ -230,25 +239,27 @@ impl<W: Work> Writer<W> {
         });
         match result {
             Ok(()) => {
-                if self.pause.take().is_some() {
-                    tracing::info!(store = self.name, "store takes writes again");
+                self.pause = None;
+                if !self.environment.is_low() || self.environment.recover() {
+                    self.recovered();
                 }
-                self.shared.failing.store(false, Relaxed);
                 self.work.committed();
             }
             Err(error) => {
                 count(|c| c.store_commit_errors.add(1));
-                let pause = match self.pause {
-                    None => {
-                        tracing::error!(store = self.name, %error, "store cannot write, it keeps trying");
-                        FIRST_PAUSE
-                    }
-                    Some((pause, _)) => (pause * 2).min(LONGEST_PAUSE),
-                };
+                if !self.shared.failing.swap(true, Relaxed) {
+                    tracing::error!(store = self.name, %error, "store cannot write, it keeps trying");
+                }
+                let pause = self.pause.map_or(FIRST_PAUSE, |(pause, _)| (pause * 2).min(LONGEST_PAUSE));
                 self.pause = Some((pause, now() + pause));
-                self.shared.failing.store(true, Relaxed);
                 self.work.failed();
             }
+        }
+    }
+
+    fn recovered(&self) {
+        if self.shared.failing.swap(false, Relaxed) {
+            tracing::info!(store = self.name, "store takes writes again");
         }
     }
 }

@@ -1,11 +1,22 @@
 //! One LMDB environment: its memory map, the gate that guards growing it, and its format.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use heed::{Database, Env, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
 use parking_lot::{Mutex, RwLock};
 
-use super::open;
+use super::{
+    open,
+    reserve::{RESERVE, Reserve},
+};
 use crate::store::{DataDir, StoreError};
 
 /// A table of an environment.
@@ -13,6 +24,9 @@ pub(super) type Table = Database<Bytes, Bytes>;
 
 /// Called in the writing thread before every commit; an error fails that commit. For tests of failing and slow disks.
 pub type CommitHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+
+/// Between two looks for readers that were killed: their snapshots would keep pages from being used again.
+const STALE_READERS: Duration = Duration::from_secs(60);
 
 const META: &str = "meta";
 const FORMAT: &[u8] = b"format";
@@ -38,10 +52,18 @@ pub(super) struct Environment {
     /// Every read transaction holds the read side; growing the map holds the write side.
     gate: RwLock<()>,
     /// Held by the one write transaction, from before it begins until the map was grown for it.
-    writing: Mutex<()>,
+    writing: Mutex<Upkeep>,
+    /// Only removals are written, from what was kept for them.
+    low: AtomicBool,
     set_aside: Option<PathBuf>,
     hook: Option<CommitHook>,
     _directory: Arc<DataDir>,
+}
+
+/// What the one who writes looks after.
+struct Upkeep {
+    reserve: Reserve,
+    readers_checked: Option<Instant>,
 }
 
 impl Environment {
@@ -53,7 +75,11 @@ impl Environment {
             name: options.name,
             max_map_size: options.max_map_size,
             gate: RwLock::new(()),
-            writing: Mutex::new(()),
+            writing: Mutex::new(Upkeep {
+                reserve: Reserve::open(directory.path().join(options.name).join("reserve")),
+                readers_checked: None,
+            }),
+            low: AtomicBool::new(false),
             set_aside: opened.set_aside,
             hook: options.hook,
             _directory: Arc::clone(directory),
@@ -101,17 +127,107 @@ impl Environment {
     }
 
     /// Runs `write` in a write transaction and commits it. `write` runs again, from the state before, when the map had
-    /// to grow.
+    /// to grow. It may use what is kept for removals.
     pub(super) fn writing<T>(
         &self,
+        write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+    ) -> Result<T, heed::Error> {
+        self.commit(&mut self.writing.lock(), self.max_map_size, write)
+    }
+
+    /// As [`Self::writing`], for what adds: fails when only the room for removals is left.
+    pub(super) fn adding<T>(
+        &self,
+        write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+    ) -> Result<T, heed::Error> {
+        let mut upkeep = self.writing.lock();
+        if self.is_low() && !self.recover_now(&mut upkeep)? {
+            return Err(heed::Error::Io(io::ErrorKind::StorageFull.into()));
+        }
+        let size = self.room().max(self.used());
+        if self.env.info().map_size > size {
+            let _gate = self.gate.write();
+            open::resize(&self.env, size)?;
+        }
+        self.commit(&mut upkeep, self.room(), write)
+    }
+
+    /// Whether the disk or the map is so full that only removals are written.
+    pub(super) fn is_low(&self) -> bool {
+        self.low.load(Relaxed)
+    }
+
+    /// Whether there is room again after there was too little.
+    pub(super) fn recover(&self) -> bool {
+        self.is_low() && self.recover_now(&mut self.writing.lock()).unwrap_or(false)
+    }
+
+    fn recover_now(&self, upkeep: &mut Upkeep) -> Result<bool, heed::Error> {
+        let used = self.used();
+        let inside = {
+            let _gate = self.gate.read();
+            (used as u64).saturating_sub(self.env.non_free_pages_size()?)
+        };
+        let room = inside >= RESERVE as u64 || (used < self.room() && upkeep.reserve.make());
+        self.low.store(!room, Relaxed);
+        Ok(room)
+    }
+
+    /// Bytes of the file that were ever used.
+    fn used(&self) -> usize {
+        (self.env.info().last_page_number + 1).saturating_mul(self.env.stat().page_size as usize)
+    }
+
+    /// The largest map for what adds.
+    fn room(&self) -> usize {
+        match self.max_map_size {
+            usize::MAX => usize::MAX,
+            // Whole pages on every machine.
+            max => (max - RESERVE.min(max / 8)) & !0xFFFF,
+        }
+    }
+
+    fn commit<T>(
+        &self,
+        upkeep: &mut Upkeep,
+        max: usize,
         mut write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
-        let _one = self.writing.lock();
+        self.tend(upkeep);
         loop {
             match self.attempt(&mut write) {
-                Err(heed::Error::Mdb(MdbError::MapFull)) => self.grow()?,
+                Err(heed::Error::Mdb(MdbError::MapFull)) => {
+                    if let Err(error) = self.grow(max) {
+                        self.low.store(true, Relaxed);
+                        return Err(error);
+                    }
+                }
+                Err(error) => {
+                    if is_full(&error) {
+                        upkeep.reserve.spend();
+                        self.low.store(true, Relaxed);
+                    }
+                    return Err(error);
+                }
                 result => return result,
             }
+        }
+    }
+
+    fn tend(&self, upkeep: &mut Upkeep) {
+        let now = now();
+        if upkeep.readers_checked.is_none_or(|checked| now >= checked + STALE_READERS) {
+            upkeep.readers_checked = Some(now);
+            match self.env.clear_stale_readers() {
+                Ok(0) => {}
+                Ok(readers) => {
+                    tracing::warn!(store = self.name, readers, "readers that were killed are gone")
+                }
+                Err(error) => tracing::warn!(store = self.name, %error, "cannot look for killed readers"),
+            }
+        }
+        if !self.is_low() {
+            upkeep.reserve.make();
         }
     }
 
@@ -128,13 +244,14 @@ impl Environment {
         Ok(value)
     }
 
-    fn grow(&self) -> Result<(), heed::Error> {
+    fn grow(&self, max: usize) -> Result<(), heed::Error> {
         let size = self.env.info().map_size;
-        if size.saturating_mul(2) > self.max_map_size {
+        let larger = size.saturating_mul(2).min(max);
+        if larger <= size {
             return Err(heed::Error::Mdb(MdbError::MapFull));
         }
         let _gate = self.gate.write();
-        open::grow(&self.env)?;
+        open::resize(&self.env, larger)?;
         tracing::info!(store = self.name, bytes = self.env.info().map_size, "memory map grown");
         Ok(())
     }
@@ -146,5 +263,78 @@ impl Environment {
         } else {
             StoreError::Unavailable(format!("{}: {error}", self.name))
         }
+    }
+}
+
+/// Whether an error may mean that the disk is full: LMDB reports a write that was cut short as EIO.
+fn is_full(error: &heed::Error) -> bool {
+    const EIO: i32 = 5;
+    let heed::Error::Io(error) = error else { return false };
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        || error.raw_os_error() == Some(EIO)
+}
+
+#[expect(clippy::disallowed_methods, reason = "readers that were killed are looked for once a minute")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Read as _, Write as _},
+        path::Path,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+    use crate::store::embedded::open::{Existing, in_use};
+
+    fn environment(dir: &Path) -> Environment {
+        let options = EnvironmentOptions {
+            name: "test",
+            map_size: 1 << 20,
+            max_map_size: usize::MAX,
+            tables: 1,
+            hook: None,
+        };
+        Environment::open(&DataDir::open(dir).unwrap(), options).unwrap()
+    }
+
+    /// Tells the child of the test below where to read.
+    const CHILD: &str = "MQTT_SERVER_TEST_READER_CHILD";
+
+    /// Not a test by itself: a reader that is killed.
+    #[test]
+    fn child_that_reads_until_killed() {
+        let Ok(path) = std::env::var(CHILD) else { return };
+        let Existing::Sound(env) = in_use(Path::new(&path), 2).unwrap() else { panic!("nothing in {path}") };
+        let _txn = env.read_txn().unwrap();
+        io::stdout().write_all(b"\nreading\n").unwrap();
+        let _ = io::stdin().read(&mut [0]);
+    }
+
+    #[test]
+    fn a_killed_reader_does_not_keep_pages_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let environment = environment(dir.path());
+        environment.writing(|txn| environment.set_format(txn, 1)).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "store::embedded::environment::tests::child_that_reads_until_killed"])
+            .arg("--nocapture")
+            .env(CHILD, dir.path().join("test"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line == "reading"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Not again within the minute; then it goes.
+        environment.writing(|txn| environment.set_format(txn, 2)).unwrap();
+        environment.writing.lock().readers_checked = None;
+        environment.writing(|txn| environment.set_format(txn, 3)).unwrap();
+        assert_eq!(environment.env.clear_stale_readers().unwrap(), 0, "the reader was still there");
     }
 }

@@ -19,6 +19,7 @@ mod pending;
 mod queues;
 mod read;
 mod record;
+mod reserve;
 mod retained;
 mod sessions;
 #[cfg(test)]
@@ -26,7 +27,7 @@ mod tests;
 pub mod tool;
 mod write;
 
-use std::{sync::Arc, thread::JoinHandle};
+use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -104,6 +105,11 @@ impl EmbeddedLatest {
             writer: Some(writer),
             readers: Arc::new(Semaphore::new(READERS)),
         })
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.shared.environment.set_aside()
     }
 
     /// Runs `read` on the blocking pool.

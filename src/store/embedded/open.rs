@@ -68,13 +68,12 @@ fn map(path: &Path, map_size: usize, databases: u32) -> Result<Env<WithoutTls>, 
     unsafe { options.open(path) }
 }
 
-/// Doubles the memory map of `env`.
+/// Gives `env` a memory map of another size, a multiple of the page size. LMDB keeps it as large as the data.
 ///
 /// The caller holds the write side of the gate whose read side every read transaction holds.
-pub(super) fn grow(env: &Env<WithoutTls>) -> Result<(), heed::Error> {
-    let size = env.info().map_size.saturating_mul(2);
-    // SAFETY: LMDB asks that no transaction is active in this process. The only caller is `Environment::writing`, between
-    // its own transactions, which are one at a time, while it holds the gate that excludes all readers.
+pub(super) fn resize(env: &Env<WithoutTls>, size: usize) -> Result<(), heed::Error> {
+    // SAFETY: LMDB asks that no transaction is active in this process. The only callers are in `Environment`, between
+    // its own write transactions, which are one at a time, while they hold the gate that excludes all readers.
     unsafe { env.resize(size) }
 }
 

@@ -35,6 +35,11 @@ impl<T> Change<T> {
         }
     }
 
+    /// Whether a new value is to be written that somebody waits for.
+    pub(super) fn is_offer(&self) -> bool {
+        self.offered.is_some()
+    }
+
     /// Adds what came later.
     pub(super) fn merge(&mut self, later: Self) {
         if later.kept.is_some() {

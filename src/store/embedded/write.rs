@@ -66,7 +66,7 @@ impl Writer {
         values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
         let shared = Arc::clone(&self.shared);
         let (mut refused, mut again) = (0, false);
-        let result = shared.environment.writing(|txn| {
+        let result = shared.environment.adding(|txn| {
             // What was counted in a transaction that did not happen counts for nothing.
             if again {
                 self.topics.clear();

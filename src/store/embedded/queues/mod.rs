@@ -3,6 +3,7 @@
 //! Tables and keys are explained in `tables`. The way of an operation: `inbox` (submitted), `batch` (chosen and merged),
 //! `writer` (written, then told to whoever waits). A read takes the same way and is then handed to `load`.
 
+pub(super) mod audit;
 mod batch;
 #[cfg(test)]
 mod bench;
@@ -15,6 +16,7 @@ mod sweep;
 mod tables;
 #[cfg(test)]
 mod tests;
+pub(super) mod transfer;
 mod writer;
 
 use std::{

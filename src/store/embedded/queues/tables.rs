@@ -22,8 +22,10 @@ use crate::{
 
 /// The format of these tables.
 const FORMAT: u32 = 1;
+/// The tables, in the order of [`Tables`].
+pub(super) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 /// How many tables there are.
-pub(super) const COUNT: u32 = 5;
+pub(super) const COUNT: u32 = NAMES.len() as u32;
 
 const QUEUE: usize = 5;
 const SEQ: usize = 6;
@@ -64,6 +66,16 @@ pub(super) fn number_key(number: u64) -> NumberKey {
     let mut key = [0; NUMBER];
     key.copy_from_slice(&number.to_be_bytes()[8 - NUMBER..]);
     key
+}
+
+/// Number of a message's key.
+pub(super) fn number(key: &[u8]) -> Option<u64> {
+    Input(key).be(NUMBER)
+}
+
+/// How many entries share a message.
+pub(super) fn refs(value: &[u8]) -> Option<u32> {
+    Input(value).u32()
 }
 
 fn received_key(queue: QueueId, packet_id: u16) -> Option<[u8; QUEUE + 2]> {
@@ -107,19 +119,19 @@ fn put(into: &mut [u8], number: u64) -> Option<()> {
 
 /// What `entries` says of an entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Head {
+pub(in crate::store::embedded) struct Head {
     /// Number of its message; 0 if it was released and only its place is kept.
-    pub(super) number: u64,
-    pub(super) qos: QoS,
-    pub(super) retain: bool,
-    pub(super) sent: bool,
+    pub(in crate::store::embedded) number: u64,
+    pub(in crate::store::embedded) qos: QoS,
+    pub(in crate::store::embedded) retain: bool,
+    pub(in crate::store::embedded) sent: bool,
     /// No other entry has its message.
-    pub(super) sole: bool,
-    pub(super) cost: u32,
-    pub(super) group: QueueId,
-    pub(super) ids: Option<Box<[u32]>>,
+    pub(in crate::store::embedded) sole: bool,
+    pub(in crate::store::embedded) cost: u32,
+    pub(in crate::store::embedded) group: QueueId,
+    pub(in crate::store::embedded) ids: Option<Box<[u32]>>,
     /// The second of its key in `expiry`, if it has one.
-    pub(super) expiry: Option<u64>,
+    pub(in crate::store::embedded) expiry: Option<u64>,
 }
 
 impl Head {
@@ -227,7 +239,7 @@ fn encode(out: &mut Vec<u8>, head: &Head, ids: Option<&[u32]>) {
 
 /// The open tables.
 #[derive(Clone, Copy)]
-pub(super) struct Tables {
+pub(in crate::store::embedded) struct Tables {
     pub(super) bodies: Table,
     pub(super) refs: Table,
     pub(super) entries: Table,
@@ -244,13 +256,14 @@ impl Tables {
             if found.is_none() {
                 environment.set_format(txn, FORMAT)?;
             }
+            let [bodies, refs, entries, received, expiry] = NAMES;
             let mut table = |name| environment.env.create_database(txn, Some(name));
             Ok(Self {
-                bodies: table("bodies")?,
-                refs: table("refs")?,
-                entries: table("entries")?,
-                received: table("received")?,
-                expiry: table("expiry")?,
+                bodies: table(bodies)?,
+                refs: table(refs)?,
+                entries: table(entries)?,
+                received: table(received)?,
+                expiry: table(expiry)?,
             })
         };
         environment.writing(open).map_err(|e| environment.failed(&e))
@@ -258,7 +271,7 @@ impl Tables {
 
     /// One more than the last message number in use.
     pub(super) fn next_number(&self, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
-        let last = self.bodies.last(txn)?.and_then(|(key, _)| Input(key).be(NUMBER));
+        let last = self.bodies.last(txn)?.and_then(|(key, _)| number(key));
         Ok(last.map_or(1, |last| last + 1))
     }
 
@@ -312,7 +325,7 @@ impl Tables {
         }
         let number = number_key(head.number);
         if !head.sole {
-            let left = self.refs.get(txn, &number)?.and_then(|refs| Input(refs).u32()).unwrap_or(1);
+            let left = self.refs.get(txn, &number)?.and_then(refs).unwrap_or(1);
             if left > 1 {
                 return self.refs.put(txn, &number, &(left - 1).to_le_bytes());
             }

@@ -407,14 +407,75 @@ async fn a_full_map_refuses_and_harms_nothing_that_was_there() {
     assert!(kept > 500, "{kept}");
     assert_eq!(store.health(), StoreHealth::Failing);
     assert_eq!(seqs(&store, Q).await.len() as u64, kept);
-    drop(store);
-    // Room again.
-    let store = open(dir.path(), &QueueOptions::default());
-    assert_eq!(seqs(&store, Q).await.len() as u64, kept);
+    // A device takes all that waits; nothing is started anew.
+    for seq in 0..kept {
+        remove(&store, Q, seq);
+        if seq % 50 == 0 {
+            written(&store).await;
+        }
+    }
+    while store.gauges().depth > 0 {
+        // A removal that found no room is tried again.
+        let ticket = Ticket::new();
+        store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 1, ticket: Arc::clone(&ticket) });
+        let _ = ticket.wait().await;
+    }
+    for seq in kept..kept + 500 {
+        let ticket = Ticket::new();
+        append(&store, Entry::new(Q, seq, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&ticket))));
+        ticket.done();
+        ticket.wait().await.unwrap();
+    }
+    assert_eq!(store.health(), StoreHealth::Sound);
+    assert_eq!(seqs(&store, Q).await.len(), 500);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_left_by_removals_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(false));
+    let (disk, reserve) = (Arc::clone(&full), dir.path().join("queues/reserve"));
+    let kept_room = reserve.clone();
+    // Commits succeed as long as the reserve's room is free for them.
+    let hook = move || match disk.load(SeqCst) && kept_room.exists() {
+        true => Err(io::ErrorKind::StorageFull.into()),
+        false => Ok(()),
+    };
+    let store = open(dir.path(), &QueueOptions { hook: Some(Arc::new(hook)), ..QueueOptions::default() });
+    for seq in 0..10 {
+        append(&store, entry(Q, seq));
+    }
+    written(&store).await;
+    assert!(reserve.exists());
+    full.store(true, SeqCst);
     let ticket = Ticket::new();
-    append(&store, ticketed(Q, kept + 1, &ticket));
+    append(&store, ticketed(Q, 10, &ticket));
     ticket.done();
-    ticket.wait().await.unwrap();
+    assert!(ticket.wait().await.is_err());
+    assert!(!reserve.exists());
+    // Nothing can be made where the reserve was: the disk has no room for it.
+    std::fs::create_dir(&reserve).unwrap();
+    full.store(false, SeqCst);
+    for seq in 0..10 {
+        remove(&store, Q, seq);
+    }
+    written(&store).await;
+    assert_eq!(store.gauges().depth, 0);
+    assert_eq!(store.health(), StoreHealth::Failing, "a removal does not make room for more");
+    let ticket = Ticket::new();
+    append(&store, ticketed(Q, 11, &ticket));
+    ticket.done();
+    assert!(ticket.wait().await.is_err(), "added what only removals have room for");
+    std::fs::remove_dir(&reserve).unwrap();
+    while store.health() == StoreHealth::Failing {
+        std::thread::yield_now();
+        let _ = tokio::task::yield_now().await;
+        let ticket = Ticket::new();
+        append(&store, ticketed(Q, 12, &ticket));
+        ticket.done();
+        let _ = ticket.wait().await;
+    }
+    assert!(reserve.exists());
 }
 
 #[tokio::test]

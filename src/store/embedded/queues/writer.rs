@@ -280,6 +280,10 @@ impl Work for Writer {
         Ok(())
     }
 
+    fn adds(&self) -> bool {
+        !self.batch.bodies.is_empty()
+    }
+
     fn committed(&mut self) {
         let effects = std::mem::take(&mut self.effects);
         self.limit = (self.limit * 2).min(MAX_JOBS);

@@ -9,6 +9,7 @@ mod tests;
 mod waiting;
 
 use std::{
+    path::PathBuf,
     sync::{Arc, atomic::AtomicUsize},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -50,6 +51,11 @@ impl EmbeddedRetained {
             Lazy::default(),
         )?;
         Ok(Self { environment, tables, committer })
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.environment.set_aside()
     }
 
     fn submit(&self, op: Op) {

@@ -142,6 +142,11 @@ impl Work for Writer {
         Ok(())
     }
 
+    /// What nobody waits for is written even from the reserve: it cannot be refused, and there is a bound to it.
+    fn adds(&self) -> bool {
+        self.batch.topics.values().any(Change::is_offer)
+    }
+
     fn committed(&mut self) {
         self.batch.topics.clear();
         self.batch.in_hand.store(0, Relaxed);

@@ -10,14 +10,25 @@ mod tables;
 mod tests;
 mod waiting;
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use super::{
     DurableOptions,
     committer::{Committer, Lazy},
     environment::Environment,
 };
-use crate::store::{DataDir, Restore, SessionOp, SessionStore, StoreError, StoreHealth};
+use crate::{
+    store::{
+        DataDir, Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession, StoredSubscription,
+    },
+    types::QueueId,
+};
 use restore::Useless;
 use tables::Tables;
 use waiting::{Waiting, Writer};
@@ -27,6 +38,7 @@ pub struct EmbeddedSessions {
     environment: Arc<Environment>,
     tables: Tables,
     committer: Committer<Writer>,
+    stored: Arc<AtomicU64>,
 }
 
 impl EmbeddedSessions {
@@ -37,16 +49,27 @@ impl EmbeddedSessions {
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("sessions", 3))?);
         let tables = Tables::open(&environment)?;
+        let stored = Arc::new(AtomicU64::new(environment.reading(|txn| tables.sessions.len(txn))?));
         let in_hand = Arc::new(AtomicUsize::new(0));
         let waiting = || Waiting::new(options.max_waiting_bytes, Arc::clone(&in_hand));
         let committer = Committer::start(
             "sessions-writer",
             Arc::clone(&environment),
-            Writer::new(tables, waiting()),
+            Writer::new(tables, waiting(), Arc::clone(&stored)),
             [waiting(), waiting()],
             Lazy::default(),
         )?;
-        Ok(Self { environment, tables, committer })
+        Ok(Self { environment, tables, committer, stored })
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.environment.set_aside()
+    }
+
+    /// Sessions in the store, as of the last commit.
+    pub fn stored(&self) -> u64 {
+        self.stored.load(Relaxed)
     }
 
     fn remove(&self, useless: &Useless) -> Result<(), heed::Error> {
@@ -91,18 +114,17 @@ impl SessionStore for EmbeddedSessions {
     }
 }
 
-/// Whether this is a sound session; for checks, as those below.
-pub(super) fn is_session(key: &[u8], value: &[u8]) -> bool {
-    let queue = tables::number(key);
-    queue.is_some_and(|queue| record::decode_session(queue, value, &mut Arc::default()).is_some())
+/// The session of this record, if it is sound; for the tools, as those below.
+pub(super) fn session(key: &[u8], value: &[u8]) -> Option<StoredSession> {
+    record::decode_session(tables::number(key)?, value, &mut Arc::default())
 }
 
-/// Whether this is a sound subscription.
-pub(super) fn is_subscription(key: &[u8], value: &[u8]) -> bool {
-    tables::number(key).is_some() && record::decode_subscription(value).is_some()
+/// The subscription, and whose it is.
+pub(super) fn subscription(key: &[u8], value: &[u8]) -> Option<(QueueId, StoredSubscription)> {
+    Some((tables::number(key)?, record::decode_subscription(value)?))
 }
 
-/// Whether this is a sound group.
-pub(super) fn is_group(key: &[u8], value: &[u8]) -> bool {
-    tables::number(key).is_some() && record::decode_group(value).is_some()
+/// The number and full name of the shared group.
+pub(super) fn group<'a>(key: &[u8], value: &'a [u8]) -> Option<(QueueId, &'a str)> {
+    Some((tables::number(key)?, record::decode_group(value)?))
 }

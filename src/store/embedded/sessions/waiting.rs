@@ -6,7 +6,7 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -188,12 +188,15 @@ pub(super) struct Writer {
     tables: Tables,
     batch: Waiting,
     buffer: Vec<u8>,
+    /// Sessions in the table after the transaction.
+    count: u64,
+    stored: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// `batch` is an empty one.
-    pub(super) fn new(tables: Tables, batch: Waiting) -> Self {
-        Self { tables, batch, buffer: Vec::new() }
+    /// `batch` is an empty one; `stored` is told how many sessions there are.
+    pub(super) fn new(tables: Tables, batch: Waiting, stored: Arc<AtomicU64>) -> Self {
+        Self { tables, batch, buffer: Vec::new(), count: 0, stored }
     }
 
     fn note_bytes(&self) {
@@ -238,10 +241,20 @@ impl Work for Writer {
                 None => {}
             }
         }
+        self.count = tables.sessions.len(txn)?;
         Ok(())
     }
 
+    /// What nobody waits for is written even from the reserve: it cannot be refused, and there is a bound to it.
+    fn adds(&self) -> bool {
+        self.batch
+            .sessions
+            .values()
+            .any(|session| session.record.is_offer() || session.subscriptions.values().any(Change::is_offer))
+    }
+
     fn committed(&mut self) {
+        self.stored.store(self.count, Relaxed);
         self.batch.sessions.clear();
         self.batch.groups.clear();
         self.batch.in_hand.store(0, Relaxed);

@@ -1,5 +1,8 @@
 //! What an operator does with a data directory: check every record, compact, back up.
 
+mod export;
+mod file;
+mod import;
 #[cfg(test)]
 mod tests;
 
@@ -8,16 +11,21 @@ use std::{fs, io, path::Path};
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
+    check::look_at_pages,
     message,
     open::{Existing, existing, in_use},
+    queues::audit,
     record, sessions,
 };
 use crate::store::{DataDir, StoreError, data_dir::sync_directory};
 
+pub use export::export;
+pub use import::import;
+
 /// Whether a record is sound, by key and value.
 type Sound = fn(&[u8], &[u8]) -> bool;
 
-/// Folders, their tables with records, and what a sound record is. Keys that hold all there is are counted only.
+/// Folders, their tables with records, and what a sound record is.
 const STORES: &[(&str, &[(&str, Sound)])] = &[
     (
         "latest",
@@ -29,19 +37,13 @@ const STORES: &[(&str, &[(&str, Sound)])] = &[
     (
         "sessions",
         &[
-            ("sessions", sessions::is_session),
-            ("subscriptions", sessions::is_subscription),
-            ("groups", sessions::is_group),
+            ("sessions", |key, value| sessions::session(key, value).is_some()),
+            ("subscriptions", |key, value| sessions::subscription(key, value).is_some()),
+            ("groups", |key, value| sessions::group(key, value).is_some()),
         ],
     ),
-    (
-        "queues",
-        &[
-            ("bodies", |_, value| message::decode(value).is_some()),
-            ("entries", |_, _| true),
-            ("received", |_, _| true),
-        ],
-    ),
+    // Also whether its tables fit each other: see `audit`.
+    ("queues", &[]),
     ("retained", &[("retained", |_, value| message::decode(value).is_some())]),
 ];
 
@@ -87,6 +89,10 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Stor
         match existing(&folder, TABLES) {
             Ok(Existing::Absent) => continue,
             Ok(Existing::Damaged(reason)) => report.problem = Some(reason),
+            Ok(Existing::Sound(env)) if !whole(&folder.join("data.mdb"))? => {
+                close(env);
+                report.problem = Some("a page is not what it should be".to_owned());
+            }
             Ok(Existing::Sound(env)) => {
                 let result = check_tables(&env, tables, &mut report, progress);
                 close(env);
@@ -117,15 +123,25 @@ fn check_tables(
             found.push((table, sound));
         }
     }
+    let queues = if report.store == "queues" { audit::tables(env, &txn)? } else { None };
+    if let Some(queues) = &queues {
+        total += audit::records(queues, &txn)?;
+    }
+    let mut seen = |sound: bool| {
+        report.records += 1;
+        report.damaged += u64::from(!sound);
+        if report.records.is_multiple_of(STEP) {
+            progress(Progress { store: report.store, done: report.records, total });
+        }
+    };
     for (table, sound) in found {
         for entry in table.iter(&txn)? {
             let (key, value) = entry?;
-            report.records += 1;
-            report.damaged += u64::from(!sound(key, value));
-            if report.records.is_multiple_of(STEP) {
-                progress(Progress { store: report.store, done: report.records, total });
-            }
+            seen(sound(key, value));
         }
+    }
+    if let Some(queues) = &queues {
+        report.damaged += audit::audit(queues, &txn, &mut seen)?;
     }
     progress(Progress { store: report.store, done: report.records, total });
     Ok(())
@@ -200,8 +216,15 @@ pub fn backup(path: &Path, target: &Path) -> Result<Vec<StoreReport>, StoreError
             fs::copy(entry.path(), target.join(entry.file_name())).map_err(|e| unusable(&e))?;
         }
     }
+    // By this file a data directory is known.
+    fs::write(target.join("lock"), "").map_err(|e| unusable(&e))?;
     sync_directory(target).map_err(|e| unusable(&e))?;
     Ok(reports)
+}
+
+/// Whether the pages of the tree fit each other. LMDB ends the process at one that does not.
+fn whole(file: &Path) -> Result<bool, StoreError> {
+    look_at_pages(file).map_err(|e| StoreError::Unavailable(format!("cannot read {}: {e}", file.display())))
 }
 
 /// Writes a compacted, durable copy of a store to `file`. False if there is none.

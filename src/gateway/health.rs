@@ -1,0 +1,73 @@
+//! What operators are told of the stores on disk.
+
+use std::{path::PathBuf, sync::Arc};
+
+use crate::{
+    store::{
+        EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _, RetainedStore as _,
+        SessionStore as _, StoreHealth,
+    },
+    telemetry::Gauge,
+};
+
+/// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
+pub(super) struct StoreWatch {
+    pub(super) durable: Option<Durable>,
+    pub(super) set_aside: Vec<PathBuf>,
+}
+
+pub(super) struct Durable {
+    pub(super) sessions: Arc<EmbeddedSessions>,
+    pub(super) queues: Arc<EmbeddedQueues>,
+    pub(super) retained: Arc<EmbeddedRetained>,
+}
+
+impl Durable {
+    fn health(&self) -> [(&'static str, StoreHealth); 3] {
+        [
+            ("sessions", self.sessions.health()),
+            ("queues", self.queues.health()),
+            ("retained", self.retained.health()),
+        ]
+    }
+}
+
+impl StoreWatch {
+    /// What is wrong, a line each; nothing if all is well.
+    pub(super) fn problems(&self) -> String {
+        let mut text = String::new();
+        let health = self.durable.as_ref().map(Durable::health);
+        for (name, health) in health.into_iter().flatten() {
+            if health == StoreHealth::Failing {
+                text.push_str(&format!("store: failing: {name}\n"));
+            }
+        }
+        for file in &self.set_aside {
+            text.push_str(&format!("store: set aside: {}\n", file.display()));
+        }
+        text
+    }
+
+    pub(super) fn gauges(&self) -> Vec<Gauge> {
+        let gauge = |name, help, labels, value: u64| (name, help, labels, value as f64);
+        let none = String::new;
+        let mut all = vec![gauge(
+            "gateway_store_set_aside",
+            "Damaged files that were set aside at the start",
+            none(),
+            self.set_aside.len() as u64,
+        )];
+        let Some(durable) = &self.durable else { return all };
+        for (name, health) in durable.health() {
+            let label = format!("store=\"{name}\"");
+            let sound = u64::from(health == StoreHealth::Sound);
+            all.push(gauge("gateway_store_healthy", "1 while the store takes writes", label, sound));
+        }
+        let queues = durable.queues.gauges();
+        let waiting = queues.waiting_bytes as u64;
+        all.push(gauge("gateway_store_waiting_bytes", "Bytes of messages not yet on disk", none(), waiting));
+        all.push(gauge("gateway_store_queued", "Messages queued on disk", none(), queues.depth));
+        all.push(gauge("gateway_store_sessions", "Sessions on disk", none(), durable.sessions.stored()));
+        all
+    }
+}

@@ -1,0 +1,174 @@
+//! What a session holds beside messages across the end of the process: wills, expiry, subscriptions, QoS 2 steps.
+//! Messages are tests/crash's.
+
+#[path = "support/client.rs"]
+mod client;
+mod support;
+
+use client::{Client, Got, hello, message, will};
+use mqtt_server::{
+    codec::{Ack, Connect, ConnectWill, Packet, Unsubscribe},
+    types::{Protocol, QoS},
+};
+use support::{Server, until};
+
+fn lasting(name: &str, seconds: u32) -> Connect {
+    Connect { clean_start: false, session_expiry: Some(seconds), ..hello(Protocol::V5, name) }
+}
+
+/// Connects; whether the session was there.
+fn resume(port: u16, connect: Connect) -> (Client, bool) {
+    let protocol = connect.protocol;
+    let mut client = Client::open(port, protocol);
+    client.send(&Packet::Connect(Box::new(connect)));
+    let connack = client.next_bytes().expect("CONNACK");
+    assert_eq!((connack[0], connack[3]), (0x20, 0), "accepted");
+    (client, connack[2] & 1 == 1)
+}
+
+fn ack(packet_id: u16) -> Ack {
+    Ack { packet_id, code: 0, reason_string: None, user: Vec::new() }
+}
+
+fn leave(client: &mut Client) {
+    client.send(&Packet::Disconnect(Box::default()));
+    assert_eq!(client.next(), Got::Closed);
+}
+
+/// [MQTT-3.1.2-8]: the gateway's own end is a network failure for the client. The delay counts from the restart.
+#[test]
+fn the_will_of_a_lasting_session_is_published_after_a_crash() {
+    let server = Server::start();
+    let mut watcher = resume(server.ports.tcp, lasting("watcher", 600)).0;
+    watcher.subscribe_with("wills/#", QoS::AtLeastOnce, None);
+    leave(&mut watcher);
+    let mut delayed = lasting("delayed", 600);
+    delayed.will = Some(ConnectWill { delay: 1, ..will("wills/delayed", b"gone") });
+    let _delayed = resume(server.ports.tcp, delayed);
+    let mut saved = lasting("saved", 600);
+    saved.will = Some(ConnectWill { delay: 3600, ..will("wills/saved", b"gone") });
+    let _saved = resume(server.ports.tcp, saved.clone());
+    // Both are written without anybody waiting for it; a subscription of the last one's is waited for.
+    let mut mark = resume(server.ports.tcp, lasting("mark", 600)).0;
+    mark.subscribe("mark");
+    let server = server.kill_and_restart(&[], "");
+    // Back within its delay: not published [MQTT-3.1.3-9].
+    let (mut saved, present) = resume(server.ports.tcp, Connect { will: None, ..saved });
+    assert!(present);
+    leave(&mut saved);
+    let (mut watcher, present) = resume(server.ports.tcp, lasting("watcher", 600));
+    assert!(present);
+    assert_eq!(watcher.next(), Got::Publish("wills/delayed".to_owned(), b"gone".to_vec()));
+    assert_eq!(watcher.ping(), [], "and no other");
+    assert_eq!(server.metric("mqtt_wills_published_total"), 1);
+}
+
+/// [MQTT-3.1.2-23]: the time without the gateway counts, too.
+#[test]
+fn a_session_expires_although_the_gateway_was_away() {
+    let server = Server::start();
+    let mut short = resume(server.ports.tcp, lasting("short", 1)).0;
+    short.subscribe("a");
+    leave(&mut short);
+    let mut long = resume(server.ports.tcp, lasting("long", 600)).0;
+    long.subscribe("a");
+    leave(&mut long);
+    let connected = resume(server.ports.tcp, lasting("connected", 600));
+    until(|| server.metric("mqtt_sessions") == 2);
+    let server = server.kill_and_restart(&[], "");
+    assert_eq!(server.metric("mqtt_subscriptions"), 1);
+    drop(connected);
+    for (name, expected) in [("short", false), ("long", true), ("connected", true)] {
+        assert_eq!(resume(server.ports.tcp, lasting(name, 600)).1, expected, "{name}");
+    }
+}
+
+/// A session that was discarded must not come back, nor one that ends with its connection outlive the process.
+#[test]
+fn what_has_ended_stays_ended_after_a_crash() {
+    let server = Server::start();
+    let mut first = resume(server.ports.tcp, lasting("clean", 600)).0;
+    first.subscribe("old");
+    leave(&mut first);
+    let (_clean, present) = resume(server.ports.tcp, Connect { clean_start: true, ..lasting("clean", 600) });
+    assert!(!present);
+    let mut brief = resume(server.ports.tcp, hello(Protocol::V5, "brief")).0;
+    brief.subscribe("brief");
+    let mut changed = resume(server.ports.tcp, lasting("changed", 600)).0;
+    changed.subscribe("kept");
+    changed.subscribe("left");
+    changed.send(&Packet::Unsubscribe(Unsubscribe {
+        packet_id: 1,
+        user: Vec::new(),
+        filters: vec!["left".to_owned()],
+    }));
+    assert_eq!(changed.next(), Got::Other(0xB0));
+    let server = server.kill_and_restart(&[], "");
+    assert_eq!((server.metric("mqtt_sessions"), server.metric("mqtt_subscriptions")), (2, 1));
+    assert!(resume(server.ports.tcp, lasting("clean", 600)).1, "the new one");
+    assert!(!resume(server.ports.tcp, lasting("brief", 600)).1);
+}
+
+/// [MQTT-4.3.3]: both halves of QoS 2 go on where they were: no PUBREL is sent for nothing, no identifier forgotten.
+#[test]
+fn a_qos_2_handshake_goes_on_after_a_crash() {
+    let server = Server::start();
+    let mut receiver = resume(server.ports.tcp, lasting("receiver", 600)).0;
+    receiver.subscribe_with("t", QoS::ExactlyOnce, None);
+    let mut sender = resume(server.ports.tcp, lasting("sender", 600)).0;
+    sender.send(&message("t", b"once", QoS::ExactlyOnce, false));
+    assert_eq!(sender.next(), Got::Other(0x50), "PUBREC");
+    assert_eq!(receiver.next(), Got::Publish("t".to_owned(), b"once".to_vec()));
+    receiver.send(&Packet::PubRec(ack(1)));
+    assert_eq!(receiver.next(), Got::Other(0x62), "PUBREL, so the gateway has noted PUBREC");
+    let server = server.kill_and_restart(&[], "");
+    let (mut receiver, present) = resume(server.ports.tcp, lasting("receiver", 600));
+    assert!(present);
+    assert_eq!(receiver.next(), Got::Other(0x62), "PUBREL again, not PUBLISH");
+    receiver.send(&Packet::PubComp(ack(1)));
+    let (mut sender, present) = resume(server.ports.tcp, lasting("sender", 600));
+    assert!(present);
+    let Packet::Publish(mut again) = message("t", b"once", QoS::ExactlyOnce, false) else { unreachable!() };
+    again.dup = true;
+    sender.send(&Packet::Publish(again));
+    assert_eq!(sender.next(), Got::Other(0x50), "PUBREC of a duplicate");
+    sender.send(&Packet::PubRel(ack(1)));
+    assert_eq!(sender.next(), Got::Other(0x70), "PUBCOMP");
+    sender.send(&message("t", b"another", QoS::ExactlyOnce, false));
+    assert_eq!(sender.next(), Got::Other(0x50));
+    assert_eq!(receiver.next(), Got::Publish("t".to_owned(), b"another".to_vec()), "the first came once");
+}
+
+/// Sessions and retained messages of broker mode do not open a way from device to device in non-broker mode.
+#[test]
+fn a_start_in_non_broker_mode_keeps_only_the_namespace() {
+    let server = Server::start();
+    let mut device = resume(server.ports.tcp, lasting("dev", 600)).0;
+    for filter in ["devices/dev/#", "others/#", "$share/group/others/#"] {
+        device.subscribe_with(filter, QoS::AtLeastOnce, None);
+    }
+    device.publish_acked("kept", b"x", true);
+    leave(&mut device);
+    let server = server.kill_and_restart(&["--non-broker"], "");
+    assert_eq!((server.metric("mqtt_sessions"), server.metric("mqtt_subscriptions")), (1, 1));
+    let log = server.log();
+    assert!(log.contains("\"refused_subscriptions\":2") && log.contains("\"refused_retained\":1"), "{log}");
+}
+
+/// Without the store everything is as it was before there was one.
+#[test]
+fn without_the_store_sessions_end_with_the_process() {
+    let config = "[store]\nenabled = false\n";
+    let server = Server::start_with(&[], config);
+    let mut device = resume(server.ports.tcp, lasting("dev", 600)).0;
+    device.subscribe_with("t", QoS::AtLeastOnce, None);
+    leave(&mut device);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    publisher.publish_acked("t", b"waits", false);
+    let (mut device, present) = resume(server.ports.tcp, lasting("dev", 600));
+    assert!(present);
+    assert_eq!(device.next(), Got::Publish("t".to_owned(), b"waits".to_vec()));
+    let server = server.kill_and_restart(&[], config);
+    assert!(!resume(server.ports.tcp, lasting("dev", 600)).1);
+    assert!(!server.dir().join("data/queues").exists());
+}
