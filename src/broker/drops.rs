@@ -1,6 +1,6 @@
-//! Drops gathered for `Events.Watch`: one event a second for each session and reason.
+//! Drops: counted by reason, and gathered for `Events.Watch`: one event a second for each session and reason.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use ahash::RandomState;
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::{Broker, Event, EventKind};
 use crate::{
     telemetry::count,
-    types::{ClientId, DropReason, Timestamp},
+    types::{ClientId, DropReason, Receipt, Timestamp},
 };
 
 /// (session, reason) pairs between two ticks; drops of further ones are counted but not told.
@@ -45,4 +45,28 @@ impl Broker {
             self.emit(Event { at: now, client_id, kind: EventKind::Dropped { reason, count } });
         }
     }
+}
+
+/// Counts a drop by the broker itself, and tells the receipt of a message that had been accepted.
+pub(super) fn drop_message(receipt: &Option<Arc<Receipt>>, reason: DropReason) {
+    count_drop(reason);
+    if let Some(receipt) = receipt {
+        receipt.update(|state| {
+            state.dropped += 1;
+            state.reason = Some(reason);
+        });
+    }
+}
+
+/// Counts a drop by its reason.
+pub(super) fn count_drop(reason: DropReason) {
+    count(|c| match reason {
+        DropReason::Offline => c.dropped_offline.add(1),
+        DropReason::QueueFull => c.dropped_queue_full.add(1),
+        DropReason::Memory => c.dropped_memory.add(1),
+        DropReason::Expired => c.dropped_expired.add(1),
+        DropReason::TooLarge => c.dropped_too_large.add(1),
+        DropReason::ConnectionLost => c.dropped_connection_lost.add(1),
+        DropReason::SessionEnded => c.dropped_session_ended.add(1),
+    });
 }

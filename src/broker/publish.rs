@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, RetainError, Turn,
-    index::MatchList,
-    shared::{Delivery, drop_message},
+    drops::drop_message, index::MatchList, shared::Delivery,
 };
 use crate::{
     store::StoreHealth,

@@ -15,7 +15,10 @@ use std::{
 use ahash::RandomState;
 use parking_lot::{Mutex, RwLock};
 
-use super::{Delivered, MatchOptions, Outcome, Target, budget::Budget, durable::Durable, index::Options};
+use super::{
+    Delivered, MatchOptions, Outcome, Target, budget::Budget, drops::count_drop, durable::Durable,
+    index::Options,
+};
 use crate::{
     config::SharedStrategy,
     store::SessionOp,
@@ -483,31 +486,8 @@ impl Group {
     }
 }
 
-/// Counts a drop by the broker itself, and tells the receipt of a message that had been accepted.
-pub(super) fn drop_message(receipt: &Option<Arc<crate::types::Receipt>>, reason: DropReason) {
-    count_drop(reason);
-    if let Some(receipt) = receipt {
-        receipt.update(|state| {
-            state.dropped += 1;
-            state.reason = Some(reason);
-        });
-    }
-}
-
 /// Tells members that were busy that the queue has something for them. They may have had room, and found nothing, just
 /// before it came there.
 fn nudge(members: &[Member]) {
     members.iter().for_each(|member| member.target.nudge());
-}
-
-fn count_drop(reason: DropReason) {
-    count(|c| match reason {
-        DropReason::Offline => c.dropped_offline.add(1),
-        DropReason::QueueFull => c.dropped_queue_full.add(1),
-        DropReason::Memory => c.dropped_memory.add(1),
-        DropReason::Expired => c.dropped_expired.add(1),
-        DropReason::TooLarge => c.dropped_too_large.add(1),
-        DropReason::ConnectionLost => c.dropped_connection_lost.add(1),
-        DropReason::SessionEnded => c.dropped_session_ended.add(1),
-    });
 }

@@ -50,7 +50,7 @@ pub fn import(
         sync_directory(&beside).map_err(|e| unusable(&e))?;
         fs::rename(&beside, target).map_err(|e| unusable(&e))?;
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
-        sync_directory(parent.unwrap_or(Path::new("."))).map_err(|e| unusable(&e))?;
+        sync_directory(parent.unwrap_or_else(|| Path::new("."))).map_err(|e| unusable(&e))?;
         Ok(reports)
     });
     if result.is_err() {
