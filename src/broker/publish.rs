@@ -50,8 +50,9 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        let stored = message.qos > QoS::AtMostOnce && session.is_durable();
-        if !self.has_room_for(message) || stored && !self.store_accepts() {
+        let durable = self.inner.durable.as_ref().filter(|_| session.is_durable());
+        let kept = message.qos > QoS::AtMostOnce;
+        if !self.has_room_for(message) || kept && durable.is_some_and(|durable| !durable.queues().accepts()) {
             count(|c| c.dropped_memory.add(1));
             return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
         }
@@ -138,7 +139,7 @@ impl Broker {
     fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
         let Some(durable) = &self.inner.durable else { return false };
         let queues = durable.queues();
-        if queues.health() == StoreHealth::Sound && queues.accepts() {
+        if message.qos == QoS::AtMostOnce || queues.health() == StoreHealth::Sound && queues.accepts() {
             return false;
         }
         let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);
@@ -203,8 +204,7 @@ impl Published {
     fn add(&mut self, outcome: Outcome) {
         self.matched += u32::from(outcome != Outcome::Ignored);
         match outcome {
-            // A shared group has kept it: it answers for its members.
-            Outcome::Ignored | Outcome::Busy => {}
+            Outcome::Ignored => {}
             Outcome::Sent => self.sent += 1,
             Outcome::Queued => self.queued += 1,
             Outcome::Dropped(reason) => {

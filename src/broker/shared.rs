@@ -205,13 +205,17 @@ impl Group {
             // Messages left by a member that could not take all of them come first.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
-        let busy = match self.offer(message, &members, delivery) {
-            Some(Outcome::Busy) => true,
-            Some(outcome) => return outcome,
-            None => false,
-        };
+        if let Some(outcome) = self.offer(message, &members, delivery) {
+            // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
+            let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
+                && message.qos > QoS::AtMostOnce
+                && members.iter().any(|member| member.target.is_durable());
+            if !waits {
+                return outcome;
+            }
+        }
         let outcome = self.enqueue(message, &members, delivery);
-        if !busy && outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
+        if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
         }
@@ -271,10 +275,7 @@ impl Group {
             let outcome = self.hand(member, message, delivery);
             match outcome {
                 // Another member may have room; QoS 0 is not worth the search.
-                Outcome::Busy => refused = Some(outcome),
-                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => {
-                    refused.get_or_insert(outcome);
-                }
+                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
                 _ => return Some(outcome),
             }
         }
@@ -296,8 +297,7 @@ impl Group {
         if flush {
             delivery.dirty.push(Arc::clone(&member.target));
         }
-        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_) | Outcome::Busy)
-        {
+        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
             self.sticky.store(member.slot, Ordering::Relaxed);
         }
         outcome
@@ -435,7 +435,7 @@ impl Group {
                         self.remove(place, delivery);
                     }
                 }
-                None | Some(Outcome::Dropped(_) | Outcome::Busy) => {
+                None | Some(Outcome::Dropped(_)) => {
                     drop(unit);
                     drop(borrowed);
                     self.put_back(Waiting { message, place }, delivery.budget);

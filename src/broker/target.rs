@@ -39,8 +39,6 @@ pub enum Outcome {
     Queued,
     /// Not taken.
     Dropped(DropReason),
-    /// Not taken now: the shared group that chose this target keeps it, and the target asks for it when it has room.
-    Busy,
     /// Not wanted: a stream's own rules leave this message out. Counts neither as matched nor as dropped.
     Ignored,
 }

@@ -38,7 +38,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Backends and operators")]
     pub insecure_grpc: bool,
 
-    /// Directory of everything kept on disk [default: ./data]
+    /// Directory of all that is kept on disk [default: ./data]
     #[arg(long, value_name = "DIR", help_heading = "Storage")]
     pub data_dir: Option<PathBuf>,
     /// Cassandra or Scylla node for latest values (not in this version yet)

@@ -50,7 +50,7 @@ pub(super) async fn run_http(
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let pages = Pages {
         render: {
-            let (broker, latest, watch) = (broker.clone(), latest.clone(), Arc::clone(&watch));
+            let (latest, watch) = (latest.clone(), Arc::clone(&watch));
             Arc::new(move || render(&metrics(&broker, latest.as_deref(), &watch)))
         },
         ready: Arc::new(move || {

@@ -138,8 +138,7 @@ pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
         DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
         DirectOutcome::DeviceOffline => Err(Error::DeviceOffline),
         DirectOutcome::Done(Outcome::Sent) => Ok(Published { sent: 1, ..one }),
-        // Only shared groups are answered Busy.
-        DirectOutcome::Done(Outcome::Ignored | Outcome::Busy) => Ok(Published::default()),
+        DirectOutcome::Done(Outcome::Ignored) => Ok(Published::default()),
         DirectOutcome::Done(Outcome::Queued) => Ok(Published { queued: 1, ..one }),
         DirectOutcome::Done(Outcome::Dropped(reason)) => match drop_error(reason) {
             Some(error) => Err(error),

@@ -247,7 +247,6 @@ impl Target for Device {
             Take::Sent => Outcome::Sent,
             Take::Queued => Outcome::Queued,
             Take::Dropped(reason) => Outcome::Dropped(reason),
-            Take::Busy => Outcome::Busy,
             Take::Overflow => {
                 let waker = slot.link.as_mut().map(|link| {
                     link.close = Some(CloseReason::SlowConsumer);

@@ -173,13 +173,8 @@ impl Connection {
         loop {
             if self.rare.as_ref().is_none_or(|rare| rare.reading.is_none()) {
                 let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
-                let group_waits = slot.out.take_group_waits();
-                let from = slot.out.begin_load();
+                let Some(from) = slot.out.begin_load() else { return };
                 drop(slot);
-                if group_waits {
-                    self.rare().group_queues = true;
-                }
-                let Some(from) = from else { return };
                 self.rare().reading = Some(self.read_from(from));
             }
             let Some(reading) = self.rare.as_mut().and_then(|rare| rare.reading.as_mut()) else { return };
@@ -230,11 +225,11 @@ impl Closing {
     pub(super) fn new(
         queue: QueueId,
         packet_id: u16,
-        unit: &Arc<Ticket>,
+        unit: Arc<Ticket>,
         forget: bool,
         queues: Arc<dyn QueueStore>,
     ) -> Self {
-        Self { queue, packet_id, unit: Arc::clone(unit), forget, queues, open: AtomicBool::new(true) }
+        Self { queue, packet_id, unit, forget, queues, open: AtomicBool::new(true) }
     }
 
     pub(super) fn close_when_safe(self) {

@@ -188,12 +188,12 @@ impl Connection {
 
     /// Completes a unit with the packet identifier of its QoS 2 message.
     fn close_unit(&self, packet_id: u16, unit: Option<OpenUnit<'_, '_>>) {
+        let Some(stores) = self.device.shared.broker.stores() else { return };
+        let Some(ticket) = unit.and_then(OpenUnit::hand_over) else { return };
         let queue = self.device.core().queue();
-        let stores = self.device.shared.broker.stores();
-        let Some((ticket, stores)) = unit.and_then(OpenUnit::hand_over).zip(stores) else { return };
         // Also if another connection has taken the session meanwhile, and its client may have gone on.
         let kept = self.device.lock().out.keep_received(packet_id, Arc::clone(&ticket));
-        Closing::new(queue, packet_id, &ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
+        Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
     }
 
     fn refuse_publish(&self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {

@@ -83,8 +83,6 @@ pub(super) struct Tail {
     restored: u64,
     /// While more is being read: `next` of when that began.
     loading: Option<u64>,
-    /// A shared group keeps messages that there was no room for.
-    group_waits: bool,
     /// Publishers that wait for messages of the tail, by place.
     awaited: VecDeque<(u64, Arc<Receipt>)>,
 }
@@ -203,12 +201,6 @@ impl Outbound {
         self.pump(env);
     }
 
-    /// Whether a shared group keeps messages that there was no room for; tells it once.
-    pub fn take_group_waits(&mut self) -> bool {
-        let tail = self.rare.as_mut().and_then(|rare| rare.tail.as_mut());
-        tail.is_some_and(|tail| tail.is_empty() && std::mem::take(&mut tail.group_waits))
-    }
-
     /// Reading failed; it is tried again.
     pub fn load_failed(&mut self) {
         if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
@@ -266,9 +258,9 @@ impl Outbound {
             return Take::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
-            // What is on disk only cannot be given to another member.
-            tail.group_waits = true;
-            return Take::Busy;
+            // Another member may have room, and what is on disk only cannot be given to another member. Not a drop: it
+            // waits in the group's queue then.
+            return Take::Dropped(DropReason::QueueFull);
         }
         self.append_to_tail(message, qos, offer, env, disk)
     }

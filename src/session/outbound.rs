@@ -85,8 +85,6 @@ pub enum Take {
     Dropped(DropReason),
     /// Not taken, and the policy is to end the connection.
     Overflow,
-    /// Not taken now: a shared group keeps it for whoever has room first.
-    Busy,
 }
 
 /// Answer to an inbound QoS 2 PUBLISH.

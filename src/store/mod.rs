@@ -1,6 +1,23 @@
 //! What the gateway remembers beyond a process: traits for each role and their backends.
 //!
 //! Callers know the traits; only the backends know a database. Nothing here knows the protocol.
+//!
+//! ```text
+//! sessions queues retained       traits: who there is, what waits for whom, what topics keep
+//! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
+//! memory                         latest values without a disk
+//! data_dir                       the directory and its lock
+//! embedded                       all of them in LMDB, one environment (folder) each:
+//!   open check environment reserve   opening, damage, growing, room for removals on a full disk
+//!   committer pending                one writer thread per environment, group commit
+//!   fields keys message record       what records look like
+//!   sessions queues retained         tables and writers; `queues` has readers of its own
+//!   write read                       latest values
+//!   tool                             check, compact, back up, export, import
+//! ```
+//!
+//! Whoever submits a change gives a [`Ticket`](crate::types::Ticket) along if it waits for the disk; the writer ends the
+//! ticket's part after the commit, or refuses it.
 
 mod data_dir;
 mod embedded;

@@ -217,16 +217,17 @@ impl<'a, 'm> OpenUnit<'a, 'm> {
         self.take().map(|ticket| self.journal.submit(close(ticket))).is_some()
     }
 
-    /// The ticket of the unit, if one was begun, with a part for the operation that the caller closes it with.
+    /// The ticket of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
     pub fn hand_over(mut self) -> Option<Arc<Ticket>> {
-        self.take()
+        self.closed = true;
+        let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
+        ticket.add();
+        Some(Arc::clone(ticket))
     }
 
-    fn take(&mut self) -> Option<Arc<Ticket>> {
-        if std::mem::replace(&mut self.closed, true) {
-            return None;
-        }
-        let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
+    fn close_with(&mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+        self.closed = true;
+        let Some(ticket) = self.message.issued().filter(|ticket| ticket.is_unit()) else { return false };
         ticket.add();
         Some(Arc::clone(ticket))
     }
