@@ -218,9 +218,10 @@ impl Group {
         if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
-        }
-        if busy {
-            nudge(&members);
+            if self.has_queued() {
+                // Members that were full: nobody else would tell them.
+                nudge(&members);
+            }
         }
         outcome
     }
@@ -440,7 +441,7 @@ impl Group {
                     drop(borrowed);
                     self.put_back(Waiting { message, place }, delivery.budget);
                     // A member asks by itself again.
-                    if outcome == Some(Outcome::Busy) && slot.is_none() {
+                    if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
                         nudge(members);
                     }
                     return;
@@ -486,7 +487,7 @@ impl Group {
     }
 }
 
-/// Tells members that were busy that the queue has something for them. They may have had room, and found nothing, just
+/// Tells members that were full that the queue has something for them. They may have had room, and found nothing, just
 /// before it came there.
 fn nudge(members: &[Member]) {
     members.iter().for_each(|member| member.target.nudge());

@@ -238,7 +238,8 @@ impl Target for Device {
         let before = slot.out.dropped();
         let take = slot.out.offer(message, offer, &self.env(message.received));
         let lost = slot.out.dropped() - before;
-        if lost > 0 || matches!(take, Take::Dropped(_)) {
+        // What a shared group offers to one after the other is lost with none of them.
+        if lost > 0 || (matches!(take, Take::Dropped(_)) && options.group == 0) {
             // What is dropped for a message that was taken is what it pushed out of the queue.
             let reason = if let Take::Dropped(reason) = take { reason } else { DropReason::QueueFull };
             self.shared.broker.note_dropped(self.core.client_id(), reason, lost.max(1));

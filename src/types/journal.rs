@@ -214,7 +214,7 @@ impl<'a, 'm> OpenUnit<'a, 'm> {
 
     /// Closes the unit with what `close` makes of its ticket, if one was begun; false if none was.
     pub fn close(mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
-        self.take().map(|ticket| self.journal.submit(close(ticket))).is_some()
+        self.close_with(close)
     }
 
     /// The ticket of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
@@ -229,14 +229,15 @@ impl<'a, 'm> OpenUnit<'a, 'm> {
         self.closed = true;
         let Some(ticket) = self.message.issued().filter(|ticket| ticket.is_unit()) else { return false };
         ticket.add();
-        Some(Arc::clone(ticket))
+        self.journal.submit(close(Arc::clone(ticket)));
+        true
     }
 }
 
 impl Drop for OpenUnit<'_, '_> {
     fn drop(&mut self) {
-        if let Some(unit) = self.take() {
-            self.journal.submit(QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(unit) });
+        if !self.closed {
+            self.close_with(|ticket| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(ticket) });
         }
     }
 }
