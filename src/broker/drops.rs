@@ -1,5 +1,4 @@
-//! Drops: counted by reason, told to whoever waits, gathered for `Events.Watch` as one event a second for each session
-//! and reason.
+//! Drops: counted by reason, and gathered for `Events.Watch`: one event a second for each session and reason.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -59,6 +58,7 @@ pub(super) fn drop_message(receipt: &Option<Arc<Receipt>>, reason: DropReason) {
     }
 }
 
+/// Counts a drop by its reason.
 pub(super) fn count_drop(reason: DropReason) {
     count(|c| match reason {
         DropReason::Offline => c.dropped_offline.add(1),

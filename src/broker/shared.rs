@@ -220,7 +220,7 @@ impl Group {
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
             if self.has_queued() {
                 // Members that were full: nobody else would tell them.
-                members.iter().for_each(|member| member.target.nudge());
+                nudge(&members);
             }
         }
         outcome
@@ -440,6 +440,10 @@ impl Group {
                     drop(unit);
                     drop(borrowed);
                     self.put_back(Waiting { message, place }, delivery.budget);
+                    // A member asks by itself again.
+                    if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
+                        nudge(members);
+                    }
                     return;
                 }
             }
@@ -481,4 +485,10 @@ impl Group {
     pub(super) fn queue_len(&self) -> usize {
         self.queue.lock().messages.len()
     }
+}
+
+/// Tells members that were full that the queue has something for them. They may have had room, and found nothing, just
+/// before it came there.
+fn nudge(members: &[Member]) {
+    members.iter().for_each(|member| member.target.nudge());
 }

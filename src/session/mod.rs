@@ -15,8 +15,6 @@ mod durable;
 mod fuzz;
 mod inbound;
 mod inflight;
-#[cfg(test)]
-mod model;
 mod outbound;
 mod pending;
 #[cfg(test)]

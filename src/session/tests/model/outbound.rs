@@ -186,7 +186,7 @@ impl World {
             qos,
             expires: expires.map(Timestamp),
             durability,
-            large: argument % 11 == 0,
+            large: argument.is_multiple_of(11),
             ticket: None,
             again: false,
             promised: false,
