@@ -88,10 +88,11 @@ pub struct Restored {
 impl Stores {
     /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
     pub async fn flush(&self) {
+        // A read comes after all that was submitted before it; there is no such queue. Sessions come later: their wills
+        // leave them only when they are safe.
+        let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
         let sessions = Ticket::new();
         self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
-        // A read comes after all that was submitted before it; there is no such queue.
-        let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
         let _ = self.flush_retained().await;
         let _ = sessions.wait().await;
     }

@@ -156,6 +156,11 @@ impl State {
         earlier
     }
 
+    /// Whether there is a will.
+    pub(super) fn has_will(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.will.is_some())
+    }
+
     /// Takes the will out.
     pub(super) fn take_will(&mut self) -> Option<Will> {
         self.extra.as_mut()?.will.take()

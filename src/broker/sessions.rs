@@ -106,9 +106,7 @@ impl Broker {
                 place.remove(session);
                 (None, Some(self.mark_ended(session, &mut state)))
             } else if due {
-                let will = inner.timers.update(session, &mut state, State::take_will);
-                inner.keep(core, &state, None);
-                (will, None)
+                (inner.timers.update(session, &mut state, State::take_will), None)
             } else {
                 inner.keep(core, &state, None);
                 (None, None)
@@ -124,7 +122,7 @@ impl Broker {
             }
         }
         if let Some(will) = will {
-            self.publish_will(session, &will, core.slot(), now, turn);
+            self.publish_kept_will(session, &will, now, turn);
         }
     }
 
@@ -198,11 +196,10 @@ impl Broker {
                 ended = Some(self.mark_ended(session, &mut state));
             } else {
                 will = inner.timers.update(session, &mut state, State::take_will);
-                inner.keep(core, &state, None);
             }
         }
         if let Some(will) = will {
-            self.publish_will(session, &will, core.slot(), now, turn);
+            self.publish_kept_will(session, &will, now, turn);
         }
         if let Some(ended) = ended {
             count(|c| c.sessions_expired.add(1));
@@ -229,16 +226,23 @@ impl Broker {
             let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
             if resumes {
                 let was_online = state.online;
+                // What the answer confirms must be on disk: a will set or taken back, another expiry, and after a takeover
+                // the session itself, which the earlier connection may still be waiting for.
+                let changes = was_online
+                    || request.will.is_some()
+                    || state.has_will()
+                    || state.expiry != request.expiry;
+                let ticket = (changes && inner.durable_for(old.core()).is_some()).then(Ticket::new);
                 let due = state.will_at().is_some_and(|at| at <= request.now);
                 let will = inner.timers.update(old, &mut state, |state| state.reconnect(request));
                 let epoch = state.epoch;
-                inner.keep(old.core(), &state, None);
+                inner.keep(old.core(), &state, ticket.as_ref());
                 former.will = will.filter(|will| due || was_online && will.delay == 0);
                 drop(state);
                 if !was_online {
                     self.count_online();
                 }
-                return (Opened { session: Arc::clone(old), present: true, ticket: None, epoch }, former);
+                return (Opened { session: Arc::clone(old), present: true, ticket, epoch }, former);
             }
             former.ended = Some(self.mark_ended(old, &mut state));
         }

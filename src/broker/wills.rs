@@ -1,11 +1,11 @@
 //! Publication of wills.
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Wake};
 
 use super::{Broker, Session, Turn, Will, session_core::State};
 use crate::{
     telemetry::count,
-    types::{OriginKind, SharedMessage, Timestamp},
+    types::{OriginKind, SharedMessage, Ticket, Timestamp},
 };
 
 impl Broker {
@@ -16,16 +16,29 @@ impl Broker {
         self.inner.slots.for_each_session(|session| {
             let will = {
                 let mut state = session.core().state.lock();
-                let will = self.inner.timers.update(&session, &mut state, State::take_will);
-                if will.is_some() {
-                    self.inner.keep(session.core(), &state, None);
-                }
-                will
+                self.inner.timers.update(&session, &mut state, State::take_will)
             };
             wills.extend(will.map(|will| (session, will)));
         });
         for (session, will) in wills {
-            self.publish_will(&session, &will, session.core().slot(), now, turn);
+            self.publish_kept_will(&session, &will, now, turn);
+        }
+    }
+
+    /// Publishes the will of a session that goes on. On disk it leaves the session after it has come where it goes, so
+    /// that a crash in between does not lose it.
+    pub(super) fn publish_kept_will(
+        &self,
+        session: &Arc<dyn Session>,
+        will: &Will,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) {
+        let ticket = self.publish_will(session, will, session.core().slot(), now, turn);
+        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session) });
+        let waker = Arc::clone(&keeper).into();
+        if ticket.is_none_or(|ticket| ticket.poll(&waker).is_some()) {
+            keeper.keep();
         }
     }
 
@@ -38,7 +51,7 @@ impl Broker {
         slot: u32,
         now: Timestamp,
         turn: &mut Turn,
-    ) {
+    ) -> Option<Arc<Ticket>> {
         let stored = &will.message;
         let message = Arc::new(SharedMessage {
             topic: Arc::clone(&stored.topic),
@@ -54,6 +67,34 @@ impl Broker {
             receipt: None,
         });
         count(|c| c.wills_published.add(1));
-        self.publish(&message.borrow(), turn);
+        let message = message.borrow();
+        self.publish(&message, turn);
+        let ticket = message.issued().cloned();
+        if let Some(ticket) = &ticket {
+            ticket.done();
+        }
+        ticket
+    }
+}
+
+/// Writes a session as it is, when its will is safe.
+struct Keeper {
+    broker: Broker,
+    session: Arc<dyn Session>,
+}
+
+impl Keeper {
+    fn keep(&self) {
+        let core = self.session.core();
+        let state = core.state.lock();
+        if !state.ended {
+            self.broker.inner.keep(core, &state, None);
+        }
+    }
+}
+
+impl Wake for Keeper {
+    fn wake(self: Arc<Self>) {
+        self.keep();
     }
 }
