@@ -33,6 +33,8 @@ pub(super) struct Got {
 #[derive(Default)]
 struct Receiver {
     offline: AtomicBool,
+    durable: AtomicBool,
+    nudges: AtomicUsize,
     /// Takes so many more messages, then its queue is full.
     room: Mutex<Option<usize>>,
     load: AtomicUsize,
@@ -91,6 +93,12 @@ impl Target for TestSession {
     }
     fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
         Some(self)
+    }
+    fn is_durable(&self) -> bool {
+        self.receiver.durable.load(SeqCst)
+    }
+    fn nudge(&self) {
+        self.receiver.nudges.fetch_add(1, SeqCst);
     }
     fn load(&self) -> usize {
         self.receiver.load.load(SeqCst)
@@ -317,6 +325,15 @@ impl Device {
 
     pub(super) fn set_offline(&self, offline: bool) {
         self.test.receiver.offline.store(offline, SeqCst);
+    }
+
+    pub(super) fn set_durable(&self) {
+        self.test.receiver.durable.store(true, SeqCst);
+    }
+
+    /// How often it was told that a group's queue has something for it.
+    pub(super) fn nudges(&self) -> usize {
+        self.test.receiver.nudges.load(SeqCst)
     }
 
     pub(super) fn set_room(&self, room: Option<usize>) {

@@ -122,6 +122,22 @@ fn a_full_or_absent_member_is_passed_over() {
 }
 
 #[test]
+fn a_message_is_not_dropped_because_every_persistent_member_is_behind() {
+    let (mut bench, devices) = group_of(SharedStrategy::RoundRobin, 2);
+    for device in &devices {
+        device.set_durable();
+        device.set_room(Some(0));
+    }
+    let published = bench.publish("t", "1", QoS::AtLeastOnce);
+    assert_eq!((published.queued, published.dropped), (1, 0));
+    assert!(devices.iter().all(|device| device.nudges() > 0), "nobody else would tell them");
+    assert_eq!(bench.publish("t", "0", QoS::AtMostOnce).dropped, 1, "QoS 0 does not wait");
+    devices[0].set_room(None);
+    bench.publish("t", "2", QoS::AtLeastOnce);
+    assert_eq!(devices[0].payloads(), ["1", "2"]);
+}
+
+#[test]
 fn the_group_queue_holds_messages_until_a_member_returns_and_hands_them_out_in_order() {
     let (mut bench, mut devices) = group_of(SharedStrategy::RoundRobin, 2);
     for device in &devices {
