@@ -51,7 +51,6 @@ counters! {
     refused_connections_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"limit\"";
     refused_listener_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"listener_limit\"";
     refused_handshakes: "mqtt_connections_refused_total", "Connections refused", "reason=\"handshakes\"";
-    refused_store: "mqtt_publishes_refused_total", "Messages refused as a whole", "reason=\"store\"";
     refused_connect: "mqtt_connections_refused_total", "Connections refused", "reason=\"connack\"";
     handshake_tls_ok: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"ok\"";
     handshake_tls_failed: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"failed\"";
@@ -84,7 +83,8 @@ counters! {
     dropped_connection_lost: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"connection_lost\"";
     dropped_session_ended: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"session_ended\"";
     no_match: "mqtt_messages_unmatched_total", "Messages without a subscriber", "";
-    refused_memory: "mqtt_messages_refused_total", "Publishes refused with 0x97", "reason=\"memory\"";
+    refused_memory: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"memory\"";
+    refused_store: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"store\"";
     rate_limited: "mqtt_rate_limit_pauses_total", "Times reading of a client was paused by its rate limit", "";
     subscribe_refused: "mqtt_subscriptions_refused_total", "Filters refused", "";
     retained_refused: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "";
