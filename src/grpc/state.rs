@@ -19,12 +19,15 @@ use super::{
 use crate::{
     broker::RetainError,
     store::{BoxFuture, Latest, LatestPage, LatestQuery, LatestValue, StoreError},
+    types::{Message, Origin},
 };
 
 /// Most requests in BatchGetLatest.
 const MAX_GETS: usize = 1_000;
 /// Reads of one BatchGetLatest under way at once.
 const CONCURRENT_GETS: usize = 32;
+/// Retained messages deleted at once.
+const DELETE_PAGE: usize = 256;
 /// Values in a page of a snapshot.
 const SNAPSHOT_PAGE: usize = 256;
 
@@ -66,6 +69,31 @@ impl StateService {
         match self.context.broker.stores() {
             Some(stores) => stores.flush_retained().await.map_err(|_| Error::StoreRefused),
             None => Ok(()),
+        }
+    }
+
+    /// Deletes the retained messages that match, page by page, each on disk before the next: how many. Cancelled, it has
+    /// deleted a part.
+    async fn delete_matching(&self, filter: &str) -> Result<u64, Error> {
+        let broker = &self.context.broker;
+        convert::check_filter(|| "topic_filter".to_owned(), filter, broker.limits())?;
+        if !broker.limits().retain_available {
+            return Err(Error::RetainUnavailable);
+        }
+        let (mut deleted, mut after) = (0, None::<Arc<str>>);
+        loop {
+            let at = now();
+            let page = broker.list_retained(filter, after.as_deref(), DELETE_PAGE, at);
+            for message in &page {
+                let clear = Message::new(&message.topic, b"", at, Origin::BACKEND);
+                deleted += u64::from(broker.set_retained(&clear).map_err(retain_error)?);
+            }
+            self.settle_retained().await?;
+            tokio::task::yield_now().await;
+            match page.last() {
+                Some(last) if page.len() == DELETE_PAGE => after = Some(Arc::clone(&last.topic)),
+                _ => return Ok(deleted),
+            }
         }
     }
 
@@ -248,15 +276,20 @@ impl State for StateService {
         request: Request<v1::DeleteRetainedRequest>,
     ) -> Result<Response<v1::DeleteRetainedResponse>, Status> {
         let broker = &self.context.broker;
-        let request = v1::PublishRequest {
-            topic: request.into_inner().topic,
-            retain: true,
-            ..v1::PublishRequest::default()
-        };
+        let request = request.into_inner();
+        if !request.topic_filter.is_empty() {
+            if !request.topic.is_empty() {
+                return Err(Error::invalid("topic_filter", "cannot be combined with topic").into());
+            }
+            let count = self.delete_matching(&request.topic_filter).await?;
+            return Ok(Response::new(v1::DeleteRetainedResponse { deleted: count > 0, count }));
+        }
+        let request =
+            v1::PublishRequest { topic: request.topic, retain: true, ..v1::PublishRequest::default() };
         let publication = convert::publication(request, broker.limits())?;
         let deleted = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
         self.settle_retained().await?;
-        Ok(Response::new(v1::DeleteRetainedResponse { deleted }))
+        Ok(Response::new(v1::DeleteRetainedResponse { deleted, count: deleted.into() }))
     }
 
     async fn list_retained(

@@ -54,7 +54,7 @@ async fn retained_messages_are_set_read_listed_and_deleted() {
     assert_eq!(got.payload, "b");
     let list = v1::ListRetainedRequest { topic_filter: "r/+".to_owned(), ..Default::default() };
     assert_eq!(state.list_retained(list).await.unwrap().into_inner().messages.len(), 1);
-    let delete = v1::DeleteRetainedRequest { topic: "r/1".to_owned() };
+    let delete = v1::DeleteRetainedRequest { topic: "r/1".to_owned(), ..Default::default() };
     assert!(state.delete_retained(delete.clone()).await.unwrap().into_inner().deleted);
     assert!(!state.delete_retained(delete).await.unwrap().into_inner().deleted);
     assert_eq!(state.get_retained(get).await.unwrap_err().code(), Code::NotFound);
@@ -166,10 +166,33 @@ async fn retained_messages_of_rpcs_reach_devices_and_those_of_devices_rpcs() {
     }
     assert_eq!(topics, ["r/0", "r/1", "r/2", "r/3", "r/4", "r/dev"]);
 
-    let delete = v1::DeleteRetainedRequest { topic: "r/dev".to_owned() };
+    let delete = v1::DeleteRetainedRequest { topic: "r/dev".to_owned(), ..Default::default() };
     assert!(state.delete_retained(delete).await.unwrap().into_inner().deleted);
     device.subscribe("r/dev");
     assert!(device.ping().is_empty(), "what is deleted is not replayed");
     let empty = v1::SetRetainedRequest { topic: "r/0".to_owned(), ..Default::default() };
     assert_eq!(state.set_retained(empty).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_deletes_every_match_beyond_one_page_and_nothing_else() {
+    let setup = Setup::new().await;
+    let mut state = setup.state();
+    let topics: Vec<String> = (0..1_100).map(|number| format!("many/{number}/x")).collect();
+    for topic in topics.iter().map(String::as_str).chain(["many", "many/1/y", "other/1/x"]) {
+        let (topic, payload) = (topic.to_owned(), Bytes::from("a"));
+        state.set_retained(v1::SetRetainedRequest { topic, payload, ..Default::default() }).await.unwrap();
+    }
+    let delete =
+        |filter: &str| v1::DeleteRetainedRequest { topic_filter: filter.to_owned(), ..Default::default() };
+    let gone = state.delete_retained(delete("many/+/x")).await.unwrap().into_inner();
+    assert_eq!((gone.deleted, gone.count), (true, 1_100));
+    let gone = state.delete_retained(delete("many/+/x")).await.unwrap().into_inner();
+    assert_eq!((gone.deleted, gone.count), (false, 0));
+    let left = state.list_retained(v1::ListRetainedRequest::default()).await.unwrap().into_inner().messages;
+    let left: Vec<&str> = left.iter().map(|message| message.topic.as_str()).collect();
+    assert_eq!(left, ["many", "many/1/y", "other/1/x"]);
+    for wrong in [delete("a#"), v1::DeleteRetainedRequest { topic: "many".to_owned(), ..delete("many") }] {
+        assert_eq!(state.delete_retained(wrong).await.unwrap_err().code(), Code::InvalidArgument);
+    }
 }
