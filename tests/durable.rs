@@ -155,6 +155,31 @@ fn a_start_in_non_broker_mode_keeps_only_the_namespace() {
     assert!(log.contains("\"refused_subscriptions\":2") && log.contains("\"refused_retained\":1"), "{log}");
 }
 
+/// QoS 1 leaves the disk by itself, QoS 2 when it is read back. What comes later is behind both.
+#[test]
+fn what_is_older_than_the_age_limit_is_not_sent_to_a_client_that_comes_back() {
+    let server = Server::start_with(&[], "[limits]\noffline_age = \"1s\"\n");
+    let mut device = resume(server.ports.tcp, lasting("dev", 600)).0;
+    device.subscribe_with("t", QoS::ExactlyOnce, None);
+    leave(&mut device);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    publisher.send(&message("t", b"old, QoS 2", QoS::ExactlyOnce, false));
+    assert_eq!(publisher.next(), Got::Other(0x50), "PUBREC");
+    publisher.send(&Packet::PubRel(ack(1)));
+    assert_eq!(publisher.next(), Got::Other(0x70), "PUBCOMP");
+    publisher.publish_acked("t", b"old, QoS 1", false);
+    until(|| server.metric("gateway_store_entries_expired_total") == 1);
+    let (mut device, present) = resume(server.ports.tcp, lasting("dev", 600));
+    assert!(present);
+    publisher.publish_acked("t", b"new", false);
+    assert_eq!(device.next(), Got::Publish("t".to_owned(), b"new".to_vec()));
+    assert_eq!(
+        server.metric("mqtt_messages_dropped_total"),
+        1,
+        "QoS 2; the other is counted where it left the disk"
+    );
+}
+
 /// Without the store everything is as it was before there was one.
 #[test]
 fn without_the_store_sessions_end_with_the_process() {

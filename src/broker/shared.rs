@@ -4,17 +4,18 @@
 //! in a member's session, so that whoever returns first gets them. Members are read as a snapshot: no lock is
 //! held while one is called.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
-    },
+mod queue;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 use ahash::RandomState;
 use parking_lot::{Mutex, RwLock};
 
+pub(super) use self::queue::Most;
+use self::queue::{Queue, Waiting};
 use super::{
     Delivered, MatchOptions, Outcome, Target, budget::Budget, drops::count_drop, durable::Durable,
     index::Options,
@@ -62,24 +63,9 @@ pub(super) struct Group {
     queue: Mutex<Queue>,
     /// Length of `queue`, readable without its lock.
     queued: AtomicUsize,
-    queue_limit: usize,
+    most: Most,
     /// Where the queue is on disk, 0 if it never was.
     stored: AtomicU64,
-}
-
-#[derive(Default)]
-struct Queue {
-    messages: VecDeque<Waiting>,
-    /// Place of the next message.
-    next: u64,
-    /// The group is gone: nothing may be added.
-    closed: bool,
-}
-
-/// A message with its place.
-struct Waiting {
-    message: Arc<SharedMessage>,
-    place: u64,
 }
 
 /// Where a group's deliveries leave their traces.
@@ -96,7 +82,7 @@ impl Group {
         full_name: &str,
         strategy: SharedStrategy,
         hasher: RandomState,
-        queue_limit: usize,
+        most: Most,
     ) -> Self {
         Self {
             id,
@@ -108,7 +94,7 @@ impl Group {
             sticky: AtomicU32::new(0),
             queue: Mutex::new(Queue::default()),
             queued: AtomicUsize::new(0),
-            queue_limit,
+            most,
             stored: AtomicU64::new(0),
         }
     }
@@ -124,10 +110,9 @@ impl Group {
         let mut queue = self.queue.lock();
         for (place, message) in messages {
             budget.force(message.cost());
-            queue.next = place + 1;
-            queue.messages.push_back(Waiting { message, place });
+            queue.push(Waiting { message, place });
         }
-        self.queued.store(queue.messages.len(), Ordering::Release);
+        self.queued.store(queue.len(), Ordering::Release);
     }
 
     /// Whether what its members take at QoS 1 and 2 goes to disk.
@@ -239,11 +224,7 @@ impl Group {
 
     /// Ends the group: what still waits is dropped and counted.
     pub(super) fn close(&self, budget: &Budget, durable: Option<&Durable>) {
-        let messages = {
-            let mut queue = self.queue.lock();
-            queue.closed = true;
-            std::mem::take(&mut queue.messages)
-        };
+        let messages = self.queue.lock().close();
         self.queued.store(0, Ordering::Release);
         for Waiting { message, .. } in messages {
             budget.release(message.cost());
@@ -374,20 +355,21 @@ impl Group {
             let mut queue = self.queue.lock();
             if queue.closed {
                 Some(DropReason::SessionEnded)
-            } else if queue.messages.len() >= self.queue_limit {
+            } else if queue.is_full(cost, &self.most) {
                 Some(DropReason::QueueFull)
             } else {
                 let place = queue.next;
-                queue.next += 1;
                 if let Some(durable) = delivery.durable {
                     // Submitted under the lock: in the order of places.
                     let ticket = message.ticket().cloned();
                     let qos = message.qos.min(granted);
-                    let entry = Entry::new(self.make_stored(durable), place, Arc::clone(&kept), qos, ticket);
+                    let mut entry =
+                        Entry::new(self.make_stored(durable), place, Arc::clone(&kept), qos, ticket);
+                    entry.expires = self.most.until(kept.received, kept.expires);
                     durable.queues().submit(QueueOp::Append(Arc::new(entry)));
                 }
-                queue.messages.push_back(Waiting { message: kept, place });
-                self.queued.store(queue.messages.len(), Ordering::Release);
+                queue.push(Waiting { message: kept, place });
+                self.queued.store(queue.len(), Ordering::Release);
                 None
             }
         };
@@ -403,7 +385,8 @@ impl Group {
         for _ in 0..limit {
             let Some(Waiting { message, place }) = self.pop() else { return };
             let cost = message.cost();
-            if message.is_expired(delivery.now) {
+            let until = self.most.until(message.received, message.expires);
+            if until.is_some_and(|at| at <= delivery.now) {
                 delivery.budget.release(cost);
                 count_drop(DropReason::Expired);
                 self.remove(place, delivery);
@@ -460,9 +443,9 @@ impl Group {
 
     fn pop(&self) -> Option<Waiting> {
         let mut queue = self.queue.lock();
-        let message = queue.messages.pop_front();
-        self.queued.store(queue.messages.len(), Ordering::Release);
-        message
+        let waiting = queue.pop()?;
+        self.queued.store(queue.len(), Ordering::Release);
+        Some(waiting)
     }
 
     fn put_back(&self, waiting: Waiting, budget: &Budget) {
@@ -470,8 +453,8 @@ impl Group {
         let closed = {
             let mut queue = self.queue.lock();
             if !queue.closed {
-                queue.messages.push_front(waiting);
-                self.queued.store(queue.messages.len(), Ordering::Release);
+                queue.put_back(waiting);
+                self.queued.store(queue.len(), Ordering::Release);
             }
             queue.closed
         };
@@ -483,7 +466,7 @@ impl Group {
 
     #[cfg(test)]
     pub(super) fn queue_len(&self) -> usize {
-        self.queue.lock().messages.len()
+        self.queue.lock().len()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Broker, EventKind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed,
     index::{Added, Entry, Options},
-    shared::{Group, Member},
+    shared::{Group, Member, Most},
 };
 use crate::{
     config::SharedStrategy,
@@ -194,8 +194,8 @@ impl Broker {
         may_add: bool,
     ) -> Option<Added> {
         let inner = &*self.inner;
-        let limit = inner.limits.group_queue_messages;
-        let make = |id| Group::new(id, full, strategy, inner.hasher.clone(), limit);
+        let most = Most::new(&inner.limits);
+        let make = |id| Group::new(id, full, strategy, inner.hasher.clone(), most);
         inner.index.subscribe_shared(full, filter, member, may_add, make)
     }
 }

@@ -83,6 +83,9 @@ pub struct Limits {
     pub offline_messages: usize,
     /// Bytes waiting for a session without a connection.
     pub offline_bytes: ByteSize,
+    /// How long a message waits that came while its session had no connection, or that is in the queue of its shared
+    /// group; then it has expired. 0 is no limit.
+    pub offline_age: Span,
     /// Whether QoS 0 messages wait for a session without a connection.
     pub offline_qos0: bool,
     /// Full queues: what happens to QoS 1 and 2.
@@ -135,6 +138,8 @@ pub struct Limits {
     pub shared_groups: std::collections::BTreeMap<String, SharedStrategy>,
     /// Messages waiting for a shared group while all its members are away.
     pub group_queue_messages: usize,
+    /// Bytes waiting for a shared group while all its members are away.
+    pub group_queue_bytes: ByteSize,
     /// Bytes buffered for one gRPC stream.
     pub stream_buffer: ByteSize,
 }
@@ -154,6 +159,7 @@ impl Default for Limits {
             mailbox_bytes: ByteSize(16 << 20),
             offline_messages: 10_000,
             offline_bytes: ByteSize(16 << 20),
+            offline_age: Span(Duration::ZERO),
             offline_qos0: false,
             overflow: OverflowPolicy::DropNewest,
             memory_budget: ByteSize(1 << 30),
@@ -180,6 +186,7 @@ impl Default for Limits {
             shared_strategy: SharedStrategy::RoundRobin,
             shared_groups: std::collections::BTreeMap::new(),
             group_queue_messages: 10_000,
+            group_queue_bytes: ByteSize(16 << 20),
             stream_buffer: ByteSize(4 << 20),
         }
     }

@@ -215,6 +215,12 @@ fn every_rule_names_key_value_and_fix() {
         ("[limits]\nkeep_alive_min = 9\nkeep_alive_max = 5", "limits.keep_alive_min", "9", "keep_alive_max"),
         ("[limits]\nmailbox_bytes = \"1000\"", "limits.max_packet_size", "1 MiB", "mailbox_bytes"),
         ("[limits]\nstream_buffer = \"1000\"", "limits.max_packet_size", "1 MiB", "stream_buffer"),
+        (
+            "[store]\nenabled = false\n[limits]\noffline_bytes = \"2 GiB\"",
+            "limits.offline_bytes",
+            "2 GiB",
+            "memory_budget",
+        ),
         ("[limits]\nmax_topic_bytes = 70000", "limits.max_topic_bytes", "70000", "65535"),
         ("[limits.shared_groups]\n\"a/b\" = \"sticky\"", "limits.shared_groups", "a/b", "names without"),
         (&format!("{listener}path = \"mqtt\"\nkind = \"ws\""), "listeners[0].path", "mqtt", "/mqtt"),
@@ -292,4 +298,10 @@ fn response_information_follows_the_namespace() {
     assert_eq!(pattern("namespace = \"d/{client_id}/+/cmd\""), "d/{client_id}");
     assert_eq!(pattern("response_information = \"{namespace}/replies\""), "devices/{client_id}/replies");
     assert_eq!(pattern("response_information = \"\""), "");
+}
+
+#[test]
+fn offline_queues_on_disk_may_exceed_the_memory_budget() {
+    let limits = load("", "[limits]\noffline_bytes = \"2 GiB\"", &[]).unwrap().limits;
+    assert!(limits.offline_bytes > limits.memory_budget);
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, net::SocketAddr};
 
-use super::{Address, Config, ConfigError, Limits, Problem};
+use super::{Address, ByteSize, Config, ConfigError, Limits, Problem};
 
 impl Config {
     /// Checks every section.
@@ -17,7 +17,7 @@ impl Config {
         self.check_backends(&mut check);
         self.check_dev(&mut check);
         self.check_small_sections(&mut check);
-        self.limits.check(&mut check);
+        self.limits.check(self.store.enabled, &mut check);
         if check.0.is_empty() { Ok(()) } else { Err(ConfigError(check.0)) }
     }
 
@@ -336,7 +336,8 @@ fn check_endpoint(endpoint: &str, check: &mut Check) {
 }
 
 impl Limits {
-    fn check(&self, check: &mut Check) {
+    /// With `stored`, what waits for offline sessions is on disk and not in the budget.
+    fn check(&self, stored: bool, check: &mut Check) {
         let zero = |key: &str, value: &dyn Display, is_zero: bool, check: &mut Check| {
             check.positive(&format!("limits.{key}"), value, is_zero);
         };
@@ -391,11 +392,12 @@ impl Limits {
                 "make it smaller, or keep_alive_max larger or 0",
             );
         }
+        let in_memory = if stored { ByteSize(0) } else { self.offline_bytes };
         let bounds = [
             ("max_packet_size", self.max_packet_size, "mailbox_bytes", self.mailbox_bytes),
             ("max_packet_size", self.max_packet_size, "stream_buffer", self.stream_buffer),
             ("mailbox_bytes", self.mailbox_bytes, "memory_budget", self.memory_budget),
-            ("offline_bytes", self.offline_bytes, "memory_budget", self.memory_budget),
+            ("offline_bytes", in_memory, "memory_budget", self.memory_budget),
         ];
         for (key, value, other, bound) in bounds {
             if value > bound && bound.0 != 0 {

@@ -18,7 +18,7 @@ use crate::{
     telemetry::count,
     types::{
         DropReason, Durability, Entry, Journal, Message, Page, QoS, QueueId, QueueOp, ReadBack, Receipt,
-        Ticket,
+        Ticket, Timestamp,
     },
 };
 
@@ -128,7 +128,7 @@ impl Delivery {
             group_queue: QueueId::NONE,
             queue_offline: true,
         };
-        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, sent, disk));
+        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, sent, None, disk));
     }
 }
 
@@ -236,7 +236,7 @@ impl Outbound {
             let mut delivery = Delivery::keep(message, qos, offer);
             delivery.place = place;
             if message.durability != Durability::None {
-                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, disk));
+                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, None, disk));
             }
             self.rare().inflight.push(place, delivery);
             return Take::Sent;
@@ -252,7 +252,7 @@ impl Outbound {
             let mut delivery = Delivery::keep(message, qos, offer);
             delivery.place = place;
             if message.durability != Durability::None {
-                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, disk));
+                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, None, disk));
             }
             rare.pending.push(delivery);
             return Take::Sent;
@@ -309,7 +309,8 @@ impl Outbound {
         if online && let Some(receipt) = message.receipt {
             tail.awaited.push_back((place, Arc::clone(receipt)));
         }
-        submit(message, qos, offer, place, online, disk);
+        let until = if online { None } else { waits_until(env) };
+        submit(message, qos, offer, place, online, until, disk);
         if online { Take::Sent } else { Take::Queued }
     }
 
@@ -414,8 +415,17 @@ impl super::outbound::Rare {
         };
         let awaited = if receipt.is_some() { Awaited::Unsent } else { Awaited::No };
         let message = receipt.map_or_else(|| Arc::clone(&message), |receipt| message.with_receipt(receipt));
-        let delivery =
-            Delivery { message, ids, place, group, qos, retain, awaited, durable: Durable::Stored };
+        let delivery = Delivery {
+            message,
+            ids,
+            place,
+            group,
+            qos,
+            retain,
+            awaited,
+            until: None,
+            durable: Durable::Stored,
+        };
         if again {
             self.inflight.restore(place, Stage::Publish(delivery));
         } else {
@@ -426,18 +436,26 @@ impl super::outbound::Rare {
     }
 }
 
-/// Submits one delivery.
+/// Until when a message may wait that comes now and finds no connection, if there is a limit.
+pub(super) fn waits_until(env: &Env<'_>) -> Option<Timestamp> {
+    let age = env.limits.offline_age.millis();
+    (age > 0).then(|| env.now.plus_millis(age))
+}
+
+/// Submits one delivery, which may be dropped unsent after `until`.
 pub(super) fn submit(
     message: &Message<'_>,
     qos: QoS,
     offer: Offer<'_>,
     place: u64,
     sent: bool,
+    until: Option<Timestamp>,
     disk: Disk<'_>,
 ) -> Arc<Entry> {
     let ticket = message.ticket().cloned();
     let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, ticket);
     entry.retain = offer.retain;
+    entry.expires = entry.expires.into_iter().chain(until).min();
     entry.sent = sent;
     entry.group = offer.group_queue;
     entry.ids = if offer.ids.is_empty() { None } else { Some(offer.ids.into()) };

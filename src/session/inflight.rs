@@ -221,6 +221,7 @@ mod tests {
             qos: QoS::AtLeastOnce,
             retain: false,
             awaited: Awaited::No,
+            until: None,
             durable: Durable::No,
         }
     }

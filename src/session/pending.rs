@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{Offer, durable::Durable};
-use crate::types::{Message, QoS, Receipt, SharedMessage, Yielded};
+use crate::types::{Message, QoS, Receipt, SharedMessage, Timestamp, Yielded};
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub(super) struct Delivery {
     pub(super) qos: QoS,
     pub(super) retain: bool,
     pub(super) awaited: Awaited,
+    /// When it has waited too long, if it came while there was no connection.
+    pub(super) until: Option<Timestamp>,
     pub(super) durable: Durable,
 }
 
@@ -41,8 +43,14 @@ impl Delivery {
             qos,
             retain: offer.retain,
             awaited: if message.receipt.is_some() { Awaited::Unsent } else { Awaited::No },
+            until: None,
             durable: Durable::No,
         }
+    }
+
+    /// Whether it may not be sent any more.
+    pub(super) fn is_expired(&self, now: Timestamp) -> bool {
+        self.message.is_expired(now) || self.until.is_some_and(|at| at <= now)
     }
 
     /// Where to report, if somebody waits for this delivery.

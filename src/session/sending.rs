@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     Env, Offer, Outbound, Take,
     alias::{AliasUse, OutboundAliases},
+    durable::waits_until,
     inflight::{Stage, id},
     outbound::{Mark, dropped},
     pending::{Awaited, Delivery},
@@ -114,6 +115,7 @@ impl Outbound {
         }
         // Not waited for, also not when it is sent before what is.
         delivery.awaited = Awaited::No;
+        delivery.until = waits_until(env);
         rare.pending.push(delivery);
         Take::Queued
     }
@@ -173,7 +175,7 @@ impl Outbound {
             Some(_) => front.place,
             None => rare.inflight.next_place(),
         };
-        let expired = front.message.is_expired(env.now);
+        let expired = front.is_expired(env.now);
         if !expired
             && front.qos != QoS::AtMostOnce
             && !(rare.inflight.is_resent() && rare.inflight.has_room(window, place))

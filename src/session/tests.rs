@@ -1,11 +1,11 @@
 mod model;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
     codec::{self, Connect, Packet, Publish, reason},
-    config::{ByteSize, Limits, OverflowPolicy},
+    config::{ByteSize, Limits, OverflowPolicy, Span},
     types::{DropReason, Message, Origin, Properties, Protocol, QoS, QueueId, Timestamp},
 };
 
@@ -260,6 +260,31 @@ fn expiry_counts_down_while_waiting() {
     assert_eq!(
         packets(&mut outbound, Protocol::V5),
         ["publish b id=1 qos=1 dup=false topic=t alias=None expiry=Some(40)"]
+    );
+}
+
+/// The receiver is told the publisher's expiry interval only [MQTT-3.3.2-5] [MQTT-3.3.2-6].
+#[test]
+fn what_waited_offline_for_longer_than_the_age_limit_is_not_sent() {
+    let limits = Limits { offline_age: Span(Duration::from_secs(10)), ..Limits::default() };
+    let mut outbound = Outbound::new();
+    for (at, payload, expires) in [(0, b"a", None), (5_001, b"b", None), (5_001, b"c", Some(60_000))] {
+        let mut message = message(payload, QoS::AtLeastOnce);
+        message.expires = expires.map(Timestamp);
+        assert_eq!(outbound.offer(&message, offer(QoS::AtLeastOnce), &env(&limits, at)), Take::Queued);
+    }
+    let window = LinkParams { receive_maximum: 2, ..link(Protocol::V5) };
+    outbound.attach(window, &[], &env(&limits, 15_000));
+    outbound.offer(&message(b"d", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 15_000));
+    assert!(outbound.handle_puback(1, 0, &env(&limits, 60_000)));
+    assert_eq!(
+        packets(&mut outbound, Protocol::V5),
+        [
+            "publish b id=1 qos=1 dup=false topic=t alias=None expiry=None",
+            "publish c id=2 qos=1 dup=false topic=t alias=None expiry=Some(45)",
+            "publish d id=3 qos=1 dup=false topic=t alias=None expiry=None"
+        ],
+        "d came while there was a connection"
     );
 }
 

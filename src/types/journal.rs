@@ -7,7 +7,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{Message, QoS, SharedMessage, Ticket};
+use super::{Message, QoS, SharedMessage, Ticket, Timestamp};
 
 /// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,6 +39,8 @@ pub struct Entry {
     pub group: QueueId,
     /// Subscription identifiers.
     pub ids: Option<Box<[u32]>>,
+    /// When it may be dropped unsent: when its message expires, or sooner.
+    pub expires: Option<Timestamp>,
     /// Who waits for it; with none it is written some time.
     pub ticket: Option<Arc<Ticket>>,
     /// Bytes that its message counts for, as [`SharedMessage::cost`]; known also when the message is gone.
@@ -48,7 +50,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A waiting entry with its part of the ticket. `ids` and `group` are set by the caller.
+    /// A waiting entry with its part of the ticket, which expires as its message does. `ids` and `group` are set by the
+    /// caller.
     pub fn new(
         queue: QueueId,
         seq: u64,
@@ -67,6 +70,7 @@ impl Entry {
             sent: false,
             group: QueueId::NONE,
             ids: None,
+            expires: message.expires,
             ticket,
             cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
             message: Mutex::new(Some(message)),
@@ -249,7 +253,7 @@ impl Drop for OpenUnit<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Message, Origin, Timestamp};
+    use crate::types::{Message, Origin};
 
     struct Closings(Mutex<usize>);
 

@@ -246,8 +246,18 @@ impl SharedMessage {
         self.with(Some(receipt))
     }
 
+    /// The same message as one that has expired at any time.
+    pub fn expired(&self) -> Arc<Self> {
+        let expires = Some(Timestamp(0));
+        Arc::new(Self { expires, ..self.copy(self.receipt.clone()) })
+    }
+
     fn with(&self, receipt: Option<Arc<Receipt>>) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(self.copy(receipt))
+    }
+
+    fn copy(&self, receipt: Option<Arc<Receipt>>) -> Self {
+        Self {
             topic: Arc::clone(&self.topic),
             payload: self.payload.clone(),
             qos: self.qos,
@@ -259,7 +269,7 @@ impl SharedMessage {
             client_id: self.client_id.clone(),
             slot: self.slot,
             receipt,
-        })
+        }
     }
 
     /// Bytes counted against memory caps: payload, topic and a fixed overhead.

@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use super::*;
 use crate::{
-    config::SharedStrategy,
+    config::{ByteSize, SharedStrategy, Span},
     types::{QueueId, Receipt, ReceiptState, Yielded},
 };
 
@@ -155,6 +157,41 @@ fn the_group_queue_holds_messages_until_a_member_returns_and_hands_them_out_in_o
     assert_eq!(devices[0].payloads(), ["1", "2"]);
     devices[1] = bench.device("m1");
     assert_eq!(devices[1].payloads(), ["3"]);
+    assert_eq!(bench.broker.gauges().queued_bytes, 0);
+}
+
+#[test]
+fn the_group_queue_is_bounded_in_bytes_too() {
+    let mut bench = Bench::new(Limits { group_queue_bytes: ByteSize(1_000), ..Limits::default() });
+    let mut device = bench.device("m0");
+    bench.subscribe(&device, FILTER);
+    bench.close(&device);
+    let large = "l".repeat(600);
+    let dropped = || crate::telemetry::totals().dropped_queue_full;
+    for _ in 0..2 {
+        assert_eq!(bench.publish("t", &large, QoS::AtLeastOnce).queued, 1);
+        let before = dropped();
+        assert_eq!(bench.publish("t", &large, QoS::AtLeastOnce).reason, Some(DropReason::QueueFull));
+        assert!(dropped() > before);
+        assert_eq!(bench.publish("t", "small", QoS::AtLeastOnce).queued, 1, "there is room for it");
+        device = bench.device("m0");
+        assert_eq!(device.payloads(), [large.as_str(), "small"], "and all of it again when it is empty");
+        bench.close(&device);
+    }
+}
+
+#[test]
+fn what_waited_in_the_group_queue_for_longer_than_the_age_limit_is_dropped() {
+    let mut bench = Bench::new(Limits { offline_age: Span(Duration::from_secs(10)), ..Limits::default() });
+    let mut device = bench.device("m0");
+    bench.subscribe(&device, FILTER);
+    bench.close(&device);
+    bench.publish("t", "old", QoS::AtLeastOnce);
+    bench.pass(6);
+    bench.publish("t", "new", QoS::AtLeastOnce);
+    bench.pass(4);
+    device = bench.device("m0");
+    assert_eq!(device.payloads(), ["new"]);
     assert_eq!(bench.broker.gauges().queued_bytes, 0);
 }
 

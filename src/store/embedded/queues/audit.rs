@@ -37,7 +37,7 @@ pub(in crate::store::embedded) fn audit(
         if head.number != 0 {
             named.push(head.number << 1 | u64::from(!head.sole));
         }
-        let expires = match head.expiry {
+        let expires = match head.swept() {
             Some(second) => tables.expiry.get(txn, &tables::expiry_key(second, &key))?.is_some(),
             None => true,
         };
@@ -76,7 +76,7 @@ pub(in crate::store::embedded) fn audit(
             Some((second, queue, seq)) => match tables::entry_key(queue, seq) {
                 Some(entry) => {
                     let head = tables.entries.get(txn, &entry)?.and_then(Head::decode);
-                    head.is_some_and(|head| head.expiry == Some(second))
+                    head.is_some_and(|head| head.swept() == Some(second))
                 }
                 None => false,
             },

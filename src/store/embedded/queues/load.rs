@@ -17,7 +17,7 @@ use super::tables::{self, Head, Tables};
 use crate::{
     store::{Loaded, StoreError, StoredEntry, embedded::environment::Environment, embedded::message},
     telemetry::count,
-    types::{QueueId, SharedMessage},
+    types::{QueueId, SharedMessage, Timestamp},
 };
 
 /// A read transaction ends after so long, so that it does not keep old pages from being used again.
@@ -101,6 +101,8 @@ pub(super) struct Reader {
     pub(super) tables: Tables,
     /// Where to put what cannot be read, for the writer to remove.
     pub(super) damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
+    /// The time, by which entries expire.
+    pub(super) clock: fn() -> Timestamp,
 }
 
 type Known = HashMap<u64, Arc<SharedMessage>, ahash::RandomState>;
@@ -196,6 +198,9 @@ impl Reader {
                 Body::Damaged => return Ok(None),
             }
         };
+        // An entry may expire before its message, and the sweep may be late or leave it to the session.
+        let over = head.expiry.is_some_and(|second| second.saturating_mul(1000) <= (self.clock)().0);
+        let message = message.map(|message| if over { message.expired() } else { message });
         Ok(Some(StoredEntry {
             seq,
             qos: head.qos,

@@ -171,8 +171,8 @@ impl EmbeddedQueues {
             threads: Vec::new(),
         };
         for _ in 0..READERS {
-            let reader =
-                Reader { environment: Arc::clone(&environment), tables, damaged: Arc::clone(&damaged) };
+            let (environment, damaged) = (Arc::clone(&environment), Arc::clone(&damaged));
+            let reader = Reader { environment, tables, damaged, clock: options.clock };
             store.threads.push(store.readers.start(reader)?);
         }
         Ok(store)

@@ -113,7 +113,7 @@ fn move_entry(
         return Ok(());
     };
     tables.entries.delete(txn, key)?;
-    if let Some(second) = head.expiry {
+    if let Some(second) = head.swept() {
         tables.expiry.delete(txn, &tables::expiry_key(second, key))?;
         tables.expiry.put(txn, &tables::expiry_key(second, &to), &[])?;
     }

@@ -130,7 +130,7 @@ pub(in crate::store::embedded) struct Head {
     pub(in crate::store::embedded) cost: u32,
     pub(in crate::store::embedded) group: QueueId,
     pub(in crate::store::embedded) ids: Option<Box<[u32]>>,
-    /// The second of its key in `expiry`, if it has one.
+    /// The second by whose end it may be dropped unsent.
     pub(in crate::store::embedded) expiry: Option<u64>,
 }
 
@@ -141,17 +141,9 @@ impl Head {
     }
 
     /// Writes the value of a new entry into `out`, which is cleared first, and gives its second in `expiry`.
-    pub(super) fn encode_new(
-        entry: &Entry,
-        number: u64,
-        sole: bool,
-        expires: Option<Timestamp>,
-        out: &mut Vec<u8>,
-    ) -> Option<u64> {
-        // What may have been sent is sent again even when it has expired [MQTT-3.3.2-5]; a QoS 2 message may be sent
-        // later, and its packet identifier is then the client's until the handshake ends: the session drops it.
-        let kept = entry.sent || entry.qos == QoS::ExactlyOnce;
-        let expiry = if kept { None } else { expires.and_then(expiry_second) };
+    pub(super) fn encode_new(entry: &Entry, number: u64, sole: bool, out: &mut Vec<u8>) -> Option<u64> {
+        // What may have been sent is sent again even when it has expired [MQTT-3.3.2-5].
+        let expiry = if entry.sent { None } else { entry.expires.and_then(expiry_second) };
         let head = Self {
             number,
             qos: entry.qos,
@@ -164,7 +156,13 @@ impl Head {
             expiry,
         };
         encode(out, &head, entry.ids.as_deref());
-        expiry
+        head.swept()
+    }
+
+    /// The second of its key in `expiry`, if it has one. Not of QoS 2: it may be sent before, and its packet identifier
+    /// is then the client's until the handshake ends, so that the session drops it.
+    pub(super) fn swept(&self) -> Option<u64> {
+        self.expiry.filter(|_| self.qos != QoS::ExactlyOnce)
     }
 
     /// The value of an entry of which only the place is left.
@@ -317,7 +315,7 @@ impl Tables {
     }
 
     fn drop_content(&self, txn: &mut RwTxn<'_>, key: &EntryKey, head: &Head) -> Result<(), heed::Error> {
-        if let Some(second) = head.expiry {
+        if let Some(second) = head.swept() {
             self.expiry.delete(txn, &expiry_key(second, key))?;
         }
         if head.number == 0 {

@@ -542,6 +542,40 @@ async fn expired_messages_go_and_their_queue_is_told() {
     assert_eq!(bodies(&store), (3, 0));
 }
 
+/// QoS 2 is left to the session, which may have sent it: it is read back as expired. What has time left is read back as
+/// it was published.
+#[tokio::test]
+async fn an_entry_may_expire_before_its_message() {
+    static NOW: AtomicU64 = AtomicU64::new(1_700_000_000_000);
+    let dir = tempfile::tempdir().unwrap();
+    let options = QueueOptions { clock: || Timestamp(NOW.load(SeqCst)), ..QueueOptions::default() };
+    let store = open(dir.path(), &options);
+    let body = message(b"x", Some(1_700_000_500_000));
+    for (seq, qos) in [(0, QoS::AtLeastOnce), (1, QoS::ExactlyOnce), (2, QoS::AtLeastOnce)] {
+        let mut entry = Entry::new(Q, seq, Arc::clone(&body), qos, None);
+        if seq < 2 {
+            entry.expires = Some(Timestamp(1_700_000_005_000));
+        }
+        append(&store, entry);
+    }
+    written(&store).await;
+    let read = async || {
+        let loaded = store.load(Q, 0, 10, 1 << 20).await.unwrap();
+        let expires = |message: &Arc<SharedMessage>| message.expires.map(|at| at.0);
+        let seen = |entry: &StoredEntry| (entry.seq, entry.message.as_ref().and_then(expires));
+        loaded.entries.iter().map(seen).collect::<Vec<_>>()
+    };
+    let whole = Some(1_700_000_500_000);
+    assert_eq!(read().await, [(0, whole), (1, whole), (2, whole)]);
+    NOW.fetch_add(6_000, SeqCst);
+    written(&store).await;
+    assert_eq!(read().await, [(1, Some(0)), (2, whole)]);
+    remove(&store, Q, 1);
+    remove(&store, Q, 2);
+    written(&store).await;
+    assert_eq!(bodies(&store), (0, 0));
+}
+
 #[tokio::test]
 async fn a_damaged_record_is_skipped_counted_and_removed() {
     let (_dir, store) = new();

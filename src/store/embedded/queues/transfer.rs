@@ -152,7 +152,7 @@ fn put(
             let Some(key): Option<EntryKey> = tables::entry_key(*queue, *seq) else { return Ok(()) };
             head.encode(buffer);
             tables.entries.put(txn, &key, buffer)?;
-            if let Some(second) = head.expiry {
+            if let Some(second) = head.swept() {
                 tables.expiry.put(txn, &tables::expiry_key(second, &key), &[])?;
             }
             if head.number != 0 && !head.sole {

@@ -164,8 +164,7 @@ impl Writer {
             Then::Put { job, body } => {
                 let Job::Op(QueueOp::Append(entry)) = &self.batch.jobs[job] else { return Ok(()) };
                 let (number, body) = (numbers[body], &self.batch.bodies[body]);
-                let expires = body.message.expires;
-                let expiry = Head::encode_new(entry, number, body.refs == 1, expires, &mut self.buffer);
+                let expiry = Head::encode_new(entry, number, body.refs == 1, &mut self.buffer);
                 self.tables.entries.put(txn, &key, &self.buffer)?;
                 if let Some(second) = expiry {
                     self.tables.expiry.put(txn, &tables::expiry_key(second, &key), &[])?;
