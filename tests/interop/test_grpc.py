@@ -240,7 +240,7 @@ def test_errors_have_their_status(api):
         (request(topic="a/#"), grpc.StatusCode.INVALID_ARGUMENT),
         (request(topic=""), grpc.StatusCode.INVALID_ARGUMENT),
         (request(topic="t", device_id=unique("none")), grpc.StatusCode.NOT_FOUND),
-        (request(topic="t", wait=api.publisher.WAIT_DURABLE, qos=api.publisher.QOS_AT_MOST_ONCE), grpc.StatusCode.INVALID_ARGUMENT),
+        (request(topic="t", wait=api.publisher.WAIT_DURABLE, qos=api.common.QOS_AT_MOST_ONCE), grpc.StatusCode.INVALID_ARGUMENT),
         (request(topic="t", idempotency_key="k"), grpc.StatusCode.UNIMPLEMENTED),
     ]
     for message, code in cases:
