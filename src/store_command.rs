@@ -15,8 +15,8 @@ use mqtt_server::{
 pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {
     let reports = match command {
         StoreCommand::Check { dir } => tool::check(dir, &mut show),
-        StoreCommand::Compact { dir } => tool::compact(dir),
-        StoreCommand::Backup { dir, target } => tool::backup(dir, target),
+        StoreCommand::Compact { dir } => tool::compact(dir, &mut show),
+        StoreCommand::Backup { dir, target } => tool::backup(dir, target, &mut show),
         StoreCommand::Export { dir, file } => tool::export(dir, file, &mut show),
         StoreCommand::Import { file, dir } => tool::import(file, dir, &mut show),
     };

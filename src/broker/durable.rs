@@ -19,7 +19,10 @@ use crate::{
         StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
-    types::{Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp, matches},
+    types::{
+        ClientId, Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp,
+        matches,
+    },
 };
 
 /// Messages and bytes read from one queue at once.
@@ -174,10 +177,18 @@ impl Broker {
     }
 
     /// Reads a session's queue from place `from` on. Cancel safe.
-    pub async fn read_queue(&self, queue: QueueId, from: u64) -> Result<Page, StoreError> {
+    pub async fn read_queue(
+        &self,
+        client_id: &ClientId,
+        queue: QueueId,
+        from: u64,
+    ) -> Result<Page, StoreError> {
         let stores = self.stores().ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
-        let Loaded { entries, next, end } =
+        let Loaded { entries, next, end, damaged } =
             stores.queues.load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+        if damaged > 0 {
+            tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
+        }
         let (allowed, blocked): (Vec<_>, Vec<_>) =
             entries.into_iter().partition(|entry| self.inner.may_reach_devices(entry));
         for entry in &blocked {

@@ -197,7 +197,7 @@ impl Connection {
         let device = Arc::clone(&self.device);
         Box::pin(async move {
             let core = device.core();
-            match device.shared.broker.read_queue(core.queue(), from).await {
+            match device.shared.broker.read_queue(core.client_id(), core.queue(), from).await {
                 Ok(page) => Some(page),
                 Err(error) => {
                     warn!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");

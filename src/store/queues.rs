@@ -50,6 +50,8 @@ pub struct Loaded {
     pub next: u64,
     /// Nothing more was there.
     pub end: bool,
+    /// Entries that were left out because they are damaged.
+    pub damaged: usize,
 }
 
 /// How a store does.

@@ -175,7 +175,10 @@ impl Reader {
                     bytes += cost;
                     loaded.entries.push(entry);
                 }
-                None => self.skip(request.queue, seq),
+                None => {
+                    loaded.damaged += 1;
+                    self.skip(request.queue, seq);
+                }
             }
         }
         loaded.end = true;

@@ -6,7 +6,7 @@ mod import;
 #[cfg(test)]
 mod tests;
 
-use std::{fs, io, path::Path};
+use std::{fs, io, path::Path, thread, time::Duration};
 
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
@@ -55,9 +55,9 @@ const TABLES: u32 = 32;
 pub struct Progress {
     /// Folder of the store.
     pub store: &'static str,
-    /// Records done.
+    /// Records done; bytes of a copy.
     pub done: u64,
-    /// Records there are.
+    /// Records there are; bytes of the file that is copied.
     pub total: u64,
 }
 
@@ -152,14 +152,14 @@ fn check_tables(
 ///
 /// # Errors
 /// If the directory is not there, is in use by a gateway, or a store is damaged or cannot be written.
-pub fn compact(path: &Path) -> Result<Vec<StoreReport>, StoreError> {
+pub fn compact(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<StoreReport>, StoreError> {
     let directory = own(path)?;
     let mut reports = Vec::new();
     for &(store, _) in STORES {
         let folder = directory.path().join(store);
         let copy = folder.join("data.mdb.compacting");
         let found = existing(&folder, TABLES).map_err(|e| failed(store, &e))?;
-        if !copy_store(store, found, &copy)? {
+        if !copy_store(store, found, &copy, progress)? {
             continue;
         }
         let replace = || -> io::Result<()> {
@@ -182,7 +182,11 @@ pub fn compact(path: &Path) -> Result<Vec<StoreReport>, StoreError> {
 ///
 /// # Errors
 /// If there is no data directory, the target is not empty, or a store is damaged or cannot be copied.
-pub fn backup(path: &Path, target: &Path) -> Result<Vec<StoreReport>, StoreError> {
+pub fn backup(
+    path: &Path,
+    target: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<StoreReport>, StoreError> {
     let unusable = |e: &dyn std::fmt::Display| {
         StoreError::Unavailable(format!("cannot use {} for a backup: {e}", target.display()))
     };
@@ -200,7 +204,7 @@ pub fn backup(path: &Path, target: &Path) -> Result<Vec<StoreReport>, StoreError
         let open = if owned.is_some() { existing } else { in_use };
         let found = open(&from, TABLES).map_err(|e| failed(store, &e))?;
         fs::create_dir_all(&to).map_err(|e| failed(store, &e))?;
-        let copied = copy_store(store, found, &to.join("data.mdb"))?;
+        let copied = copy_store(store, found, &to.join("data.mdb"), progress)?;
         if copied {
             sync_directory(&to).map_err(|e| failed(store, &e))?;
             reports.push(StoreReport { store, records: 0, damaged: 0, bytes: size(&to), problem: None });
@@ -227,15 +231,34 @@ fn whole(file: &Path) -> Result<bool, StoreError> {
     look_at_pages(file).map_err(|e| StoreError::Unavailable(format!("cannot read {}: {e}", file.display())))
 }
 
+/// Between two reports of a copy's progress.
+const REPORT: Duration = Duration::from_millis(100);
+
 /// Writes a compacted, durable copy of a store to `file`. False if there is none.
-fn copy_store(store: &'static str, found: Existing, file: &Path) -> Result<bool, StoreError> {
+fn copy_store(
+    store: &'static str,
+    found: Existing,
+    file: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<bool, StoreError> {
     let env = match found {
         Existing::Absent => return Ok(false),
         Existing::Damaged(reason) => return Err(StoreError::Damaged(format!("{store}: {reason}"))),
         Existing::Sound(env) => env,
     };
-    let copied = env.copy_to_path(file, CompactionOption::Enabled);
+    let total = size(env.path());
+    let copied = thread::scope(|scope| {
+        let copying = scope.spawn(|| env.copy_to_path(file, CompactionOption::Enabled));
+        while !copying.is_finished() {
+            let done = fs::metadata(file).map_or(0, |file| file.len());
+            progress(Progress { store, done: done.min(total), total });
+            thread::sleep(REPORT);
+        }
+        progress(Progress { store, done: total, total });
+        copying.join()
+    });
     close(env);
+    let copied = copied.map_err(|_| StoreError::Unavailable(format!("{store}: the copy did not end")))?;
     let copied = copied.map_err(|e| failed(store, &e))?;
     copied.sync_all().map_err(|e| failed(store, &e))?;
     Ok(true)

@@ -77,7 +77,7 @@ fn compaction_keeps_every_record_and_frees_space() {
     }
     drop(store);
     let before = size(&dir.path().join("retained"));
-    let reports = compact(dir.path()).unwrap();
+    let reports = compact(dir.path(), &mut |_| ()).unwrap();
     assert_eq!(reports.len(), 1);
     assert!(reports[0].bytes * 2 < before, "{} of {before}", reports[0].bytes);
     let store = retained(dir.path());
@@ -91,8 +91,8 @@ fn compaction_keeps_every_record_and_frees_space() {
 fn what_is_no_data_directory_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     assert!(check(dir.path(), &mut |_| {}).is_err());
-    assert!(compact(dir.path()).is_err());
-    assert!(backup(dir.path(), &dir.path().join("b")).is_err());
+    assert!(compact(dir.path(), &mut |_| ()).is_err());
+    assert!(backup(dir.path(), &dir.path().join("b"), &mut |_| ()).is_err());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
@@ -103,7 +103,7 @@ fn a_backup_of_a_closed_directory_starts_as_it_was() {
     fill(&store, 0..500);
     drop(store);
     let target = tempfile::tempdir().unwrap();
-    backup(dir.path(), target.path()).unwrap();
+    backup(dir.path(), target.path(), &mut |_| ()).unwrap();
     assert_eq!(count(&retained(target.path())), 500);
-    assert!(backup(dir.path(), target.path()).is_err(), "the target is not empty");
+    assert!(backup(dir.path(), target.path(), &mut |_| ()).is_err(), "the target is not empty");
 }
