@@ -127,7 +127,16 @@ pub struct Published {
     /// Why the last one dropped it.
     pub reason: Option<DropReason>,
     /// Refused as a whole before any target had it (0x97).
-    pub refused: bool,
+    pub refused: Option<Refusal>,
+}
+
+/// Why a message is refused as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The memory budget is used up.
+    Memory,
+    /// The store does not take more, and a persistent session would get it.
+    Store,
 }
 
 /// What to do when the device of [`super::Broker::publish_to_device`] has no connection.
@@ -148,6 +157,8 @@ pub enum DirectOutcome {
     Done(Outcome),
     /// No session of that client id.
     UnknownDevice,
+    /// Not offered to it.
+    Refused(Refusal),
     /// Offline, and the policy is `Fail`.
     DeviceOffline,
 }

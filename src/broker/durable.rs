@@ -171,11 +171,6 @@ impl Broker {
         self.inner.durability.of(topic, listener)
     }
 
-    /// Whether another message may go to disk; true without stores.
-    pub fn store_accepts(&self) -> bool {
-        self.stores().is_none_or(|stores| stores.queues.accepts())
-    }
-
     /// Reads a session's queue from place `from` on. Cancel safe.
     pub async fn read_queue(
         &self,
@@ -238,10 +233,8 @@ impl Broker {
         restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
         let Restoring { orphans, groups, last, mut restored, .. } = restoring;
         durable.last.store(last, Relaxed);
-        let mut group_queues = Vec::new();
         for (queue, full_name) in groups {
             if let Some(group) = self.inner.index.group_named(&full_name) {
-                group_queues.push(queue);
                 restored.messages += self.inner.restore_group(&group, queue, durable).await?;
             } else {
                 durable.sessions().submit(SessionOp::RemoveGroup(queue));
@@ -250,7 +243,7 @@ impl Broker {
         }
         // Without the sessions they belong to, queues are kept for whoever puts the file back.
         let orphans = if sessions_lost { Vec::new() } else { orphans };
-        for queue in orphans.into_iter().filter(|queue| !group_queues.contains(queue)) {
+        for queue in orphans.into_iter().filter(|queue| !durable.groups.lock().contains_key(queue)) {
             durable.queues().submit(QueueOp::Purge { queue });
         }
         self.restore_retained(durable, now, &mut restored)?;
@@ -338,8 +331,8 @@ impl Inner {
 
     fn read_back(&self, entry: StoredEntry) -> ReadBack {
         let StoredEntry { seq, qos, retain, sent, group, ids, message } = entry;
-        let groups = self.durable.as_ref().map(|durable| &durable.groups);
-        let group = groups.and_then(|groups| groups.lock().get(&group).copied()).unwrap_or(0);
+        let durable = self.durable.as_ref().filter(|_| group != QueueId::NONE);
+        let group = durable.and_then(|durable| durable.groups.lock().get(&group).copied()).unwrap_or(0);
         ReadBack { place: seq, qos, retain, sent, group, ids, message }
     }
 }

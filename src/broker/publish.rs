@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, RetainError, Turn,
+    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError, Turn,
     drops::drop_message, index::MatchList, shared::Delivery,
 };
 use crate::{
@@ -19,8 +19,10 @@ impl Broker {
     /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
     /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
-        if message.qos != QoS::AtMostOnce && self.refuses(message, turn) {
-            return Published { refused: true, ..Published::default() };
+        if message.qos != QoS::AtMostOnce
+            && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))
+        {
+            return Published { refused: Some(refusal), ..Published::default() };
         }
         let from_device = message.origin.kind == OriginKind::Device;
         let withheld = self.inner.non_broker && from_device;
@@ -51,11 +53,14 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        let durable = self.inner.durable.as_ref().filter(|_| session.is_durable());
-        let kept = message.qos > QoS::AtMostOnce;
-        if !self.has_room_for(message) || kept && durable.is_some_and(|durable| !durable.queues().accepts()) {
-            count(|c| c.dropped_memory.add(1));
-            return DirectOutcome::Done(Outcome::Dropped(DropReason::Memory));
+        let store_refuses = |broker: &Self| {
+            let durable = broker.inner.durable.as_ref().filter(|_| session.is_durable());
+            durable.is_some_and(|durable| !durable.queues().accepts())
+        };
+        if message.qos != QoS::AtMostOnce
+            && let Some(refusal) = self.refusal(message, store_refuses)
+        {
+            return DirectOutcome::Refused(refusal);
         }
         let options = MatchOptions {
             qos: QoS::ExactlyOnce,
@@ -118,11 +123,6 @@ impl Broker {
         }
     }
 
-    fn has_room_for(&self, message: &Message<'_>) -> bool {
-        message.qos == QoS::AtMostOnce
-            || self.inner.budget.has_room(message.payload.len() + message.topic.len())
-    }
-
     /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
     fn hurry(&self, message: &Message<'_>) {
         if let Some(durable) = &self.inner.durable
@@ -132,17 +132,17 @@ impl Broker {
         }
     }
 
-    /// Whether a QoS 1 or 2 message is refused before anybody gets it; counted.
-    fn refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
-        if !self.has_room_for(message) {
+    /// Why a QoS 1 or 2 message is refused before anybody gets it, if it is; counted.
+    fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Refusal> {
+        if !self.inner.budget.has_room(message.payload.len() + message.topic.len()) {
             count(|c| c.refused_memory.add(1));
-            return true;
+            return Some(Refusal::Memory);
         }
-        let refused = self.store_refuses(message, turn);
-        if refused {
+        if store_refuses(self) {
             count(|c| c.refused_store.add(1));
+            return Some(Refusal::Store);
         }
-        refused
+        None
     }
 
     /// Whether a session that keeps its messages on disk would get it while the store cannot take more: then nobody
@@ -150,7 +150,7 @@ impl Broker {
     fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
         let Some(durable) = &self.inner.durable else { return false };
         let queues = durable.queues();
-        if message.qos == QoS::AtMostOnce || queues.health() == StoreHealth::Sound && queues.accepts() {
+        if queues.health() == StoreHealth::Sound && queues.accepts() {
             return false;
         }
         let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);

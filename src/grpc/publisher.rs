@@ -14,7 +14,7 @@ use super::{
     status::{Error, Level, drop_error},
 };
 use crate::{
-    broker::{Broker, DirectOutcome, Outcome, Published, Turn},
+    broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Turn},
     telemetry::count,
     types::{Durability, Receipt, ReceiptState, Refused, Ticket, Timestamp},
 };
@@ -124,11 +124,18 @@ fn route(
     if let Some(ticket) = &ticket {
         ticket.done();
     }
-    if published.refused {
-        return Err(if broker.store_accepts() { Error::MemoryBudget } else { Error::StoreRefused });
+    if let Some(refusal) = published.refused {
+        return Err(refused(refusal));
     }
     count(|c| c.grpc_published.add(1));
     Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0), ticket })
+}
+
+fn refused(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Memory => Error::MemoryBudget,
+        Refusal::Store => Error::StoreRefused,
+    }
 }
 
 /// The result of a message to one device in the form of a routed one.
@@ -137,6 +144,7 @@ pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
     match outcome {
         DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
         DirectOutcome::DeviceOffline => Err(Error::DeviceOffline),
+        DirectOutcome::Refused(refusal) => Err(refused(refusal)),
         DirectOutcome::Done(Outcome::Sent) => Ok(Published { sent: 1, ..one }),
         DirectOutcome::Done(Outcome::Ignored) => Ok(Published::default()),
         DirectOutcome::Done(Outcome::Queued) => Ok(Published { queued: 1, ..one }),
@@ -422,6 +430,7 @@ mod tests {
         let done = |outcome| direct(DirectOutcome::Done(outcome));
         assert_eq!(direct(DirectOutcome::UnknownDevice), Err(Error::DeviceNotFound));
         assert_eq!(direct(DirectOutcome::DeviceOffline), Err(Error::DeviceOffline));
+        assert_eq!(direct(DirectOutcome::Refused(Refusal::Store)), Err(Error::StoreRefused));
         assert_eq!(done(Outcome::Dropped(DropReason::TooLarge)), Err(Error::PacketTooLarge));
         assert_eq!(done(Outcome::Dropped(DropReason::QueueFull)), Err(Error::QueueFull));
         assert_eq!(done(Outcome::Sent).unwrap().sent, 1);

@@ -154,7 +154,11 @@ impl Connection {
                 },
             };
             let Some(Held { answer, .. }) = rare.held.pop_front() else { break };
-            self.answer_now(answer, result, &mut work.answers)?;
+            if let Err(end) = self.answer_now(answer, result, &mut work.answers) {
+                // What was answered before goes out before the end.
+                self.append_answers(work);
+                return Err(end);
+            }
         }
         self.append_answers(work);
         let Some(rare) = &mut self.rare else { return Ok(false) };

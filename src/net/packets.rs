@@ -161,10 +161,10 @@ impl Connection {
         }
         // Its packet identifier goes to disk with it, if both outlive the process.
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
-        let stores = self.device.shared.broker.stores();
+        let stores = self.device.shared.broker.stores().filter(|_| message.unit);
         let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
         let published = self.device.shared.broker.publish(&message, turn);
-        if published.refused {
+        if published.refused.is_some() {
             if publish.qos == QoS::ExactlyOnce {
                 // Also if another connection has the session now: this message was not routed.
                 self.device.lock().out.abort_received(publish.packet_id);

@@ -110,6 +110,16 @@ impl Tail {
 }
 
 impl Delivery {
+    /// What is kept in memory of an offer, and submitted, unless its mode says that memory is enough.
+    fn submitted(message: &Message<'_>, qos: QoS, offer: Offer<'_>, place: u64, disk: Disk<'_>) -> Self {
+        let mut delivery = Self::keep(message, qos, offer);
+        delivery.place = place;
+        if message.durability != Durability::None {
+            delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, None, disk));
+        }
+        delivery
+    }
+
     /// Writes a delivery that is in memory only, if it is one.
     fn write(&mut self, place: u64, sent: bool, disk: Disk<'_>) {
         if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
@@ -233,12 +243,7 @@ impl Outbound {
             if !self.append_publish(message, qos, offer, place, env.now) {
                 return self.too_large();
             }
-            let mut delivery = Delivery::keep(message, qos, offer);
-            delivery.place = place;
-            if message.durability != Durability::None {
-                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, None, disk));
-            }
-            self.rare().inflight.push(place, delivery);
+            self.rare().inflight.push(place, Delivery::submitted(message, qos, offer, place, disk));
             return Take::Sent;
         }
         if passes
@@ -246,15 +251,12 @@ impl Outbound {
             && rare.pending.bytes() < WINDOW_BYTES
         {
             if !env.budget.charge(message.cost()) {
-                return self.drop_new(DropReason::Memory);
+                rare.dropped += 1;
+                count(|c| c.dropped_memory.add(1));
+                return Take::Dropped(DropReason::Memory);
             }
             let place = tail.pass();
-            let mut delivery = Delivery::keep(message, qos, offer);
-            delivery.place = place;
-            if message.durability != Durability::None {
-                delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, None, disk));
-            }
-            rare.pending.push(delivery);
+            rare.pending.push(Delivery::submitted(message, qos, offer, place, disk));
             return Take::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
@@ -312,15 +314,6 @@ impl Outbound {
         let until = if online { None } else { waits_until(env) };
         submit(message, qos, offer, place, online, until, disk);
         if online { Take::Sent } else { Take::Queued }
-    }
-
-    fn drop_new(&mut self, reason: DropReason) -> Take {
-        self.rare().dropped += 1;
-        count(|c| match reason {
-            DropReason::Memory => c.dropped_memory.add(1),
-            _ => c.dropped_queue_full.add(1),
-        });
-        Take::Dropped(reason)
     }
 
     /// The connection ended: what waits and is on disk too leaves memory, but for what a shared group may give to others.

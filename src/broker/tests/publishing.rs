@@ -108,7 +108,7 @@ fn a_used_up_budget_refuses_qos_1_and_leaves_qos_0_to_the_targets() {
     bench.subscribe(&device, "t");
     assert!(bench.broker.charge(100));
     assert!(!bench.broker.charge(1));
-    assert!(bench.publish("t", "x", QoS::AtLeastOnce).refused);
+    assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).refused, Some(Refusal::Memory));
     assert!(device.got().is_empty());
     assert_eq!(bench.publish("t", "x", QoS::AtMostOnce).sent, 1);
     bench.broker.release(100);
