@@ -188,6 +188,9 @@ impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::BadPageToken => Self::invalid("page_token", "is not one of this gateway's tokens"),
+            StoreError::NeedsDevices => {
+                Self::invalid("device_ids", "is empty, and the database in use lists by device only")
+            }
             StoreError::Unavailable(detail) => {
                 tracing::debug!(detail, "latest-value read failed");
                 Self::StoreUnavailable

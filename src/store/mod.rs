@@ -26,6 +26,7 @@ mod memory;
 mod page;
 mod queues;
 mod retained;
+mod scylla;
 mod sessions;
 mod stripe;
 #[cfg(test)]
@@ -50,6 +51,7 @@ pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
+pub use scylla::{ScyllaLatest, ScyllaOptions};
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use versions::{VersionClock, VersionMark};
 pub use watch::{Watch, WatchSelector};
@@ -74,6 +76,9 @@ pub enum StoreError {
     /// The page token is not one of ours.
     #[error("page token is not valid")]
     BadPageToken,
+    /// The store lists the values of given devices only.
+    #[error("this store lists by device id only")]
+    NeedsDevices,
 }
 
 /// The last payload of a (device, topic).

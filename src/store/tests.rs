@@ -98,7 +98,7 @@ async fn list_all(latest: &Latest, mut query: LatestQuery) -> Vec<LatestValue> {
 
 #[tokio::test]
 async fn the_suite_passes_in_memory() {
-    suite::run(&MemoryLatest::new(40), 40).await;
+    suite::run(&MemoryLatest::new(40), 40, true).await;
 }
 
 #[tokio::test]

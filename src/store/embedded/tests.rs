@@ -35,7 +35,7 @@ async fn put(store: &EmbeddedLatest, range: std::ops::Range<u64>) {
 async fn the_suite_passes() {
     let dir = tempfile::tempdir().unwrap();
     let options = EmbeddedOptions { topics_per_device: 40, ..EmbeddedOptions::default() };
-    suite::run(&open_with(dir.path(), &options), 40).await;
+    suite::run(&open_with(dir.path(), &options), 40, true).await;
 }
 
 #[tokio::test]
