@@ -41,8 +41,9 @@ pub struct Flags {
     /// Directory of all that is kept on disk [default: ./data]
     #[arg(long, value_name = "DIR", help_heading = "Storage")]
     pub data_dir: Option<PathBuf>,
-    /// Cassandra or Scylla node for latest values (not in this version yet)
-    #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "ADDR", help_heading = "Storage")]
+    /// Nodes of a Cassandra or Scylla cluster for latest values, HOST[:PORT][,HOST...]; without it they are kept in
+    /// the data directory
+    #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "NODES", help_heading = "Storage")]
     pub db_addr: Option<String>,
 
     /// Configuration file, TOML; also MQTT_SERVER_CONFIG

@@ -3,6 +3,7 @@
 //! A leaf: knows no other module. Immutable after start.
 
 mod address;
+mod database;
 mod effective;
 mod error;
 mod flags;

@@ -390,7 +390,7 @@ pub struct Config {
     pub http_addr: SocketAddr,
     /// Stores.
     pub data_dir: PathBuf,
-    /// Cassandra or Scylla.
+    /// Nodes of a Cassandra or Scylla cluster for latest values, `HOST[:PORT][,HOST...]`.
     #[serde(with = "optional")]
     pub db_addr: Option<String>,
     /// Development mode.

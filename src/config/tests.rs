@@ -176,7 +176,8 @@ fn flags_go_over_environment_and_file() {
 fn flags_of_the_precedent_are_understood() {
     let flags = flags("-a 127.0.0.1:1 -c c.pem -k k.pem --db_addr h:9042 -n --non-tls --trace");
     assert_eq!(flags.db_addr.as_deref(), Some("h:9042"));
-    let config = Config::load(&Flags { db_addr: None, ..flags }, None, &BTreeMap::new()).unwrap();
+    let config = Config::load(&flags, None, &BTreeMap::new()).unwrap();
+    assert_eq!(config.contact_points(), ["h:9042"]);
     assert!(config.non_tls && config.non_broker);
     assert_eq!((config.cert.to_str(), config.key.to_str()), (Some("c.pem"), Some("k.pem")));
     assert_eq!(config.log.level, "trace");
@@ -187,7 +188,9 @@ fn flags_of_the_precedent_are_understood() {
 fn every_rule_names_key_value_and_fix() {
     let listener = "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\n";
     for (file, key, value, fix) in [
-        ("db_addr = \"h:9042\"", "db_addr", "h:9042", "remove db_addr"),
+        ("db_addr = \"a,b:x\"", "db_addr", "a,b:x", "HOST[:PORT]"),
+        ("db_addr = \"a,\"", "db_addr", "a,", "HOST[:PORT]"),
+        ("db_addr = \"a\"\n[latest]\nenabled = false", "db_addr", "a", "latest.enabled"),
         ("shards = 5000", "shards", "5000", "0"),
         ("namespace = \"devices/#\"", "namespace", "devices/#", "{client_id}"),
         ("namespace = \"x{client_id}/#\"", "namespace", "x{client_id}/#", "{client_id}"),
