@@ -185,7 +185,12 @@ impl Group {
             }
         }
         let outcome = self.enqueue(message, &members, online, delivery);
-        if outcome == Outcome::Queued && is_any_online(&members) {
+        if outcome == Outcome::Queued && !is_any_online(&members) {
+            // The last member may have gone meanwhile.
+            if online {
+                self.park(delivery.budget);
+            }
+        } else if outcome == Outcome::Queued {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
             if self.is_at_hand() {

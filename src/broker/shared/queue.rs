@@ -263,3 +263,34 @@ impl Queue {
         left.bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Message, Origin};
+
+    fn message() -> Arc<SharedMessage> {
+        Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share())
+    }
+
+    /// It would come twice: from whoever has it, and from the disk.
+    #[test]
+    fn a_message_in_somebodys_hands_is_not_read_as_well() {
+        let mut queue = Queue::default();
+        for place in 0..4 {
+            assert_eq!(queue.keep(message()), place);
+        }
+        let (first, second) = (queue.pop().unwrap(), queue.pop().unwrap());
+        queue.put_back(first);
+        assert_eq!(queue.park(), 2 * message().cost());
+        assert_eq!(queue.begin_load(), Some(2));
+        // The store refused the other, too; both are given away before what is read.
+        queue.put_back(second);
+        let page = (2..4).map(|place| Waiting { message: message(), place }).collect();
+        assert_eq!(queue.loaded(page, 4, true), 2 * message().cost());
+        let places: Vec<u64> = std::iter::from_fn(|| queue.pop()).map(|waiting| waiting.place).collect();
+        assert_eq!(places, [0, 1, 2, 3]);
+        assert!(queue.is_empty());
+        assert_eq!(queue.len(), 0);
+    }
+}

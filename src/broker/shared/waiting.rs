@@ -64,6 +64,8 @@ impl Group {
             let GroupPage { messages, next, end } = page;
             // Read because somebody has room: not refused for the budget, but counted in it.
             self.change(|queue| budget.force(queue.loaded(messages, next, end)));
+            // The last member may have gone meanwhile.
+            self.park(budget);
         } else {
             self.load_failed(budget);
         }
@@ -173,9 +175,10 @@ impl Group {
         }
         self.change(|queue| {
             let result = self.may_add(queue, cost);
-            match result {
-                Ok(()) => drop(queue.keep(kept)),
-                Err(_) => budget.release(cost),
+            if result.is_ok() {
+                queue.keep(kept);
+            } else {
+                budget.release(cost);
             }
             result
         })
