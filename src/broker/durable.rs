@@ -1,7 +1,7 @@
 //! What outlives the process: which store gets what, and the start from it.
 
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -12,19 +12,18 @@ use parking_lot::Mutex;
 use super::{Broker, Inner, Session, SessionCore, SubscribeRequest, Target, owners::Owners, shared::Group};
 use crate::{
     store::{
-        Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-        StoredEntry, StoredSession, StoredSubscription,
+        Expiry, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore,
+        StoreError, StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
     types::{
-        ClientId, Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp,
+        ClientId, Durability, OriginKind, Page, QoS, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp,
         matches,
     },
 };
 
-/// Messages and bytes read from one queue at once.
+/// Messages read from one queue at once.
 const READ_MESSAGES: usize = 512;
-const READ_BYTES: usize = 512 << 10;
 
 /// The stores of what outlives the process.
 #[derive(Clone)]
@@ -185,7 +184,7 @@ impl Broker {
     ) -> Result<Page, StoreError> {
         let stores = self.stores().ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
         let Loaded { entries, next, end, damaged } =
-            stores.queues.load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+            stores.queues.load(queue, from, READ_MESSAGES, Page::BYTES).await?;
         if damaged > 0 {
             tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
         }
@@ -199,18 +198,9 @@ impl Broker {
         Ok(Page { entries, next, end })
     }
 
-    /// To be told of messages that expired on disk. Does not keep the broker: its stores have it.
-    pub fn queue_expired(&self) -> impl Fn(QueueId, usize, u64) + Send + Sync + use<> {
-        let inner = Arc::downgrade(&self.inner);
-        move |queue, messages, bytes| {
-            let Some(inner) = inner.upgrade() else { return };
-            let Some(durable) = &inner.durable else { return };
-            let slots = durable.owners.lock().candidates(queue);
-            let mut sessions = slots.into_iter().filter_map(|slot| inner.slots.session(slot));
-            if let Some(session) = sessions.find(|session| session.core().queue() == queue) {
-                session.note_expired(messages, bytes);
-            }
-        }
+    /// To be asked and told about messages that expire on disk. Does not keep the broker: its stores have it.
+    pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
+        Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
     }
 
     /// Brings back what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
@@ -283,6 +273,29 @@ impl Broker {
     }
 }
 
+struct QueueExpiry(Weak<Inner>);
+
+impl QueueExpiry {
+    fn session(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
+        let inner = self.0.upgrade()?;
+        let slots = inner.durable.as_ref()?.owners.lock().candidates(queue);
+        let mut sessions = slots.into_iter().filter_map(|slot| inner.slots.session(slot));
+        sessions.find(|session| session.core().queue() == queue)
+    }
+}
+
+impl Expiry for QueueExpiry {
+    fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool {
+        self.session(queue).is_some_and(|session| session.may_have_sent(seq, qos))
+    }
+
+    fn expired(&self, queue: QueueId, messages: usize, bytes: u64) {
+        if let Some(session) = self.session(queue) {
+            session.note_expired(messages, bytes);
+        }
+    }
+}
+
 impl Inner {
     /// The stores, if they keep this session.
     pub(super) fn durable_for(&self, core: &SessionCore) -> Option<&Durable> {
@@ -299,7 +312,7 @@ impl Inner {
         let mut messages = Vec::new();
         let mut from = 0;
         loop {
-            let read = durable.queues().load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+            let read = durable.queues().load(queue, from, READ_MESSAGES, Page::BYTES).await?;
             from = read.next;
             for entry in read.entries {
                 if !self.may_reach_devices(&entry) {
