@@ -603,7 +603,7 @@ fn a_retained_message_is_sent_with_what_is_left_of_its_expiry_interval() {
     let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
     let message = Publish { retain: true, expiry: Some(1000), ..publish("kept", 1, QoS::AtLeastOnce) };
     publisher.send(&Packet::Publish(message));
-    assert_eq!(publisher.next(), Got::PubAck(0));
+    assert_eq!(publisher.next(), Got::PubAck(0x10), "nobody is there yet");
     std::thread::sleep(std::time::Duration::from_millis(2_000));
     let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
     reader.subscribe("kept");
