@@ -34,7 +34,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
 pub use options::DurableOptions;
-pub use queues::{EmbeddedQueues, Expired, QueueGauges, QueueOptions};
+pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
 pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
 

@@ -159,10 +159,9 @@ impl Head {
         head.swept()
     }
 
-    /// The second of its key in `expiry`, if it has one. Not of QoS 2: it may be sent before, and its packet identifier
-    /// is then the client's until the handshake ends, so that the session drops it.
+    /// The second of its key in `expiry`, if it has one: not what may have been sent, which is left to its session.
     pub(super) fn swept(&self) -> Option<u64> {
-        self.expiry.filter(|_| self.qos != QoS::ExactlyOnce)
+        self.expiry.filter(|_| !self.sent)
     }
 
     /// The value of an entry of which only the place is left.
@@ -202,6 +201,11 @@ impl Head {
     /// Cost, group (if any) and QoS of a value, without the rest.
     pub(super) fn decode_cost(value: &[u8]) -> Option<u32> {
         Input(value.get(NUMBER + 1..)?).varint()
+    }
+
+    /// Whether a value has QoS 2.
+    pub(super) fn is_exact(value: &[u8]) -> bool {
+        value.get(NUMBER).is_some_and(|flags| flags & QOS == QoS::ExactlyOnce as u8)
     }
 
     /// Whether a value names a shared group.
@@ -312,6 +316,18 @@ impl Tables {
         }
         Head::released().encode(buffer);
         self.entries.put(txn, key, buffer)
+    }
+
+    /// An entry may have been sent: it does not go by itself any more. Its place in `expiry` is gone already.
+    pub(super) fn note_sent(
+        &self,
+        txn: &mut RwTxn<'_>,
+        key: &EntryKey,
+        head: Head,
+    ) -> Result<(), heed::Error> {
+        let mut value = Vec::new();
+        Head { sent: true, ..head }.encode(&mut value);
+        self.entries.put(txn, key, &value)
     }
 
     fn drop_content(&self, txn: &mut RwTxn<'_>, key: &EntryKey, head: &Head) -> Result<(), heed::Error> {
