@@ -1,10 +1,13 @@
 //! Tests of the broker with a session that only records what it gets.
 
+mod disk;
+mod group_queue;
 mod non_broker;
 mod publishing;
 mod retained;
 mod sessions;
 mod shared;
+mod wills;
 
 use std::{
     any::Any,
@@ -17,7 +20,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, Yielded};
+use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, Ticket, Yielded};
 
 /// What a test receiver got.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,12 +38,18 @@ struct Receiver {
     offline: AtomicBool,
     durable: AtomicBool,
     nudges: AtomicUsize,
+    /// Something was left for it when it asked.
+    told: AtomicBool,
     /// Takes so many more messages, then its queue is full.
     room: Mutex<Option<usize>>,
     load: AtomicUsize,
     got: Mutex<Vec<Got>>,
+    /// Where a persistent session's deliveries go, and the place of the next.
+    disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
+    /// Parts of tickets of what it got, if it keeps that on a disk.
+    parts: Mutex<Option<Vec<Arc<Ticket>>>>,
     closes: Mutex<Vec<(u32, CloseReason)>>,
     ended: AtomicBool,
     flushes: AtomicUsize,
@@ -70,6 +79,12 @@ impl Receiver {
             ids: options.ids.to_vec(),
             group: options.group,
         });
+        if let Some(parts) = &mut *self.parts.lock()
+            && let Some(ticket) = message.ticket()
+        {
+            ticket.add();
+            parts.push(Arc::clone(ticket));
+        }
         let outcome = if offline { Outcome::Queued } else { Outcome::Sent };
         Delivered { outcome, flush: !offline }
     }
@@ -83,7 +98,16 @@ pub(super) struct TestSession {
 
 impl Target for TestSession {
     fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
-        self.receiver.take(message, options)
+        let delivered = self.receiver.take(message, options);
+        let qos = message.qos.min(options.qos);
+        if let Some((disk, place)) = &mut *self.receiver.disk.lock()
+            && qos > QoS::AtMostOnce
+            && !matches!(delivered.outcome, Outcome::Dropped(_))
+        {
+            disk.append(self.core.queue(), *place, message, qos);
+            *place += 1;
+        }
+        delivered
     }
     fn flush(self: Arc<Self>) {
         self.receiver.flushes.fetch_add(1, SeqCst);
@@ -212,19 +236,28 @@ impl Bench {
     }
 
     pub(super) fn with_mode(limits: Limits, non_broker: bool) -> Self {
+        Self::with_stores(limits, non_broker, None)
+    }
+
+    fn with_stores(limits: Limits, non_broker: bool, stores: Option<Stores>) -> Self {
         let broker = Broker::new(BrokerConfig {
             limits: Arc::new(limits),
             non_broker,
             namespace: "devices/{client_id}/#".to_owned(),
             listener_strategies: BTreeMap::new(),
             latest: None,
-            stores: None,
+            stores,
             durability: DurabilityRules::default(),
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
     }
 
     pub(super) fn connect(&mut self, id: &str, connect: Connect) -> Device {
+        self.open(id, connect).0
+    }
+
+    /// As [`Self::connect`], with what the answer waits for.
+    pub(super) fn open(&mut self, id: &str, connect: Connect) -> (Device, Option<Arc<Ticket>>) {
         let request = OpenRequest {
             client_id: ClientId::new(id),
             clean_start: connect.clean,
@@ -235,11 +268,12 @@ impl Bench {
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-        let Opened { session, present, epoch, .. } = ready(self.broker.open(request, make, &mut self.turn));
+        let Opened { session, present, epoch, ticket } =
+            ready(self.broker.open(request, make, &mut self.turn));
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         test.receiver.offline.store(false, SeqCst);
         self.broker.online(&session, self.now, &mut self.turn);
-        Device { session, test, epoch, present }
+        (Device { session, test, epoch, present }, ticket)
     }
 
     /// A persistent session.
@@ -336,12 +370,31 @@ impl Device {
         self.test.receiver.nudges.load(SeqCst)
     }
 
+    fn is_told(&self) -> bool {
+        self.test.receiver.told.load(SeqCst)
+    }
+
+    fn set_told(&self, told: bool) {
+        self.test.receiver.told.store(told, SeqCst);
+    }
+
+    /// Messages that it has got and the test has not looked at.
+    fn taken(&self) -> usize {
+        self.test.receiver.got.lock().len()
+    }
+
     pub(super) fn set_room(&self, room: Option<usize>) {
         *self.test.receiver.room.lock() = room;
     }
 
     pub(super) fn set_load(&self, load: usize) {
         self.test.receiver.load.store(load, SeqCst);
+    }
+
+    /// What it takes goes to disk, as of a persistent session.
+    fn use_disk(&self, disk: &Arc<disk::Disk>) {
+        *self.test.receiver.disk.lock() = Some((Arc::clone(disk), 0));
+        self.set_durable();
     }
 
     pub(super) fn hold(&self, group: u32, message: Arc<SharedMessage>) {

@@ -69,4 +69,8 @@ impl LatestStore for ScyllaLatest {
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
         Box::pin(read::list(&self.cluster, query))
     }
+
+    fn lists_all(&self) -> bool {
+        false
+    }
 }
