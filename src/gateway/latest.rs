@@ -91,6 +91,7 @@ fn database_options(
         datacenter: database.datacenter.clone(),
         username: database.username.clone(),
         password: config.database_password()?.expose().to_owned(),
+        tls: None,
         keyspace: database.keyspace.clone(),
         replication: database.replication.to_cql(),
         migrate: database.migrate,

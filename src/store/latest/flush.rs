@@ -115,8 +115,9 @@ impl Latest {
         // As many as wait now; what is recorded from now on is for the next round.
         let mut left = self.gauges().pending_values;
         let mut start = 0;
+        let mut partly = Ok(());
         while left > 0 {
-            let mut batch = Batch { latest: self, taken: Vec::new(), round, written: false };
+            let mut batch = Batch { latest: self, taken: Vec::new(), round, landed: Landed::None };
             let most = self.batch.load(Relaxed);
             let values = batch.take(&mut start, most);
             let taken = values.len();
@@ -126,13 +127,22 @@ impl Latest {
             left = left.saturating_sub(taken);
             // Values of a write that fails or hangs go back to waiting, and the next attempt writes them as they are
             // then: writes are idempotent and versions decide.
-            self.write(values.into(), target).await.inspect_err(|_| {
-                count(|c| c.latest_retried.add(taken as u64));
-            })?;
-            batch.written = true;
+            match self.write(values.into(), target).await {
+                Ok(()) => batch.landed = Landed::All,
+                // A few values that cannot be written now do not keep the others from being written.
+                Err(StoreError::Partly { unwritten, reason }) => {
+                    count(|c| c.latest_retried.add(unwritten.len() as u64));
+                    batch.landed = Landed::Except(unwritten.clone());
+                    partly = Err(StoreError::Partly { unwritten, reason });
+                }
+                Err(error) => {
+                    count(|c| c.latest_retried.add(taken as u64));
+                    return Err(error);
+                }
+            }
             drop(batch);
         }
-        Ok(())
+        partly
     }
 
     /// Writes one batch, in `write_timeout`.
@@ -161,8 +171,13 @@ impl Latest {
                 count(|c| c.latest_written.add(number as u64));
             }
             (Err(_), Some(_)) => {}
-            (Err(_), None) => {
-                self.adapt(false);
+            (Err(error), None) => {
+                let unwritten = match error {
+                    StoreError::Partly { unwritten, .. } => unwritten.len(),
+                    _ => number,
+                };
+                self.adapt(unwritten < number / 2);
+                count(|c| c.latest_written.add((number - unwritten) as u64));
                 count(|c| c.latest_store_errors.add(1));
             }
         }
@@ -262,12 +277,20 @@ impl Latest {
     }
 }
 
+/// Which values of a batch the store has.
+enum Landed {
+    None,
+    All,
+    /// All but these, by their places in order.
+    Except(Vec<usize>),
+}
+
 /// Values on their way to the store; back to waiting if dropped unwritten.
 struct Batch<'a> {
     latest: &'a Latest,
     taken: Vec<(usize, Taken)>,
     round: u64,
-    written: bool,
+    landed: Landed,
 }
 
 impl Batch<'_> {
@@ -298,9 +321,14 @@ impl Batch<'_> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         let keep = self.latest.options.max_bytes / STRIPES / 4;
-        for (number, taken) in &self.taken {
+        for (place, (number, taken)) in self.taken.iter().enumerate() {
+            let written = match &self.landed {
+                Landed::None => false,
+                Landed::All => true,
+                Landed::Except(unwritten) => unwritten.binary_search(&place).is_err(),
+            };
             let mut stripe = self.latest.stripes[*number].0.lock();
-            let change = stripe.landed(*taken, self.written, self.round, keep);
+            let change = stripe.landed(*taken, written, self.round, keep);
             self.latest.apply(change);
         }
     }
