@@ -179,6 +179,10 @@ impl Connection {
         loop {
             if self.rare.as_ref().is_none_or(|rare| rare.reading.is_none()) {
                 let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
+                // Nearly always so: no time is taken for it.
+                if !slot.out.wants_load() {
+                    return;
+                }
                 let load = slot.out.begin_load(&self.device.env(clock::now()));
                 drop(slot);
                 self.rare().reading = Some(match load {

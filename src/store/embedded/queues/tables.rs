@@ -20,8 +20,6 @@ use crate::{
     types::{Entry, QoS, QueueId, Timestamp},
 };
 
-/// The format of these tables.
-const FORMAT: u32 = 1;
 /// The tables, in the order of [`Tables`].
 pub(super) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 /// How many tables there are.
@@ -252,12 +250,7 @@ pub(in crate::store::embedded) struct Tables {
 impl Tables {
     /// Opens them, new ones in an empty environment; refuses those of a newer format.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
-        let found = environment.format(FORMAT)?;
-        // Upgrades from older formats go here; format 1 is the first.
-        let open = |txn: &mut RwTxn<'_>| {
-            if found.is_none() {
-                environment.set_format(txn, FORMAT)?;
-            }
+        environment.open_tables(|txn| {
             let [bodies, refs, entries, received, expiry] = NAMES;
             let mut table = |name| environment.env.create_database(txn, Some(name));
             Ok(Self {
@@ -267,8 +260,7 @@ impl Tables {
                 received: table(received)?,
                 expiry: table(expiry)?,
             })
-        };
-        environment.writing(open).map_err(|e| environment.failed(&e))
+        })
     }
 
     /// One more than the last message number in use.
