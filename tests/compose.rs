@@ -3,11 +3,7 @@
 
 mod support;
 
-use std::{
-    fs,
-    process::Command,
-    time::Duration,
-};
+use std::{fs, process::Command, time::Duration};
 
 use serde_json::Value;
 use support::{Server, need, python, root, run};
@@ -66,7 +62,12 @@ fn the_program_takes_the_flags_and_the_database_it_is_given_is_a_service() {
         let image = service["image"].as_str().expect("an image");
         let (name, tag) = image.split_once(':').expect("a version, so that it is the same tomorrow");
         assert!(name.ends_with(host) && tag != "latest", "{image}");
-        assert!(service["healthcheck"]["test"].as_array().is_some_and(|test| test[1].as_str().is_some_and(|line| line.starts_with("cqlsh"))), "{host}");
+        assert!(
+            service["healthcheck"]["test"]
+                .as_array()
+                .is_some_and(|test| test[1].as_str().is_some_and(|line| line.starts_with("cqlsh"))),
+            "{host}"
+        );
         // Alone what is asked for starts: Scylla by default, Cassandra by its profile.
         let profiles = service.get("profiles").map(texts).unwrap_or_default();
         assert_eq!(profiles, database.into_iter().collect::<Vec<_>>(), "{host}");
@@ -79,7 +80,8 @@ fn published_ports_are_on_loopback_and_the_gateway_listens_on_them() {
     let Some(compose) = compose() else { return };
     let gateway = &compose["services"]["gateway"];
     let flags = texts(&gateway["command"]);
-    let mut listening: Vec<&str> = flags.iter().filter_map(|flag| flag.split_once("=0.0.0.0:")).map(|(_, port)| port).collect();
+    let mut listening: Vec<&str> =
+        flags.iter().filter_map(|flag| flag.split_once("=0.0.0.0:")).map(|(_, port)| port).collect();
     let mut published: Vec<&str> = texts(&gateway["ports"])
         .into_iter()
         .map(|port| {

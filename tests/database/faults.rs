@@ -51,12 +51,12 @@ fn a_database_that_stands_still_costs_no_value_and_no_acknowledgement() {
         0 => Err("none".to_owned()),
         _ => Ok(()),
     });
-    cassandra.freeze();
+    cassandra.pause();
     devices_notice_nothing(&gateway, &load);
     std::thread::sleep(fault());
     load.goes_on();
     gateway.keeps_within_its_bound();
-    cassandra.thaw();
+    cassandra.resume();
     gateway.is_well();
     load.goes_on();
     tables.hold(&load.finish());

@@ -132,6 +132,16 @@ impl Gateway {
         });
     }
 
+    /// Values are written while `and` goes on.
+    pub(crate) fn has_written_much_since(&self, and: impl FnOnce()) {
+        let written = self.server.metric("gateway_latest_written_total");
+        and();
+        wait_for("more values written", || match self.server.metric("gateway_latest_written_total") {
+            more if more > written + 500 => Ok(()),
+            few => Err(format!("{written}, now {few}")),
+        });
+    }
+
     /// What waits for the database is within its bound, and something does.
     pub(crate) fn keeps_within_its_bound(&self) {
         let pending = self.server.metric("gateway_latest_pending_bytes");

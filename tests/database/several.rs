@@ -27,7 +27,11 @@ fn two_gateways_on_one_keyspace_undo_nothing_of_each_other_and_read_each_others_
     for turn in 0..20 {
         let gateway = &both[turn % 2];
         let payload = format!("turn {turn}");
-        Client::connect(gateway.mqtt(), Protocol::V5, "nomad").publish_acked("nomad/place", payload.as_bytes(), false);
+        Client::connect(gateway.mqtt(), Protocol::V5, "nomad").publish_acked(
+            "nomad/place",
+            payload.as_bytes(),
+            false,
+        );
         sent.note("nomad", "nomad/place", payload.as_bytes());
         if turn == 10 {
             both.iter().for_each(Gateway::has_written_all);

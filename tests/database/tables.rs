@@ -72,7 +72,8 @@ impl Tables {
         let answer = RUNTIME.block_on(self.session.query_unpaged(text, (device,)));
         let rows = answer.map_err(|error| error.to_string())?.into_rows_result();
         let rows = rows.map_err(|error| error.to_string())?;
-        let all: Result<_, _> = rows.rows::<(String, Vec<u8>)>().map_err(|error| error.to_string())?.collect();
+        let all: Result<_, _> =
+            rows.rows::<(String, Vec<u8>)>().map_err(|error| error.to_string())?.collect();
         all.map_err(|error| error.to_string())
     }
 
@@ -117,11 +118,7 @@ impl Drop for Tables {
     }
 }
 
-fn difference(
-    device: &str,
-    last: &BTreeMap<String, Vec<u8>>,
-    found: &BTreeMap<String, Vec<u8>>,
-) -> String {
+fn difference(device: &str, last: &BTreeMap<String, Vec<u8>>, found: &BTreeMap<String, Vec<u8>>) -> String {
     let shown = |payload: Option<&Vec<u8>>| {
         payload.map(|payload| String::from_utf8_lossy(&payload[..payload.len().min(40)]).trim().to_owned())
     };
