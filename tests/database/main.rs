@@ -16,6 +16,7 @@ mod faults;
 mod gateway;
 mod load;
 mod proxy;
+mod schema;
 mod several;
 mod slow;
 #[path = "../support/mod.rs"]

@@ -105,8 +105,11 @@ impl Tables {
     }
 
     pub(crate) fn drop_keyspace(&self) {
-        let text = format!("DROP KEYSPACE IF EXISTS {}", self.keyspace);
-        RUNTIME.block_on(self.session.query_unpaged(text, ())).expect("drop the keyspace");
+        self.execute(&format!("DROP KEYSPACE IF EXISTS {}", self.keyspace));
+    }
+
+    pub(crate) fn execute(&self, statement: &str) {
+        RUNTIME.block_on(self.session.query_unpaged(statement, ())).expect(statement);
     }
 }
 
