@@ -74,7 +74,7 @@ pub(crate) fn victim() -> Option<MutexGuard<'static, Cassandra>> {
 
 /// One node, or several that scripts/cassandra.sh started.
 pub(crate) struct Cassandra {
-    /// `host:port` of the first node.
+    /// `host:port` of its nodes, separated by commas.
     pub(crate) address: String,
     port: String,
     /// Stops it when this process ends, however that ends; none if it was there before.
@@ -105,8 +105,7 @@ impl Cassandra {
             return None;
         }
         assert!(output.status.success(), "scripts/cassandra.sh start failed: {said}");
-        let addresses = String::from_utf8_lossy(&output.stdout).into_owned();
-        let address = addresses.split_whitespace().next().expect("an address").to_owned();
+        let address = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let keeper = (!was_there).then(|| {
             let mut keeper = Command::new("sh");
             // Its input ends with this process.

@@ -53,7 +53,7 @@ impl Tables {
     /// Waits until the database takes a connection; the keyspace is new.
     pub(crate) fn open(address: &str, login: Option<(&str, &str)>) -> Self {
         let session = wait_for("a connection to Cassandra", || {
-            let mut builder = SessionBuilder::new().known_node(address);
+            let mut builder = SessionBuilder::new().known_nodes(address.split(','));
             if let Some((name, password)) = login {
                 builder = builder.user(name, password);
             }
