@@ -4,7 +4,7 @@
 mod client;
 mod support;
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use client::{Client, Got, decoded, hello};
 use mqtt_server::{
@@ -17,7 +17,7 @@ const MESSAGES: u32 = 200;
 
 /// Runs `mqtt-server store ...`: whether it succeeded, and what it said.
 fn store(args: &[&str], paths: &[&Path]) -> (bool, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mqtt-server"));
+    let mut command = support::command(env!("CARGO_BIN_EXE_mqtt-server"));
     command.arg("store").args(args).args(paths);
     support::run(&mut command, Duration::from_secs(120))
 }
