@@ -56,7 +56,14 @@ impl LatestStore for Flaky {
             if batch.len() > self.most.load(SeqCst) {
                 std::future::pending::<()>().await;
             }
-            self.written.fetch_add(batch.len(), SeqCst);
+            let poison = |value: &LatestValue| &*value.topic == "poison";
+            let unwritten: Vec<_> = (0..batch.len()).filter(|place| poison(&batch[*place])).collect();
+            self.written.fetch_add(batch.len() - unwritten.len(), SeqCst);
+            if !unwritten.is_empty() {
+                let others: Vec<_> = batch.iter().filter(|value| !poison(value)).cloned().collect();
+                self.inner.upsert(others.into()).await?;
+                return Err(StoreError::Partly { unwritten, reason: "poison".into() });
+            }
             self.inner.upsert(batch).await
         })
     }
@@ -124,6 +131,20 @@ async fn reads_see_writes_before_and_after_the_flush() {
     );
     record(&latest, "d1", "t", b"3");
     assert_eq!(payload(&latest, "t", None).await.as_deref(), Some(&b"3"[..]));
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_written_keeps_only_itself_waiting() {
+    let store = Flaky::new();
+    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    for n in 0..5000 {
+        record(&latest, &format!("d{n}"), if n == 7 { "poison" } else { "t" }, b"1");
+    }
+    let partly = latest.flush().await;
+    assert!(matches!(partly, Err(StoreError::Partly { .. })), "{partly:?}");
+    assert_eq!((latest.gauges().pending_values, latest.healthy()), (1, false));
+    assert_eq!(store.written.load(SeqCst), 4999);
+    assert_eq!(payload(&latest, "poison", Some("d7")).await.as_deref(), Some(&b"1"[..]));
 }
 
 #[tokio::test]
