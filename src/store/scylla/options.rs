@@ -14,9 +14,9 @@ use crate::{
 /// Most seconds that Cassandra lets a row live: 20 years.
 const MAX_TTL: u64 = 20 * 365 * 24 * 60 * 60;
 
-/// Cassandra 4.1, and 5 as it is set at first, refuses rows that live past January 2038: a day less, as a write may come
-/// late. Beyond it only [`MAX_TTL`] counts.
-const END: u64 = i32::MAX as u64 - 24 * 60 * 60;
+/// Cassandra 4.1, and 5 as it is set at first, refuses rows that live past January 2038: 90 days less, as a write may
+/// come long after its value. Beyond it only [`MAX_TTL`] counts.
+const END: u64 = i32::MAX as u64 - 90 * 24 * 60 * 60;
 
 /// How [`ScyllaLatest`](super::ScyllaLatest) connects, writes and reads.
 #[derive(Clone)]
