@@ -47,12 +47,12 @@ use thiserror::Error;
 pub use data_dir::DataDir;
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
-    EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
+    EmbeddedSessions, QueueGauges, QueueOptions, tool,
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
-pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
+pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
 pub use scylla::{Compression, Consistency, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use server_id::server_id;
@@ -66,11 +66,19 @@ use crate::types::{ClientId, Properties, QoS, Timestamp};
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Why a store call failed.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum StoreError {
     /// The store cannot be reached or answered with an error; a retry may succeed.
     #[error("store unavailable: {0}")]
     Unavailable(String),
+    /// Some values of a batch are not written; all others are.
+    #[error("store unavailable for {} values: {reason}", .unwritten.len())]
+    Partly {
+        /// Their places in the batch, in order.
+        unwritten: Vec<usize>,
+        /// Why the first of them is not.
+        reason: String,
+    },
     /// The data cannot be read; see the operations guide.
     #[error("store damaged: {0}")]
     Damaged(String),
@@ -137,8 +145,10 @@ pub struct LatestPage {
 ///
 /// A value with a lower `version` than the stored one never replaces it.
 pub trait LatestStore: Send + Sync + 'static {
-    /// Writes all of `batch`; durable when it returns `Ok`. Idempotent. Dropped before it is done, it may or may
-    /// not write, but leaves nothing behind that grows with every such call.
+    /// Writes all of `batch`; durable when it returns `Ok`, and but for the values it names with
+    /// [`StoreError::Partly`]. A value that the store can never take is dropped and counted, and does not fail the rest.
+    /// Idempotent. Dropped before it is done, it may or may not write, but leaves nothing behind that grows with every
+    /// such call.
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The value of `topic` of `device`, or without a device the newest over all devices.

@@ -96,6 +96,9 @@ counters! {
     latest_written: "gateway_latest_written_total", "Latest values written to the store", "";
     latest_dropped_topics: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"device_topics\"";
     latest_dropped_bytes: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"bytes\"";
+    latest_dropped_too_large: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"too_large\"";
+    latest_dropped_name: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"name\"";
+    latest_dropped_rejected: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"rejected\"";
     latest_dropped_shutdown: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"shutdown\"";
     latest_retried: "gateway_latest_retried_total", "Latest values that wait again as their write failed", "";
     latest_spilled: "gateway_latest_spilled_total", "Latest values kept in the data directory as the database was away", "";
@@ -104,6 +107,11 @@ counters! {
     latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
     latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
+    database_errors_unavailable: "gateway_database_errors_total", "Failed requests to the database", "kind=\"unavailable\"";
+    database_errors_overloaded: "gateway_database_errors_total", "Failed requests to the database", "kind=\"overloaded\"";
+    database_errors_schema: "gateway_database_errors_total", "Failed requests to the database", "kind=\"schema\"";
+    database_errors_rejected: "gateway_database_errors_total", "Failed requests to the database", "kind=\"rejected\"";
+    database_errors_denied: "gateway_database_errors_total", "Failed requests to the database", "kind=\"denied\"";
     store_commits: "gateway_store_commits_total", "Commits of sessions, queues and retained messages", "";
     store_commit_errors: "gateway_store_commit_errors_total", "Failed commits of sessions, queues and retained messages", "";
     store_commit_micros: "gateway_store_commit_microseconds_total", "Time in commits of sessions, queues and retained messages", "";
