@@ -38,7 +38,7 @@ use tokio::sync::broadcast;
 
 use crate::{
     config::{Limits, SharedStrategy},
-    store::Latest,
+    store::{History, Latest},
     types::{Message, SharedMessage, Timestamp},
 };
 
@@ -75,6 +75,7 @@ struct Inner {
     namespace: String,
     listener_strategies: BTreeMap<String, SharedStrategy>,
     latest: Option<Arc<Latest>>,
+    history: Option<Arc<History>>,
     durable: Option<Durable>,
     durability: DurabilityRules,
     /// Random keys: peers cannot make collisions.
@@ -113,8 +114,16 @@ impl Inner {
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {
-        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest, stores, durability } =
-            config;
+        let BrokerConfig {
+            limits,
+            non_broker,
+            namespace,
+            listener_strategies,
+            latest,
+            history,
+            stores,
+            durability,
+        } = config;
         let durable = stores.map(Durable::new);
         let hasher = RandomState::new();
         let store = durable.as_ref().map(|durable| Arc::clone(durable.retained()));
@@ -125,6 +134,7 @@ impl Broker {
             namespace,
             listener_strategies,
             latest,
+            history,
             durable,
             durability,
             index: Index::new(hasher.clone()),
@@ -195,6 +205,11 @@ impl Broker {
     /// Latest values, if on.
     pub fn latest(&self) -> Option<&Arc<Latest>> {
         self.inner.latest.as_ref()
+    }
+
+    /// History, if on.
+    pub fn history(&self) -> Option<&Arc<History>> {
+        self.inner.history.as_ref()
     }
 
     /// Bounds in force.

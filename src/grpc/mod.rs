@@ -10,6 +10,7 @@ mod convert;
 mod devices;
 mod encode;
 mod events;
+mod history;
 mod precedent;
 pub mod proto;
 mod publisher;

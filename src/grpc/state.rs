@@ -1,4 +1,4 @@
-//! `gateway.v1.State`: latest values and retained messages.
+//! `gateway.v1.State`: latest values, history and retained messages.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
     Context, PAGE_BYTES, answers, convert,
     convert::MAX_STREAM_BATCH,
     encode::Form,
-    fit, now,
+    fit, history, now,
     proto::{gateway::v1, server::state_server::State},
     status::Error,
     stream::{Options, Pace, RawMessage, Selector, SlowPolicy, StreamTarget, Subscription},
@@ -246,6 +246,13 @@ impl State for StateService {
             limit: SNAPSHOT_PAGE,
         });
         Ok(Response::new(WatchStream::new(changes, snapshot)))
+    }
+
+    async fn history(
+        &self,
+        request: Request<v1::HistoryRequest>,
+    ) -> Result<Response<v1::HistoryResponse>, Status> {
+        Ok(Response::new(history::page(&self.context, request.into_inner()).await?))
     }
 
     async fn get_retained(

@@ -52,7 +52,9 @@ pub(super) enum Error {
     Unimplemented(&'static str),
     #[error("latest values are switched off")]
     LatestOff,
-    #[error("the latest-value store is not available")]
+    #[error("no topic has a history")]
+    HistoryOff,
+    #[error("the store is not available")]
     StoreUnavailable,
     #[error("stored data cannot be read")]
     StoreDamaged,
@@ -91,9 +93,11 @@ impl Error {
         match self {
             Self::Invalid { .. } => Code::InvalidArgument,
             Self::DeviceNotFound | Self::ValueNotFound => Code::NotFound,
-            Self::DeviceOffline | Self::PacketTooLarge | Self::RetainUnavailable | Self::LatestOff => {
-                Code::FailedPrecondition
-            }
+            Self::DeviceOffline
+            | Self::PacketTooLarge
+            | Self::RetainUnavailable
+            | Self::LatestOff
+            | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
             | Self::StoreRefused
@@ -128,6 +132,7 @@ impl Error {
             Self::Deadline { .. } => "WAIT_INCOMPLETE",
             Self::Unimplemented(_) => "NOT_IMPLEMENTED",
             Self::LatestOff => "LATEST_OFF",
+            Self::HistoryOff => "HISTORY_OFF",
             Self::StoreUnavailable => "STORE_UNAVAILABLE",
             Self::StoreDamaged => "STORE_DAMAGED",
             Self::ShuttingDown => "SHUTTING_DOWN",
@@ -239,6 +244,7 @@ mod tests {
             (deadline.clone(), Code::DeadlineExceeded, "WAIT_INCOMPLETE"),
             (Error::Unimplemented("x"), Code::Unimplemented, "NOT_IMPLEMENTED"),
             (Error::LatestOff, Code::FailedPrecondition, "LATEST_OFF"),
+            (Error::HistoryOff, Code::FailedPrecondition, "HISTORY_OFF"),
             (Error::StoreUnavailable, Code::Unavailable, "STORE_UNAVAILABLE"),
             (Error::StoreDamaged, Code::DataLoss, "STORE_DAMAGED"),
             (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),

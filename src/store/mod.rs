@@ -5,6 +5,7 @@
 //! ```text
 //! sessions queues retained       traits: who there is, what waits for whom, what topics keep
 //! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
+//! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
 //! data_dir                       the directory and its lock
 //! embedded                       all of them in LMDB, one environment (folder) each:
@@ -21,6 +22,7 @@
 
 mod data_dir;
 mod embedded;
+mod history;
 mod latest;
 mod memory;
 mod page;
@@ -45,6 +47,10 @@ pub use data_dir::DataDir;
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
     EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
+};
+pub use history::{
+    History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery, HistoryRule,
+    HistoryStore,
 };
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;

@@ -99,6 +99,14 @@ counters! {
     latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
     latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
+    history_recorded: "gateway_history_recorded_total", "Messages taken into the history", "";
+    history_written: "gateway_history_written_total", "Messages of the history written to the database", "";
+    history_dropped_messages: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"messages\"";
+    history_dropped_bytes: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"bytes\"";
+    history_dropped_too_large: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"too_large\"";
+    history_dropped_shutdown: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"shutdown\"";
+    history_write_errors: "gateway_history_errors_total", "Failed calls to the database for the history (writes are retried)", "op=\"write\"";
+    history_read_errors: "gateway_history_errors_total", "Failed calls to the database for the history (writes are retried)", "op=\"read\"";
     store_commits: "gateway_store_commits_total", "Commits of sessions, queues and retained messages", "";
     store_commit_errors: "gateway_store_commit_errors_total", "Failed commits of sessions, queues and retained messages", "";
     store_commit_micros: "gateway_store_commit_microseconds_total", "Time in commits of sessions, queues and retained messages", "";
