@@ -57,7 +57,7 @@ pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
-pub use scylla::{ScyllaLatest, ScyllaOptions};
+pub use scylla::{Compression, Consistency, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use versions::{VersionClock, VersionMark};
 pub use watch::{Watch, WatchSelector};
@@ -98,12 +98,16 @@ pub struct LatestValue {
     pub payload: Bytes,
     /// QoS of the publish.
     pub qos: QoS,
+    /// RETAIN as the device set it.
+    pub retain: bool,
     /// MQTT 5 properties, if any.
     pub properties: Option<Arc<Properties>>,
     /// When the gateway received it.
     pub received: Timestamp,
     /// Order of writes: grows with every value of the process, never goes back.
     pub version: u64,
+    /// Id of the gateway that recorded it; `None` is this one.
+    pub server: Option<Arc<str>>,
 }
 
 /// Which latest values to list.

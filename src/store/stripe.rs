@@ -67,6 +67,7 @@ struct Entry {
     /// What it counts for in the process-wide sum; 0 when clean.
     charged: usize,
     qos: QoS,
+    retain: bool,
     dirty: bool,
     in_flight: bool,
 }
@@ -233,6 +234,7 @@ impl Stripe {
             version: 0,
             charged: 0,
             qos: QoS::AtMostOnce,
+            retain: false,
             dirty: false,
             in_flight: false,
         };
@@ -306,6 +308,7 @@ impl Entry {
             self.properties = message.properties.cloned();
         }
         self.qos = message.qos;
+        self.retain = message.retain;
         self.received = message.received;
         self.version = version;
     }
@@ -325,9 +328,11 @@ impl Entry {
             topic: Arc::clone(&self.topic),
             payload: Bytes::copy_from_slice(&self.payload),
             qos: self.qos,
+            retain: self.retain,
             properties: self.properties.clone(),
             received: self.received,
             version: self.version,
+            server: None,
         }
     }
 }
