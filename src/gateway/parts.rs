@@ -84,6 +84,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         namespace: config.namespace.clone(),
         listener_strategies: config.listener_strategies(),
         latest: latest.clone(),
+        history: None,
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         durability: stores::rules(&config),
     });

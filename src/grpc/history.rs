@@ -30,8 +30,7 @@ pub(super) async fn page(
     };
     let history = context.broker.history().ok_or(Error::HistoryOff)?;
     let page = history.page(query, now()).await?;
-    let places: Vec<_> =
-        page.values.iter().map(|value| HistoryPlace::beyond(value, oldest_first)).collect();
+    let places: Vec<_> = page.values.iter().map(|value| HistoryPlace::beyond(value, oldest_first)).collect();
     let (values, cut) = fit(page.values.into_iter().map(answers::latest_value), PAGE_BYTES);
     let last = values.len().checked_sub(1).and_then(|last| places.get(last)).filter(|_| cut);
     let next_page_token = last.map_or(page.next, HistoryPlace::to_string);

@@ -49,15 +49,15 @@ pub use embedded::{
     EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
 };
 pub use history::{
-    History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery, HistoryRule,
-    HistoryStore,
+    History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
+    HistoryRule, HistoryStore,
 };
 pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
-pub use scylla::{Compression, Consistency, ScyllaLatest, ScyllaOptions, TtlRule};
+pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use versions::{VersionClock, VersionMark};
 pub use watch::{Watch, WatchSelector};

@@ -37,7 +37,8 @@ impl MemoryHistory {
         let mut walk = Walk::new(query)?;
         while let Some(part) = walk.next_part() {
             let key = |place| (query.device.clone(), query.topic.clone(), part.bucket, place);
-            let found = rows.range((Included(key(part.low)), Excluded(key(part.high)))).map(|(_, value)| value);
+            let found =
+                rows.range((Included(key(part.low)), Excluded(key(part.high)))).map(|(_, value)| value);
             let found: Vec<_> = if query.oldest_first { found.collect() } else { found.rev().collect() };
             for value in found {
                 if !walk.is_full() {

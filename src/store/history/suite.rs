@@ -77,7 +77,11 @@ async fn messages_come_in_both_orders_on_pages_of_any_size(store: &dyn HistorySt
     for limit in [1, 4, 24, 1_000] {
         let query = HistoryQuery { limit, ..query("order", "t") };
         assert_eq!(read(store, query.clone()).await.0, newest, "newest first, limit {limit}");
-        assert_eq!(read(store, HistoryQuery { oldest_first: true, ..query }).await.0, oldest, "limit {limit}");
+        assert_eq!(
+            read(store, HistoryQuery { oldest_first: true, ..query }).await.0,
+            oldest,
+            "limit {limit}"
+        );
     }
 }
 

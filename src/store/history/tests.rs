@@ -101,8 +101,7 @@ async fn a_full_queue_refuses_the_newest_and_takes_again_when_the_store_is_back(
 
 #[tokio::test]
 async fn bytes_are_bounded_and_too_large_ones_never_come_in() {
-    let (_, history) =
-        setup(HistoryOptions { max_bytes: 100_000, max_message_bytes: 40_000, ..options() });
+    let (_, history) = setup(HistoryOptions { max_bytes: 100_000, max_message_bytes: 40_000, ..options() });
     record(&history, "kept/a", &[0; 40_001]);
     record(&history, &format!("kept/{}", "x".repeat(MAX_NAMES)), b"");
     assert_eq!(history.gauges().pending, 0);

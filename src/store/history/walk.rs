@@ -176,11 +176,6 @@ impl Walk {
         self.limit - self.values.len()
     }
 
-    /// Whether a part is read from its start.
-    pub(in crate::store) fn oldest_first(&self) -> bool {
-        self.oldest_first
-    }
-
     /// Adds the next message of a part.
     pub(in crate::store) fn push(&mut self, value: LatestValue) {
         self.bytes += value.payload.len();

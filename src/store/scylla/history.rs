@@ -91,14 +91,9 @@ impl ScyllaHistory {
         let (session, statements) = self.ready().await?;
         let statement = if query.oldest_first { &statements.oldest_first } else { &statements.newest_first };
         while let Some(part) = walk.next_part() {
-            let numbers = [
-                part.bucket,
-                part.low.received,
-                part.low.version,
-                part.high.received,
-                part.high.version,
-            ]
-            .map(u64::cast_signed);
+            let numbers =
+                [part.bucket, part.low.received, part.low.version, part.high.received, part.high.version]
+                    .map(u64::cast_signed);
             let limit = i32::try_from(walk.room()).unwrap_or(i32::MAX);
             let mut state = PagingState::start();
             loop {
@@ -167,4 +162,27 @@ fn by_partition(batch: &[HistoryEntry], bytes: usize) -> Vec<Vec<usize>> {
         (number, partition, row::size(value))
     });
     row::groups(rows, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{store::suite::value, types::Timestamp};
+
+    #[test]
+    fn a_batch_of_history_holds_one_partition() {
+        let entry = |n: u64| {
+            let mut value = value(&format!("d{}", n % 2), &format!("t{}", n % 3), n);
+            value.received = Timestamp(n % 5 * 24 * 60 * 60 * 1_000);
+            HistoryEntry { value, ttl: 1 }
+        };
+        let entries: Vec<_> = (0..100).map(entry).collect();
+        let groups = by_partition(&entries, BATCH_BYTES);
+        assert_eq!(groups.iter().map(Vec::len).sum::<usize>(), 100);
+        assert_eq!(groups.len(), 2 * 3 * 5);
+        for group in groups {
+            let partition = |n: usize| (n % 2, n % 3, n % 5);
+            assert!(group.iter().all(|n| partition(*n) == partition(group[0])), "{group:?}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! every write tries again. Writes are idempotent upserts of every column with the value's version as write
 //! timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
 
+mod history;
 mod options;
 mod row;
 mod schema;
@@ -17,6 +18,7 @@ use scylla::{
     client::{execution_profile::ExecutionProfile, session::Session, session_builder::SessionBuilder},
     policies::{load_balancing::DefaultPolicy, speculative_execution::SimpleSpeculativeExecutionPolicy},
     response::PagingState,
+    serialize::row::SerializeRow,
     statement::{
         Statement,
         batch::{Batch, BatchType},
@@ -25,6 +27,7 @@ use scylla::{
 };
 use tokio::{sync::OnceCell, task::JoinSet};
 
+pub use self::history::ScyllaHistory;
 pub use self::options::{Compression, Consistency, ScyllaOptions, TtlRule};
 use self::{row::Row, topics::KnownTopics};
 use super::{
@@ -120,19 +123,22 @@ impl ScyllaLatest {
             let (batch, session) = (Arc::clone(&batch), Arc::clone(&connection.session));
             let options = Arc::clone(&self.options);
             let statement = connection.put_by_device.clone();
-            writes.spawn(async move { put(&session, &statement, &batch, &group, &options).await });
+            writes.spawn(async move {
+                let rows = group.iter().map(|number| options.row(&batch[*number])).collect();
+                put(&session, &statement, options.write_consistency, rows).await
+            });
         }
         for number in row::newest_by_topic(&batch, &admitted) {
             room(&mut writes, self.options.concurrency).await?;
             let (batch, session) = (Arc::clone(&batch), Arc::clone(&connection.session));
             let options = Arc::clone(&self.options);
             let statement = connection.put_by_topic.clone();
-            writes.spawn(async move { put(&session, &statement, &batch, &[number], &options).await });
+            writes.spawn(async move {
+                let row = options.row(&batch[number]);
+                put(&session, &statement, options.write_consistency, vec![row]).await
+            });
         }
-        while let Some(done) = writes.join_next().await {
-            done.map_err(unavailable)??;
-        }
-        Ok(())
+        finish(writes).await
     }
 
     async fn read(&self, topic: &str, device: Option<&str>) -> Result<Option<LatestValue>, StoreError> {
@@ -295,26 +301,31 @@ async fn prepare(
     Ok(statement)
 }
 
-/// Writes values of one partition with `statement`.
-async fn put(
+/// Writes rows of one partition with `statement`.
+async fn put<R: SerializeRow>(
     session: &Session,
     statement: &PreparedStatement,
-    values: &[LatestValue],
-    numbers: &[usize],
-    options: &ScyllaOptions,
+    level: Consistency,
+    rows: Vec<R>,
 ) -> Result<(), StoreError> {
-    if let [number] = numbers {
-        let row = options.row(&values[*number]);
+    if let [row] = &*rows {
         return session.execute_unpaged(statement, row).await.map(drop).map_err(unavailable);
     }
     let mut batch = Batch::new(BatchType::Unlogged);
     batch.set_is_idempotent(true);
-    batch.set_consistency(options.write_consistency.level());
-    for _ in numbers {
+    batch.set_consistency(level.level());
+    for _ in &rows {
         batch.append_statement(statement.clone());
     }
-    let rows: Vec<_> = numbers.iter().map(|number| options.row(&values[*number])).collect();
     session.batch(&batch, rows).await.map(drop).map_err(unavailable)
+}
+
+/// Waits for all writes.
+async fn finish(mut writes: JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
+    while let Some(done) = writes.join_next().await {
+        done.map_err(unavailable)??;
+    }
+    Ok(())
 }
 
 /// Waits until one more write may start.

@@ -7,9 +7,12 @@ use std::{
     time::Duration,
 };
 
-use super::{super::suite, *};
+use super::{
+    super::{HistoryEntry, HistoryQuery, HistoryStore as _, history, suite},
+    *,
+};
 
-/// Ends the Cassandra that it started, unless one was there.
+/// The Cassandra at `MQTT_SERVER_TEST_CASSANDRA`, or one that it starts; ends the one that it started.
 struct Cassandra {
     address: String,
     stop: bool,
@@ -32,10 +35,16 @@ fn script(argument: &str) -> Option<String> {
 
 impl Cassandra {
     fn start() -> Option<Self> {
+        let given = std::env::var("MQTT_SERVER_TEST_CASSANDRA").ok().filter(|address| !address.is_empty());
+        if let Some(address) = given {
+            return Some(Self { address, stop: false });
+        }
         let stop = script("status").is_none();
         let address = script("start");
         if address.is_none() {
-            say("!!! SKIPPED: latest values in Cassandra, 1 test: scripts/cassandra.sh could not start one");
+            say(
+                "!!! SKIPPED: latest values and history in Cassandra, 1 test: scripts/cassandra.sh could not start one",
+            );
         }
         Some(Self { address: address?, stop })
     }
@@ -69,8 +78,11 @@ async fn the_suite_passes_on_cassandra_and_the_schema_is_kept_or_refused() {
 
     let unprepared = ScyllaLatest::new(ScyllaOptions { migrate: false, ..options.clone() }).unwrap();
     assert!(unprepared.get("t", Some("d")).await.is_err(), "tables that nobody made");
-    let store = ScyllaLatest::new(options.clone()).unwrap();
-    suite::run(&store, 60, false).await;
+    let store = Arc::new(ScyllaLatest::new(options.clone()).unwrap());
+    suite::run(&*store, 60, false).await;
+    let history = ScyllaHistory::new(Arc::clone(&store));
+    history::suite::run(&history).await;
+    history_lives_as_long_as_its_rule_says_and_goes_on_at_another_gateway(&store, &options).await;
 
     // Another process on the same tables sees what is there and keeps to the bound.
     let again = ScyllaLatest::new(ScyllaOptions { migrate: false, ..options.clone() }).unwrap();
@@ -87,13 +99,51 @@ async fn the_suite_passes_on_cassandra_and_the_schema_is_kept_or_refused() {
     session.query_unpaged(format!("DROP KEYSPACE {keyspace}"), ()).await.unwrap();
 }
 
+async fn history_lives_as_long_as_its_rule_says_and_goes_on_at_another_gateway(
+    store: &Arc<ScyllaLatest>,
+    options: &ScyllaOptions,
+) {
+    let history = ScyllaHistory::new(Arc::clone(store));
+    let values = (0..200).map(|n| suite::value("lives", "t", 1_000_000 + n));
+    let entries: Vec<_> = values.map(|value| HistoryEntry { value, ttl: 1_000 }).collect();
+    history.append(entries.into()).await.unwrap();
+    let query = HistoryQuery {
+        device: "lives".to_owned(),
+        topic: "t".to_owned(),
+        to: crate::types::Timestamp(10_000_000),
+        limit: 150,
+        ..HistoryQuery::default()
+    };
+    let first = history.page(query.clone()).await.unwrap();
+    let other =
+        ScyllaLatest::new(ScyllaOptions { server_id: "other".to_owned(), ..options.clone() }).unwrap();
+    let other = ScyllaHistory::new(Arc::new(other));
+    let second = other.page(HistoryQuery { page_token: first.next, ..query }).await.unwrap();
+    assert_eq!((first.values.len(), second.values.len(), &*second.next), (150, 50, ""));
+    assert_eq!(second.values[0].version, 1_000_049, "from the newest on, without a hole or a repeat");
+
+    let text = format!("SELECT TTL(payload), WRITETIME(payload), version FROM {}.history", options.keyspace);
+    let rows = store.connection().await.unwrap().session.query_unpaged(text, ()).await.unwrap();
+    let rows = rows.into_rows_result().unwrap();
+    for row in rows.rows::<(Option<i32>, i64, i64)>().unwrap() {
+        let (ttl, written, version) = row.unwrap();
+        assert!(ttl.is_some_and(|ttl| ttl > 0 && ttl <= 3_600), "{ttl:?}");
+        assert_eq!(written, version);
+    }
+}
+
 #[tokio::test]
 async fn a_database_that_is_away_is_an_error_and_not_the_end() {
     // Nobody listens on the discard port of loopback.
     let options =
         ScyllaOptions { contact_points: vec!["127.0.0.1:9".to_owned()], ..ScyllaOptions::default() };
     let store = ScyllaLatest::new(options).unwrap();
+    let store = Arc::new(store);
+    let history = ScyllaHistory::new(Arc::clone(&store));
     for _ in 0..2 {
+        let query = HistoryQuery { device: "d".to_owned(), topic: "t".to_owned(), ..HistoryQuery::default() };
+        let read = history.page(query).await;
+        assert!(matches!(read, Err(StoreError::Unavailable(_))), "{read:?}");
         let written = store.upsert(Arc::new([suite::value("d", "t", 1)])).await;
         assert!(matches!(written, Err(StoreError::Unavailable(_))), "{written:?}");
     }
