@@ -8,7 +8,7 @@ use std::{
 
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
-    crypto::{CryptoProvider, ring},
+    crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
     server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
@@ -96,7 +96,7 @@ pub(super) struct Built {
     pub(super) rules: ClientRules,
 }
 
-/// Builds a server configuration: TLS 1.2 and 1.3 with ring, session tickets, and `alpn` in order of preference.
+/// Builds a server configuration: TLS 1.2 and 1.3, session tickets, and `alpn` in order of preference.
 ///
 /// Each call has its own ticket keys: a ticket of one use never opens a session of another, whose rules for
 /// client certificates may differ (a resumed session does not show its certificate again).
@@ -113,7 +113,7 @@ pub(super) fn build(
     alpn: &[&[u8]],
     previous: Option<(&ClientRules, &Arc<dyn ProducesTickets>)>,
 ) -> Result<Built, TlsError> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(aws_lc_rs::default_provider());
     let certified = certified_key(files, &provider)?;
     let rules = ClientRules {
         ca: files.client_ca.as_deref().map(read).transpose()?,
@@ -134,7 +134,7 @@ pub(super) fn build(
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config.ticketer = match previous {
         Some((old, ticketer)) if *old == rules => Arc::clone(ticketer),
-        _ => ring::Ticketer::new()?,
+        _ => aws_lc_rs::Ticketer::new()?,
     };
     // Tickets hold the state; a cache in memory would only serve clients without tickets.
     config.session_storage = Arc::new(NoServerSessionStorage {});
