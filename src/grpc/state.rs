@@ -252,7 +252,7 @@ impl State for StateService {
         &self,
         request: Request<v1::HistoryRequest>,
     ) -> Result<Response<v1::HistoryResponse>, Status> {
-        Ok(Response::new(history::page(&self.context, request.into_inner()).await?))
+        Ok(Response::new(history::page(&self.context.broker, request.into_inner()).await?))
     }
 
     async fn get_retained(

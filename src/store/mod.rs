@@ -48,6 +48,8 @@ pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
     EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
 };
+#[cfg(test)]
+pub(crate) use history::memory::MemoryHistory;
 pub use history::{
     History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
     HistoryRule, HistoryStore,
