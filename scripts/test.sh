@@ -4,7 +4,9 @@
 #   scripts/test.sh              everything
 #   scripts/test.sh FILTER...    everything, but only the tests that match (arguments of `cargo test`)
 #
-# What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1.
+# What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1. Tests with a real
+# Cassandra are skipped where Java 17 or Maven is missing or the jars cannot be had. MQTT_SERVER_TEST_FAULT_SECONDS (5) is
+# how long Cassandra stands still in them.
 # The summary of the test runner is the last thing printed.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -14,7 +16,9 @@ export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 deny_log=$(mktemp)
-trap 'rm -f "$deny_log"' EXIT
+cassandra_log=$(mktemp)
+cassandra_start=
+trap 'stop_cassandra; rm -f "$deny_log" "$cassandra_log"' EXIT
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
@@ -86,7 +90,40 @@ check_dependencies() {
   fi
 }
 
+# One Cassandra for all tests that want one. Its jars are fetched, and it starts, beside the builds.
+start_cassandra() {
+  if [ -n "${MQTT_SERVER_TEST_CASSANDRA:-}" ] || scripts/cassandra.sh status 2>/dev/null; then return; fi
+  say "starting Cassandra in the background"
+  scripts/cassandra.sh start >"$cassandra_log" 2>&1 &
+  cassandra_start=$!
+}
+
+# What skipped tests look for is said by them, too.
+wait_for_cassandra() {
+  local code=0 count
+  [ -n "$cassandra_start" ] || return 0
+  say "waiting for Cassandra"
+  wait "$cassandra_start" || code=$?
+  if [ "$code" = 0 ]; then
+    MQTT_SERVER_TEST_CASSANDRA=$(tail -n 1 "$cassandra_log")
+  else
+    tail -n 20 "$cassandra_log" >&2
+    [ "$code" = 3 ] || return "$code"
+    MQTT_SERVER_TEST_CASSANDRA=none
+    count=$(cat tests/database/*.rs | grep -c '^#\[test\]')
+    skip "$count tests of latest values in Cassandra, and the store's own" "$(tail -n 1 "$cassandra_log")"
+  fi
+  export MQTT_SERVER_TEST_CASSANDRA
+}
+
+stop_cassandra() {
+  [ -n "$cassandra_start" ] || return 0
+  kill "$cassandra_start" 2>/dev/null || true
+  scripts/cassandra.sh stop >/dev/null 2>&1 || true
+}
+
 step packages install_packages
+start_cassandra
 step python install_python
 step node install_node
 start_deny_install
@@ -107,8 +144,10 @@ step "tests of the load generators" cargo test --locked --quiet -p mqload -p grp
 # Last before the tests, so that its installation had the time of all builds.
 check_dependencies
 
+wait_for_cassandra
+
 report_skipped
+export MQTT_SERVER_TEST_FAULT_SECONDS=${MQTT_SERVER_TEST_FAULT_SECONDS:-5}
 # Without documentation tests, which ran above and would come last with a summary of their own.
 say "tests: cargo test --lib --bins --tests $*"
-rm -f "$deny_log"
-exec cargo test --locked --no-fail-fast --lib --bins --tests "$@"
+cargo test --locked --no-fail-fast --lib --bins --tests "$@"

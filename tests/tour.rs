@@ -1,109 +1,23 @@
-//! Runs the README's tour: every block fenced as `sh tour`, in order, against a started server. The `text` block
-//! after one lists lines that its output must contain.
-//!
-//! The blocks run as written, but for two things: port numbers of the defaults become those of this test's
-//! server, and `cargo run … --example NAME --` becomes the example that `cargo test` has built already.
+//! Runs the README's tour: every block fenced as `sh tour`, in order, against a started server.
 
 mod support;
+#[path = "support/tour.rs"]
+mod tour;
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::fs;
 
-use support::{Server, need, on_path, root, run};
-
-struct Block {
-    script: String,
-    expected: Vec<String>,
-}
-
-/// The fenced blocks of a Markdown text: (info string, content).
-fn fences(text: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut open: Option<(String, String)> = None;
-    for line in text.lines() {
-        match (&mut open, line.strip_prefix("```")) {
-            (None, Some(info)) => open = Some((info.trim().to_owned(), String::new())),
-            (Some(_), Some(_)) => found.extend(open.take()),
-            (Some((_, content)), None) => {
-                content.push_str(line);
-                content.push('\n');
-            }
-            (None, None) => {}
-        }
-    }
-    found
-}
-
-fn tour() -> Vec<Block> {
-    let readme = fs::read_to_string(root().join("README.md")).expect("read README.md");
-    let mut blocks: Vec<Block> = Vec::new();
-    let mut after_block = false;
-    for (info, content) in fences(&readme) {
-        match info.as_str() {
-            "sh tour" => {
-                blocks.push(Block { script: content, expected: Vec::new() });
-                after_block = true;
-            }
-            "text" if after_block => {
-                if let Some(block) = blocks.last_mut() {
-                    block.expected = content.lines().map(str::to_owned).collect();
-                }
-                after_block = false;
-            }
-            _ => after_block = false,
-        }
-    }
-    blocks
-}
-
-/// A directory with a `cargo` that starts built examples.
-fn shim(dir: &Path) {
-    let examples = Path::new(env!("CARGO_BIN_EXE_mqtt-server")).with_file_name("examples");
-    assert!(
-        examples.join("grpc_client").exists(),
-        "the examples are not built: run scripts/test.sh, `cargo test` without naming targets, or \
-         `cargo build --examples` first"
-    );
-    let script = format!(
-        "#!/bin/sh\n# cargo run [options] --example NAME -- ARGUMENTS\n\
-         while [ \"$1\" != --example ]; do shift || exit 64; done\n\
-         name=$2; shift 2; [ \"$1\" = -- ] && shift\n\
-         exec '{}'/\"$name\" \"$@\"\n",
-        examples.display()
-    );
-    fs::create_dir_all(dir).expect("make the directory of the shim");
-    let path = dir.join("cargo");
-    fs::write(&path, script).expect("write the shim");
-    let status = Command::new("chmod").arg("+x").arg(&path).status().expect("run chmod");
-    assert!(status.success());
-}
+use support::{Server, need, on_path, root};
 
 #[test]
 fn readme_tour_works_as_written() {
-    let blocks = tour();
+    let blocks = tour::blocks("sh tour");
     assert!(blocks.len() >= 4, "the README has only {} tour blocks", blocks.len());
     if !need("mosquitto_pub and mosquitto_sub", on_path("mosquitto_pub") && on_path("mosquitto_sub")) {
         return;
     }
     let server = Server::start();
-    let bin = server.dir().join("bin");
-    shim(&bin);
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     for block in blocks {
-        let script = block
-            .script
-            .replace("8883", &server.ports.tls.to_string())
-            .replace("10000", &server.ports.grpc.to_string())
-            .replace("9090", &server.ports.http.to_string());
-        let mut command = Command::new("bash");
-        command.args(["-euo", "pipefail", "-c", &script]).current_dir(server.dir()).env("PATH", &path);
-        let (success, output) = run(&mut command, Duration::from_secs(300));
-        assert!(success, "this block failed:\n{script}\nand said:\n{output}");
-        for line in &block.expected {
-            assert!(
-                output.lines().any(|got| got.trim_end() == line),
-                "this block did not print '{line}':\n{script}\nbut:\n{output}"
-            );
-        }
+        block.run(&server, &[], "");
     }
 }
 

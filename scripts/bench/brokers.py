@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 START_SECONDS = 30
@@ -135,13 +136,16 @@ class Gateway(Broker):
             f'data_dir = "{directory}/data"',
             f"shards = {self.shards}",
         ]
+        # Keys without a section come first.
+        top = list(takewhile(lambda line: not line.startswith("["), settings))
+        lines += top
         if "tls" in wants:
             lines += [f'cert = "{self.certs}/server.crt"', f'key = "{self.certs}/private.key"']
             lines += self.listener("tls", ports["tls"])
         if "ws" in wants:
             lines += self.listener("ws", ports["ws"])
         lines += ["[grpc]", "tls = false"]
-        lines += settings
+        lines += settings[len(top) :]
         (directory / "config.toml").write_text("\n".join(lines) + "\n")
         return [str(self.binary), "--config", str(directory / "config.toml")]
 

@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 
 import core
+import database
 import durable
 import further
 import report
@@ -22,7 +23,7 @@ from model import MOSQUITTO, OURS, OURS_TWO, Result
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target"
 OUT = TARGET / "bench"
-SCENARIOS = {s.name: s for s in [*core.SCENARIOS, *further.SCENARIOS, *durable.SCENARIOS, *special.SCENARIOS]}
+SCENARIOS = {s.name: s for s in [*core.SCENARIOS, *further.SCENARIOS, *durable.SCENARIOS, *database.SCENARIOS, *special.SCENARIOS]}
 
 
 class Bench:

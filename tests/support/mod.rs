@@ -87,6 +87,20 @@ impl Server {
     pub fn kill_and_restart(mut self, args: &[&str], toml: &str) -> Self {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.start_anew(args, toml)
+    }
+
+    /// Stops the server (SIGTERM) and starts it anew in the same directory, on new ports.
+    ///
+    /// # Panics
+    /// When it does not end in time with code 0, or does not become ready.
+    pub fn stop_and_restart(mut self, args: &[&str], toml: &str) -> Self {
+        assert!(self.stop(), "the server did not stop in time with code 0");
+        self.start_anew(args, toml)
+    }
+
+    /// The process has ended.
+    fn start_anew(mut self, args: &[&str], toml: &str) -> Self {
         let other = tempfile::tempdir().expect("make a directory");
         let dir = std::mem::replace(&mut self.dir, other);
         drop(self);

@@ -1,0 +1,157 @@
+//! The Cassandra that the tests share, one test at a time; stopped, killed and started again on its data.
+
+use std::{
+    io::Write as _,
+    process::{Child, Command, Stdio},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::support::{root, run};
+
+/// Longer than a start may take on a loaded machine.
+pub(crate) const START: Duration = Duration::from_secs(300);
+
+static SHARED: LazyLock<Option<Mutex<Cassandra>>> = LazyLock::new(|| {
+    let given = std::env::var("MQTT_SERVER_TEST_CASSANDRA").ok().filter(|address| !address.is_empty());
+    let found = match given {
+        // Said by who has looked for it already.
+        Some(none) if none == "none" => None,
+        Some(address) => Some(Cassandra::at(address)),
+        None => Cassandra::start(own_port(), &[]),
+    };
+    found.map(Mutex::new)
+});
+
+/// Where tests start their own: this port and the tenth after it, and so on.
+pub(crate) fn own_port() -> u16 {
+    std::env::var("CASSANDRA_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(9442)
+}
+
+/// Past the test runner, which hides what passing tests print.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn skip(reason: &str) {
+    static SKIPPED: AtomicU32 = AtomicU32::new(0);
+    let count = SKIPPED.fetch_add(1, Relaxed) + 1;
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    say(&format!("!!! SKIPPED: {test}: {reason}; it has checked nothing ({count} skipped so far)"));
+}
+
+/// The Cassandra that all tests share, not used by another test at the same time. None, and that is said, where there
+/// can be none.
+pub(crate) fn shared() -> Option<MutexGuard<'static, Cassandra>> {
+    let Some(shared) = &*SHARED else {
+        skip("there is no Cassandra");
+        return None;
+    };
+    let cassandra = shared.lock();
+    if cassandra.is_ours() {
+        // A test that failed half way may have left it stopped or dead.
+        cassandra.resume();
+        cassandra.start_again();
+    }
+    Some(cassandra)
+}
+
+/// As [`shared`], and it may be stopped and killed.
+pub(crate) fn victim() -> Option<MutexGuard<'static, Cassandra>> {
+    let cassandra = shared()?;
+    if cassandra.is_ours() {
+        return Some(cassandra);
+    }
+    skip("it would stop or kill a Cassandra that scripts/cassandra.sh has not started");
+    None
+}
+
+/// One node, or several that scripts/cassandra.sh started.
+pub(crate) struct Cassandra {
+    /// `host:port` of its nodes, separated by commas.
+    pub(crate) address: String,
+    port: String,
+    /// Stops it when this process ends, however that ends; none if it was there before.
+    _keeper: Option<Child>,
+}
+
+impl Cassandra {
+    /// One that runs.
+    fn at(address: String) -> Self {
+        let port = address.rsplit(':').next().unwrap_or_default().to_owned();
+        Self { address, port, _keeper: None }
+    }
+
+    /// Starts one on `port`, or finds it running; `env` says what it is. None, and that is said, where there can be
+    /// none.
+    ///
+    /// # Panics
+    /// When it should start and does not.
+    pub(crate) fn start(port: u16, env: &[(&str, &str)]) -> Option<Self> {
+        let port = port.to_string();
+        let (was_there, _) = run(script(&port, "status").envs(env.iter().copied()), START);
+        let mut start = script(&port, "start");
+        let output = start.envs(env.iter().copied()).stdin(Stdio::null()).output();
+        let output = output.expect("run scripts/cassandra.sh");
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() == Some(3) {
+            say(said.trim_end());
+            return None;
+        }
+        assert!(output.status.success(), "scripts/cassandra.sh start failed: {said}");
+        let address = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let keeper = (!was_there).then(|| {
+            let mut keeper = Command::new("sh");
+            // Its input ends with this process.
+            keeper.args(["-c", "cat >/dev/null; exec scripts/cassandra.sh stop"]).current_dir(root());
+            keeper.env("CASSANDRA_PORT", &port);
+            keeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            keeper.spawn().expect("run sh")
+        });
+        Some(Self { address, port, _keeper: keeper })
+    }
+
+    /// Whether scripts/cassandra.sh knows it.
+    fn is_ours(&self) -> bool {
+        root().join("target").join(format!("cassandra-{}", self.port)).join("settings").exists()
+    }
+
+    /// Runs scripts/cassandra.sh.
+    pub(crate) fn script(&self, arguments: &str) {
+        let mut command = script(&self.port, arguments);
+        let (success, output) = run(&mut command, START);
+        assert!(success, "scripts/cassandra.sh {arguments}: {output}");
+    }
+
+    /// Stops it as it stands (SIGSTOP).
+    pub(crate) fn pause(&self) {
+        self.script("pause");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn resume(&self) {
+        self.script("resume");
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&self) {
+        self.script("kill");
+    }
+
+    /// Starts it on the data that it left, and waits until it answers.
+    pub(crate) fn start_again(&self) {
+        self.script("start");
+    }
+}
+
+fn script(port: &str, arguments: &str) -> Command {
+    let mut command = Command::new(root().join("scripts/cassandra.sh"));
+    command.args(arguments.split(' ')).env("CASSANDRA_PORT", port);
+    command
+}

@@ -1,0 +1,168 @@
+//! Cassandra stops, dies, refuses, forgets. Each fault is made under load, and lasts until the gateway says so.
+
+use std::time::Duration;
+
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::{
+    cassandra::{self, Cassandra},
+    gateway::{Gateway, MAX_PENDING, STATE, toml},
+    load::Load,
+    proxy::Proxy,
+    tables::{Tables, wait_for},
+};
+
+/// How long a fault lasts at least.
+fn fault() -> Duration {
+    let seconds = std::env::var("MQTT_SERVER_TEST_FAULT_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(20))
+}
+
+/// What must hold while the database is away: it is said once, devices are served, memory is bounded, the last value
+/// is read from memory.
+fn devices_notice_nothing(gateway: &Gateway, load: &Load) {
+    gateway.is_degraded();
+    // Many times what may wait: kept only as the last value of each key.
+    load.goes_on_for_bytes(3 * MAX_PENDING);
+    gateway.keeps_within_its_bound();
+}
+
+/// The log has one line for each change of state, not for each failure.
+fn says_so_once(gateway: &Gateway) {
+    let log = gateway.server.log();
+    let of_the_database = |line: &&str| line.contains("latest values") || line.contains("database");
+    let warnings: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("\"WARN\"") || line.contains("\"ERROR\""))
+        .filter(of_the_database)
+        .collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+}
+
+#[test]
+fn a_database_that_stands_still_costs_no_value_and_no_acknowledgement() {
+    let Some(cassandra) = cassandra::victim() else { return };
+    let tables = Tables::open(&cassandra.address, None);
+    let gateway = Gateway::start(&cassandra.address, &tables, "");
+    let load = Load::start(gateway.mqtt(), "still");
+    load.goes_on();
+    gateway.is_well();
+    wait_for("values in the tables", || match gateway.server.metric("gateway_latest_written_total") {
+        0 => Err("none".to_owned()),
+        _ => Ok(()),
+    });
+    cassandra.pause();
+    devices_notice_nothing(&gateway, &load);
+    std::thread::sleep(fault());
+    load.goes_on();
+    gateway.keeps_within_its_bound();
+    cassandra.resume();
+    gateway.is_well();
+    load.goes_on();
+    tables.hold(&load.finish());
+    gateway.has_written_all();
+    says_so_once(&gateway);
+}
+
+#[test]
+fn a_database_that_is_killed_or_not_there_at_start_gets_every_value_when_it_comes() {
+    let Some(cassandra) = cassandra::victim() else { return };
+    let (tables, others) = (Tables::open(&cassandra.address, None), Tables::open(&cassandra.address, None));
+    let gateway = Gateway::start(&cassandra.address, &tables, "");
+    let load = Load::start(gateway.mqtt(), "killed");
+    load.goes_on();
+    cassandra.kill();
+    devices_notice_nothing(&gateway, &load);
+    // Cassandra itself may forget what it took within its last moment. Every key is sent once more.
+    load.goes_on();
+    let sent = load.finish();
+
+    let late = Gateway::start(&cassandra.address, &others, "");
+    let early = Load::start(late.mqtt(), "early");
+    devices_notice_nothing(&late, &early);
+
+    cassandra.start_again();
+    gateway.is_well();
+    late.is_well();
+    tables.hold(&sent);
+    early.goes_on();
+    others.hold(&early.finish());
+    gateway.has_written_all();
+    says_so_once(&gateway);
+    says_so_once(&late);
+}
+
+#[test]
+fn tables_that_are_dropped_while_it_runs_are_made_again_and_get_what_comes_then() {
+    let Some(cassandra) = cassandra::shared() else { return };
+    let tables = Tables::open(&cassandra.address, None);
+    let gateway = Gateway::start(&cassandra.address, &tables, "");
+    let load = Load::start(gateway.mqtt(), "dropped");
+    load.goes_on();
+    gateway.is_well();
+    tables.drop_keyspace();
+    load.goes_on_for_bytes(MAX_PENDING);
+    // All keys, so that none is missing that went with the tables.
+    load.finish();
+    wait_for("the tables again", || tables.of_device("dropped-0").map(drop));
+    gateway.is_well();
+    tables.hold(&Load::once(gateway.mqtt(), "dropped"));
+}
+
+#[test]
+fn a_refused_login_is_said_and_disturbs_no_device_and_what_waited_is_written_after_the_right_one() {
+    let Some(_alone) = cassandra::shared() else { return };
+    // The user that Cassandra has at first.
+    let (name, password) = ("cassandra", "cassandra");
+    let port = cassandra::own_port() + 10;
+    let Some(guarded) = Cassandra::start(port, &[("CASSANDRA_AUTH", "1")]) else { return };
+    let tables = Tables::open(&guarded.address, Some((name, password)));
+    let login = |password: &str| format!("username = \"{name}\"\npassword = \"{password}\"");
+    let gateway = Gateway::start(&guarded.address, &tables, &login("wrong"));
+    let load = Load::start(gateway.mqtt(), "refused");
+    devices_notice_nothing(&gateway, &load);
+    let sent = load.finish();
+    says_so_once(&gateway);
+    assert!(!gateway.server.log().contains("wrong"), "the log has the password");
+    let (device, topic, payload) = sent.one();
+    assert_eq!(gateway.get(topic, Some(device)).unwrap().payload, payload, "from memory");
+
+    let gateway = gateway.restart_with(&toml(&tables, &login(password)));
+    gateway.is_well();
+    tables.hold(&sent);
+    gateway.has_written_all();
+}
+
+#[test]
+fn what_waits_when_the_gateway_stops_is_written_by_the_next_start() {
+    let Some(cassandra) = cassandra::shared() else { return };
+    let tables = Tables::open(&cassandra.address, None);
+    let proxy = Proxy::start(&cassandra.address);
+    let gateway = Gateway::start(&proxy.address, &tables, "");
+    let before = Load::once(gateway.mqtt(), "spilled");
+    tables.hold(&before);
+    proxy.cut();
+    let load = Load::start(gateway.mqtt(), "spilled");
+    gateway.is_degraded();
+    load.goes_on();
+    let sent = before.then(load.finish());
+
+    // Twice without the database: what was replayed is kept a second time.
+    let gateway = gateway.restart().restart();
+    gateway.is_degraded();
+    assert_eq!(gateway.health(""), ServingStatus::Serving);
+    assert_eq!(gateway.health(STATE), ServingStatus::NotServing);
+    let (device, topic, payload) = sent.one();
+    assert_eq!(gateway.get(topic, Some(device)).unwrap().payload, payload, "from memory");
+    // A newer value is not undone by what was kept.
+    let sent = sent.then(Load::once(gateway.mqtt(), "spilled"));
+
+    proxy.mend();
+    gateway.is_well();
+    tables.hold(&sent);
+    gateway.has_written_all();
+    // Nothing is kept that was written: another start writes nothing older.
+    let gateway = gateway.restart();
+    gateway.has_written_all();
+    tables.hold(&sent);
+}

@@ -1,0 +1,25 @@
+//! Latest values in a real Cassandra: the real gateway, real devices, and what the tables hold after each fault.
+//!
+//! The tests take the Cassandra at `MQTT_SERVER_TEST_CASSANDRA` (address) or start their own by
+//! scripts/cassandra.sh; where Java 17 or Maven is missing they say loudly that they were skipped. They run one after
+//! another, since they stop and kill it. `MQTT_SERVER_TEST_FAULT_SECONDS` (20) is how long a fault lasts at least.
+//!
+//! Every key (device, topic) has one writer, which knows the last value that it sent. What a fault must not change:
+//! devices get their acknowledgements, memory stays within its bound, and when the database is back each row holds the
+//! last value sent.
+
+mod cassandra;
+#[path = "../support/client.rs"]
+mod client;
+mod cluster;
+mod faults;
+mod gateway;
+mod load;
+mod proxy;
+mod schema;
+mod several;
+mod slow;
+#[path = "../support/mod.rs"]
+mod support;
+mod tables;
+mod tour;

@@ -1,0 +1,135 @@
+//! What the tables hold, asked of Cassandra itself.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use scylla::client::{session::Session, session_builder::SessionBuilder};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{cassandra::START, load::Sent};
+
+/// For all that the tests themselves do over gRPC and CQL.
+pub(crate) static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime"));
+
+/// Asks again until there is an answer; a failure says what was missing last.
+#[expect(clippy::disallowed_methods, reason = "waiting for other processes needs the real clock")]
+pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
+    let begin = Instant::now();
+    loop {
+        match ask() {
+            Ok(answer) => return answer,
+            Err(missing) => assert!(begin.elapsed() < START, "{what}: not after {START:?}: {missing}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A keyspace of the test's own.
+pub(crate) fn keyspace() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("test_{}_{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+pub(crate) struct Tables {
+    session: Session,
+    keyspace: String,
+}
+
+impl Tables {
+    /// Those of this keyspace, which is dropped in the end.
+    pub(crate) fn open_keyspace(address: &str, keyspace: &str) -> Self {
+        let mut tables = Self::open(address, None);
+        tables.keyspace = keyspace.to_owned();
+        tables
+    }
+
+    /// Waits until the database takes a connection; the keyspace is new.
+    pub(crate) fn open(address: &str, login: Option<(&str, &str)>) -> Self {
+        let session = wait_for("a connection to Cassandra", || {
+            let mut builder = SessionBuilder::new().known_nodes(address.split(','));
+            if let Some((name, password)) = login {
+                builder = builder.user(name, password);
+            }
+            RUNTIME.block_on(builder.build()).map_err(|error| error.to_string())
+        });
+        Self { session, keyspace: keyspace() }
+    }
+
+    pub(crate) fn keyspace(&self) -> &str {
+        &self.keyspace
+    }
+
+    /// The payloads of a device by topic. An error also if there is no such table.
+    pub(crate) fn of_device(&self, device: &str) -> Result<BTreeMap<String, Vec<u8>>, String> {
+        let text = format!("SELECT topic, payload FROM {}.latest_by_device WHERE device = ?", self.keyspace);
+        let answer = RUNTIME.block_on(self.session.query_unpaged(text, (device,)));
+        let rows = answer.map_err(|error| error.to_string())?.into_rows_result();
+        let rows = rows.map_err(|error| error.to_string())?;
+        let all: Result<_, _> =
+            rows.rows::<(String, Vec<u8>)>().map_err(|error| error.to_string())?.collect();
+        all.map_err(|error| error.to_string())
+    }
+
+    /// Device and payload of the newest value of a topic.
+    fn of_topic(&self, topic: &str) -> Result<Option<(String, Vec<u8>)>, String> {
+        let text = format!("SELECT device, payload FROM {}.latest_by_topic WHERE topic = ?", self.keyspace);
+        let answer = RUNTIME.block_on(self.session.query_unpaged(text, (topic,)));
+        let rows = answer.map_err(|error| error.to_string())?.into_rows_result();
+        rows.map_err(|error| error.to_string())?.maybe_first_row().map_err(|error| error.to_string())
+    }
+
+    /// Waits until both tables hold what was sent last, and nothing else of these devices.
+    pub(crate) fn hold(&self, sent: &Sent) {
+        wait_for("the last values in the tables", || {
+            for (device, last) in &sent.by_device {
+                let found = self.of_device(device)?;
+                if found != *last {
+                    return Err(difference(device, last, &found));
+                }
+            }
+            for (topic, newest) in &sent.by_topic {
+                let found = self.of_topic(topic)?;
+                if found.as_ref() != Some(newest) {
+                    return Err(format!("newest of {topic}: {newest:?} sent, {found:?} found"));
+                }
+            }
+            Ok(())
+        });
+    }
+
+    pub(crate) fn drop_keyspace(&self) {
+        self.execute(&format!("DROP KEYSPACE IF EXISTS {}", self.keyspace));
+    }
+
+    pub(crate) fn execute(&self, statement: &str) {
+        RUNTIME.block_on(self.session.query_unpaged(statement, ())).expect(statement);
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.drop_keyspace();
+        }
+    }
+}
+
+fn difference(device: &str, last: &BTreeMap<String, Vec<u8>>, found: &BTreeMap<String, Vec<u8>>) -> String {
+    let shown = |payload: Option<&Vec<u8>>| {
+        payload.map(|payload| String::from_utf8_lossy(&payload[..payload.len().min(40)]).trim().to_owned())
+    };
+    let wrong = last.iter().find(|(topic, payload)| found.get(*topic) != Some(payload));
+    match wrong {
+        Some((topic, payload)) => {
+            format!("{device} {topic}: {:?} sent, {:?} found", shown(Some(payload)), shown(found.get(topic)))
+        }
+        None => format!("{device}: rows that it has not sent: {:?}", found.keys()),
+    }
+}
