@@ -84,7 +84,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         namespace: config.namespace.clone(),
         listener_strategies: config.listener_strategies(),
         latest: latest.clone(),
-        history: None,
+        history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         durability: stores::rules(&config),
     });
@@ -130,6 +130,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         tasks.spawn(sys.run(config.sys.interval.0));
     }
     tasks.spawn(Arc::clone(&tls).watch(CERTIFICATE_POLL));
+    let history_task = history.map(|history| tokio::spawn(history.run(stop.clone())));
     let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
     Ok(Gateway {
         broker,
@@ -142,6 +143,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         draining,
         stopping,
         latest_task,
+        history_task,
         grpc_task,
         tasks,
     })
