@@ -45,6 +45,9 @@ pub struct Flags {
     /// the data directory
     #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "NODES", help_heading = "Storage")]
     pub db_addr: Option<String>,
+    /// Make and upgrade the keyspace and tables of --db-addr [default: true]
+    #[arg(long, value_name = "BOOL", help_heading = "Storage")]
+    pub db_migrate: Option<bool>,
 
     /// Configuration file, TOML; also MQTT_SERVER_CONFIG
     #[arg(long, value_name = "FILE", help_heading = "Running")]
@@ -143,13 +146,15 @@ impl Flags {
             ("--dev", "dev", self.dev),
             ("--insecure-grpc", "insecure_grpc", self.insecure_grpc),
         ];
+        let migrate =
+            self.db_migrate.map(|on| ("--db-migrate", "database.migrate", toml::Value::Boolean(on)));
         let texts =
             texts.into_iter().filter_map(|(flag, key, value)| Some((flag, key, toml::Value::String(value?))));
         let switches = switches
             .into_iter()
             .filter(|(_, _, on)| *on)
             .map(|(flag, key, _)| (flag, key, toml::Value::Boolean(true)));
-        texts.chain(switches).collect()
+        texts.chain(switches).chain(migrate).collect()
     }
 }
 

@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use crate::{config::Config, store::*, telemetry::Gauge};
+use crate::{
+    config::Config,
+    store::{History, HistoryOptions, HistoryRule, LatestOptions, ScyllaHistory, ScyllaLatest},
+    telemetry::Gauge,
+};
 
-/// Not yet running; `None` if no topic has a history. Versions are above `version_start`.
+/// Not yet running; `None` if no topic has a history. `latest` is how latest values go into the same database.
 pub(super) fn open(
     config: &Config,
     database: &Arc<ScyllaLatest>,
-    version_start: u64,
+    latest: &LatestOptions,
 ) -> Option<Arc<History>> {
     let rules = &config.database.history;
     if rules.is_empty() {
@@ -20,7 +24,10 @@ pub(super) fn open(
     let rules = rules.iter().map(|rule| HistoryRule { filter: rule.filter.clone(), ttl: rule.ttl.0 });
     let options = HistoryOptions {
         rules: rules.collect(),
-        version_start,
+        flush_interval: latest.flush_interval,
+        version_start: latest.mark.as_ref().map_or(0, |mark| mark.ceiling()),
+        version_offset: latest.version_offset,
+        write_timeout: latest.write_timeout,
         // Within the quarter of the deadline that is kept for stores.
         last_flush: config.shutdown.deadline.0 / 5,
         ..HistoryOptions::default()

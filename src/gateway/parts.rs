@@ -56,7 +56,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(directory) if config.latest.enabled => Some(latest::open(&config, directory)?),
         _ => None,
     };
-    let (latest, aside) = opened.map_or((None, None), |opened| (Some(opened.latest), opened.set_aside));
+    let (latest, history, aside) =
+        opened.map_or((None, None, None), |opened| (Some(opened.latest), opened.history, opened.set_aside));
+    let remote = latest.as_ref().filter(|_| config.db_addr.is_some());
     let stores = match &directory {
         Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
         _ => None,
@@ -65,6 +67,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let watch = Arc::new(StoreWatch {
         set_aside: aside.into_iter().chain(stores.iter().flat_map(stores::Opened::set_aside)).collect(),
         durable,
+        database: remote.map(|latest| latest.condition()),
     });
     let mut bound = Vec::new();
     for prepared in listeners {

@@ -29,7 +29,10 @@ mod page;
 mod queues;
 mod retained;
 mod scylla;
+mod server_id;
 mod sessions;
+#[cfg(test)]
+mod spill_tests;
 mod stripe;
 #[cfg(test)]
 mod suite;
@@ -54,14 +57,15 @@ pub use history::{
     History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
     HistoryRule, HistoryStore,
 };
-pub use latest::{Latest, LatestGauges, LatestOptions};
+pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
 pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
+pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
-pub use versions::{VersionClock, VersionMark};
+pub use versions::{VersionClock, VersionMark, version_offset};
 pub use watch::{Watch, WatchSelector};
 
 use crate::types::{ClientId, Properties, QoS, Timestamp};
@@ -154,4 +158,18 @@ pub trait LatestStore: Send + Sync + 'static {
 
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
+
+    /// Whether [`LatestStore::list`] works without device ids; if not, it fails with [`StoreError::NeedsDevices`].
+    fn lists_all(&self) -> bool {
+        true
+    }
+}
+
+/// A [`LatestStore`] on this machine that keeps what another one does not take.
+pub trait SpillStore: LatestStore {
+    /// Removes the values of `batch`, unless newer ones replaced them. Idempotent.
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// How many values there are. Quick.
+    fn count(&self) -> usize;
 }

@@ -34,6 +34,15 @@ impl std::ops::AddAssign for Change {
     }
 }
 
+/// What became of a message that was taken in.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) version: u64,
+    pub(super) change: Change,
+    /// It replaced a value that now is never written.
+    pub(super) coalesced: bool,
+}
+
 /// Why a value is not recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -63,6 +72,8 @@ struct Entry {
     payload: Vec<u8>,
     properties: Option<Arc<Properties>>,
     received: Timestamp,
+    /// When the oldest value came that the store does not have.
+    since: Timestamp,
     version: u64,
     /// What it counts for in the process-wide sum; 0 when clean.
     charged: usize,
@@ -94,7 +105,7 @@ impl Stripe {
         bounds: Bounds,
         excluded: impl FnOnce() -> bool,
         version: impl FnOnce() -> u64,
-    ) -> Result<(u64, Change), Refusal> {
+    ) -> Result<Recorded, Refusal> {
         let slot = match self.find(hash, device.as_str(), message.topic) {
             Some(slot) => slot,
             None => {
@@ -130,11 +141,15 @@ impl Stripe {
         }
         entry.fill(message, version());
         let change = entry.charge();
+        let coalesced = entry.dirty;
+        if !pending {
+            entry.since = entry.received;
+        }
         if !entry.dirty {
             entry.dirty = true;
             self.dirty.push_back(slot);
         }
-        Ok((entry.version, change))
+        Ok(Recorded { version: entry.version, change, coalesced })
     }
 
     /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached.
@@ -158,6 +173,9 @@ impl Stripe {
         let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Change::default() };
         entry.in_flight = false;
         if entry.dirty {
+            if written {
+                entry.since = entry.received;
+            }
             return Change::default();
         }
         if !written {
@@ -231,6 +249,7 @@ impl Stripe {
             payload: Vec::new(),
             properties: None,
             received: Timestamp::default(),
+            since: Timestamp::default(),
             version: 0,
             charged: 0,
             qos: QoS::AtMostOnce,
@@ -283,6 +302,11 @@ impl Pending<'_> {
 
     pub(super) fn version(&self) -> u64 {
         self.0.version
+    }
+
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Timestamp {
+        self.0.since
     }
 
     pub(super) fn value(&self) -> LatestValue {

@@ -16,6 +16,7 @@ use rustls::{
 };
 use thiserror::Error;
 
+use super::client_config;
 use crate::config::{Config, ConfigError, Problem, TlsFiles, TlsVersion};
 
 /// Why a TLS configuration could not be made.
@@ -165,6 +166,11 @@ pub fn check_files(config: &Config) -> Result<(), ConfigError> {
         }
         problems.push(Problem::new(format!("{name}: {key}"), value, problem, fix));
     }
+    if let Err(error) = client_config(&config.database.tls) {
+        let text = error.to_string();
+        let (problem, fix) = text.split_once("; ").unwrap_or((&text, ""));
+        problems.push(Problem::new("database.tls", "", problem, fix));
+    }
     if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems)) }
 }
 
@@ -241,11 +247,14 @@ fn client_verifier(
     Ok(Some(verifier))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
-fn certificates(path: &Path, mut content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(super) fn certificates(
+    path: &Path,
+    mut content: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain = rustls_pemfile::certs(&mut content)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
@@ -266,7 +275,7 @@ fn revocation_lists(
     Ok(lists)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let content = read(path)?;
     let text = String::from_utf8_lossy(&content);
     if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {

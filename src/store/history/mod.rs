@@ -79,6 +79,8 @@ pub struct HistoryOptions {
     pub max_message_bytes: usize,
     /// Versions start above this.
     pub version_start: u64,
+    /// Of this gateway, see [`version_offset`](crate::store::version_offset).
+    pub version_offset: u64,
     /// A batch that is not written after so long has failed; it is tried again.
     pub write_timeout: Duration,
     /// A read that is not answered after so long has failed.
@@ -96,6 +98,7 @@ impl Default for HistoryOptions {
             max_bytes: 64 << 20,
             max_message_bytes: 4 << 20,
             version_start: 0,
+            version_offset: 0,
             write_timeout: Duration::from_secs(30),
             read_timeout: Duration::from_secs(10),
             last_flush: Duration::from_secs(2),
@@ -160,7 +163,7 @@ impl History {
     pub fn new(store: Arc<dyn HistoryStore>, options: HistoryOptions) -> Arc<Self> {
         Arc::new(Self {
             store,
-            clock: VersionClock::new(options.version_start),
+            clock: VersionClock::new(options.version_start, options.version_offset),
             options,
             messages: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),

@@ -224,6 +224,10 @@ impl LatestStore for ScyllaLatest {
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
         Box::pin(self.scan(query))
     }
+
+    fn lists_all(&self) -> bool {
+        false
+    }
 }
 
 impl Connection {
