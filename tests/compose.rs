@@ -50,7 +50,7 @@ fn the_program_takes_the_flags_and_the_database_it_is_given_is_a_service() {
             let flag = flag.replace("=/certs", &format!("={}", certs.display()));
             flag.replace("=/var/lib/mqtt-server/data", &format!("={}", data.display()))
         };
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mqtt-server"));
+        let mut command = support::command(env!("CARGO_BIN_EXE_mqtt-server"));
         command.arg("--check").args(flags.iter().map(place)).current_dir(server.dir());
         let (success, output) = run(&mut command, Duration::from_secs(60));
         assert!(success, "{flags:?}: {output}");

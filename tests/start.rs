@@ -1,5 +1,7 @@
 //! How the command starts, or refuses to: what `--dev` opens and prints, exit codes, and what is named.
 
+mod support;
+
 use std::{
     fs,
     io::{BufRead as _, BufReader},
@@ -9,8 +11,8 @@ use std::{
 };
 
 fn command(dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mqtt-server"));
-    command.current_dir(dir).stdin(Stdio::null()).env_remove("MQTT_SERVER_CONFIG");
+    let mut command = support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+    command.current_dir(dir).stdin(Stdio::null());
     command
 }
 
@@ -188,7 +190,7 @@ fn occupied_port_exits_1_and_names_key_address_and_fix() {
 #[test]
 fn help_is_grouped_and_version_names_the_commit() {
     let say = |flag| {
-        let output = Command::new(env!("CARGO_BIN_EXE_mqtt-server")).arg(flag).output();
+        let output = support::command(env!("CARGO_BIN_EXE_mqtt-server")).arg(flag).output();
         String::from_utf8(output.expect("run mqtt-server").stdout).expect("it speaks UTF-8")
     };
     let help = say("--help");

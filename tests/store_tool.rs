@@ -17,7 +17,7 @@ const MESSAGES: u32 = 200;
 
 /// Runs `mqtt-server store ...`: whether it succeeded, and what it said.
 fn store(args: &[&str], paths: &[&Path]) -> (bool, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mqtt-server"));
+    let mut command = support::command(env!("CARGO_BIN_EXE_mqtt-server"));
     command.arg("store").args(args).args(paths);
     support::run(&mut command, Duration::from_secs(120))
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::support::local;
+use super::support::{self, local};
 
 /// Longer than a start may take on a loaded machine.
 const START: Duration = Duration::from_secs(60);
@@ -104,7 +104,7 @@ impl Broker {
         // Another build of the same program, such as a release one, for long runs.
         let program = std::env::var_os("CRASH_BINARY")
             .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_mqtt-server")), PathBuf::from);
-        let mut command = Command::new(program);
+        let mut command = support::command(program);
         command.args(["--config", "test.toml", "--non-tls", "--data-dir"]).arg(self.data());
         for (flag, port) in [("--addr", self.port), ("--http-addr", self.http), ("--grpc-addr", self.grpc)] {
             command.arg(flag).arg(local(port).to_string());

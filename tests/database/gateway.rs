@@ -133,9 +133,14 @@ impl Gateway {
 
     /// Waits until nothing waits for the database.
     pub(crate) fn has_written_all(&self) {
-        wait_for("nothing waits", || match self.server.metric("gateway_latest_pending") {
-            0 => Ok(()),
-            waiting => Err(format!("{waiting} values wait")),
+        wait_for("nothing waits", || {
+            let waiting =
+                ["gateway_latest_pending", "gateway_latest_spilled"].map(|name| self.server.metric(name));
+            if waiting == [0, 0] {
+                Ok(())
+            } else {
+                Err(format!("{waiting:?} values wait in memory and on disk"))
+            }
         });
     }
 

