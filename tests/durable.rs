@@ -5,6 +5,8 @@
 mod client;
 mod support;
 
+use std::{collections::BTreeSet, ops::Range};
+
 use client::{Client, Got, hello, message, will};
 use mqtt_server::{
     codec::{Ack, Connect, ConnectWill, Packet, Unsubscribe},
@@ -178,6 +180,101 @@ fn what_is_older_than_the_age_limit_is_not_sent_to_a_client_that_comes_back() {
         1,
         "QoS 2; the other is counted where it left the disk"
     );
+}
+
+/// A member that acknowledges all it gets, over its connections: the numbers of its messages as they came first.
+#[derive(Default)]
+struct Member {
+    numbers: Vec<u32>,
+    /// QoS 2 packet identifiers between PUBREC and PUBREL.
+    open: BTreeSet<u16>,
+    doubled_once: Vec<u32>,
+}
+
+impl Member {
+    fn take_one(&mut self, client: &mut Client) {
+        let bytes = client.next_bytes().expect("a packet");
+        match client::decoded(&bytes, Protocol::V5) {
+            Packet::Publish(publish) => {
+                let exactly = publish.qos == QoS::ExactlyOnce;
+                if !exactly || self.open.insert(publish.packet_id) {
+                    let number = u32::from_be_bytes(publish.payload[..4].try_into().expect("a number"));
+                    match self.numbers.contains(&number) {
+                        false => self.numbers.push(number),
+                        true if exactly => self.doubled_once.push(number),
+                        true => {}
+                    }
+                }
+                let ack = ack(publish.packet_id);
+                client.send(&if exactly { Packet::PubRec(ack) } else { Packet::PubAck(ack) });
+            }
+            Packet::PubRel(rel) => {
+                self.open.remove(&rel.packet_id);
+                client.send(&Packet::PubComp(ack(rel.packet_id)));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// QoS 1 in one go, QoS 2 each with its handshake; every tenth.
+fn publish_numbered(port: u16, numbers: Range<u32>) {
+    let mut publisher = resume(port, lasting("publisher", 600)).0;
+    let payload = |number: u32| [&number.to_be_bytes()[..], &[b'x'; 1000]].concat();
+    for first in numbers.step_by(10) {
+        let payloads: Vec<Vec<u8>> = (first..first + 9).map(payload).collect();
+        let packets: Vec<_> = payloads.iter().map(|p| message("t", p, QoS::AtLeastOnce, false)).collect();
+        publisher.send_all(&packets);
+        for _ in &packets {
+            assert_eq!(publisher.next(), Got::PubAck(0));
+        }
+        publisher.send(&message("t", &payload(first + 9), QoS::ExactlyOnce, false));
+        assert_eq!(publisher.next(), Got::Other(0x50), "PUBREC");
+        publisher.send(&Packet::PubRel(ack(1)));
+        assert_eq!(publisher.next(), Got::Other(0x70), "PUBCOMP");
+    }
+}
+
+/// What waits for a group is on disk; a start reads none of it, and a member gets it page by page.
+#[test]
+fn a_long_group_queue_survives_crashes_outside_of_memory_and_loses_doubles_or_reorders_nothing() {
+    const MESSAGES: u32 = 3000;
+    /// A page of a group's queue, a window of a session's, and what is on its way between them.
+    const MEMORY: u64 = 3 << 20;
+    let server = Server::start();
+    let mut client = resume(server.ports.tcp, lasting("member", 600)).0;
+    client.subscribe_with("$share/group/t", QoS::ExactlyOnce, None);
+    leave(&mut client);
+    until(|| server.metric("mqtt_connections") == 0);
+    publish_numbered(server.ports.tcp, 0..MESSAGES);
+    assert_eq!(server.metric("mqtt_queued_bytes"), 0, "before the crash");
+    let mut server = server.kill_and_restart(&[], "");
+    assert_eq!(server.metric("mqtt_queued_bytes"), 0, "after the start");
+    assert!(server.log().contains("\"messages\":3000"), "{}", server.log());
+    let mut member = Member::default();
+    for most in [MESSAGES as usize / 3, MESSAGES as usize] {
+        let (mut client, present) = resume(server.ports.tcp, lasting("member", 600));
+        assert!(present);
+        while member.numbers.len() < most {
+            member.take_one(&mut client);
+            if member.numbers.len() % 500 == 0 {
+                assert!(server.metric("mqtt_queued_bytes") < MEMORY);
+            }
+        }
+        if most < MESSAGES as usize {
+            assert_eq!(member.numbers, (0..MESSAGES / 3).collect::<Vec<_>>());
+        }
+        // In the middle, after which un-acknowledged QoS 1 is behind the rest, and when everything is there.
+        server = server.kill_and_restart(&[], "");
+    }
+    let mut client = resume(server.ports.tcp, lasting("member", 600)).0;
+    publish_numbered(server.ports.tcp, MESSAGES..MESSAGES + 10);
+    while member.numbers.len() < MESSAGES as usize + 10 {
+        member.take_one(&mut client);
+    }
+    assert!(member.doubled_once.is_empty(), "QoS 2: {:?}", member.doubled_once);
+    member.numbers.sort_unstable();
+    assert_eq!(member.numbers, (0..MESSAGES + 10).collect::<Vec<_>>());
 }
 
 /// Without the store everything is as it was before there was one.

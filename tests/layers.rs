@@ -37,7 +37,8 @@ const OWNED: &[(&str, &[&str])] = &[
     ("std::net::Tcp", &["net", "sys", "root", "tls"]),
     ("socket2::", &["net", "sys", "root"]),
     ("tungstenite::", &["net"]),
-    ("rustls::", &["net", "tls", "grpc", "root"]),
+    // Stores take the configuration of TLS to a database; src/tls makes it.
+    ("rustls::", &["net", "tls", "grpc", "store", "root"]),
 ];
 
 /// Layers that take the time as an argument and know no runtime.

@@ -1,7 +1,7 @@
 //! What outlives the process: which store gets what, and the start from it.
 
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -9,7 +9,7 @@ use ahash::RandomState;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::{Broker, Inner, Session, SessionCore, SubscribeRequest, Target, owners::Owners, shared::Group};
+use super::{Broker, Inner, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners};
 use crate::{
     store::{
         Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
@@ -23,8 +23,8 @@ use crate::{
 };
 
 /// Messages and bytes read from one queue at once.
-const READ_MESSAGES: usize = 512;
-const READ_BYTES: usize = 512 << 10;
+pub(super) const READ_MESSAGES: usize = 512;
+pub(super) const READ_BYTES: usize = 512 << 10;
 
 /// The stores of what outlives the process.
 #[derive(Clone)]
@@ -62,6 +62,10 @@ pub(super) struct Durable {
     owners: Mutex<Owners>,
     /// Shared groups by their queues.
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
+    /// What the store did not take.
+    pub(super) stalled: Mutex<Stalled>,
+    /// Whom to tell what the store says later.
+    pub(super) inner: Weak<Inner>,
 }
 
 /// What the start found.
@@ -107,8 +111,15 @@ impl Stores {
 }
 
 impl Durable {
-    pub(super) fn new(stores: Stores) -> Self {
-        Self { stores, last: AtomicU64::new(0), owners: Mutex::default(), groups: Mutex::default() }
+    pub(super) fn new(stores: Stores, inner: Weak<Inner>) -> Self {
+        Self {
+            stores,
+            last: AtomicU64::new(0),
+            owners: Mutex::default(),
+            groups: Mutex::default(),
+            stalled: Mutex::default(),
+            inner,
+        }
     }
 
     pub(super) fn queues(&self) -> &dyn QueueStore {
@@ -183,19 +194,15 @@ impl Broker {
         queue: QueueId,
         from: u64,
     ) -> Result<Page, StoreError> {
-        let stores = self.stores().ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
+        let durable = self.inner.durable.as_ref();
+        let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
         let Loaded { entries, next, end, damaged } =
-            stores.queues.load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+            durable.queues().load(queue, from, READ_MESSAGES, READ_BYTES).await?;
         if damaged > 0 {
             tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
         }
-        let (allowed, blocked): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| self.inner.may_reach_devices(entry));
-        for entry in &blocked {
-            count(|c| c.non_broker_blocked.add(1));
-            stores.queues.submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
-        }
-        let entries = allowed.into_iter().map(|entry| self.inner.read_back(entry)).collect();
+        let entries = self.inner.allowed(durable, queue, entries);
+        let entries = entries.into_iter().map(|entry| self.inner.read_back(entry)).collect();
         Ok(Page { entries, next, end })
     }
 
@@ -204,18 +211,20 @@ impl Broker {
         let inner = Arc::downgrade(&self.inner);
         move |queue, messages, bytes| {
             let Some(inner) = inner.upgrade() else { return };
+            if let Some(session) = inner.session_of(queue) {
+                return session.note_expired(messages, bytes);
+            }
             let Some(durable) = &inner.durable else { return };
-            let slots = durable.owners.lock().candidates(queue);
-            let mut sessions = slots.into_iter().filter_map(|slot| inner.slots.session(slot));
-            if let Some(session) = sessions.find(|session| session.core().queue() == queue) {
-                session.note_expired(messages, bytes);
+            let group = durable.groups.lock().get(&queue).copied();
+            if let Some(group) = group.and_then(|group| inner.index.group(group)) {
+                group.note_expired(messages, bytes);
             }
         }
     }
 
     /// Brings back what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
     /// says that the sessions themselves were set aside as damaged. Blocks on the disk.
-    pub async fn restore(
+    pub fn restore(
         &self,
         make: impl Fn(SessionCore) -> Arc<dyn Session>,
         sessions_lost: bool,
@@ -240,7 +249,11 @@ impl Broker {
         durable.last.store(last, Relaxed);
         for (queue, full_name) in groups {
             if let Some(group) = self.inner.index.group_named(&full_name) {
-                restored.messages += self.inner.restore_group(&group, queue, durable).await?;
+                let summary = queues.binary_search_by_key(&queue, |summary| summary.queue).ok();
+                let summary = summary.map(|at| &queues[at]);
+                restored.messages += summary.map_or(0, |summary| summary.messages);
+                durable.note_group(queue, group.id());
+                group.restore(queue, summary);
             } else {
                 durable.sessions().submit(SessionOp::RemoveGroup(queue));
                 durable.queues().submit(QueueOp::Purge { queue });
@@ -289,39 +302,33 @@ impl Inner {
         self.durable.as_ref().filter(|_| core.queue() != QueueId::NONE)
     }
 
-    /// Reads the queue that a shared group had in an earlier process.
-    async fn restore_group(
-        &self,
-        group: &Group,
-        queue: QueueId,
-        durable: &Durable,
-    ) -> Result<usize, StoreError> {
-        let mut messages = Vec::new();
-        let mut from = 0;
-        loop {
-            let read = durable.queues().load(queue, from, READ_MESSAGES, READ_BYTES).await?;
-            from = read.next;
-            for entry in read.entries {
-                if !self.may_reach_devices(&entry) {
-                    count(|c| c.non_broker_blocked.add(1));
-                    durable.queues().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
-                } else if let Some(message) = entry.message {
-                    messages.push((entry.seq, message));
-                }
-            }
-            if read.end {
-                break;
-            }
-        }
-        let count = messages.len();
-        durable.note_group(queue, group.id());
-        group.restore(queue, messages, &self.budget);
-        Ok(count)
+    /// The session of a durable queue.
+    pub(super) fn session_of(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
+        let slots = self.durable.as_ref()?.owners.lock().candidates(queue);
+        let mut sessions = slots.into_iter().filter_map(|slot| self.slots.session(slot));
+        sessions.find(|session| session.core().queue() == queue)
     }
 
-    /// Whether what waits on disk may be delivered: in non-broker mode nothing that a device sent before.
-    fn may_reach_devices(&self, entry: &StoredEntry) -> bool {
-        !(self.non_broker && entry.message.as_ref().is_some_and(|message| message.kind == OriginKind::Device))
+    /// Of what was read from a queue, what may be delivered: in non-broker mode nothing that a device sent before. The
+    /// rest is removed.
+    pub(super) fn allowed(
+        &self,
+        durable: &Durable,
+        queue: QueueId,
+        mut entries: Vec<StoredEntry>,
+    ) -> Vec<StoredEntry> {
+        if self.non_broker {
+            entries.retain(|entry| {
+                let blocked =
+                    entry.message.as_ref().is_some_and(|message| message.kind == OriginKind::Device);
+                if blocked {
+                    count(|c| c.non_broker_blocked.add(1));
+                    durable.queues().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
+                }
+                !blocked
+            });
+        }
+        entries
     }
 
     fn read_back(&self, entry: StoredEntry) -> ReadBack {

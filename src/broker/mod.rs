@@ -12,8 +12,10 @@ mod drops;
 mod durable;
 mod groups;
 mod index;
+mod moves;
 mod namespace;
 mod owners;
+mod paging;
 mod publish;
 mod registry;
 mod retain;
@@ -124,18 +126,17 @@ impl Broker {
             stores,
             durability,
         } = config;
-        let durable = stores.map(Durable::new);
         let hasher = RandomState::new();
-        let store = durable.as_ref().map(|durable| Arc::clone(durable.retained()));
+        let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
         let retained =
             Retained::new(limits.retained_messages, limits.retained_bytes.0, limits.retain_available, store);
-        let inner = Inner {
+        let inner = Arc::new_cyclic(|inner| Inner {
             non_broker,
             namespace,
             listener_strategies,
             latest,
             history,
-            durable,
+            durable: stores.map(|stores| Durable::new(stores, inner.clone())),
             durability,
             index: Index::new(hasher.clone()),
             slots: Slots::default(),
@@ -151,8 +152,8 @@ impl Broker {
             streams: AtomicUsize::new(0),
             limits,
             hasher,
-        };
-        Self { inner: Arc::new(inner) }
+        });
+        Self { inner }
     }
 
     /// A retained message, if set and not expired.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError, Turn,
-    drops::drop_message, index::MatchList, shared::Delivery,
+    drops::drop_message, index::MatchList, moves::Moved, shared::Delivery,
 };
 use crate::{
     store::StoreHealth,
@@ -88,14 +88,16 @@ impl Broker {
     /// Gives a shared group's messages to other members, or to the group's queue [MQTT-4.8.2-4].
     /// `from` is the durable queue that they were in: they leave it once they are submitted to another.
     pub fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {
-        for Yielded { group, message, place } in messages {
-            let moved = place.zip(self.inner.durable.as_ref());
+        let durable = self.inner.durable.as_ref();
+        for yielded in messages {
+            let Yielded { group, message, place } = &yielded;
+            let moved = place.zip(durable);
             let remove = || {
                 if let Some((seq, durable)) = moved {
                     durable.queues().submit(QueueOp::Remove { queue: from, seq, unit: None });
                 }
             };
-            let group = self.inner.index.group(group);
+            let group = self.inner.index.group(*group);
             let Some(group) = group.filter(|_| !message.is_expired(now)) else {
                 let expired = message.is_expired(now);
                 let reason = if expired { DropReason::Expired } else { DropReason::SessionEnded };
@@ -104,8 +106,9 @@ impl Broker {
                 continue;
             };
             let mut borrowed = message.borrow();
-            // Out of one queue and into another in one step, or QoS 2 would be in both after a crash.
-            borrowed.unit = moved.is_some() && message.qos == QoS::ExactlyOnce;
+            // Out of one queue and into another in one step: else a crash or a refusal could leave it in neither, or QoS 2
+            // in both.
+            borrowed.unit = moved.is_some();
             let unit = moved.map(|(_, durable)| OpenUnit::new(&borrowed, durable.queues()));
             let mut delivery = self.inner.delivery(&mut turn.dirty, now);
             let outcome = group.deliver(&borrowed, &mut delivery);
@@ -122,6 +125,11 @@ impl Broker {
                     state.dropped += 1;
                     state.reason = Some(reason);
                 });
+            }
+            let ticket = borrowed.issued().cloned();
+            drop(borrowed);
+            if let (Some(durable), Some(ticket)) = (durable, ticket) {
+                durable.watch(&ticket, Moved::Yielded { yielded, from });
             }
         }
     }

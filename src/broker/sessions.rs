@@ -6,6 +6,7 @@ use super::{
     Broker, CloseReason, Closed, Durable, EventKind, OpenRequest, Opened, Session, SessionCore, Target, Turn,
     Will,
     session_core::{References, State},
+    shared::Group,
 };
 use crate::{
     telemetry::count,
@@ -118,6 +119,8 @@ impl Broker {
             None => {
                 let left = session.yield_shared();
                 self.redeliver(left, core.queue(), now, turn);
+                let groups = inner.index.groups_of(core.state.lock().subscriptions.as_slice());
+                self.park(&groups);
                 self.limit_offline(session, now, turn);
             }
         }
@@ -176,6 +179,7 @@ impl Broker {
             self.run_timer(&session, at, now, turn);
         }
         self.inner.retained.sweep(now);
+        self.retry_stalled(now, turn);
         self.tell_drops(now);
     }
 
@@ -308,6 +312,7 @@ impl Broker {
         }
         let left = session.end();
         self.redeliver(left, core.queue(), now, turn);
+        self.park(&inner.index.groups_of(subscriptions.as_slice()));
         // After what goes to others was submitted.
         self.remove_after_wills(core, ticket);
         inner.slots.free(core.slot());
@@ -339,6 +344,13 @@ impl Broker {
         };
         count(|c| c.sessions_expired.add(1));
         self.clear_away(ended, "expired", None, now, turn);
+    }
+
+    /// A member of these groups is not there any more.
+    pub(super) fn park(&self, groups: &[Arc<Group>]) {
+        for group in groups {
+            group.park(&self.inner.budget);
+        }
     }
 
     fn count_online(&self) {

@@ -1,32 +1,30 @@
 //! Shared subscriptions: a group of sessions of which one gets each message [MQTT-4.8.2-4].
 //!
 //! Online members come first. While none is online, QoS 1 and 2 messages wait in the group's bounded queue, not
-//! in a member's session, so that whoever returns first gets them. Members are read as a snapshot: no lock is
-//! held while one is called.
+//! in a member's session, so that whoever returns first gets them; with a store on disk. Members are read as a snapshot:
+//! no lock is held while one is called.
 
 mod queue;
+mod waiting;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use ahash::RandomState;
 use parking_lot::{Mutex, RwLock};
 
-pub(super) use self::queue::Most;
-use self::queue::{Queue, Waiting};
-use super::{
-    Delivered, MatchOptions, Outcome, Target, budget::Budget, drops::count_drop, durable::Durable,
-    index::Options,
+use self::queue::Queue;
+pub(super) use self::{
+    queue::{Most, Waiting},
+    waiting::GroupPage,
 };
+use super::{Delivered, MatchOptions, Outcome, Target, budget::Budget, durable::Durable, index::Options};
 use crate::{
     config::SharedStrategy,
     store::SessionOp,
-    telemetry::count,
-    types::{
-        DropReason, Entry, Message, OpenUnit, QoS, QueueId, QueueOp, SharedMessage, Timestamp, parse_shared,
-    },
+    types::{DropReason, Message, QoS, QueueId, Timestamp, parse_shared},
 };
 
 /// Queued messages handed out before one new message, at most.
@@ -61,8 +59,8 @@ pub(super) struct Group {
     /// Sticky: the slot of the chosen member.
     sticky: AtomicU32,
     queue: Mutex<Queue>,
-    /// Length of `queue`, readable without its lock.
-    queued: AtomicUsize,
+    /// Whether something is in `queue`, readable without its lock.
+    queued: AtomicBool,
     most: Most,
     /// Where the queue is on disk, 0 if it never was.
     stored: AtomicU64,
@@ -93,7 +91,7 @@ impl Group {
             next: AtomicU64::new(0),
             sticky: AtomicU32::new(0),
             queue: Mutex::new(Queue::default()),
-            queued: AtomicUsize::new(0),
+            queued: AtomicBool::new(false),
             most,
             stored: AtomicU64::new(0),
         }
@@ -102,17 +100,6 @@ impl Group {
     /// Its durable queue, or none.
     pub(super) fn stored_queue(&self) -> QueueId {
         QueueId(self.stored.load(Ordering::Acquire))
-    }
-
-    /// What an earlier process left: the queue `id` and its messages with their places, in order.
-    pub(super) fn restore(&self, id: QueueId, messages: Vec<(u64, Arc<SharedMessage>)>, budget: &Budget) {
-        self.stored.store(id.0, Ordering::Release);
-        let mut queue = self.queue.lock();
-        for (place, message) in messages {
-            budget.force(message.cost());
-            queue.push(Waiting { message, place });
-        }
-        self.queued.store(queue.len(), Ordering::Release);
     }
 
     /// Whether what its members take at QoS 1 and 2 goes to disk.
@@ -150,11 +137,6 @@ impl Group {
         self.members.read().is_empty()
     }
 
-    /// Whether messages wait for a member that takes them.
-    pub(super) fn has_queued(&self) -> bool {
-        self.queued.load(Ordering::Acquire) > 0
-    }
-
     pub(super) fn has_member(&self, slot: u32) -> bool {
         self.member_options(slot).is_some()
     }
@@ -186,55 +168,37 @@ impl Group {
     /// Gives one message to one member, or keeps it for the first that returns.
     pub(super) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
         let members = Arc::clone(&*self.members.read());
-        if self.has_queued() {
-            // Messages left by a member that could not take all of them come first.
-            self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
-        }
-        if let Some(outcome) = self.offer(message, &members, delivery) {
-            // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
-            let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
-                && message.qos > QoS::AtMostOnce
-                && members.iter().any(|member| member.target.is_durable());
-            if !waits {
-                return outcome;
+        // Messages left by members that could not take all of them come first.
+        let mut online = true;
+        let behind = self.has_queued() && self.drain_before(message, &members, delivery, &mut online);
+        if !behind {
+            let offered = self.offer(message, &members, delivery);
+            online = offered.is_some();
+            if let Some(outcome) = offered {
+                // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
+                let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
+                    && message.qos > QoS::AtMostOnce
+                    && members.iter().any(|member| member.target.is_durable());
+                if !waits {
+                    return outcome;
+                }
             }
         }
-        let outcome = self.enqueue(message, &members, delivery);
-        if outcome == Outcome::Queued && members.iter().any(|member| member.target.is_online()) {
+        let outcome = self.enqueue(message, &members, online, delivery);
+        if outcome == Outcome::Queued && !is_any_online(&members) {
+            // The last member may have gone meanwhile.
+            if online {
+                self.park(delivery.budget);
+            }
+        } else if outcome == Outcome::Queued {
             // A member came between the choice and the queue, and may have drained it just before.
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
-            if self.has_queued() {
+            if self.is_at_hand() {
                 // Members that were full: nobody else would tell them.
                 nudge(&members);
             }
         }
         outcome
-    }
-
-    /// Hands `limit` messages of the queue to a member that has come online, or as many as it takes; true if something
-    /// is left.
-    pub(super) fn drain_to(&self, slot: u32, limit: usize, delivery: &mut Delivery<'_>) -> bool {
-        if !self.has_queued() {
-            return false;
-        }
-        let members = Arc::clone(&*self.members.read());
-        self.drain(&members, Some(slot), limit, delivery);
-        self.has_queued()
-    }
-
-    /// Ends the group: what still waits is dropped and counted.
-    pub(super) fn close(&self, budget: &Budget, durable: Option<&Durable>) {
-        let messages = self.queue.lock().close();
-        self.queued.store(0, Ordering::Release);
-        for Waiting { message, .. } in messages {
-            budget.release(message.cost());
-            debug_assert!(message.receipt.is_none(), "what is queued is not waited for");
-            count_drop(DropReason::SessionEnded);
-        }
-        let stored = self.stored_queue();
-        if let Some(durable) = durable.filter(|_| stored != QueueId::NONE) {
-            durable.forget_group(stored);
-        }
     }
 
     /// Offers to online members in the strategy's order. `None` if none is online.
@@ -337,137 +301,14 @@ impl Group {
         }
     }
 
-    fn enqueue(&self, message: &Message<'_>, members: &[Member], delivery: &Delivery<'_>) -> Outcome {
-        let budget = delivery.budget;
-        let granted = members.iter().map(|member| member.options.qos()).max().unwrap_or_default();
-        if message.qos.min(granted) == QoS::AtMostOnce {
-            count(|c| c.dropped_offline.add(1));
-            return Outcome::Dropped(DropReason::Offline);
-        }
-        // Whoever waits does not wait for what is queued.
-        let kept = message.share().without_receipt();
-        let cost = kept.cost();
-        if !budget.charge(cost) {
-            count(|c| c.dropped_memory.add(1));
-            return Outcome::Dropped(DropReason::Memory);
-        }
-        let refused = {
-            let mut queue = self.queue.lock();
-            if queue.closed {
-                Some(DropReason::SessionEnded)
-            } else if queue.is_full(cost, &self.most) {
-                Some(DropReason::QueueFull)
-            } else {
-                let place = queue.next;
-                if let Some(durable) = delivery.durable {
-                    // Submitted under the lock: in the order of places.
-                    let ticket = message.ticket().cloned();
-                    let qos = message.qos.min(granted);
-                    let mut entry =
-                        Entry::new(self.make_stored(durable), place, Arc::clone(&kept), qos, ticket);
-                    entry.expires = self.most.until(kept.received, kept.expires);
-                    durable.queues().submit(QueueOp::Append(Arc::new(entry)));
-                }
-                queue.push(Waiting { message: kept, place });
-                self.queued.store(queue.len(), Ordering::Release);
-                None
-            }
-        };
-        let Some(reason) = refused else { return Outcome::Queued };
-        budget.release(cost);
-        count_drop(reason);
-        Outcome::Dropped(reason)
-    }
-
-    /// Hands out queued messages in order, to the member of `slot` or to any, until one is refused.
-    fn drain(&self, members: &[Member], slot: Option<u32>, limit: usize, delivery: &mut Delivery<'_>) {
-        let only = slot.and_then(|slot| members.iter().find(|member| member.slot == slot));
-        for _ in 0..limit {
-            let Some(Waiting { message, place }) = self.pop() else { return };
-            let cost = message.cost();
-            let until = self.most.until(message.received, message.expires);
-            if until.is_some_and(|at| at <= delivery.now) {
-                delivery.budget.release(cost);
-                count_drop(DropReason::Expired);
-                self.remove(place, delivery);
-                continue;
-            }
-            let mut queued = Delivery { dirty: &mut *delivery.dirty, ..*delivery };
-            let mut borrowed = message.borrow();
-            // From this queue to the member's in one step, or QoS 2 would be there twice or not at all.
-            borrowed.unit = message.qos == QoS::ExactlyOnce;
-            let unit = queued.durable.map(|durable| OpenUnit::new(&borrowed, durable.queues()));
-            let outcome = match (slot, only) {
-                (Some(_), None) => None,
-                (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
-                (None, _) => self.offer(&borrowed, members, &mut queued),
-            };
-            match outcome {
-                // What is too large no member can ever take: don't let it block the others.
-                Some(
-                    Outcome::Sent
-                    | Outcome::Queued
-                    | Outcome::Ignored
-                    | Outcome::Dropped(DropReason::TooLarge | DropReason::Expired),
-                ) => {
-                    let queue = self.stored_queue();
-                    let remove = |unit| QueueOp::Remove { queue, seq: place, unit: Some(unit) };
-                    let removed = unit.is_some_and(|unit| unit.close(remove));
-                    drop(borrowed);
-                    delivery.budget.release(cost);
-                    if !removed {
-                        self.remove(place, delivery);
-                    }
-                }
-                None | Some(Outcome::Dropped(_)) => {
-                    drop(unit);
-                    drop(borrowed);
-                    self.put_back(Waiting { message, place }, delivery.budget);
-                    // A member asks by itself again.
-                    if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
-                        nudge(members);
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The message of `place` is gone from the queue.
-    fn remove(&self, place: u64, delivery: &Delivery<'_>) {
-        let queue = self.stored_queue();
-        if let Some(durable) = delivery.durable.filter(|_| queue != QueueId::NONE) {
-            durable.queues().submit(QueueOp::Remove { queue, seq: place, unit: None });
-        }
-    }
-
-    fn pop(&self) -> Option<Waiting> {
-        let mut queue = self.queue.lock();
-        let waiting = queue.pop()?;
-        self.queued.store(queue.len(), Ordering::Release);
-        Some(waiting)
-    }
-
-    fn put_back(&self, waiting: Waiting, budget: &Budget) {
-        let cost = waiting.message.cost();
-        let closed = {
-            let mut queue = self.queue.lock();
-            if !queue.closed {
-                queue.put_back(waiting);
-                self.queued.store(queue.len(), Ordering::Release);
-            }
-            queue.closed
-        };
-        if closed {
-            budget.release(cost);
-            count_drop(DropReason::SessionEnded);
-        }
-    }
-
     #[cfg(test)]
     pub(super) fn queue_len(&self) -> usize {
         self.queue.lock().len()
     }
+}
+
+fn is_any_online(members: &[Member]) -> bool {
+    members.iter().any(|member| member.target.is_online())
 }
 
 /// Tells members that were full that the queue has something for them. They may have had room, and found nothing, just

@@ -41,6 +41,7 @@ impl Broker {
         let core = session.core();
         let is_shared = matches!(parse_shared(filter), Ok(Some(_)));
         let mut gone = None;
+        let mut left = Vec::new();
         {
             let mut state = core.state.lock();
             if state.ended {
@@ -56,6 +57,9 @@ impl Broker {
             };
             let Some(reference) = reference else { return false };
             state.subscriptions.remove(reference);
+            if is_shared {
+                left = inner.index.groups_of(&[reference]);
+            }
             if let (Some(durable), Some(ticket)) = (inner.durable_for(core), ticket) {
                 ticket.add();
                 let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), Arc::clone(ticket));
@@ -65,6 +69,7 @@ impl Broker {
         if let Some(group) = gone {
             group.close(&inner.budget, inner.durable.as_ref());
         }
+        self.park(&left);
         self.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
         true
     }

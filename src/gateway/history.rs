@@ -11,11 +11,7 @@ use crate::{
 };
 
 /// Not yet running; `None` if no topic has a history. `latest` is how latest values go into the same database.
-pub(super) fn open(
-    config: &Config,
-    database: &Arc<ScyllaLatest>,
-    latest: &LatestOptions,
-) -> Option<Arc<History>> {
+pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOptions) -> Option<Arc<History>> {
     let rules = &config.database.history;
     if rules.is_empty() {
         return None;
@@ -32,7 +28,7 @@ pub(super) fn open(
         last_flush: config.shutdown.deadline.0 / 5,
         ..HistoryOptions::default()
     };
-    Some(History::new(Arc::new(ScyllaHistory::new(Arc::clone(database))), options))
+    Some(History::new(Arc::new(ScyllaHistory::new(database)), options))
 }
 
 /// What waits for the database.

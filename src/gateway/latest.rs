@@ -76,9 +76,9 @@ fn open_database(
     let spill = if database.spill { Some(embedded(config, directory)?) } else { None };
     let set_aside = spill.as_ref().and_then(|spill| spill.set_aside().cloned());
     let spill = spill.map(|spill| Arc::new(spill) as Arc<dyn SpillStore>);
-    let store = Arc::new(ScyllaLatest::new(database_options(config, contact_points, server_id)?)?);
+    let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
     let history = history::open(config, &store, &options);
-    Ok(Opened { latest: Latest::with_spill(store, spill, options), history, set_aside })
+    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, set_aside })
 }
 
 fn database_options(

@@ -94,7 +94,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let shared = Shared::new(broker.clone(), auth, config.response_pattern());
     if let Some(stores) = stores {
-        stores.restore(&broker, &shared).await?;
+        stores.restore(&broker, &shared)?;
     }
     let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;
     let (draining, drain) = watch::channel(false);

@@ -85,7 +85,7 @@ impl Opened {
 
     /// Brings back what earlier processes left. Blocks on the disk.
     #[expect(clippy::disallowed_methods, reason = "the time it took is logged")]
-    pub(super) async fn restore(self, broker: &Broker, shared: &Arc<Shared>) -> Result<(), StartError> {
+    pub(super) fn restore(self, broker: &Broker, shared: &Arc<Shared>) -> Result<(), StartError> {
         let begin = Instant::now();
         let moved = self.queues.regroup()?;
         let Restored {
@@ -97,9 +97,7 @@ impl Opened {
             retained,
             refused_retained,
             left_retained,
-        } = broker
-            .restore(net::session_maker(shared), self.sessions.set_aside().is_some(), net::now())
-            .await?;
+        } = broker.restore(net::session_maker(shared), self.sessions.set_aside().is_some(), net::now())?;
         if left_retained > 0 {
             warn!(
                 left_retained,

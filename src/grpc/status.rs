@@ -199,7 +199,7 @@ impl From<StoreError> for Error {
             StoreError::NeedsDevices => {
                 Self::invalid("device_ids", "is empty, and the database in use lists by device only")
             }
-            StoreError::Unavailable(detail) => {
+            StoreError::Unavailable(detail) | StoreError::Partly { reason: detail, .. } => {
                 tracing::debug!(detail, "latest-value read failed");
                 Self::StoreUnavailable
             }

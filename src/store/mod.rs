@@ -74,11 +74,19 @@ use crate::types::{ClientId, Properties, QoS, Timestamp};
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Why a store call failed.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum StoreError {
     /// The store cannot be reached or answered with an error; a retry may succeed.
     #[error("store unavailable: {0}")]
     Unavailable(String),
+    /// Some values of a batch are not written; all others are.
+    #[error("store unavailable for {} values: {reason}", .unwritten.len())]
+    Partly {
+        /// Their places in the batch, in order.
+        unwritten: Vec<usize>,
+        /// Why the first of them is not.
+        reason: String,
+    },
     /// The data cannot be read; see the operations guide.
     #[error("store damaged: {0}")]
     Damaged(String),
@@ -145,8 +153,10 @@ pub struct LatestPage {
 ///
 /// A value with a lower `version` than the stored one never replaces it.
 pub trait LatestStore: Send + Sync + 'static {
-    /// Writes all of `batch`; durable when it returns `Ok`. Idempotent. Dropped before it is done, it may or may
-    /// not write, but leaves nothing behind that grows with every such call.
+    /// Writes all of `batch`; durable when it returns `Ok`, and but for the values it names with
+    /// [`StoreError::Partly`]. A value that the store can never take is dropped and counted, and does not fail the rest.
+    /// Idempotent. Dropped before it is done, it may or may not write, but leaves nothing behind that grows with every
+    /// such call.
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The value of `topic` of `device`, or without a device the newest over all devices.

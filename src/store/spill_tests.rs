@@ -172,6 +172,35 @@ async fn a_spill_while_running_gives_memory_back_and_loses_no_value() {
 }
 
 #[tokio::test]
+async fn of_a_batch_written_in_part_only_the_rest_is_written_again_from_memory_and_from_the_spill() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Flaky::new();
+    let latest = latest(&store, &open(dir.path()), brief());
+    for n in 0..101 {
+        record(&latest, "d", &format!("t/{n}"), b"x");
+    }
+    store.partly.store(true, SeqCst);
+    assert!(latest.flush().await.is_err());
+    assert_eq!((store.written.load(SeqCst), latest.gauges().pending_values), (51, 50));
+    assert!(!latest.healthy());
+    end(&latest).await;
+    assert_eq!(latest.gauges().spilled, 50);
+    let (stop, stopped) = watch::channel(false);
+    let task = tokio::spawn(Arc::clone(&latest).run(stopped));
+    while latest.gauges().spilled == 50 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    stop.send(true).unwrap();
+    task.await.unwrap();
+    store.partly.store(false, SeqCst);
+    settle(&latest).await;
+    assert_eq!(store.written.load(SeqCst), 101, "each value once");
+    for n in 0..101 {
+        assert!(store.inner.get(&format!("t/{n}"), Some("d")).await.unwrap().is_some(), "t/{n} is lost");
+    }
+}
+
+#[tokio::test]
 async fn a_removal_leaves_what_is_newer() {
     let dir = tempfile::tempdir().unwrap();
     let spill = open(dir.path());

@@ -21,10 +21,12 @@ pub(super) struct Flaky {
     pub(super) away: AtomicBool,
     /// Neither answers nor fails.
     pub(super) hangs: AtomicBool,
+    /// Of each batch only every other value is written.
+    pub(super) partly: AtomicBool,
     /// Larger batches hang.
     pub(super) most: AtomicUsize,
     pub(super) upserts: AtomicUsize,
-    written: AtomicUsize,
+    pub(super) written: AtomicUsize,
 }
 
 impl Flaky {
@@ -33,6 +35,7 @@ impl Flaky {
             inner: MemoryLatest::new(10_000),
             away: AtomicBool::new(false),
             hangs: AtomicBool::new(false),
+            partly: AtomicBool::new(false),
             most: AtomicUsize::new(usize::MAX),
             upserts: AtomicUsize::new(0),
             written: AtomicUsize::new(0),
@@ -55,6 +58,13 @@ impl LatestStore for Flaky {
             self.check().await?;
             if batch.len() > self.most.load(SeqCst) {
                 std::future::pending::<()>().await;
+            }
+            if self.partly.load(SeqCst) {
+                let written: Vec<_> = batch.iter().step_by(2).cloned().collect();
+                self.written.fetch_add(written.len(), SeqCst);
+                self.inner.upsert(written.into()).await?;
+                let unwritten = (1..batch.len()).step_by(2).collect();
+                return Err(StoreError::Partly { unwritten, reason: "away".into() });
             }
             self.written.fetch_add(batch.len(), SeqCst);
             self.inner.upsert(batch).await

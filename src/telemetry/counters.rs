@@ -96,6 +96,9 @@ counters! {
     latest_written: "gateway_latest_written_total", "Latest values written to the store", "";
     latest_dropped_topics: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"device_topics\"";
     latest_dropped_bytes: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"bytes\"";
+    latest_dropped_too_large: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"too_large\"";
+    latest_dropped_name: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"name\"";
+    latest_dropped_rejected: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"rejected\"";
     latest_dropped_shutdown: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"shutdown\"";
     latest_retried: "gateway_latest_retried_total", "Latest values that wait again as their write failed", "";
     latest_spilled: "gateway_latest_spilled_total", "Latest values kept in the data directory as the database was away", "";
@@ -109,9 +112,15 @@ counters! {
     history_dropped_messages: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"messages\"";
     history_dropped_bytes: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"bytes\"";
     history_dropped_too_large: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"too_large\"";
+    history_dropped_rejected: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"rejected\"";
     history_dropped_shutdown: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"shutdown\"";
     history_write_errors: "gateway_history_errors_total", "Failed calls to the database for the history (writes are retried)", "op=\"write\"";
     history_read_errors: "gateway_history_errors_total", "Failed calls to the database for the history (writes are retried)", "op=\"read\"";
+    database_errors_unavailable: "gateway_database_errors_total", "Failed requests to the database", "kind=\"unavailable\"";
+    database_errors_overloaded: "gateway_database_errors_total", "Failed requests to the database", "kind=\"overloaded\"";
+    database_errors_schema: "gateway_database_errors_total", "Failed requests to the database", "kind=\"schema\"";
+    database_errors_rejected: "gateway_database_errors_total", "Failed requests to the database", "kind=\"rejected\"";
+    database_errors_denied: "gateway_database_errors_total", "Failed requests to the database", "kind=\"denied\"";
     store_commits: "gateway_store_commits_total", "Commits of sessions, queues and retained messages", "";
     store_commit_errors: "gateway_store_commit_errors_total", "Failed commits of sessions, queues and retained messages", "";
     store_commit_micros: "gateway_store_commit_microseconds_total", "Time in commits of sessions, queues and retained messages", "";

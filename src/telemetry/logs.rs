@@ -51,22 +51,24 @@ pub(super) fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitEr
         .try_init()
 }
 
-/// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Libraries are one step quieter than
-/// debug unless named, since their debug output would drown ours.
+/// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Unless named, libraries are one step quieter
+/// than debug, since their debug output would drown ours, and the database's driver, which reports every failed attempt,
+/// is silent above it: the store says when its condition changes.
 fn filter(level: &str) -> Targets {
     let targets: Targets = level.parse().unwrap_or_else(|_| Targets::new().with_default(Level::INFO));
     let targets = targets.with_target(CLIENT_TRACE, Level::TRACE);
-    match targets.default_level() {
-        Some(default) if default > LevelFilter::INFO => {
-            let named: Vec<String> = targets.iter().map(|(target, _)| target.to_owned()).collect();
-            let quiet = ["h2", "hyper", "hyper_util", "rustls", "tonic", "tower", "opentelemetry"];
-            quiet
-                .into_iter()
-                .filter(|library| !named.iter().any(|name| name == library))
-                .fold(targets, |targets, library| targets.with_target(library, Level::INFO))
-        }
-        _ => targets,
-    }
+    let verbose = targets.default_level().is_some_and(|default| default > LevelFilter::INFO);
+    let (quiet, most): (&[&str], _) = if verbose {
+        let all = &["h2", "hyper", "hyper_util", "rustls", "scylla", "tonic", "tower", "opentelemetry"];
+        (all, LevelFilter::INFO)
+    } else {
+        (&["scylla"], LevelFilter::OFF)
+    };
+    let named: Vec<String> = targets.iter().map(|(target, _)| target.to_owned()).collect();
+    quiet
+        .iter()
+        .filter(|library| !named.iter().any(|name| name == *library))
+        .fold(targets, |targets, library| targets.with_target(*library, most))
 }
 
 /// The clients whose packets are logged now. Asking costs one relaxed load while there are none.
@@ -152,5 +154,9 @@ mod tests {
         let part = filter("info,mqtt_server::net=debug");
         assert!(part.would_enable("mqtt_server::net", &Level::DEBUG));
         assert!(!part.would_enable("mqtt_server::broker", &Level::DEBUG));
+        let driver = "scylla::cluster::worker";
+        assert!(!part.would_enable(driver, &Level::ERROR), "one line for each failed attempt");
+        assert!(debug.would_enable(driver, &Level::ERROR) && !debug.would_enable(driver, &Level::DEBUG));
+        assert!(filter("info,scylla=warn").would_enable(driver, &Level::WARN));
     }
 }

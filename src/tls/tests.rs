@@ -21,7 +21,7 @@ use rustls::{
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{TlsFiles, TlsVersion};
+use crate::config::{DatabaseTls, TlsFiles, TlsVersion};
 
 fn files(dir: &Path) -> TlsFiles {
     TlsFiles {
@@ -375,4 +375,23 @@ fn missing_files_are_found_before_any_port_opens() {
     for part in ["listener default: cert", "grpc: cert", "no.crt", "--dev"] {
         assert!(text.contains(part), "{part} in {text}");
     }
+}
+
+#[test]
+fn towards_a_database_the_gateway_trusts_the_ca_that_is_named_and_shows_its_own_certificate() {
+    let (dir, files) = dev();
+    let (_, cert, key) = client_ca(dir.path(), 1);
+    let path = |name: &str| Some(dir.path().join(name));
+    let files = TlsFiles { client_ca: path("client-ca.crt"), require_client_cert: true, ..files };
+    let server = Arc::new(server_config(&files, &[]).unwrap());
+    let connect = |tls: &DatabaseTls| {
+        handshake(Arc::clone(&server), Arc::new(client_config(tls).unwrap().unwrap())).map(drop)
+    };
+    let good = DatabaseTls { ca: path("ca.crt"), cert: Some(cert), key: Some(key) };
+    connect(&good).unwrap();
+    assert!(connect(&DatabaseTls { cert: None, key: None, ..good.clone() }).is_err());
+    assert!(connect(&DatabaseTls { ca: path("client-ca.crt"), ..good.clone() }).is_err());
+    assert!(client_config(&DatabaseTls::default()).unwrap().is_none());
+    let absent = client_config(&DatabaseTls { ca: path("absent.crt"), ..good }).unwrap_err().to_string();
+    assert!(absent.contains("absent.crt"), "{absent}");
 }

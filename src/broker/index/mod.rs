@@ -194,7 +194,10 @@ impl Index {
 
     /// The groups among a session's references.
     pub(super) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
-        let shared = references.iter().filter(|reference| *reference & GROUP != 0).map(|id| id & !GROUP);
+        let mut shared = references.iter().filter(|id| *id & GROUP != 0).map(|id| id & !GROUP).peekable();
+        if shared.peek().is_none() {
+            return Vec::new();
+        }
         let tables = self.tables.read();
         shared.filter_map(|id| tables.groups.get(id).cloned()).collect()
     }

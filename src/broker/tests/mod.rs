@@ -1,5 +1,7 @@
 //! Tests of the broker with a session that only records what it gets.
 
+mod disk;
+mod group_queue;
 mod non_broker;
 mod publishing;
 mod retained;
@@ -36,10 +38,14 @@ struct Receiver {
     offline: AtomicBool,
     durable: AtomicBool,
     nudges: AtomicUsize,
+    /// Something was left for it when it asked.
+    told: AtomicBool,
     /// Takes so many more messages, then its queue is full.
     room: Mutex<Option<usize>>,
     load: AtomicUsize,
     got: Mutex<Vec<Got>>,
+    /// Where a persistent session's deliveries go, and the place of the next.
+    disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
     /// Parts of tickets of what it got, if it keeps that on a disk.
@@ -92,7 +98,16 @@ pub(super) struct TestSession {
 
 impl Target for TestSession {
     fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
-        self.receiver.take(message, options)
+        let delivered = self.receiver.take(message, options);
+        let qos = message.qos.min(options.qos);
+        if let Some((disk, place)) = &mut *self.receiver.disk.lock()
+            && qos > QoS::AtMostOnce
+            && !matches!(delivered.outcome, Outcome::Dropped(_))
+        {
+            disk.append(self.core.queue(), *place, message, qos);
+            *place += 1;
+        }
+        delivered
     }
     fn flush(self: Arc<Self>) {
         self.receiver.flushes.fetch_add(1, SeqCst);
@@ -221,6 +236,10 @@ impl Bench {
     }
 
     pub(super) fn with_mode(limits: Limits, non_broker: bool) -> Self {
+        Self::with_stores(limits, non_broker, None)
+    }
+
+    fn with_stores(limits: Limits, non_broker: bool, stores: Option<Stores>) -> Self {
         let broker = Broker::new(BrokerConfig {
             limits: Arc::new(limits),
             non_broker,
@@ -228,7 +247,7 @@ impl Bench {
             listener_strategies: BTreeMap::new(),
             latest: None,
             history: None,
-            stores: None,
+            stores,
             durability: DurabilityRules::default(),
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
@@ -352,12 +371,31 @@ impl Device {
         self.test.receiver.nudges.load(SeqCst)
     }
 
+    fn is_told(&self) -> bool {
+        self.test.receiver.told.load(SeqCst)
+    }
+
+    fn set_told(&self, told: bool) {
+        self.test.receiver.told.store(told, SeqCst);
+    }
+
+    /// Messages that it has got and the test has not looked at.
+    fn taken(&self) -> usize {
+        self.test.receiver.got.lock().len()
+    }
+
     pub(super) fn set_room(&self, room: Option<usize>) {
         *self.test.receiver.room.lock() = room;
     }
 
     pub(super) fn set_load(&self, load: usize) {
         self.test.receiver.load.store(load, SeqCst);
+    }
+
+    /// What it takes goes to disk, as of a persistent session.
+    fn use_disk(&self, disk: &Arc<disk::Disk>) {
+        *self.test.receiver.disk.lock() = Some((Arc::clone(disk), 0));
+        self.set_durable();
     }
 
     pub(super) fn hold(&self, group: u32, message: Arc<SharedMessage>) {

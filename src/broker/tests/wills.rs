@@ -224,7 +224,7 @@ fn the_will_of_a_session_that_had_been_replaced_is_published_after_a_crash() {
     }
     let mut bench = bench(&disk);
     let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-    ready(bench.broker.restore(make, false, bench.now)).unwrap();
+    bench.broker.restore(make, false, bench.now).unwrap();
     assert_eq!(bench.broker.gauges().sessions, 3);
     let watcher = bench.device("watcher");
     bench.subscribe(&watcher, "will/#");

@@ -18,6 +18,8 @@ pub(crate) struct MemoryHistory {
     /// Neither answers nor fails.
     pub(crate) hangs: AtomicBool,
     pub(crate) appends: AtomicUsize,
+    /// Entries with an empty payload are not written now.
+    pub(crate) partly: AtomicBool,
 }
 
 impl MemoryHistory {
@@ -56,12 +58,18 @@ impl HistoryStore for MemoryHistory {
             self.appends.fetch_add(1, SeqCst);
             tokio::task::yield_now().await;
             self.check().await?;
-            for HistoryEntry { value, .. } in batch.iter() {
+            let mut unwritten = Vec::new();
+            for (number, HistoryEntry { value, .. }) in batch.iter().enumerate() {
+                if self.partly.load(SeqCst) && value.payload.is_empty() {
+                    unwritten.push(number);
+                    continue;
+                }
                 let place = HistoryPlace { received: value.received.0, version: value.version };
                 let names = (value.device.as_str().to_owned(), value.topic.to_string());
                 self.rows.lock().insert((names.0, names.1, bucket(place.received), place), value.clone());
             }
-            Ok(())
+            let reason = "a node is away".to_owned();
+            if unwritten.is_empty() { Ok(()) } else { Err(StoreError::Partly { unwritten, reason }) }
         })
     }
 

@@ -37,7 +37,7 @@ use crate::{
 };
 
 pub use walk::{HistoryPage, HistoryPlace, HistoryQuery};
-pub(super) use walk::{Walk, bucket};
+pub(super) use walk::{Part, Walk, bucket};
 
 /// A batch for the store: so many messages, or so many bytes.
 const BATCH: usize = 2_000;
@@ -125,8 +125,9 @@ impl HistoryEntry {
 
 /// Keeps messages of (device, topic) pairs in the order in which they were received.
 pub trait HistoryStore: Send + Sync + 'static {
-    /// Writes all of `batch`; durable when it returns `Ok`. Idempotent: an entry that comes again changes nothing.
-    /// Dropped before it is done, it may or may not write.
+    /// Writes all of `batch`; durable when it returns `Ok`, and but for the entries it names with
+    /// [`StoreError::Partly`]. Idempotent: an entry that comes again changes nothing. One that the store can never take is
+    /// dropped and counted. Dropped before it is done, it may or may not write.
     fn append(&self, batch: Arc<[HistoryEntry]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// One page of messages.
@@ -244,8 +245,9 @@ impl History {
     /// Dropped before it is done, it loses nothing: what was under way is written again.
     pub async fn flush(&self) -> Result<(), StoreError> {
         let mut batch = self.batch.lock().await;
-        // What comes from now on is for the next flush.
+        // What comes from now on, or again, is for the next flush.
         let mut left = self.gauges().pending;
+        let mut partly = Ok(());
         while left > 0 {
             if batch.is_empty() {
                 *batch = self.take();
@@ -256,13 +258,18 @@ impl History {
             let append = timeout(self.options.write_timeout, self.store.append(Arc::clone(&batch)));
             let result = append.await.unwrap_or_else(|_| Err(late()));
             self.note(&result);
-            result?;
-            let written = std::mem::take(&mut *batch);
-            left = left.saturating_sub(written.len());
-            self.release(written.len(), written.iter().map(HistoryEntry::size).sum());
-            count(|c| c.history_written.add(written.len() as u64));
+            let unwritten = match result {
+                Ok(()) => Vec::new(),
+                Err(StoreError::Partly { unwritten, reason }) => {
+                    partly = Err(StoreError::Unavailable(reason));
+                    unwritten
+                }
+                Err(error) => return Err(error),
+            };
+            left = left.saturating_sub(batch.len());
+            self.landed(&std::mem::take(&mut *batch), &unwritten);
         }
-        Ok(())
+        partly
     }
 
     /// One page of what is in the store. `query` is narrowed to what can be there at `now`: nothing older than the longest
@@ -304,6 +311,20 @@ impl History {
         }
         drop(queue);
         taken.into()
+    }
+
+    /// What is written is forgotten; the rest goes behind all that waits, so that it keeps nothing else from the store.
+    fn landed(&self, batch: &[HistoryEntry], unwritten: &[usize]) {
+        let (mut messages, mut bytes) = (0, 0);
+        for (number, entry) in batch.iter().enumerate() {
+            if unwritten.binary_search(&number).is_ok() {
+                self.queue.lock().push_back(entry.clone());
+            } else {
+                (messages, bytes) = (messages + 1, bytes + entry.size());
+            }
+        }
+        self.release(messages, bytes);
+        count(|c| c.history_written.add(messages as u64));
     }
 
     fn release(&self, messages: usize, bytes: usize) {

@@ -142,6 +142,24 @@ async fn a_write_that_hangs_or_is_cut_off_is_written_again() {
     assert_eq!(store.appends.load(SeqCst), 4, "what failed, then what came later");
 }
 
+#[tokio::test]
+async fn what_a_lost_node_does_not_take_waits_and_keeps_nothing_else_from_the_store() {
+    let (store, history) = setup(options());
+    store.partly.store(true, SeqCst);
+    for payload in [b"1".as_slice(), b"", b"2", b""] {
+        record(&history, "kept/a", payload);
+    }
+    for more in [b"3", b"4"] {
+        history.flush().await.unwrap_err();
+        assert_eq!(history.gauges().pending, 2);
+        record(&history, "kept/a", more);
+    }
+    store.partly.store(false, SeqCst);
+    history.flush().await.unwrap();
+    assert_eq!(payloads(&history, "kept/a").await, [b"1".as_slice(), b"", b"2", b"", b"3", b"4"]);
+    assert_eq!(history.gauges(), HistoryGauges { pending: 0, pending_bytes: 0, healthy: true });
+}
+
 #[tokio::test(start_paused = true)]
 async fn it_flushes_by_itself_goes_on_after_an_outage_and_once_more_at_the_end() {
     let (store, history) = setup(options());

@@ -115,8 +115,9 @@ impl Latest {
         // As many as wait now; what is recorded from now on is for the next round.
         let mut left = self.gauges().pending_values;
         let mut start = 0;
+        let mut failed = None;
         while left > 0 {
-            let mut batch = Batch { latest: self, taken: Vec::new(), round, written: false };
+            let mut batch = Batch { latest: self, taken: Vec::new(), round, written: Written::None };
             let most = self.batch.load(Relaxed);
             let values = batch.take(&mut start, most);
             let taken = values.len();
@@ -126,18 +127,36 @@ impl Latest {
             left = left.saturating_sub(taken);
             // Values of a write that fails or hangs go back to waiting, and the next attempt writes them as they are
             // then: writes are idempotent and versions decide.
-            self.write(values.into(), target).await.inspect_err(|_| {
-                count(|c| c.latest_retried.add(taken as u64));
-            })?;
-            batch.written = true;
+            let result = self.write(values.into(), target).await;
+            let retried = match &result {
+                Ok(()) => 0,
+                Err(StoreError::Partly { unwritten, .. }) => unwritten.len(),
+                Err(_) => taken,
+            };
+            count(|c| {
+                c.latest_retried.add(retried as u64);
+                match target {
+                    Target::Store => &c.latest_written,
+                    Target::Spill => &c.latest_spilled,
+                }
+                .add((taken - retried) as u64);
+            });
+            match result {
+                Ok(()) => batch.written = Written::All,
+                // The store takes others: the rest of this round as well, perhaps.
+                Err(StoreError::Partly { unwritten, reason }) if unwritten.len() < taken => {
+                    failed = Some(StoreError::Unavailable(reason));
+                    batch.written = Written::AllBut(unwritten);
+                }
+                Err(error) => return Err(error),
+            }
             drop(batch);
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Writes one batch, in `write_timeout`.
     async fn write(&self, values: Arc<[LatestValue]>, target: Target) -> Result<(), StoreError> {
-        let number = values.len();
         let spill = self.spill.as_ref().filter(|_| target == Target::Spill);
         let store: &dyn LatestStore = match spill {
             Some(spill) => spill,
@@ -153,18 +172,16 @@ impl Latest {
             count(|c| c.latest_store_timeouts.add(1));
             Err(late())
         });
-        match (&result, spill) {
-            (Ok(()), Some(_)) => count(|c| c.latest_spilled.add(number as u64)),
-            (Ok(()), None) => {
-                self.latency.observe(began.elapsed());
-                self.adapt(true);
-                count(|c| c.latest_written.add(number as u64));
+        if spill.is_none() {
+            match &result {
+                Ok(()) => {
+                    self.latency.observe(began.elapsed());
+                    self.adapt(true);
+                }
+                Err(StoreError::Partly { .. }) => {}
+                Err(_) => self.adapt(false),
             }
-            (Err(_), Some(_)) => {}
-            (Err(_), None) => {
-                self.adapt(false);
-                count(|c| c.latest_store_errors.add(1));
-            }
+            count(|c| c.latest_store_errors.add(result.is_err().into()));
         }
         result
     }
@@ -262,12 +279,30 @@ impl Latest {
     }
 }
 
+/// What of a batch the store has.
+enum Written {
+    None,
+    /// All but these places, which grow.
+    AllBut(Vec<usize>),
+    All,
+}
+
+impl Written {
+    fn has(&self, place: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::AllBut(places) => places.binary_search(&place).is_err(),
+            Self::All => true,
+        }
+    }
+}
+
 /// Values on their way to the store; back to waiting if dropped unwritten.
 struct Batch<'a> {
     latest: &'a Latest,
     taken: Vec<(usize, Taken)>,
     round: u64,
-    written: bool,
+    written: Written,
 }
 
 impl Batch<'_> {
@@ -298,9 +333,9 @@ impl Batch<'_> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         let keep = self.latest.options.max_bytes / STRIPES / 4;
-        for (number, taken) in &self.taken {
+        for (place, (number, taken)) in self.taken.iter().enumerate() {
             let mut stripe = self.latest.stripes[*number].0.lock();
-            let change = stripe.landed(*taken, self.written, self.round, keep);
+            let change = stripe.landed(*taken, self.written.has(place), self.round, keep);
             self.latest.apply(change);
         }
     }

@@ -37,11 +37,25 @@ impl Spill {
         let page = self.store.list(query).await?;
         // Where only damaged records were met there is nothing to move.
         let more = !page.next.is_empty() && !page.values.is_empty();
+        let mut result = Ok(());
         if !page.values.is_empty() {
             let values: Arc<[LatestValue]> = page.values.into();
-            target.upsert(Arc::clone(&values)).await?;
-            count(|c| c.latest_replayed.add(values.len() as u64));
-            self.store.remove(values).await?;
+            result = target.upsert(Arc::clone(&values)).await;
+            let moved = match &result {
+                Ok(()) => values,
+                Err(StoreError::Partly { unwritten, .. }) => {
+                    let places = values.iter().enumerate();
+                    let moved = places.filter(|(place, _)| unwritten.binary_search(place).is_err());
+                    moved.map(|(_, value)| value.clone()).collect()
+                }
+                Err(_) => return result.map(|()| more),
+            };
+            count(|c| c.latest_replayed.add(moved.len() as u64));
+            self.store.remove(moved).await?;
+        }
+        if result.is_err() {
+            self.values.store(self.store.count(), Relaxed);
+            return result.map(|()| more);
         }
         // What is left cannot be read and was reported: it is not worth another look before the next start.
         self.values.store(if more { self.store.count() } else { 0 }, Relaxed);

@@ -7,107 +7,70 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use scylla::{
     client::session::Session,
-    errors::SerializationError,
-    response::PagingState,
+    errors::{ExecutionError, SerializationError},
+    response::{PagingState, PagingStateResponse, query_result::QueryRowsResult},
     serialize::{
         row::{RowSerializationContext, SerializeRow},
         writers::RowWriter,
     },
     statement::prepared::PreparedStatement,
 };
-use tokio::{sync::OnceCell, task::JoinSet};
 
 use super::{
-    BATCH_BYTES, ScyllaLatest, damaged, finish, prepare, put, room,
+    ScyllaLatest, ScyllaOptions,
+    cluster::{Cluster, Connection, prepare},
+    errors::damaged,
+    read::{self, next_rows},
     row::{self, Row},
-    unavailable,
+    write::{self, BATCH_BYTES, Group, Put},
 };
-use crate::store::{
-    BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, StoreError,
-    history::{Walk, bucket},
+use crate::{
+    store::{
+        BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, StoreError,
+        history::{Part, Walk, bucket},
+    },
+    telemetry::count,
 };
 
 /// A [`HistoryStore`] in a Cassandra or Scylla cluster.
 pub struct ScyllaHistory {
-    latest: Arc<ScyllaLatest>,
-    statements: OnceCell<Statements>,
-}
-
-struct Statements {
-    append: PreparedStatement,
-    newest_first: PreparedStatement,
-    oldest_first: PreparedStatement,
+    cluster: Arc<Cluster>,
 }
 
 impl ScyllaHistory {
-    /// Shares the connection of `latest`, whoever needs it first.
-    pub fn new(latest: Arc<ScyllaLatest>) -> Self {
-        Self { latest, statements: OnceCell::new() }
-    }
-
-    async fn ready(&self) -> Result<(&Arc<Session>, &Statements), StoreError> {
-        let session = &self.latest.connection().await?.session;
-        let options = &self.latest.options;
-        let statements = self.statements.get_or_try_init(async || {
-            let keyspace = &options.keyspace;
-            let (columns, marks) = (row::COLUMNS, row::MARKS);
-            let append = format!(
-                "INSERT INTO {keyspace}.history (bucket, {columns}) VALUES (?, {marks}) USING TIMESTAMP ? AND TTL ?"
-            );
-            let select = |order: &str| {
-                format!(
-                    "SELECT {columns} FROM {keyspace}.history WHERE device = ? AND topic = ? AND bucket = ? AND \
-                     (received, version) >= (?, ?) AND (received, version) < (?, ?) \
-                     ORDER BY received {order}, version {order} LIMIT ?"
-                )
-            };
-            Ok(Statements {
-                append: prepare(session, append, options.write_consistency).await?,
-                newest_first: prepare(session, select("DESC"), options.read_consistency).await?,
-                oldest_first: prepare(session, select("ASC"), options.read_consistency).await?,
-            })
-        });
-        Ok((session, statements.await?))
+    /// In the database of `latest`, through the same connections.
+    pub fn new(latest: &ScyllaLatest) -> Self {
+        Self { cluster: Arc::clone(&latest.cluster) }
     }
 
     async fn write(&self, batch: Arc<[HistoryEntry]>) -> Result<(), StoreError> {
-        let (session, statements) = self.ready().await?;
-        let mut writes = JoinSet::new();
-        for group in by_partition(&batch, BATCH_BYTES) {
-            let options = &self.latest.options;
-            room(&mut writes, options.concurrency).await?;
-            let (batch, session, options) = (Arc::clone(&batch), Arc::clone(session), Arc::clone(options));
-            let statement = statements.append.clone();
-            writes.spawn(async move {
-                let rows = group.iter().map(|number| bind(&batch[*number], &options.server_id)).collect();
-                put(&session, &statement, options.write_consistency, rows).await
-            });
-        }
-        finish(writes).await
+        let connection = self.cluster.connection().await?;
+        let groups = by_partition(&batch, BATCH_BYTES).into_iter();
+        let groups = groups.map(|numbers| Group { table: (), numbers }).collect();
+        let entries = Entries { batch, options: Arc::clone(&self.cluster.options) };
+        write::all(&self.cluster, &connection, Arc::new(entries), groups).await
     }
 
     async fn read(&self, query: HistoryQuery) -> Result<HistoryPage, StoreError> {
         let mut walk = Walk::new(&query)?;
-        let (session, statements) = self.ready().await?;
-        let statement = if query.oldest_first { &statements.oldest_first } else { &statements.newest_first };
+        let connection = self.cluster.connection().await?;
+        let mut rows = read::ROWS.0;
         while let Some(part) = walk.next_part() {
-            let numbers =
-                [part.bucket, part.low.received, part.low.version, part.high.received, part.high.version]
-                    .map(u64::cast_signed);
-            let limit = i32::try_from(walk.room()).unwrap_or(i32::MAX);
+            let limit = walk.room();
             let mut state = PagingState::start();
             loop {
-                let [bucket, low, low_version, high, high_version] = numbers;
-                let names = (query.device.as_str(), query.topic.as_str());
-                let bound = (names.0, names.1, bucket, low, low_version, high, high_version, limit);
-                let answer = session.execute_single_page(statement, bound, state).await;
-                let (rows, next) = answer.map_err(unavailable)?;
-                let rows = rows.into_rows_result().map_err(unavailable)?;
-                for row in rows.rows::<Row>().map_err(damaged)? {
+                let (found, next) = self.ask(&connection, &query, part, (limit, rows), state).await?;
+                let (mut seen, mut bytes) = (0, 0);
+                for row in found.rows::<Row>().map_err(damaged)? {
                     if walk.is_full() {
                         return Ok(walk.page());
                     }
-                    walk.push(row.map_err(damaged)?.into_value(&self.latest.options.server_id)?);
+                    let value = row.map_err(damaged)?.into_value(&self.cluster.options.server_id)?;
+                    (seen, bytes) = (seen + 1, bytes + row::size(&value));
+                    walk.push(value);
+                }
+                if seen > 0 {
+                    rows = next_rows(seen, bytes);
                 }
                 match next.into_paging_control_flow() {
                     ControlFlow::Break(()) => break,
@@ -118,6 +81,29 @@ impl ScyllaHistory {
         }
         Ok(walk.page())
     }
+
+    /// Some of the first `limit` messages of `part`: at most `rows`.
+    async fn ask(
+        &self,
+        connection: &Arc<Connection>,
+        query: &HistoryQuery,
+        part: Part,
+        (limit, rows): (usize, usize),
+        state: PagingState,
+    ) -> Result<(QueryRowsResult, PagingStateResponse), StoreError> {
+        let Part { bucket, low, high } = part;
+        let Statements { newest_first, oldest_first, .. } = &connection.history;
+        let mut statement = if query.oldest_first { oldest_first.clone() } else { newest_first.clone() };
+        statement.set_page_size(i32::try_from(rows).unwrap_or(i32::MAX));
+        let [bucket, from, from_version, to, to_version] =
+            [bucket, low.received, low.version, high.received, high.version].map(u64::cast_signed);
+        let (device, topic) = (&*query.device, &*query.topic);
+        let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+        let bound = (device, topic, bucket, from, from_version, to, to_version, limit);
+        let request = connection.session.execute_single_page(&statement, bound, state);
+        let (answer, next) = self.cluster.ask(connection, "read history", request).await?;
+        Ok((answer.into_rows_result().map_err(damaged)?, next))
+    }
 }
 
 impl HistoryStore for ScyllaHistory {
@@ -127,6 +113,61 @@ impl HistoryStore for ScyllaHistory {
 
     fn page(&self, query: HistoryQuery) -> BoxFuture<'_, Result<HistoryPage, StoreError>> {
         Box::pin(self.read(query))
+    }
+}
+
+/// What is said to the database.
+pub(super) struct Statements {
+    append: PreparedStatement,
+    newest_first: PreparedStatement,
+    oldest_first: PreparedStatement,
+}
+
+impl Statements {
+    pub(super) async fn prepare(session: &Session, options: &ScyllaOptions) -> Result<Self, StoreError> {
+        let keyspace = &options.keyspace;
+        let (columns, marks) = (row::COLUMNS, row::MARKS);
+        let append = format!(
+            "INSERT INTO {keyspace}.history (bucket, {columns}) VALUES (?, {marks}) USING TIMESTAMP ? AND TTL ?"
+        );
+        let select = |order: &str| {
+            format!(
+                "SELECT {columns} FROM {keyspace}.history WHERE device = ? AND topic = ? AND bucket = ? AND \
+                 (received, version) >= (?, ?) AND (received, version) < (?, ?) \
+                 ORDER BY received {order}, version {order} LIMIT ?"
+            )
+        };
+        Ok(Self {
+            append: prepare(session, append, options.write_consistency).await?,
+            newest_first: prepare(session, select("DESC"), options.read_consistency).await?,
+            oldest_first: prepare(session, select("ASC"), options.read_consistency).await?,
+        })
+    }
+}
+
+struct Entries {
+    batch: Arc<[HistoryEntry]>,
+    options: Arc<ScyllaOptions>,
+}
+
+impl Put for Entries {
+    type Table = ();
+
+    fn put<'a>(
+        &'a self,
+        connection: &'a Connection,
+        group: &'a Group<()>,
+    ) -> BoxFuture<'a, Result<(), ExecutionError>> {
+        let server = &self.options.server_id;
+        let rows = group.numbers.iter().map(|number| bind(&self.batch[*number], server)).collect();
+        let level = self.options.write_consistency;
+        Box::pin(write::put(&connection.session, &connection.history.append, level, rows))
+    }
+
+    fn refused(&self, number: usize, error: &str) {
+        count(|c| c.history_dropped_rejected.add(1));
+        let value = &self.batch[number].value;
+        write::warn_refused(value.device.as_str(), &value.topic, error);
     }
 }
 

@@ -1,7 +1,8 @@
 //! What [`ScyllaLatest`](super::ScyllaLatest) is told.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+use rustls::ClientConfig;
 use scylla::{client::Compression as Algorithm, statement::Consistency as Level};
 
 use super::row::{self, Bound};
@@ -21,6 +22,9 @@ pub struct ScyllaOptions {
     pub username: String,
     /// Password.
     pub password: String,
+    /// TLS to the nodes; without it connections are plain. Nodes are verified by their addresses, so their certificates
+    /// must name them.
+    pub tls: Option<Arc<ClientConfig>>,
     /// Keyspace of the tables: letters, digits and `_`.
     pub keyspace: String,
     /// CQL map of the keyspace's replication, used when it is made.
@@ -44,7 +48,7 @@ pub struct ScyllaOptions {
     pub speculative_attempts: usize,
     /// Compression of requests and answers.
     pub compression: Compression,
-    /// Most requests under way at once. The store goes below it while the cluster is overloaded.
+    /// Most writes under way at once, and as many reads. The store goes below it while the cluster is overloaded.
     pub concurrency: usize,
     /// Topics kept per device. Gateways that share the tables may exceed it together.
     pub topics_per_device: usize,
@@ -148,6 +152,7 @@ impl Default for ScyllaOptions {
             datacenter: String::new(),
             username: String::new(),
             password: String::new(),
+            tls: None,
             keyspace: "mqtt".to_owned(),
             replication: "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}".to_owned(),
             migrate: true,
@@ -172,6 +177,7 @@ impl fmt::Debug for ScyllaOptions {
             .field("contact_points", &self.contact_points)
             .field("datacenter", &self.datacenter)
             .field("username", &self.username)
+            .field("tls", &self.tls.is_some())
             .field("keyspace", &self.keyspace)
             .field("replication", &self.replication)
             .field("migrate", &self.migrate)

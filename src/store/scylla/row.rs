@@ -135,6 +135,14 @@ impl Row {
     }
 }
 
+/// Longest name in a key, in bytes.
+const MAX_NAME: usize = 65_535;
+
+/// Whether it can stand in a key. What is empty is no name of MQTT's either.
+pub(super) fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len())
+}
+
 /// About the bytes of a value's row.
 pub(super) fn size(value: &LatestValue) -> usize {
     let properties = value.properties.as_deref().map_or(0, |p| {

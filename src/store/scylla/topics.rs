@@ -1,59 +1,193 @@
 //! Which topics a device has in the tables: the bound on topics per device without counting rows at each write.
+//!
+//! What is known of a device was read from the tables, or is part of a write that succeeded or is under way. After a
+//! write that may have failed the device is forgotten, and read again when it is next written.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-/// Hashes of topics in all; beyond it what is known is forgotten and read again.
+/// Hashes of topics in all; beyond it some devices are forgotten.
 const MAX_KNOWN: usize = 4 << 20;
+
+/// A device without room is read again after so long: its values may have expired, or been removed.
+const STALE: Duration = Duration::from_secs(600);
 
 pub(super) struct KnownTopics {
     bound: usize,
+    most: usize,
     hashing: ahash::RandomState,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    devices: HashMap<String, HashSet<u64>>,
+    devices: HashMap<String, Device>,
     known: usize,
+}
+
+struct Device {
+    topics: HashSet<u64>,
+    read: Instant,
+}
+
+/// The hashes of a device's topics in the tables.
+pub(super) type Topics = HashSet<u64>;
+
+/// What [`KnownTopics::admit`] says of some topics of a device.
+pub(super) struct Admitted {
+    /// For each topic whether it may be written.
+    pub(super) may: Vec<bool>,
+    /// Whether one of them is new.
+    pub(super) fresh: bool,
 }
 
 impl KnownTopics {
     pub(super) fn new(bound: usize) -> Self {
-        Self { bound, hashing: ahash::RandomState::new(), state: Mutex::default() }
+        Self { bound, most: MAX_KNOWN, hashing: ahash::RandomState::new(), state: Mutex::default() }
     }
 
-    pub(super) fn is_loaded(&self, device: &str) -> bool {
-        self.state.lock().devices.contains_key(device)
+    pub(super) fn hash(&self, topic: &str) -> u64 {
+        self.hashing.hash_one(topic)
     }
 
-    /// Notes what the tables hold of `device`.
-    pub(super) fn load(&self, device: &str, topics: &[String]) {
+    /// Whether the device has the topics or may have them beside those it has; notes them. `None` if the tables must be
+    /// asked what it has.
+    pub(super) fn admit<'a>(
+        &self,
+        device: &str,
+        topics: impl IntoIterator<Item = &'a str>,
+    ) -> Option<Admitted> {
+        let hashes = self.hashes(topics);
+        self.state.lock().admit(device, &hashes, self.bound)
+    }
+
+    /// Notes what the tables hold of `device`, then admits as [`Self::admit`].
+    pub(super) fn load<'a>(
+        &self,
+        device: &str,
+        stored: Topics,
+        topics: impl IntoIterator<Item = &'a str>,
+    ) -> Admitted {
+        let hashes = self.hashes(topics);
         let mut state = self.state.lock();
-        if state.known + topics.len() >= MAX_KNOWN {
-            *state = State::default();
+        state.forget(device);
+        if state.known + stored.len() >= self.most {
+            state.shrink(self.most / 4 + stored.len());
         }
-        state.known += topics.len() + 1;
-        let hashes = topics.iter().map(|topic| self.hashing.hash_one(&**topic)).collect();
-        state.devices.insert(device.to_owned(), hashes);
+        state.known += stored.len() + 1;
+        state.devices.insert(device.to_owned(), Device { topics: stored, read: Instant::now() });
+        let none = || Admitted { may: vec![false; hashes.len()], fresh: false };
+        state.admit(device, &hashes, self.bound).unwrap_or_else(none)
     }
 
-    /// Whether the device has the topic or may have one more; notes it.
-    pub(super) fn admit(&self, device: &str, topic: &str) -> bool {
+    fn hashes<'a>(&self, topics: impl IntoIterator<Item = &'a str>) -> Vec<u64> {
+        topics.into_iter().map(|topic| self.hash(topic)).collect()
+    }
+
+    /// Of these devices nothing is known any more.
+    pub(super) fn forget<'a>(&self, devices: impl IntoIterator<Item = &'a String>) {
         let mut state = self.state.lock();
-        let hash = self.hashing.hash_one(topic);
-        let bound = self.bound;
-        // Forgotten by another call since it was loaded: let through, the next call reads it again.
-        let Some(topics) = state.devices.get_mut(device) else { return true };
-        if topics.contains(&hash) {
-            return true;
+        devices.into_iter().for_each(|device| state.forget(device));
+    }
+
+    pub(super) fn clear(&self) {
+        *self.state.lock() = State::default();
+    }
+}
+
+impl State {
+    fn admit(&mut self, device: &str, hashes: &[u64], bound: usize) -> Option<Admitted> {
+        let known = self.devices.get_mut(device)?;
+        let before = known.topics.len();
+        if known.read.elapsed() >= STALE {
+            let fresh: HashSet<_> = hashes.iter().filter(|hash| !known.topics.contains(hash)).collect();
+            if before + fresh.len() > bound {
+                return None;
+            }
         }
-        let room = topics.len() < bound;
-        if room {
-            topics.insert(hash);
-            state.known += 1;
+        let may = hashes.iter().map(|hash| {
+            let room = known.topics.len() < bound;
+            known.topics.contains(hash) || room && known.topics.insert(*hash)
+        });
+        let may = may.collect();
+        let added = known.topics.len() - before;
+        self.known += added;
+        Some(Admitted { may, fresh: added > 0 })
+    }
+
+    /// Forgets devices with `excess` topics in all, or all of them.
+    fn shrink(&mut self, excess: usize) {
+        let mut left = excess;
+        let known = &mut self.known;
+        self.devices.retain(|_, device| {
+            let stays = left == 0;
+            if !stays {
+                left = left.saturating_sub(device.topics.len() + 1);
+                *known -= device.topics.len() + 1;
+            }
+            stays
+        });
+    }
+
+    fn forget(&mut self, device: &str) {
+        if let Some(device) = self.devices.remove(device) {
+            self.known -= device.topics.len() + 1;
         }
-        room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn may(admitted: Option<Admitted>) -> Option<Vec<bool>> {
+        admitted.map(|admitted| admitted.may)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_never_gets_more_topics_than_the_bound() {
+        let known = KnownTopics::new(3);
+        assert_eq!(may(known.admit("d", ["a"])), None, "not read yet");
+        let stored = [known.hash("a"), known.hash("b")].into();
+        assert_eq!(known.load("d", stored, ["a", "c", "d", "c"]).may, [true, true, false, true]);
+        assert_eq!(may(known.admit("d", ["d", "b"])), Some(vec![false, true]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_write_that_may_have_failed_the_tables_are_asked_again() {
+        let known = KnownTopics::new(3);
+        assert!(known.load("d", Topics::new(), ["a"]).fresh);
+        assert!(!known.admit("d", ["a"]).unwrap().fresh);
+        known.forget([&"d".to_owned()]);
+        assert_eq!(may(known.admit("d", ["a"])), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_device_is_read_again_now_and_then() {
+        let known = KnownTopics::new(1);
+        known.load("d", Topics::new(), ["a"]);
+        assert_eq!(may(known.admit("d", ["b"])), Some(vec![false]));
+        tokio::time::advance(STALE).await;
+        assert_eq!(may(known.admit("d", ["a"])), Some(vec![true]), "what it has needs no look");
+        assert_eq!(may(known.admit("d", ["b"])), None);
+        assert_eq!(known.load("d", Topics::new(), ["b"]).may, [true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_known_is_bounded_and_the_device_at_hand_stays() {
+        let known = KnownTopics { most: 100, ..KnownTopics::new(10) };
+        for device in 0..1000 {
+            let device = device.to_string();
+            known.load(&device, (0..5).collect(), []);
+            assert!(known.admit(&device, []).is_some());
+            let state = known.state.lock();
+            let sum: usize = state.devices.values().map(|device| device.topics.len() + 1).sum();
+            assert!(state.known == sum && sum <= 106, "{sum}");
+        }
     }
 }

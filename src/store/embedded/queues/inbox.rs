@@ -9,7 +9,7 @@ use super::load::Request;
 use crate::{
     store::embedded::committer,
     telemetry::count,
-    types::{QueueOp, Ticket},
+    types::{QueueId, QueueOp, Ticket},
 };
 
 /// Shorter lists are not searched for settled entries.
@@ -28,7 +28,8 @@ impl Job {
         match self {
             // Whoever waits says so when all entries of the message are there, or closes the unit.
             Self::Op(QueueOp::Append(_)) => false,
-            Self::Op(QueueOp::Remove { unit, .. }) => unit.is_some(),
+            // Nor does anybody wait for a move from queue to queue: who wants to have it reads.
+            Self::Op(QueueOp::Remove { queue, unit, .. }) => unit.is_some() && *queue == QueueId::NONE,
             Self::Op(QueueOp::Release { .. } | QueueOp::Receive { .. } | QueueOp::Forget { .. }) => true,
             Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) => false,
             Self::Load(_) => true,

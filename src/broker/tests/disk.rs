@@ -1,0 +1,203 @@
+//! What the stores promise, in memory: operations of queues in order, written or refused when a test says so.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::{
+    store::{
+        BoxFuture, Loaded, Restore, RetainedStore, SessionOp, SessionStore, StoreError, StoreHealth,
+        StoredEntry,
+    },
+    types::{Entry, Journal, QueueId, QueueOp, Ticket},
+};
+
+enum Job {
+    Op(QueueOp),
+    Load { queue: QueueId, from: u64, messages: usize, reply: oneshot::Sender<Result<Loaded, StoreError>> },
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    entries: BTreeMap<(QueueId, u64), StoredEntry>,
+    /// Commits fail.
+    failing: bool,
+    /// Reads fail.
+    unreadable: bool,
+    loads: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Disk(Mutex<State>);
+
+impl Disk {
+    /// Stores of which only the queues keep anything.
+    pub(super) fn stores(self: &Arc<Self>) -> Stores {
+        Stores { sessions: Arc::new(Forgetful), queues: Arc::clone(self) as _, retained: Arc::new(Forgetful) }
+    }
+
+    pub(super) fn append(&self, queue: QueueId, place: u64, message: &Message<'_>, qos: QoS) {
+        let ticket = message.ticket().cloned();
+        let entry = Entry::new(queue, place, Arc::clone(message.share()), qos, ticket);
+        self.submit(QueueOp::Append(Arc::new(entry)));
+    }
+
+    pub(super) fn set_failing(&self, failing: bool) {
+        self.0.lock().failing = failing;
+    }
+
+    pub(super) fn set_unreadable(&self, unreadable: bool) {
+        self.0.lock().unreadable = unreadable;
+    }
+
+    /// Pages that were asked for.
+    pub(super) fn loads(&self) -> usize {
+        self.0.lock().loads
+    }
+
+    /// Writes what was submitted, or fails to. False if there was nothing to do.
+    pub(super) fn commit(&self) -> bool {
+        let mut ended: Vec<(Arc<Ticket>, bool)> = Vec::new();
+        let mut answers = Vec::new();
+        let busy = {
+            let mut state = self.0.lock();
+            let jobs = std::mem::take(&mut state.waiting);
+            let busy = !jobs.is_empty();
+            let refused = state.failing;
+            for job in jobs {
+                match job {
+                    Job::Op(QueueOp::Append(entry)) => {
+                        if let Some(message) = entry.take().filter(|_| !refused) {
+                            let stored = stored(&entry, message);
+                            let old = state.entries.insert((entry.queue, entry.seq), stored);
+                            assert!(old.is_none(), "place {} given twice", entry.seq);
+                        }
+                        ended.extend(entry.ticket.clone().map(|ticket| (ticket, refused)));
+                    }
+                    Job::Op(QueueOp::Remove { unit: Some(ticket), queue, seq }) => {
+                        if !refused {
+                            state.entries.remove(&(queue, seq));
+                        }
+                        ended.push((ticket, refused));
+                    }
+                    Job::Op(QueueOp::Receive { ticket, .. }) => ended.push((ticket, refused)),
+                    Job::Op(op) if refused => state.waiting.push_back(Job::Op(op)),
+                    Job::Op(QueueOp::Remove { queue, seq, .. }) => {
+                        state.entries.remove(&(queue, seq));
+                    }
+                    Job::Op(QueueOp::Purge { queue }) => state.entries.retain(|key, _| key.0 != queue),
+                    Job::Op(op) => panic!("{op:?}"),
+                    Job::Load { queue, from, messages, reply } => {
+                        answers.push((reply, state.load(queue, from, messages)));
+                    }
+                }
+            }
+            busy
+        };
+        for (ticket, refused) in ended {
+            if refused { ticket.refuse() } else { ticket.done() }
+        }
+        for (reply, answer) in answers {
+            let _ = reply.send(answer);
+        }
+        busy
+    }
+
+    /// Payloads of a queue, in order.
+    pub(super) fn payloads(&self, queue: QueueId) -> Vec<String> {
+        let state = self.0.lock();
+        let entries = state.entries.range((queue, 0)..=(queue, u64::MAX));
+        let messages = entries.filter_map(|(_, entry)| entry.message.as_ref());
+        messages.map(|message| String::from_utf8_lossy(&message.payload).into_owned()).collect()
+    }
+
+    /// Removes an entry as expired; what it cost.
+    pub(super) fn expire_first(&self, queue: QueueId) -> u64 {
+        let mut state = self.0.lock();
+        let key = *state.entries.range((queue, 0)..).next().expect("an entry").0;
+        let message = state.entries.remove(&key).and_then(|entry| entry.message);
+        message.expect("a message").cost() as u64
+    }
+}
+
+impl State {
+    fn load(&self, queue: QueueId, from: u64, messages: usize) -> Result<Loaded, StoreError> {
+        if self.unreadable {
+            return Err(StoreError::Unavailable("a test says so".to_owned()));
+        }
+        let rest = self.entries.range((queue, from)..=(queue, u64::MAX));
+        let entries: Vec<StoredEntry> = rest.clone().take(messages).map(|(_, entry)| entry.clone()).collect();
+        let next = entries.last().map_or(from, |entry| entry.seq + 1);
+        Ok(Loaded { entries, next, end: rest.count() <= messages, damaged: 0 })
+    }
+}
+
+fn stored(entry: &Entry, message: Arc<SharedMessage>) -> StoredEntry {
+    let Entry { seq, qos, retain, sent, group, .. } = *entry;
+    StoredEntry { seq, qos, retain, sent, group, ids: None, message: Some(message.without_receipt()) }
+}
+
+impl Journal for Disk {
+    fn submit(&self, op: QueueOp) {
+        self.0.lock().waiting.push_back(Job::Op(op));
+    }
+}
+
+impl QueueStore for Disk {
+    fn load(
+        &self,
+        queue: QueueId,
+        from: u64,
+        messages: usize,
+        _bytes: usize,
+    ) -> BoxFuture<'static, Result<Loaded, StoreError>> {
+        let (reply, answer) = oneshot::channel();
+        let mut state = self.0.lock();
+        state.loads += 1;
+        state.waiting.push_back(Job::Load { queue, from, messages, reply });
+        Box::pin(async move { answer.await.expect("an answer") })
+    }
+    fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError> {
+        Ok(Vec::new())
+    }
+    fn accepts(&self) -> bool {
+        !self.0.lock().failing
+    }
+    fn health(&self) -> StoreHealth {
+        if self.0.lock().failing { StoreHealth::Failing } else { StoreHealth::Sound }
+    }
+}
+
+/// Keeps nothing.
+struct Forgetful;
+
+impl SessionStore for Forgetful {
+    fn submit(&self, op: SessionOp) {
+        if let SessionOp::Put(_, Some(ticket)) | SessionOp::Remove(_, Some(ticket)) = op {
+            ticket.done();
+        }
+    }
+    fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
+impl RetainedStore for Forgetful {
+    fn set(&self, _message: Arc<SharedMessage>, _ticket: Option<Arc<Ticket>>) {}
+    fn clear(&self, _topic: Arc<str>, _ticket: Option<Arc<Ticket>>) {}
+    fn restore(&self, _into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}

@@ -1,0 +1,252 @@
+//! The driver session of the process, its statements, and what both do when the database is away or not as it was.
+//!
+//! The session is made by the first call that needs it, in a task of its own: who waits for it may give up. The driver
+//! keeps its connections by itself from then on. Statements go with a schema that was found right; when the database
+//! answers that it is not, they are made anew, with whatever tables are missing.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use scylla::{
+    client::{
+        execution_profile::ExecutionProfile, session::Session, session::TlsContext,
+        session_builder::SessionBuilder,
+    },
+    errors::ExecutionError,
+    policies::{load_balancing::DefaultPolicy, speculative_execution::SimpleSpeculativeExecutionPolicy},
+    statement::{Statement, prepared::PreparedStatement},
+};
+use tokio::{
+    sync::Mutex as AsyncMutex,
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+
+use super::{
+    Consistency, ScyllaOptions, StoreError,
+    errors::{self, Kind},
+    history::Statements,
+    limit::{Limit, Permit},
+    row, schema,
+    topics::KnownTopics,
+};
+
+/// Rows of one answer of the database, unless a statement is given another number.
+const ROWS: i32 = 100;
+
+/// A cluster that did not let us in is not asked again before that: meanwhile calls fail at once.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A session that is not there after so long is begun anew. Nodes that accept connections and say nothing have no other
+/// limit in the driver.
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
+
+/// A node that is silent for so long is asked whether it is there, and gives up its connection if it does not say so.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// The cluster as this process sees it.
+pub(super) struct Cluster {
+    pub(super) options: Arc<ScyllaOptions>,
+    /// Which topics devices have, as far as it is known.
+    pub(super) known: KnownTopics,
+    pub(super) writes: Arc<Limit>,
+    reads: Arc<Limit>,
+    state: Mutex<State>,
+    opening: AsyncMutex<Option<JoinHandle<Result<Arc<Connection>, StoreError>>>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Outlives the connections.
+    session: Option<Arc<Session>>,
+    connection: Option<Arc<Connection>>,
+    failed: Option<(Instant, StoreError)>,
+}
+
+/// A session with statements for a schema that was found right.
+pub(super) struct Connection {
+    pub(super) session: Arc<Session>,
+    pub(super) put_by_device: PreparedStatement,
+    pub(super) put_by_topic: PreparedStatement,
+    pub(super) get_by_device: PreparedStatement,
+    pub(super) get_by_topic: PreparedStatement,
+    pub(super) list: PreparedStatement,
+    pub(super) topics: PreparedStatement,
+    pub(super) history: Statements,
+}
+
+impl Cluster {
+    pub(super) fn new(options: ScyllaOptions) -> Arc<Self> {
+        Arc::new(Self {
+            known: KnownTopics::new(options.topics_per_device),
+            writes: Limit::new(options.concurrency),
+            reads: Limit::new(options.concurrency),
+            options: Arc::new(options),
+            state: Mutex::default(),
+            opening: AsyncMutex::default(),
+        })
+    }
+
+    /// The connection, made if it is not there. Cancel safe: it is made even if nobody waits any more.
+    pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, StoreError> {
+        if let Some(known) = self.known_state() {
+            return known;
+        }
+        let mut opening = self.opening.lock().await;
+        if let Some(known) = self.known_state() {
+            return known;
+        }
+        let task = opening.get_or_insert_with(|| tokio::spawn(Arc::clone(self).open()));
+        let opened = task.await;
+        *opening = None;
+        opened.unwrap_or_else(|e| Err(StoreError::Unavailable(format!("connect: {e}"))))
+    }
+
+    /// What is known without asking the database.
+    fn known_state(&self) -> Option<Result<Arc<Connection>, StoreError>> {
+        let state = self.state.lock();
+        if let Some(connection) = &state.connection {
+            return Some(Ok(Arc::clone(connection)));
+        }
+        let (at, error) = state.failed.as_ref()?;
+        (at.elapsed() < PAUSE).then(|| Err(error.clone()))
+    }
+
+    /// `connection` met a schema that is not what its statements expect, or may be: the next call looks at it.
+    fn suspect(&self, connection: &Arc<Connection>) {
+        let mut state = self.state.lock();
+        if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
+            state.connection = None;
+        }
+    }
+
+    /// Asks the database: one of the reads under way. `doing` is verb and object, for the error.
+    pub(super) async fn ask<T>(
+        &self,
+        connection: &Arc<Connection>,
+        doing: &str,
+        request: impl Future<Output = Result<T, ExecutionError>>,
+    ) -> Result<T, StoreError> {
+        let permit = self.reads.permit().await;
+        let answer = request.await;
+        self.answered(connection, permit, &answer);
+        answer.map_err(|e| errors::failed(doing, &e, &self.options))
+    }
+
+    /// What an answer says about load and schema.
+    pub(super) fn answered<T>(
+        &self,
+        connection: &Arc<Connection>,
+        permit: Permit,
+        answer: &Result<T, ExecutionError>,
+    ) {
+        match answer.as_ref().err().map(errors::kind) {
+            None => permit.good(),
+            Some(Kind::Overloaded) => permit.overloaded(),
+            Some(Kind::Schema | Kind::Rejected) => self.suspect(connection),
+            Some(Kind::Away | Kind::Denied) => {}
+        }
+    }
+
+    async fn open(self: Arc<Self>) -> Result<Arc<Connection>, StoreError> {
+        let opened = self.try_open().await;
+        let mut state = self.state.lock();
+        match &opened {
+            Ok(connection) => (state.connection, state.failed) = (Some(Arc::clone(connection)), None),
+            Err(e) => state.failed = Some((Instant::now(), e.clone())),
+        }
+        drop(state);
+        opened
+    }
+
+    async fn try_open(&self) -> Result<Arc<Connection>, StoreError> {
+        let options = &*self.options;
+        let kept = self.state.lock().session.clone();
+        let session = match kept {
+            Some(session) => session,
+            None => {
+                let session = Arc::new(connect(options).await?);
+                self.state.lock().session = Some(Arc::clone(&session));
+                session
+            }
+        };
+        if schema::ready(&session, options).await? {
+            self.known.clear();
+        }
+        Ok(Arc::new(Connection::prepare(session, options).await?))
+    }
+}
+
+async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
+    let mut balancing = DefaultPolicy::builder();
+    if !options.datacenter.is_empty() {
+        balancing = balancing.prefer_datacenter(options.datacenter.clone());
+    }
+    let speculation = options.speculative_delay.map(|retry_interval| {
+        let max_retry_count = options.speculative_attempts;
+        Arc::new(SimpleSpeculativeExecutionPolicy { max_retry_count, retry_interval }) as Arc<_>
+    });
+    let profile = ExecutionProfile::builder()
+        .request_timeout(Some(options.request_timeout))
+        .load_balancing_policy(balancing.build())
+        .speculative_execution_policy(speculation)
+        .build();
+    let mut builder = SessionBuilder::new()
+        .known_nodes(&options.contact_points)
+        .connection_timeout(options.connect_timeout)
+        .keepalive_interval(KEEPALIVE)
+        .keepalive_timeout(KEEPALIVE)
+        .compression(options.compression.algorithm())
+        .tls_context(options.tls.as_ref().map(|tls| TlsContext::Rustls023(Arc::clone(tls))))
+        .default_execution_profile_handle(profile.into_handle());
+    if !options.username.is_empty() {
+        builder = builder.user(&options.username, &options.password);
+    }
+    match timeout(CONNECT_LIMIT, builder.build()).await {
+        Ok(built) => built.map_err(|e| errors::not_connected(&e, options)),
+        Err(_) => {
+            errors::counted(Kind::Away);
+            let nodes = options.contact_points.join(",");
+            Err(StoreError::Unavailable(format!("connect to {nodes}: no answer in {CONNECT_LIMIT:?}")))
+        }
+    }
+}
+
+impl Connection {
+    async fn prepare(session: Arc<Session>, options: &ScyllaOptions) -> Result<Self, StoreError> {
+        let keyspace = &options.keyspace;
+        let (columns, marks) = (row::COLUMNS, row::MARKS);
+        let (write, read) = (options.write_consistency, options.read_consistency);
+        let put = |table: &str| {
+            format!("INSERT INTO {keyspace}.{table} ({columns}) VALUES ({marks}) USING TIMESTAMP ? AND TTL ?")
+        };
+        let select = |what: &str, table: &str, which: &str| {
+            format!("SELECT {what} FROM {keyspace}.{table} WHERE {which}")
+        };
+        let of_device = |what: &str, which: &str| select(what, "latest_by_device", which);
+        Ok(Self {
+            put_by_device: prepare(&session, put("latest_by_device"), write).await?,
+            put_by_topic: prepare(&session, put("latest_by_topic"), write).await?,
+            get_by_device: prepare(&session, of_device(columns, "device = ? AND topic = ?"), read).await?,
+            get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?"), read).await?,
+            list: prepare(&session, of_device(columns, "device = ? AND topic > ?"), read).await?,
+            topics: prepare(&session, of_device("topic", "device = ? LIMIT ?"), read).await?,
+            history: Statements::prepare(&session, options).await?,
+            session,
+        })
+    }
+}
+
+/// An idempotent statement.
+pub(super) async fn prepare(
+    session: &Session,
+    text: String,
+    level: Consistency,
+) -> Result<PreparedStatement, StoreError> {
+    let prepared = session.prepare(Statement::new(text)).await;
+    let mut statement = prepared.map_err(|e| errors::not_prepared(&e))?;
+    statement.set_is_idempotent(true);
+    statement.set_consistency(level.level());
+    statement.set_page_size(ROWS);
+    Ok(statement)
+}

@@ -1,0 +1,179 @@
+//! What an error of the database means for what comes next.
+
+use scylla::errors::{
+    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError,
+    MetadataError, NewSessionError, PrepareError, RequestAttemptError,
+};
+
+use super::{ScyllaOptions, StoreError};
+use crate::telemetry::count;
+
+/// Kinds of errors, as they are counted and answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nodes are absent, or too few of them: later.
+    Away,
+    /// It took too long, or the database says that it is too much: later, and less at once.
+    Overloaded,
+    /// Tables are not as the statements expect them: look at the schema.
+    Schema,
+    /// The database does not take this statement, or not with these values.
+    Rejected,
+    /// Login or permission: somebody must change something, here or there.
+    Denied,
+}
+
+/// What tells a schema that is not there from a value that is not taken: both are "invalid".
+const SCHEMA_WORDS: &[&str] = &[
+    "unconfigured table",
+    "does not exist",
+    "doesn't exist",
+    "unknown keyspace",
+    "can't find",
+    "undefined column",
+    "unknown identifier",
+];
+
+pub(super) fn kind(error: &ExecutionError) -> Kind {
+    match error {
+        ExecutionError::LastAttemptError(error) => attempt(error),
+        ExecutionError::PrepareError(error) => preparing(error),
+        ExecutionError::BadQuery(_) => Kind::Rejected,
+        ExecutionError::RequestTimeout(_) => Kind::Overloaded,
+        ExecutionError::ConnectionPoolError(error) if denied(error) => Kind::Denied,
+        _ => Kind::Away,
+    }
+}
+
+fn preparing(error: &PrepareError) -> Kind {
+    match error {
+        PrepareError::AllAttemptsFailed { first_attempt } => attempt(first_attempt),
+        PrepareError::ConnectionPoolError(error) if denied(error) => Kind::Denied,
+        _ => Kind::Away,
+    }
+}
+
+fn attempt(error: &RequestAttemptError) -> Kind {
+    match error {
+        RequestAttemptError::SerializationError(_) | RequestAttemptError::CqlRequestSerialization(_) => {
+            Kind::Rejected
+        }
+        RequestAttemptError::UnableToAllocStreamId => Kind::Overloaded,
+        RequestAttemptError::RepreparedIdChanged { .. } | RequestAttemptError::RepreparedIdMissingInBatch => {
+            Kind::Schema
+        }
+        RequestAttemptError::DbError(error, text) => answered(error, text),
+        _ => Kind::Away,
+    }
+}
+
+fn answered(error: &DbError, text: &str) -> Kind {
+    match error {
+        DbError::WriteTimeout { .. }
+        | DbError::ReadTimeout { .. }
+        | DbError::Overloaded
+        | DbError::RateLimitReached { .. } => Kind::Overloaded,
+        DbError::AuthenticationError | DbError::Unauthorized => Kind::Denied,
+        DbError::Unprepared { .. } => Kind::Schema,
+        DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => {
+            let text = text.to_lowercase();
+            let schema = SCHEMA_WORDS.iter().any(|words| text.contains(words));
+            if schema { Kind::Schema } else { Kind::Rejected }
+        }
+        _ => Kind::Away,
+    }
+}
+
+/// Whether the nodes do not let the gateway in.
+fn denied(error: &ConnectionPoolError) -> bool {
+    let ConnectionPoolError::Broken { last_connection_error } = error else { return false };
+    let ConnectionError::ConnectionSetupRequestError(error) = last_connection_error else { return false };
+    matches!(
+        error.get_error(),
+        ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError | DbError::Unauthorized, _)
+            | ConnectionSetupRequestErrorKind::MissingAuthentication
+    )
+}
+
+/// Counts an error of a request.
+pub(super) fn counted(kind: Kind) {
+    count(|c| {
+        match kind {
+            Kind::Away => &c.database_errors_unavailable,
+            Kind::Overloaded => &c.database_errors_overloaded,
+            Kind::Schema => &c.database_errors_schema,
+            Kind::Rejected => &c.database_errors_rejected,
+            Kind::Denied => &c.database_errors_denied,
+        }
+        .add(1);
+    });
+}
+
+/// The error of a request, counted; `doing` is verb and object.
+pub(super) fn failed(doing: &str, error: &ExecutionError, options: &ScyllaOptions) -> StoreError {
+    counted(kind(error));
+    if matches!(error, ExecutionError::EmptyPlan) && !options.datacenter.is_empty() {
+        let known = &options.datacenter;
+        return StoreError::Unavailable(format!("{doing}: no node is known in datacenter {known:?}"));
+    }
+    StoreError::Unavailable(format!("{doing}: {error}"))
+}
+
+/// The error of a session that was not made, counted.
+pub(super) fn not_connected(error: &NewSessionError, options: &ScyllaOptions) -> StoreError {
+    if let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(error)) = error
+        && denied(error)
+    {
+        counted(Kind::Denied);
+        let user = &options.username;
+        return StoreError::Unavailable(if user.is_empty() {
+            format!("connect: the cluster wants a user and a password: {error}")
+        } else {
+            format!("connect: the cluster refuses user {user:?} or the password: {error}")
+        });
+    }
+    counted(Kind::Away);
+    StoreError::Unavailable(format!("connect to {}: {error}", options.contact_points.join(",")))
+}
+
+/// The error of a statement that was not prepared, counted.
+pub(super) fn not_prepared(error: &PrepareError) -> StoreError {
+    counted(preparing(error));
+    StoreError::Unavailable(format!("prepare a statement: {error}"))
+}
+
+/// What was read is not what the gateway writes.
+pub(super) fn damaged(error: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_table_is_not_taken_for_a_value_that_is_refused() {
+        for (text, expected) in [
+            ("unconfigured table latest_by_device", Kind::Schema),
+            ("table latest_by_topic does not exist", Kind::Schema),
+            ("Keyspace 'mqtt' does not exist", Kind::Schema),
+            ("Can't find a column family latest_by_device in keyspace mqtt", Kind::Schema),
+            ("Undefined column name server in table mqtt.latest_by_device", Kind::Schema),
+            ("Key length of 70000 is longer than maximum of 65535", Kind::Rejected),
+            ("Guardrail column_value_size violated: value of column 'payload' has size 2MiB", Kind::Rejected),
+        ] {
+            assert_eq!(answered(&DbError::Invalid, text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_may_pass_is_never_taken_for_a_value_that_is_refused() {
+        for error in
+            [DbError::ServerError, DbError::Overloaded, DbError::IsBootstrapping, DbError::Unauthorized]
+        {
+            assert_ne!(answered(&error, ""), Kind::Rejected, "{error}");
+        }
+        assert_eq!(kind(&ExecutionError::EmptyPlan), Kind::Away);
+        assert_eq!(kind(&ExecutionError::RequestTimeout(std::time::Duration::ZERO)), Kind::Overloaded);
+    }
+}

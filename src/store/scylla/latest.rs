@@ -1,0 +1,170 @@
+//! Writing latest values: which of a batch are taken, and what goes where.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use scylla::errors::ExecutionError;
+use tokio::task::JoinSet;
+
+use super::{
+    ScyllaOptions, StoreError,
+    cluster::{Cluster, Connection},
+    read, row,
+    topics::{Admitted, KnownTopics},
+    write::{self, BATCH_BYTES, Group, Put},
+};
+use crate::{
+    store::{BoxFuture, LatestValue},
+    telemetry::count,
+};
+
+/// Larger values are dropped and counted: Cassandra takes no mutation above half a commit log segment (16 MiB by
+/// default), and one that it never takes would be tried for ever.
+const MAX_VALUE_BYTES: usize = 4 << 20;
+
+/// Devices whose topics are read at once.
+const LOADS: usize = 32;
+
+pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) -> Result<(), StoreError> {
+    let connection = cluster.connection().await?;
+    let mut admission = Admission { known: &cluster.known, fresh: Vec::new(), dropped: Dropped::default() };
+    let admitted = admit(cluster, &connection, &batch, &mut admission).await?;
+    let by_device = row::by_device(&batch, &admitted, BATCH_BYTES);
+    let by_device = by_device.into_iter().map(|numbers| Group { table: Table::ByDevice, numbers });
+    let by_topic = row::newest_by_topic(&batch, &admitted).into_iter();
+    let by_topic = by_topic.map(|number| Group { table: Table::ByTopic, numbers: vec![number] });
+    let groups = by_device.chain(by_topic).collect();
+    let values = Arc::new(Values { batch: Arc::clone(&batch), options: Arc::clone(&cluster.options) });
+    let written = write::all(cluster, &connection, values, groups).await;
+    if matches!(written, Ok(()) | Err(StoreError::Partly { .. })) {
+        admission.dropped.count();
+    }
+    if written.is_ok() {
+        // Only now it is certain that the tables have what is noted.
+        admission.fresh.clear();
+    }
+    written
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Table {
+    ByDevice,
+    ByTopic,
+}
+
+pub(super) struct Values {
+    pub(super) batch: Arc<[LatestValue]>,
+    pub(super) options: Arc<ScyllaOptions>,
+}
+
+impl Put for Values {
+    type Table = Table;
+
+    fn put<'a>(
+        &'a self,
+        connection: &'a Connection,
+        group: &'a Group<Table>,
+    ) -> BoxFuture<'a, Result<(), ExecutionError>> {
+        let statement = match group.table {
+            Table::ByDevice => &connection.put_by_device,
+            Table::ByTopic => &connection.put_by_topic,
+        };
+        let rows = group.numbers.iter().map(|number| self.options.row(&self.batch[*number])).collect();
+        Box::pin(write::put(&connection.session, statement, self.options.write_consistency, rows))
+    }
+
+    fn refused(&self, number: usize, error: &str) {
+        count(|c| c.latest_dropped_rejected.add(1));
+        let value = &self.batch[number];
+        write::warn_refused(value.device.as_str(), &value.topic, error);
+    }
+}
+
+/// Devices of which new topics are noted that may not come to be; dropped, they are forgotten.
+struct Admission<'a> {
+    known: &'a KnownTopics,
+    fresh: Vec<String>,
+    dropped: Dropped,
+}
+
+/// What is not written, counted once the rest is: a write that fails is repeated whole.
+#[derive(Default)]
+struct Dropped {
+    topics: usize,
+    names: usize,
+    large: usize,
+}
+
+impl Dropped {
+    fn count(&self) {
+        count(|c| {
+            c.latest_dropped_topics.add(self.topics as u64);
+            c.latest_dropped_name.add(self.names as u64);
+            c.latest_dropped_too_large.add(self.large as u64);
+        });
+    }
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.known.forget(&self.fresh);
+    }
+}
+
+/// Which of `batch` are written: all but those of topics beyond the bound and those that no database takes.
+async fn admit(
+    cluster: &Arc<Cluster>,
+    connection: &Arc<Connection>,
+    batch: &Arc<[LatestValue]>,
+    admission: &mut Admission<'_>,
+) -> Result<Vec<usize>, StoreError> {
+    let mut devices: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (number, value) in batch.iter().enumerate() {
+        if !row::is_name(value.device.as_str()) || !row::is_name(&value.topic) {
+            admission.dropped.names += 1;
+        } else if row::size(value) > MAX_VALUE_BYTES {
+            admission.dropped.large += 1;
+        } else {
+            devices.entry(value.device.as_str()).or_default().push(number);
+        }
+    }
+    let mut admitted = Vec::with_capacity(batch.len());
+    let mut take = |device: &str, numbers: &[usize], found: Admitted| {
+        if found.fresh {
+            admission.fresh.push(device.to_owned());
+        }
+        let may = numbers.iter().zip(found.may).filter_map(|(number, may)| may.then_some(*number));
+        let before = admitted.len();
+        admitted.extend(may);
+        admission.dropped.topics += numbers.len() - (admitted.len() - before);
+    };
+    let mut unknown = BTreeMap::new();
+    for (device, numbers) in devices {
+        match cluster.known.admit(device, numbers.iter().map(|number| &*batch[*number].topic)) {
+            Some(found) => take(device, &numbers, found),
+            None => drop(unknown.insert(device, numbers)),
+        }
+    }
+    let mut loads = JoinSet::new();
+    let mut unknown = unknown.into_iter().peekable();
+    while unknown.peek().is_some() || !loads.is_empty() {
+        if loads.len() < LOADS
+            && let Some((device, numbers)) = unknown.next()
+        {
+            let (cluster, connection, device) =
+                (Arc::clone(cluster), Arc::clone(connection), device.to_owned());
+            loads.spawn(async move {
+                let topics = read::topics(&cluster, &connection, &device).await;
+                (device, numbers, topics)
+            });
+        } else if let Some(loaded) = loads.join_next().await {
+            let (device, numbers, stored) =
+                loaded.map_err(|e| StoreError::Unavailable(format!("read topics: {e}")))?;
+            let topics = numbers.iter().map(|number| &*batch[*number].topic);
+            take(&device, &numbers, cluster.known.load(&device, stored?, topics));
+        }
+    }
+    Ok(admitted)
+}
