@@ -9,7 +9,7 @@ pub(super) fn contact_point(text: &str) -> Result<String, &'static str> {
     let (host, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
         Some(Some((address, port))) => {
             address.parse::<std::net::Ipv6Addr>().map_err(|_| "is not an address")?;
-            (format!("[{address}]"), port.strip_prefix(':').or(port.is_empty().then_some("")))
+            (format!("[{address}]"), port.strip_prefix(':').or_else(|| port.is_empty().then_some("")))
         }
         Some(None) => return Err("lacks a ]"),
         None => match text.split_once(':') {

@@ -11,6 +11,7 @@ use crate::{
         Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions,
         ScyllaLatest, ScyllaOptions, SpillStore, TtlRule, VersionMark, server_id, version_offset,
     },
+    tls,
 };
 
 /// A database that has nothing to write is asked for a sign of life this often.
@@ -87,6 +88,8 @@ fn database_options(
     server_id: String,
 ) -> Result<ScyllaOptions, StartError> {
     let database = &config.database;
+    let tls = tls::client_config(&database.tls)
+        .map_err(|error| StartError::Tls { name: "database".to_owned(), error })?;
     let delay = database.speculative_delay.0;
     let ttl = database.ttl.iter();
     Ok(ScyllaOptions {
@@ -94,6 +97,7 @@ fn database_options(
         datacenter: database.datacenter.clone(),
         username: database.username.clone(),
         password: config.database_password()?.expose().to_owned(),
+        tls: tls.map(Arc::new),
         keyspace: database.keyspace.clone(),
         replication: database.replication.to_cql(),
         migrate: database.migrate,

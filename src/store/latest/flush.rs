@@ -43,7 +43,7 @@ impl Latest {
         let mut backoff = BACKOFF.0;
         let mut pause = self.options.flush_interval;
         let mut contact = None;
-        while timeout(pause, shutdown.wait_for(|stop| *stop)).await.is_err() {
+        while self.pause(pause, &mut shutdown).await {
             let round = tokio::select! {
                 biased;
                 // A store that hangs does not delay the end: what was on its way waits again.
@@ -57,13 +57,27 @@ impl Latest {
                 }
                 Err(error) => {
                     self.state.failed(&error, self.gauges().pending_values);
-                    self.spill_surplus().await;
                     pause = backoff;
                     backoff = (backoff * 2).min(BACKOFF.1);
                 }
             }
         }
         self.finish().await;
+    }
+
+    /// Waits, and meanwhile makes room in memory if the store is away. False if the end came.
+    async fn pause(&self, pause: Duration, shutdown: &mut watch::Receiver<bool>) -> bool {
+        let until = Instant::now() + pause;
+        loop {
+            let step = until.saturating_duration_since(Instant::now()).min(self.options.flush_interval);
+            if timeout(step, shutdown.wait_for(|stop| *stop)).await.is_ok() {
+                return false;
+            }
+            self.spill_surplus().await;
+            if Instant::now() >= until {
+                return true;
+            }
+        }
     }
 
     /// One flush, a part of what was spilled, or a sign of life if there is nothing to write. True if more waits in the
@@ -218,8 +232,10 @@ impl Latest {
     /// While the store is away: makes room in memory, if that is wanted and little is left.
     async fn spill_surplus(&self) {
         let full = self.gauges().pending_bytes > self.options.max_bytes / 4 * 3;
-        if self.spill.is_some() && self.options.spill_running && full {
-            self.spill_pending().await;
+        if self.options.spill_running && full && self.spill.is_some() && self.state.is_down() {
+            // What fails is tried again, and said at the end.
+            let result = self.flush_to(Target::Spill).await;
+            tracing::debug!(?result, "latest values went to the data directory, memory was short");
         }
     }
 
