@@ -38,6 +38,7 @@ pub fn broker() -> Broker {
         namespace: String::new(),
         listener_strategies: Default::default(),
         latest: None,
+        history: None,
         stores: None,
         durability: mqtt_server::broker::DurabilityRules::default(),
     })

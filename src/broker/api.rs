@@ -21,6 +21,8 @@ pub struct BrokerConfig {
     pub listener_strategies: BTreeMap<String, SharedStrategy>,
     /// Latest values; `None` switches them off.
     pub latest: Option<Arc<crate::store::Latest>>,
+    /// History of the topics that have one; `None` switches it off.
+    pub history: Option<Arc<crate::store::History>>,
     /// Stores of sessions, queues and retained messages; with `None` these end with the process.
     pub stores: Option<Stores>,
     /// Which messages are acknowledged when.

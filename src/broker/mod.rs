@@ -40,7 +40,7 @@ use tokio::sync::broadcast;
 
 use crate::{
     config::{Limits, SharedStrategy},
-    store::Latest,
+    store::{History, Latest},
     types::{Message, SharedMessage, Timestamp},
 };
 
@@ -77,6 +77,7 @@ struct Inner {
     namespace: String,
     listener_strategies: BTreeMap<String, SharedStrategy>,
     latest: Option<Arc<Latest>>,
+    history: Option<Arc<History>>,
     durable: Option<Durable>,
     durability: DurabilityRules,
     /// Random keys: peers cannot make collisions.
@@ -115,8 +116,16 @@ impl Inner {
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {
-        let BrokerConfig { limits, non_broker, namespace, listener_strategies, latest, stores, durability } =
-            config;
+        let BrokerConfig {
+            limits,
+            non_broker,
+            namespace,
+            listener_strategies,
+            latest,
+            history,
+            stores,
+            durability,
+        } = config;
         let hasher = RandomState::new();
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
         let retained =
@@ -126,6 +135,7 @@ impl Broker {
             namespace,
             listener_strategies,
             latest,
+            history,
             durable: stores.map(|stores| Durable::new(stores, inner.clone())),
             durability,
             index: Index::new(hasher.clone()),
@@ -196,6 +206,11 @@ impl Broker {
     /// Latest values, if on.
     pub fn latest(&self) -> Option<&Arc<Latest>> {
         self.inner.latest.as_ref()
+    }
+
+    /// History, if on.
+    pub fn history(&self) -> Option<&Arc<History>> {
+        self.inner.history.as_ref()
     }
 
     /// Bounds in force.

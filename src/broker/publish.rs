@@ -1,4 +1,4 @@
-//! Routing of one message: retained store, latest value, subscribers.
+//! Routing of one message: retained store, latest value, history, subscribers.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Routes one message by MQTT rules: retained store, latest value (devices only), subscribers.
+    /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers.
     ///
     /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds
     /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
@@ -31,6 +31,9 @@ impl Broker {
         }
         if from_device && let Some(latest) = &self.inner.latest {
             latest.record(message);
+        }
+        if from_device && let Some(history) = &self.inner.history {
+            history.record(message);
         }
         // The seam for more nodes: the one place to ask who else wants this message.
         let published = self.route(message, withheld, turn);

@@ -57,13 +57,13 @@ pub enum Compression {
     Snappy,
 }
 
-/// One `[[database.ttl]]` entry.
+/// One `[[database.ttl]]` or `[[database.history]]` entry.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TtlRule {
     /// Topics.
     pub filter: String,
-    /// How long their values live; zero is for ever.
+    /// How long what is kept of them lives; zero is for ever, which no history is.
     pub ttl: Span,
 }
 
@@ -127,6 +127,8 @@ pub struct Database {
     pub memory_reads: bool,
     /// Lives of values by topic; the first rule that matches counts.
     pub ttl: Vec<TtlRule>,
+    /// Topics of which every message is kept, and how long; the first rule that matches counts.
+    pub history: Vec<TtlRule>,
     /// `[database.tls]`.
     pub tls: DatabaseTls,
 }
@@ -154,6 +156,7 @@ impl Default for Database {
             spill_running: false,
             memory_reads: false,
             ttl: Vec::new(),
+            history: Vec::new(),
             tls: DatabaseTls::default(),
         }
     }
@@ -225,10 +228,28 @@ impl Config {
             check.fail("database.spill_running", true, "database.spill is off", "set both or none");
         }
         self.check_database_login(check);
-        for rule in &database.ttl {
+        self.check_rules(check);
+    }
+
+    fn check_rules(&self, check: &mut Check) {
+        let history = &self.database.history;
+        if !history.is_empty() && self.db_addr.is_none() {
+            let filters: Vec<_> = history.iter().map(|rule| &*rule.filter).collect();
+            check.fail(
+                "database.history",
+                filters.join(", "),
+                "there is no database to keep it",
+                "set db_addr, or remove it",
+            );
+        }
+        for rule in history {
+            check.positive("database.history", rule.ttl, rule.ttl.0.is_zero());
+        }
+        let values = self.database.ttl.iter().map(|rule| ("database.ttl", rule));
+        for (key, rule) in values.chain(history.iter().map(|rule| ("database.history", rule))) {
             if !filter_is_valid(&rule.filter) {
                 check.fail(
-                    "database.ttl",
+                    key,
                     &rule.filter,
                     "not a topic filter",
                     "use + as a whole level and # as the last level",
@@ -236,12 +257,7 @@ impl Config {
             }
             let life = rule.ttl.0;
             if life > MAX_TTL || life.subsec_nanos() > 0 {
-                check.fail(
-                    "database.ttl",
-                    rule.ttl,
-                    "not a life that a row can have",
-                    "use 1s to 7300d, or 0s",
-                );
+                check.fail(key, rule.ttl, "not a life that a row can have", "use 1s to 7300d, or 0s");
             }
         }
     }

@@ -4,11 +4,11 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tracing::info;
 
-use super::StartError;
+use super::{StartError, history};
 use crate::{
     config::{self, Config},
     store::{
-        Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, Latest, LatestOptions,
+        Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions,
         ScyllaLatest, ScyllaOptions, SpillStore, TtlRule, VersionMark, server_id, version_offset,
     },
     tls,
@@ -20,6 +20,8 @@ const PROBE: Duration = Duration::from_secs(2);
 /// Latest values, not yet running.
 pub(super) struct Opened {
     pub(super) latest: Arc<Latest>,
+    /// Of the topics that have one.
+    pub(super) history: Option<Arc<History>>,
     /// Where a damaged file was moved.
     pub(super) set_aside: Option<PathBuf>,
 }
@@ -38,7 +40,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         none if none.is_empty() => {
             let store = embedded(config, directory)?;
             let set_aside = store.set_aside().cloned();
-            Ok(Opened { latest: Latest::new(Arc::new(store), options), set_aside })
+            Ok(Opened { latest: Latest::new(Arc::new(store), options), history: None, set_aside })
         }
         contact_points => open_database(config, directory, contact_points, options),
     }
@@ -76,7 +78,8 @@ fn open_database(
     let set_aside = spill.as_ref().and_then(|spill| spill.set_aside().cloned());
     let spill = spill.map(|spill| Arc::new(spill) as Arc<dyn SpillStore>);
     let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
-    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), set_aside })
+    let history = history::open(config, &store, &options);
+    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, set_aside })
 }
 
 fn database_options(

@@ -3,6 +3,7 @@
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
 
 mod health;
+mod history;
 mod latest;
 mod parts;
 mod service;
@@ -114,6 +115,7 @@ pub struct Gateway {
     /// Everything ends.
     stopping: watch::Sender<bool>,
     latest_task: Option<tokio::task::JoinHandle<()>>,
+    history_task: Option<tokio::task::JoinHandle<()>>,
     /// Ends by itself after draining.
     grpc_task: Option<tokio::task::JoinHandle<()>>,
     tasks: tokio::task::JoinSet<()>,
@@ -190,6 +192,11 @@ impl Gateway {
             && tokio::time::timeout_at(end, task).await.is_err()
         {
             warn!("latest values not completely written before the deadline");
+        }
+        if let Some(task) = self.history_task.take()
+            && tokio::time::timeout_at(end, task).await.is_err()
+        {
+            warn!("history not completely written before the deadline");
         }
         if let Some(stores) = self.broker.stores()
             && tokio::time::timeout_at(end, stores.flush()).await.is_err()

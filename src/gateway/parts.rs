@@ -56,7 +56,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(directory) if config.latest.enabled => Some(latest::open(&config, directory)?),
         _ => None,
     };
-    let (latest, aside) = opened.map_or((None, None), |opened| (Some(opened.latest), opened.set_aside));
+    let (latest, history, aside) =
+        opened.map_or((None, None, None), |opened| (Some(opened.latest), opened.history, opened.set_aside));
     let remote = latest.as_ref().filter(|_| config.db_addr.is_some());
     let stores = match &directory {
         Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
@@ -86,6 +87,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         namespace: config.namespace.clone(),
         listener_strategies: config.listener_strategies(),
         latest: latest.clone(),
+        history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         durability: stores::rules(&config),
     });
@@ -131,6 +133,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         tasks.spawn(sys.run(config.sys.interval.0));
     }
     tasks.spawn(Arc::clone(&tls).watch(CERTIFICATE_POLL));
+    let history_task = history.map(|history| tokio::spawn(history.run(stop.clone())));
     let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
     Ok(Gateway {
         broker,
@@ -143,6 +146,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         draining,
         stopping,
         latest_task,
+        history_task,
         grpc_task,
         tasks,
     })

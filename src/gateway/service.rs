@@ -10,6 +10,7 @@ use tracing::error;
 
 use super::{
     health::StoreWatch,
+    history,
     parts::set_trace,
     sys::{SysInput, SysStats, is_answered_once},
 };
@@ -168,6 +169,7 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
         ),
         gauge("gateway_grpc_streams", "Open gRPC streams", now.streams),
     ];
+    all.extend(broker.history().into_iter().flat_map(|history| history::gauges(history)));
     if let Some(latest) = latest {
         let store = latest.gauges();
         all.push(gauge("gateway_latest_pending", "Latest values not yet written", store.pending_values));

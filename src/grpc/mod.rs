@@ -12,6 +12,7 @@ mod devices;
 mod encode;
 mod events;
 mod health;
+mod history;
 mod precedent;
 pub mod proto;
 mod publisher;

@@ -1,4 +1,4 @@
-//! `gateway.v1.State`: latest values and retained messages.
+//! `gateway.v1.State`: latest values, history and retained messages.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
     convert::MAX_STREAM_BATCH,
     deadline::within,
     encode::Form,
-    fit, now,
+    fit, history, now,
     proto::{gateway::v1, server::state_server::State},
     status::Error,
     stream::{Options, Pace, RawMessage, Selector, SlowPolicy, StreamTarget, Subscription},
@@ -289,6 +289,15 @@ impl State for StateService {
             limit: SNAPSHOT_PAGE,
         });
         Ok(Response::new(WatchStream::new(changes, snapshot)))
+    }
+
+    async fn history(
+        &self,
+        request: Request<v1::HistoryRequest>,
+    ) -> Result<Response<v1::HistoryResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let page = history::page(&self.context.broker, request);
+        Ok(Response::new(self.within(&metadata, page).await?))
     }
 
     async fn get_retained(

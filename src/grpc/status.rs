@@ -54,7 +54,9 @@ pub(super) enum Error {
     Unimplemented(&'static str),
     #[error("latest values are switched off")]
     LatestOff,
-    #[error("the latest-value store is not available")]
+    #[error("no topic has a history")]
+    HistoryOff,
+    #[error("the store is not available")]
     StoreUnavailable,
     #[error("stored data cannot be read")]
     StoreDamaged,
@@ -93,9 +95,11 @@ impl Error {
         match self {
             Self::Invalid { .. } => Code::InvalidArgument,
             Self::DeviceNotFound | Self::ValueNotFound => Code::NotFound,
-            Self::DeviceOffline | Self::PacketTooLarge | Self::RetainUnavailable | Self::LatestOff => {
-                Code::FailedPrecondition
-            }
+            Self::DeviceOffline
+            | Self::PacketTooLarge
+            | Self::RetainUnavailable
+            | Self::LatestOff
+            | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
             | Self::StoreRefused
@@ -131,6 +135,7 @@ impl Error {
             Self::Late => "STORE_LATE",
             Self::Unimplemented(_) => "NOT_IMPLEMENTED",
             Self::LatestOff => "LATEST_OFF",
+            Self::HistoryOff => "HISTORY_OFF",
             Self::StoreUnavailable => "STORE_UNAVAILABLE",
             Self::StoreDamaged => "STORE_DAMAGED",
             Self::ShuttingDown => "SHUTTING_DOWN",
@@ -243,6 +248,7 @@ mod tests {
             (Error::Late, Code::DeadlineExceeded, "STORE_LATE"),
             (Error::Unimplemented("x"), Code::Unimplemented, "NOT_IMPLEMENTED"),
             (Error::LatestOff, Code::FailedPrecondition, "LATEST_OFF"),
+            (Error::HistoryOff, Code::FailedPrecondition, "HISTORY_OFF"),
             (Error::StoreUnavailable, Code::Unavailable, "STORE_UNAVAILABLE"),
             (Error::StoreDamaged, Code::DataLoss, "STORE_DAMAGED"),
             (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),

@@ -44,6 +44,7 @@ fn shared() -> Arc<Shared> {
         namespace: String::new(),
         listener_strategies: Default::default(),
         latest: None,
+        history: None,
         stores: None,
         durability: crate::broker::DurabilityRules::default(),
     });

@@ -121,6 +121,7 @@ mod tests {
             namespace: String::new(),
             listener_strategies: Default::default(),
             latest: None,
+            history: None,
             stores: None,
             durability: crate::broker::DurabilityRules::default(),
         });

@@ -5,6 +5,7 @@
 //! ```text
 //! sessions queues retained       traits: who there is, what waits for whom, what topics keep
 //! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
+//! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
 //! data_dir                       the directory and its lock
 //! embedded                       all of them in LMDB, one environment (folder) each:
@@ -21,6 +22,7 @@
 
 mod data_dir;
 mod embedded;
+mod history;
 mod latest;
 mod memory;
 mod page;
@@ -49,12 +51,18 @@ pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
     EmbeddedSessions, QueueGauges, QueueOptions, tool,
 };
+#[cfg(test)]
+pub(crate) use history::memory::MemoryHistory;
+pub use history::{
+    History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
+    HistoryRule, HistoryStore,
+};
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
-pub use scylla::{Compression, Consistency, ScyllaLatest, ScyllaOptions, TtlRule};
+pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use versions::{VersionClock, VersionMark, version_offset};

@@ -361,7 +361,8 @@ impl Entry {
     }
 }
 
-fn properties_size(properties: &Properties) -> usize {
+/// About the bytes of properties in memory.
+pub(super) fn properties_size(properties: &Properties) -> usize {
     let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     let user: usize = properties.user.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
     let correlation = properties.correlation_data.as_ref().map_or(0, Bytes::len);

@@ -107,6 +107,15 @@ counters! {
     latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
     latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";
     latest_store_errors: "gateway_latest_store_errors_total", "Failed writes to the latest-value store (they are retried)", "";
+    history_recorded: "gateway_history_recorded_total", "Messages taken into the history", "";
+    history_written: "gateway_history_written_total", "Messages of the history written to the database", "";
+    history_dropped_messages: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"messages\"";
+    history_dropped_bytes: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"bytes\"";
+    history_dropped_too_large: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"too_large\"";
+    history_dropped_rejected: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"rejected\"";
+    history_dropped_shutdown: "gateway_history_dropped_total", "Messages that the history does not have", "reason=\"shutdown\"";
+    history_write_errors: "gateway_history_errors_total", "Failed calls to the database for the history (writes are retried)", "op=\"write\"";
+    history_read_errors: "gateway_history_errors_total", "Failed calls to the database for the history (writes are retried)", "op=\"read\"";
     database_errors_unavailable: "gateway_database_errors_total", "Failed requests to the database", "kind=\"unavailable\"";
     database_errors_overloaded: "gateway_database_errors_total", "Failed requests to the database", "kind=\"overloaded\"";
     database_errors_schema: "gateway_database_errors_total", "Failed requests to the database", "kind=\"schema\"";

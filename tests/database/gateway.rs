@@ -3,7 +3,8 @@
 use std::{fs, time::Duration};
 
 use mqtt_server::grpc::proto::gateway::v1::{
-    GetLatestRequest, LatestValue, ListLatestRequest, state_client::StateClient,
+    GetLatestRequest, HistoryRequest, HistoryResponse, LatestValue, ListLatestRequest,
+    state_client::StateClient,
 };
 use tonic::{
     Status,
@@ -85,6 +86,12 @@ impl Gateway {
             }
             request.page_token = page.next_page_token;
         }
+    }
+
+    /// A page of history.
+    pub(crate) fn history(&self, request: HistoryRequest) -> Result<HistoryResponse, Status> {
+        let mut state = StateClient::new(self.channel.clone());
+        Ok(RUNTIME.block_on(state.history(within(request)))?.into_inner())
     }
 
     /// What gRPC health says of a service.

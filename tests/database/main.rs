@@ -14,6 +14,7 @@ mod client;
 mod cluster;
 mod faults;
 mod gateway;
+mod history;
 mod load;
 mod proxy;
 mod schema;

@@ -249,6 +249,7 @@ impl Bench {
             namespace: "devices/{client_id}/#".to_owned(),
             listener_strategies: BTreeMap::new(),
             latest: None,
+            history: None,
             stores,
             durability: DurabilityRules::default(),
         });

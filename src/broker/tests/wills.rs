@@ -99,6 +99,7 @@ fn bench(disk: &Arc<Disk>) -> Bench {
         namespace: "devices/{client_id}/#".to_owned(),
         listener_strategies: BTreeMap::new(),
         latest: None,
+        history: None,
         stores: Some(Stores {
             sessions: Arc::clone(disk) as _,
             queues: Arc::clone(disk) as _,

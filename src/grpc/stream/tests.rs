@@ -34,6 +34,7 @@ fn broker(limits: Limits) -> Broker {
         namespace: "devices/{client_id}/#".to_owned(),
         listener_strategies: Default::default(),
         latest: None,
+        history: None,
         stores: None,
         durability: crate::broker::DurabilityRules::default(),
     })

@@ -25,6 +25,7 @@ use tokio::{
 use super::{
     Consistency, ScyllaOptions, StoreError,
     errors::{self, Kind},
+    history::Statements,
     limit::{Limit, Permit},
     row, schema,
     topics::KnownTopics,
@@ -71,6 +72,7 @@ pub(super) struct Connection {
     pub(super) get_by_topic: PreparedStatement,
     pub(super) list: PreparedStatement,
     pub(super) topics: PreparedStatement,
+    pub(super) history: Statements,
 }
 
 impl Cluster {
@@ -234,6 +236,7 @@ impl Connection {
             get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?"), read).await?,
             list: prepare(&session, of_device(columns, "device = ? AND topic > ?"), read).await?,
             topics: prepare(&session, of_device("topic", "device = ? LIMIT ?"), read).await?,
+            history: Statements::prepare(&session, options).await?,
             session,
         })
     }

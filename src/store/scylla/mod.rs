@@ -1,4 +1,4 @@
-//! Latest values in Cassandra or Scylla.
+//! Latest values and history in Cassandra or Scylla.
 //!
 //! One driver session per process, made when it is first needed: the gateway starts while the database is away, and
 //! every write tries again. Writes are idempotent upserts of every column with the value's version as write
@@ -11,10 +11,12 @@
 //! row topics        a value as a row; which topics devices have
 //! write latest      requests that write; which values of a batch go where
 //! read              one value, pages of values
+//! history           messages of a topic in order of time
 //! ```
 
 mod cluster;
 mod errors;
+mod history;
 mod latest;
 mod limit;
 mod options;
@@ -29,6 +31,7 @@ mod write;
 use std::sync::Arc;
 
 use self::cluster::Cluster;
+pub use self::history::ScyllaHistory;
 pub use self::options::{Compression, Consistency, ScyllaOptions, TtlRule};
 use super::{BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, StoreError};
 

@@ -24,7 +24,7 @@ const PAGE_WORK: usize = 20_000;
 const AHEAD: usize = 16;
 
 /// Rows of the first answer for a device, and most of any.
-const ROWS: (usize, usize) = (25, 500);
+pub(super) const ROWS: (usize, usize) = (25, 500);
 
 /// What an answer should weigh, in bytes: the database counts rows only.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -114,12 +114,17 @@ pub(super) async fn list(cluster: &Arc<Cluster>, query: LatestQuery) -> Result<L
             if work >= PAGE_WORK && last.is_some() {
                 return Ok(page.searched_to(last));
             }
-            let weight = (answer.bytes / rows.max(1)).max(1);
-            let rows = (ANSWER_BYTES / weight).clamp(1, ROWS.1);
+            let rows = next_rows(rows, answer.bytes);
             answer = ask(cluster, &connection, &device, &after, rows, next).await?;
         }
     }
     Ok(page.searched_to(None))
+}
+
+/// How many rows to ask for after `rows` with so many bytes together.
+pub(super) fn next_rows(rows: usize, bytes: usize) -> usize {
+    let weight = (bytes / rows.max(1)).max(1);
+    (ANSWER_BYTES / weight).clamp(1, ROWS.1)
 }
 
 /// Rows of a device.

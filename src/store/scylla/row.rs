@@ -1,7 +1,7 @@
 //! A value as a row. Every column is written every time, so that a row is never made of two values: what is absent is
 //! written empty, and `present` tells it from what is there and empty.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use bytes::Bytes;
 use scylla::{DeserializeRow, SerializeRow};
@@ -155,18 +155,25 @@ pub(super) fn size(value: &LatestValue) -> usize {
 
 /// `numbers` in groups of one device each, of fewer than `bytes` unless a value is larger alone.
 pub(super) fn by_device(values: &[LatestValue], numbers: &[usize], bytes: usize) -> Vec<Vec<usize>> {
+    groups(numbers.iter().map(|n| (*n, values[*n].device.as_str(), size(&values[*n]))), bytes)
+}
+
+/// Numbers, each with its partition and its row's size, in groups of one partition each, of fewer than `bytes` unless a
+/// row is larger alone.
+pub(super) fn groups<P: Eq + Hash>(
+    rows: impl Iterator<Item = (usize, P, usize)>,
+    bytes: usize,
+) -> Vec<Vec<usize>> {
     let mut done = Vec::new();
-    let mut open: HashMap<&str, (usize, Vec<usize>)> = HashMap::new();
-    for number in numbers {
-        let value = &values[*number];
-        let (filled, group) = open.entry(value.device.as_str()).or_default();
-        let size = size(value);
+    let mut open: HashMap<P, (usize, Vec<usize>)> = HashMap::new();
+    for (number, partition, size) in rows {
+        let (filled, group) = open.entry(partition).or_default();
         if !group.is_empty() && *filled + size >= bytes {
             done.push(std::mem::take(group));
             *filled = 0;
         }
         *filled += size;
-        group.push(*number);
+        group.push(number);
     }
     done.extend(open.into_values().map(|(_, group)| group));
     done

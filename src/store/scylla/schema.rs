@@ -23,16 +23,27 @@ use super::{
 
 /// Migration n is entry n - 1; `{}` is the keyspace. What was released is never changed, only added to, and can be run
 /// again: tables that somebody dropped are made anew.
-const MIGRATIONS: &[&[&str]] = &[&[
-    "CREATE TABLE IF NOT EXISTS {}.latest_by_device (device text, topic text, payload blob, qos tinyint, \
+const MIGRATIONS: &[&[&str]] = &[
+    &[
+        "CREATE TABLE IF NOT EXISTS {}.latest_by_device (device text, topic text, payload blob, qos tinyint, \
      retained boolean, version bigint, received bigint, server text, present tinyint, payload_format tinyint, \
      content_type text, response_topic text, correlation_data blob, \
      user_properties frozen<list<frozen<tuple<text, text>>>>, PRIMARY KEY (device, topic))",
-    "CREATE TABLE IF NOT EXISTS {}.latest_by_topic (topic text PRIMARY KEY, device text, payload blob, qos tinyint, \
+        "CREATE TABLE IF NOT EXISTS {}.latest_by_topic (topic text PRIMARY KEY, device text, payload blob, qos tinyint, \
      retained boolean, version bigint, received bigint, server text, present tinyint, payload_format tinyint, \
      content_type text, response_topic text, correlation_data blob, \
      user_properties frozen<list<frozen<tuple<text, text>>>>)",
-]];
+    ],
+    &[
+        "CREATE TABLE IF NOT EXISTS {}.history (device text, topic text, bucket bigint, received bigint, version bigint, \
+       payload blob, qos tinyint, retained boolean, server text, present tinyint, payload_format tinyint, \
+       content_type text, response_topic text, correlation_data blob, \
+       user_properties frozen<list<frozen<tuple<text, text>>>>, \
+       PRIMARY KEY ((device, topic, bucket), received, version)) \
+       WITH CLUSTERING ORDER BY (received DESC, version DESC) AND compaction = {'class': 'TimeWindowCompactionStrategy', \
+       'compaction_window_unit': 'DAYS', 'compaction_window_size': '1'}",
+    ],
+];
 
 /// Notes which migrations were run.
 const NOTES: &str =

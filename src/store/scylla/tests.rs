@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 
 use super::{
-    super::suite,
+    super::{HistoryEntry, HistoryQuery, HistoryStore as _, history, suite},
     cluster::Connection,
     write::{Group, Put},
     *,
@@ -417,4 +417,61 @@ fn a_batch_holds_one_device_and_few_bytes() {
         let filled: usize = group.iter().map(|n| row::size(&values[*n])).sum();
         assert!(filled < bytes || group == [50], "{group:?} of {filled} bytes");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_lives_as_long_as_its_rule_says_and_goes_on_at_another_gateway() {
+    let Some(options) = options("history") else { return };
+    let store = with(&options, |_| {});
+    let history = ScyllaHistory::new(&store);
+    history::suite::run(&history).await;
+
+    let values = (0..200).map(|n| suite::value("lives", "t", 1_000_000 + n));
+    let entries: Vec<_> = values.map(|value| HistoryEntry { value, ttl: 1_000 }).collect();
+    history.append(entries.into()).await.unwrap();
+    let query = HistoryQuery {
+        device: "lives".to_owned(),
+        topic: "t".to_owned(),
+        to: crate::types::Timestamp(10_000_000),
+        limit: 150,
+        ..HistoryQuery::default()
+    };
+    let first = history.page(query.clone()).await.unwrap();
+    let other = ScyllaHistory::new(&with(&options, |o| o.server_id = "other".to_owned()));
+    let second = other.page(HistoryQuery { page_token: first.next, ..query }).await.unwrap();
+    assert_eq!((first.values.len(), second.values.len(), &*second.next), (150, 50, ""));
+    assert_eq!(second.values[0].version, 1_000_049, "from the newest on, without a hole or a repeat");
+
+    let text = format!("SELECT TTL(payload), WRITETIME(payload), version FROM {}.history", options.keyspace);
+    let rows = store.cluster.connection().await.unwrap().session.query_unpaged(text, ()).await.unwrap();
+    let rows = rows.into_rows_result().unwrap();
+    for row in rows.rows::<(Option<i32>, i64, i64)>().unwrap() {
+        let (ttl, written, version) = row.unwrap();
+        assert!(ttl.is_some_and(|ttl| ttl > 0 && ttl <= 3_600), "{ttl:?}");
+        assert_eq!(written, version);
+    }
+    cql(&store, "DROP KEYSPACE {}").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_that_the_database_refuses_is_dropped_and_fails_nothing_else() {
+    let Some(options) = options("history refused") else { return };
+    let store = with(&options, |_| {});
+    let history = ScyllaHistory::new(&store);
+    // No key may be so long.
+    let long = "x".repeat(65_000);
+    let values = [suite::value("d", "t", 1), suite::value(&long, &long, 2), suite::value("d", "t", 3)];
+    let entries: Vec<_> = values.into_iter().map(|value| HistoryEntry { value, ttl: 1_000 }).collect();
+    let dropped = totals().history_dropped_rejected;
+    history.append(entries.into()).await.unwrap();
+    assert_eq!(totals().history_dropped_rejected, dropped + 1);
+    let query = HistoryQuery {
+        device: "d".to_owned(),
+        topic: "t".to_owned(),
+        to: crate::types::Timestamp(10),
+        limit: 10,
+        ..HistoryQuery::default()
+    };
+    assert_eq!(history.page(query).await.unwrap().values.len(), 2);
+    cql(&store, "DROP KEYSPACE {}").await;
 }

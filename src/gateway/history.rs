@@ -1,0 +1,51 @@
+//! History of the topics that `database.history` names, beside the latest values in the database.
+
+use std::sync::Arc;
+
+use tracing::info;
+
+use crate::{
+    config::Config,
+    store::{History, HistoryOptions, HistoryRule, LatestOptions, ScyllaHistory, ScyllaLatest},
+    telemetry::Gauge,
+};
+
+/// Not yet running; `None` if no topic has a history. `latest` is how latest values go into the same database.
+pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOptions) -> Option<Arc<History>> {
+    let rules = &config.database.history;
+    if rules.is_empty() {
+        return None;
+    }
+    info!(rules = rules.len(), "history is kept in the database");
+    let rules = rules.iter().map(|rule| HistoryRule { filter: rule.filter.clone(), ttl: rule.ttl.0 });
+    let options = HistoryOptions {
+        rules: rules.collect(),
+        flush_interval: latest.flush_interval,
+        version_start: latest.mark.as_ref().map_or(0, |mark| mark.ceiling()),
+        version_offset: latest.version_offset,
+        write_timeout: latest.write_timeout,
+        // Within the quarter of the deadline that is kept for stores.
+        last_flush: config.shutdown.deadline.0 / 5,
+        ..HistoryOptions::default()
+    };
+    Some(History::new(Arc::new(ScyllaHistory::new(database)), options))
+}
+
+/// What waits for the database.
+pub(super) fn gauges(history: &History) -> [Gauge; 3] {
+    let now = history.gauges();
+    let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
+    [
+        gauge("gateway_history_pending", "Messages of the history not yet written", now.pending),
+        gauge(
+            "gateway_history_pending_bytes",
+            "Bytes of messages of the history not yet written",
+            now.pending_bytes,
+        ),
+        gauge(
+            "gateway_history_healthy",
+            "1 while the database takes writes of the history",
+            usize::from(now.healthy),
+        ),
+    ]
+}
