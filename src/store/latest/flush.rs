@@ -159,8 +159,8 @@ impl Latest {
                 Ok(()) => batch.written = Written::All,
                 // The store takes others: the rest of this round as well, perhaps.
                 Err(StoreError::Partly { unwritten, reason }) if unwritten.len() < taken => {
-                    failed = Some(StoreError::Unavailable(reason));
-                    batch.written = Written::AllBut(unwritten);
+                    batch.written = Written::AllBut(unwritten.clone());
+                    failed = Some(StoreError::Partly { unwritten, reason });
                 }
                 Err(error) => return Err(error),
             }
