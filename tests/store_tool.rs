@@ -4,7 +4,7 @@
 mod client;
 mod support;
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use client::{Client, Got, decoded, hello};
 use mqtt_server::{

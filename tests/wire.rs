@@ -595,3 +595,19 @@ fn replacing_a_subscription_loses_nothing() {
     }
     sender.join().expect("the sender");
 }
+
+/// [MQTT-3.3.2-6]
+#[test]
+fn a_retained_message_is_sent_with_what_is_left_of_its_expiry_interval() {
+    let server = Server::start();
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let message = Publish { retain: true, expiry: Some(1000), ..publish("kept", 1, QoS::AtLeastOnce) };
+    publisher.send(&Packet::Publish(message));
+    assert_eq!(publisher.next(), Got::PubAck(0x10), "nobody is there yet");
+    std::thread::sleep(std::time::Duration::from_millis(2_000));
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    reader.subscribe("kept");
+    let bytes = reader.next_bytes().expect("the retained message");
+    let Packet::Publish(kept) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:02x?}") };
+    assert!(kept.expiry.is_some_and(|left| left <= 999), "{:?}", kept.expiry);
+}

@@ -166,6 +166,9 @@ impl Target for Subscriber {
 
 impl Session for Subscriber {
     fn restore(&self, _stored: &QueueSummary) {}
+    fn may_have_sent(&self, _place: u64, _qos: QoS) -> bool {
+        false
+    }
     fn note_expired(&self, _messages: usize, _bytes: u64) {}
     fn core(&self) -> &SessionCore {
         &self.core

@@ -12,19 +12,18 @@ use parking_lot::Mutex;
 use super::{Broker, Inner, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners};
 use crate::{
     store::{
-        Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-        StoredEntry, StoredSession, StoredSubscription,
+        Expiry, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore,
+        StoreError, StoredEntry, StoredSession, StoredSubscription,
     },
     telemetry::count,
     types::{
-        ClientId, Durability, OriginKind, Page, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp,
+        ClientId, Durability, OriginKind, Page, QoS, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp,
         matches,
     },
 };
 
-/// Messages and bytes read from one queue at once.
+/// Messages read from one queue at once.
 pub(super) const READ_MESSAGES: usize = 512;
-pub(super) const READ_BYTES: usize = 512 << 10;
 
 /// The stores of what outlives the process.
 #[derive(Clone)]
@@ -197,7 +196,7 @@ impl Broker {
         let durable = self.inner.durable.as_ref();
         let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
         let Loaded { entries, next, end, damaged } =
-            durable.queues().load(queue, from, READ_MESSAGES, READ_BYTES).await?;
+            durable.queues().load(queue, from, READ_MESSAGES, Page::BYTES).await?;
         if damaged > 0 {
             tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
         }
@@ -206,20 +205,9 @@ impl Broker {
         Ok(Page { entries, next, end })
     }
 
-    /// To be told of messages that expired on disk. Does not keep the broker: its stores have it.
-    pub fn queue_expired(&self) -> impl Fn(QueueId, usize, u64) + Send + Sync + use<> {
-        let inner = Arc::downgrade(&self.inner);
-        move |queue, messages, bytes| {
-            let Some(inner) = inner.upgrade() else { return };
-            if let Some(session) = inner.session_of(queue) {
-                return session.note_expired(messages, bytes);
-            }
-            let Some(durable) = &inner.durable else { return };
-            let group = durable.groups.lock().get(&queue).copied();
-            if let Some(group) = group.and_then(|group| inner.index.group(group)) {
-                group.note_expired(messages, bytes);
-            }
-        }
+    /// To be asked and told about messages that expire on disk. Does not keep the broker: its stores have it.
+    pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
+        Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
     }
 
     /// Brings back what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
@@ -293,6 +281,27 @@ impl Broker {
             durable.retained().clear(topic, None);
         }
         Ok(())
+    }
+}
+
+struct QueueExpiry(Weak<Inner>);
+
+impl Expiry for QueueExpiry {
+    fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool {
+        let inner = self.0.upgrade();
+        inner.and_then(|inner| inner.session_of(queue)).is_some_and(|session| session.may_have_sent(seq, qos))
+    }
+
+    fn expired(&self, queue: QueueId, messages: usize, bytes: u64) {
+        let Some(inner) = self.0.upgrade() else { return };
+        if let Some(session) = inner.session_of(queue) {
+            return session.note_expired(messages, bytes);
+        }
+        let Some(durable) = &inner.durable else { return };
+        let group = durable.groups.lock().get(&queue).copied();
+        if let Some(group) = group.and_then(|group| inner.index.group(group)) {
+            group.note_expired(messages, bytes);
+        }
     }
 }
 

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 
 use super::{
     Inner,
-    durable::{Durable, READ_BYTES, READ_MESSAGES},
+    durable::{Durable, READ_MESSAGES},
     shared::{GroupPage, Waiting},
 };
 use crate::{
     store::{BoxFuture, Loaded, StoreError},
-    types::QueueId,
+    types::{Page, QueueId},
 };
 
 /// A page that is being read.
@@ -35,7 +35,7 @@ struct Reading {
 impl Durable {
     /// Reads a group's queue from place `from` on, and gives it what was read. The caller holds no lock of the group.
     pub(super) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
-        let answer = self.queues().load(queue, from, READ_MESSAGES, READ_BYTES);
+        let answer = self.queues().load(queue, from, READ_MESSAGES, Page::BYTES);
         let (inner, answer) = (self.inner.clone(), Mutex::new(Some(answer)));
         Arc::new(Reading { inner, group, queue, answer, wakes: AtomicUsize::new(0) }).wake();
     }

@@ -98,6 +98,9 @@ pub trait Session: Target {
     /// What an earlier process left on disk for it. Called once, before anybody else has the session.
     fn restore(&self, stored: &QueueSummary);
 
+    /// Whether what is on disk in this place must stay although it has expired: the client may have begun to receive it.
+    fn may_have_sent(&self, place: u64, qos: QoS) -> bool;
+
     /// Messages that were on disk only have expired there.
     fn note_expired(&self, messages: usize, bytes: u64);
 

@@ -83,8 +83,8 @@ pub struct Limits {
     pub offline_messages: usize,
     /// Bytes waiting for a session without a connection.
     pub offline_bytes: ByteSize,
-    /// How long a message waits that came while its session had no connection, or that is in the queue of its shared
-    /// group; then it has expired. 0 is no limit.
+    /// How long a message waits in the queue of a session on disk, or of its shared group; then it has expired. With the
+    /// store off: how long it waits without a connection. 0 is no limit.
     pub offline_age: Span,
     /// Whether QoS 0 messages wait for a session without a connection.
     pub offline_qos0: bool,

@@ -1,10 +1,6 @@
 //! Sessions, queues and retained messages on disk: opened before anything else, read before any listener opens.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use tracing::{info, warn};
 
@@ -14,7 +10,6 @@ use crate::{
     config::Config,
     net::{self, Shared},
     store::{DataDir, DurableOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions},
-    types::QueueId,
 };
 
 /// The stores, not yet read.
@@ -23,16 +18,13 @@ pub(super) struct Opened {
     sessions: Arc<EmbeddedSessions>,
     queues: Arc<EmbeddedQueues>,
     retained: Arc<EmbeddedRetained>,
-    /// Whoever is told of messages that expire on disk.
-    told: Arc<OnceLock<QueueExpired>>,
 }
 
-type QueueExpired = Box<dyn Fn(QueueId, usize, u64) + Send + Sync>;
+/// Messages of a queue that wait in memory or are being read, at most, beside those in flight.
+const AT_HAND: usize = 1024;
 
 /// Opens the stores in the data directory.
 pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
-    let told: Arc<OnceLock<QueueExpired>> = Arc::default();
-    let tell = Arc::clone(&told);
     let durable = DurableOptions::default();
     let queues = Arc::new(EmbeddedQueues::open(
         directory,
@@ -40,11 +32,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
             max_waiting_bytes: config.store.max_waiting_bytes.0,
             lazy_interval: config.store.interval.0,
             clock: net::now,
-            expired: Some(Arc::new(move |queue, messages, bytes| {
-                if let Some(expired) = tell.get() {
-                    expired(queue, messages, bytes);
-                }
-            })),
+            begun: usize::from(config.limits.max_inflight) + AT_HAND,
             ..QueueOptions::default()
         },
     )?);
@@ -55,7 +43,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         queues: Arc::clone(&queues) as _,
         retained: Arc::clone(&retained) as _,
     };
-    Ok(Opened { stores, sessions, queues, retained, told })
+    Ok(Opened { stores, sessions, queues, retained })
 }
 
 /// Which messages are acknowledged when.
@@ -104,7 +92,7 @@ impl Opened {
                 "retained messages beyond limits.retained_messages or retained_bytes are not served"
             );
         }
-        let _ = self.told.set(Box::new(broker.queue_expired()));
+        self.queues.begin_expiry(broker.queue_expiry());
         info!(
             sessions,
             expired,

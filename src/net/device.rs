@@ -22,7 +22,7 @@ use crate::{
     },
     codec::reason,
     session::{Env, LinkParams, Offer, Outbound, Take, recycle},
-    types::{DropReason, Message, QueueId, Ticket, Timestamp, Yielded},
+    types::{DropReason, Message, QoS, QueueId, Ticket, Timestamp, Yielded},
 };
 
 /// The session object; one allocation holds the broker's part and ours.
@@ -351,8 +351,12 @@ impl Session for Device {
     }
 
     fn restore(&self, stored: &QueueSummary) {
-        let QueueSummary { messages, bytes, first, next, received, .. } = stored;
-        self.slot.lock().out.restore(*first, *next, *messages, *bytes, received);
+        let QueueSummary { messages, bytes, first, next, exact, received, .. } = stored;
+        self.slot.lock().out.restore(*first, *next, *exact, *messages, *bytes, received);
+    }
+
+    fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
+        self.slot.lock().out.may_have_sent(place, qos)
     }
 
     fn note_expired(&self, messages: usize, bytes: u64) {

@@ -19,7 +19,7 @@ use super::{clock, connection::Connection, ending::End, shard::Work};
 use crate::{
     broker::{QueueStore, Session, Target},
     codec::{self, AckKind, reason},
-    session::{Unsafe, refusal},
+    session::{Load, Unsafe, refusal},
     types::{Page, QoS, QueueId, QueueOp, Refused, Ticket},
 };
 
@@ -27,6 +27,8 @@ use crate::{
 const MOST_HELD: usize = 1024;
 /// Until a queue that could not be read is read again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Until a device asks again whether the memory budget has room for what it reads.
+const NO_ROOM: Duration = Duration::from_millis(500);
 
 /// What is being read; nothing if that failed.
 pub(super) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
@@ -177,9 +179,20 @@ impl Connection {
         loop {
             if self.rare.as_ref().is_none_or(|rare| rare.reading.is_none()) {
                 let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
-                let Some(from) = slot.out.begin_load() else { return };
+                // Nearly always so: no time is taken for it.
+                if !slot.out.wants_load() {
+                    return;
+                }
+                let load = slot.out.begin_load(&self.device.env(clock::now()));
                 drop(slot);
-                self.rare().reading = Some(self.read_from(from));
+                self.rare().reading = Some(match load {
+                    Load::Nothing => return,
+                    Load::From(from) => self.read_from(from),
+                    Load::NoRoom => Box::pin(async {
+                        tokio::time::sleep(NO_ROOM).await;
+                        None
+                    }),
+                });
             }
             let Some(reading) = self.rare.as_mut().and_then(|rare| rare.reading.as_mut()) else { return };
             let Poll::Ready(page) = reading.as_mut().poll(cx) else { return };
@@ -188,7 +201,7 @@ impl Connection {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
             match page {
                 Some(page) => slot.out.loaded(page, &self.device.env(clock::now())),
-                None => slot.out.load_failed(),
+                None => slot.out.load_failed(&self.device.env(clock::now())),
             }
             if slot.mark_dirty() {
                 drop(slot);

@@ -70,6 +70,8 @@ impl Connection {
                     let mut message = message.borrow();
                     // Nobody waits for a replay: it was acknowledged when it was published.
                     message.durability = Durability::Interval;
+                    // Its time with us counts against its expiry [MQTT-3.3.2-6], not against the age of what waits.
+                    message.received = now;
                     let delivered = device.deliver(&message, cursor.options());
                     if delivered.flush {
                         work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);

@@ -5,13 +5,14 @@
 //! to the tail and is read back when there is room. So QoS 2 is sent only after it was written: a message that a
 //! client has begun to receive is never forgotten, and its packet identifier never given to another.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     Env, Offer, Outbound, Take,
     inflight::{Released, Stage},
     outbound::dropped,
     pending::{Awaited, Delivery},
+    tail::{LOW, LOW_BYTES, Tail},
 };
 use crate::{
     config::OverflowPolicy,
@@ -25,8 +26,6 @@ use crate::{
 /// Messages and bytes that wait in memory for a connected client of a persistent session.
 const WINDOW: usize = 1_000;
 const WINDOW_BYTES: usize = 1 << 20;
-/// Below so many waiting messages more are read.
-const LOW: usize = 128;
 
 /// Where the durable state of one session goes.
 #[derive(Clone, Copy)]
@@ -35,6 +34,17 @@ pub struct Disk<'a> {
     pub journal: &'a dyn Journal,
     /// The session's queue.
     pub queue: QueueId,
+}
+
+/// What [`Outbound::begin_load`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// There is nothing to read, or no room for it.
+    Nothing,
+    /// Read from this place on.
+    From(u64),
+    /// The memory budget is used up: to be tried again later.
+    NoRoom,
 }
 
 /// Where a delivery is beside memory.
@@ -69,59 +79,26 @@ impl Durable {
     }
 }
 
-/// What is on disk only.
-#[derive(Debug, Default)]
-pub(super) struct Tail {
-    /// The next delivery's place.
-    next: u64,
-    /// First place that is on disk only; `next` if there is none.
-    from: u64,
-    /// Messages and bytes from there on; not exact while messages expire there, exact again when all is read.
-    messages: usize,
-    bytes: u64,
-    /// Places below are of an earlier process, which may have sent them.
-    restored: u64,
-    /// While more is being read: `next` of when that began.
-    loading: Option<u64>,
-    /// Publishers that wait for messages of the tail, by place.
-    awaited: VecDeque<(u64, Arc<Receipt>)>,
-}
-
-impl Tail {
-    fn is_empty(&self) -> bool {
-        self.from >= self.next
-    }
-
-    /// Gives the next place to a delivery that stays in memory.
-    fn pass(&mut self) -> u64 {
-        let place = self.next;
-        self.next += 1;
-        self.from = self.next;
-        place
-    }
-
-    fn subtract(&mut self, messages: usize, bytes: u64) {
-        self.messages = self.messages.saturating_sub(messages);
-        self.bytes = self.bytes.saturating_sub(bytes);
-        if self.is_empty() {
-            (self.messages, self.bytes) = (0, 0);
-        }
-    }
-}
-
 impl Delivery {
-    /// What is kept in memory of an offer, and submitted, unless its mode says that memory is enough.
-    fn submitted(message: &Message<'_>, qos: QoS, offer: Offer<'_>, place: u64, disk: Disk<'_>) -> Self {
+    /// What is kept in memory of an offer, and submitted with this bound, unless its mode says that memory is enough.
+    fn submitted(
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        place: u64,
+        bound: Bound,
+        disk: Disk<'_>,
+    ) -> Self {
         let mut delivery = Self::keep(message, qos, offer);
         delivery.place = place;
         if message.durability != Durability::None {
-            delivery.durable = Durable::Submitted(submit(message, qos, offer, place, true, None, disk));
+            delivery.durable = Durable::Submitted(submit(message, qos, offer, place, bound, disk));
         }
         delivery
     }
 
     /// Writes a delivery that is in memory only, if it is one.
-    fn write(&mut self, place: u64, sent: bool, disk: Disk<'_>) {
+    fn write(&mut self, place: u64, bound: Bound, disk: Disk<'_>) {
         if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
             return;
         }
@@ -138,24 +115,25 @@ impl Delivery {
             group_queue: QueueId::NONE,
             queue_offline: true,
         };
-        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, sent, None, disk));
+        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, bound, disk));
     }
 }
 
 impl Outbound {
-    /// What an earlier process left on disk for this session: places `first` to `next`, and packet identifiers of QoS 2
-    /// messages that came in.
-    pub fn restore(&mut self, first: u64, next: u64, messages: usize, bytes: u64, received: &[u16]) {
+    /// What an earlier process left on disk for this session: places `first` to `next`, of which it may have begun to send
+    /// QoS 2 below `exact`, and packet identifiers of QoS 2 messages that came in.
+    pub fn restore(
+        &mut self,
+        first: u64,
+        next: u64,
+        exact: u64,
+        messages: usize,
+        bytes: u64,
+        received: &[u16],
+    ) {
         let rare = self.rare();
         if next > 0 {
-            rare.tail = Some(Box::new(Tail {
-                next,
-                from: first,
-                messages,
-                bytes,
-                restored: next,
-                ..Tail::default()
-            }));
+            rare.tail = Some(Box::new(Tail::restored(first, next, exact, messages, bytes)));
         }
         rare.received.extend(received.iter().map(|id| (*id, Some(safe()))));
     }
@@ -169,33 +147,48 @@ impl Outbound {
         }
     }
 
-    /// Where more is to be read from disk, if there is room and it is not being read already. The caller reads and then
-    /// calls [`Self::loaded`] or [`Self::load_failed`].
-    pub fn begin_load(&mut self) -> Option<u64> {
-        if !self.wants_load() {
-            return None;
-        }
-        let tail = self.rare.as_mut()?.tail.as_mut()?;
-        tail.loading = Some(tail.next);
-        Some(tail.from)
+    /// Whether the client may have begun to receive what is on disk in this place, so that it must stay there although it
+    /// has expired: the session removes it when it is done with it.
+    pub fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
+        self.tail().is_some_and(|tail| tail.may_have_sent(place, qos))
     }
 
-    /// Whether [`Self::begin_load`] would.
+    /// Where more is to be read from disk, if there is room and it is not being read already. The caller reads and then
+    /// calls [`Self::loaded`] or [`Self::load_failed`].
+    pub fn begin_load(&mut self, env: &Env<'_>) -> Load {
+        if !self.wants_load() {
+            return Load::Nothing;
+        }
+        match self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
+            Some(tail) => match tail.begin_load(env.budget) {
+                true => Load::From(tail.from),
+                false => Load::NoRoom,
+            },
+            None => Load::Nothing,
+        }
+    }
+
+    fn tail(&self) -> Option<&Tail> {
+        self.rare.as_ref()?.tail.as_deref()
+    }
+
+    /// Whether [`Self::begin_load`] would, if the memory budget had room.
     pub fn wants_load(&self) -> bool {
         self.is_online()
             && self.rare.as_ref().is_some_and(|rare| {
                 rare.pending.len() + rare.inflight.unsent() < LOW
-                    && rare.tail.as_ref().is_some_and(|tail| tail.loading.is_none() && !tail.is_empty())
+                    && rare.pending.bytes() < LOW_BYTES
+                    && rare.tail.as_ref().is_some_and(|tail| !tail.is_loading() && !tail.is_empty())
             })
     }
 
     /// What was read.
     pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
-        let Page { entries, next, end } = page;
+        let Page { mut entries, next, end } = page;
         let Some(mut rare) = self.rare.take() else { return };
-        let loading = rare.tail.as_mut().and_then(|tail| Some((tail.loading.take()?, tail)));
-        if let Some((mark, tail)) = loading {
-            tail.from = if end { next.max(mark) } else { next }.min(tail.next);
+        let below = rare.tail.as_mut().and_then(|tail| tail.loaded(next, end, env.budget));
+        if let (Some(below), Some(tail)) = (below, &mut rare.tail) {
+            entries.retain(|entry| entry.place < below);
             let bytes =
                 entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
             tail.subtract(entries.len(), bytes);
@@ -212,9 +205,9 @@ impl Outbound {
     }
 
     /// Reading failed; it is tried again.
-    pub fn load_failed(&mut self) {
+    pub fn load_failed(&mut self, env: &Env<'_>) {
         if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
-            tail.loading = None;
+            tail.stop_loading(env.budget);
         }
     }
 
@@ -237,13 +230,15 @@ impl Outbound {
         let window = usize::from(self.window);
         let rare = self.rare();
         let tail = rare.tail.get_or_insert_with(Box::default);
-        let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && tail.loading.is_none();
+        let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && !tail.is_loading();
         if passes && can_send && rare.inflight.has_room(window, tail.next) {
             let place = tail.pass();
             if !self.append_publish(message, qos, offer, place, env.now) {
                 return self.too_large();
             }
-            self.rare().inflight.push(place, Delivery::submitted(message, qos, offer, place, disk));
+            self.rare()
+                .inflight
+                .push(place, Delivery::submitted(message, qos, offer, place, Bound::Sent, disk));
             return Take::Sent;
         }
         if passes
@@ -256,7 +251,8 @@ impl Outbound {
                 return Take::Dropped(DropReason::Memory);
             }
             let place = tail.pass();
-            rare.pending.push(Delivery::submitted(message, qos, offer, place, disk));
+            let bound = Bound::waiting(env.now, env);
+            rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
             return Take::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
@@ -282,8 +278,7 @@ impl Outbound {
         let most_bytes = env.limits.offline_bytes.0 as u64;
         while tail.messages >= env.limits.offline_messages || tail.bytes + cost > most_bytes {
             let disconnect = env.limits.overflow == OverflowPolicy::Disconnect && online;
-            // What is being read is not taken away: it may be sent by then.
-            let oldest = tail.loading.unwrap_or(tail.from);
+            let oldest = tail.oldest();
             let keeps = qos == QoS::AtMostOnce
                 || env.limits.overflow == OverflowPolicy::DropNewest
                 || oldest >= tail.next;
@@ -299,20 +294,10 @@ impl Outbound {
             rare.dropped += 1;
             count(|c| c.dropped_queue_full.add(1));
             disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
-            // Its size is not known here: the mean.
-            let mean = tail.bytes / tail.messages as u64;
-            tail.messages -= 1;
-            tail.bytes -= mean;
+            tail.note_trimmed();
         }
-        let place = tail.next;
-        tail.next += 1;
-        tail.messages += 1;
-        tail.bytes += cost;
-        if online && let Some(receipt) = message.receipt {
-            tail.awaited.push_back((place, Arc::clone(receipt)));
-        }
-        let until = if online { None } else { waits_until(env) };
-        submit(message, qos, offer, place, online, until, disk);
+        let place = tail.append(cost, message.receipt.filter(|_| online));
+        submit(message, qos, offer, place, Bound::waiting(env.now, env), disk);
         if online { Take::Sent } else { Take::Queued }
     }
 
@@ -322,19 +307,15 @@ impl Outbound {
         let Some(rare) = &mut self.rare else { return };
         let Some(tail) = &mut rare.tail else { return };
         for (place, delivery) in rare.inflight.publishes() {
-            delivery.write(place, true, disk);
+            delivery.write(place, Bound::Sent, disk);
         }
         for mut delivery in rare.pending.take_end().into_iter().rev() {
-            env.budget.release(delivery.message.cost());
-            delivery.write(delivery.place, false, disk);
-            tail.from = tail.from.min(delivery.place);
-            tail.messages += 1;
-            tail.bytes += delivery.message.cost() as u64;
-            if let Some(receipt) = delivery.receipt() {
-                tail.awaited.push_front((delivery.place, Arc::clone(receipt)));
-            }
+            let cost = delivery.message.cost();
+            env.budget.release(cost);
+            delivery.write(delivery.place, Bound::waiting(delivery.message.received, env), disk);
+            tail.take_back(delivery.place, cost as u64, delivery.receipt());
         }
-        tail.loading = None;
+        tail.stop_loading(env.budget);
     }
 
     /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the ticket, if there is one.
@@ -348,39 +329,6 @@ impl Outbound {
             ticket
         });
         Released { receipt, durable, ticket }
-    }
-}
-
-impl Tail {
-    /// Whoever waits for messages below `place` is told that they are gone: trimmed, expired on disk, or refused by it.
-    fn give_up_before(&mut self, place: u64) {
-        while let Some((_, receipt)) = self.awaited.pop_front_if(|(waiting, _)| *waiting < place) {
-            dropped(Some(&receipt), DropReason::QueueFull);
-        }
-    }
-
-    fn take_receipt(&mut self, place: u64) -> Option<Arc<Receipt>> {
-        self.give_up_before(place);
-        if self.awaited.front().is_some_and(|(waiting, _)| *waiting == place) {
-            return self.awaited.pop_front().map(|(_, receipt)| receipt);
-        }
-        None
-    }
-
-    /// The session ends: whoever waits is told.
-    pub(super) fn give_up(&mut self) {
-        for (_, receipt) in self.awaited.drain(..) {
-            dropped(Some(&receipt), DropReason::SessionEnded);
-        }
-    }
-
-    pub(super) fn sizes(&self) -> (usize, u64) {
-        (self.messages, self.bytes)
-    }
-
-    /// Whether messages that may wait a little may be added.
-    pub(super) fn has_room(&self) -> bool {
-        self.messages < LOW
     }
 }
 
@@ -422,34 +370,50 @@ impl super::outbound::Rare {
         if again {
             self.inflight.restore(place, Stage::Publish(delivery));
         } else {
-            // Read because there is room: not refused for the budget, but counted in it.
+            // There was room when reading began.
             env.budget.force(delivery.message.cost());
             self.pending.push(delivery);
         }
     }
 }
 
-/// Until when a message may wait that comes now and finds no connection, if there is a limit.
-pub(super) fn waits_until(env: &Env<'_>) -> Option<Timestamp> {
+/// Until when a message may wait on disk, or without a connection, that does so since then, if there is a limit.
+pub(super) fn waits_until(since: Timestamp, env: &Env<'_>) -> Option<Timestamp> {
     let age = env.limits.offline_age.millis();
-    (age > 0).then(|| env.now.plus_millis(age))
+    (age > 0).then(|| since.plus_millis(age))
 }
 
-/// Submits one delivery, which may be dropped unsent after `until`.
-pub(super) fn submit(
+/// What the store may do with an entry whose time has come.
+#[derive(Clone, Copy)]
+enum Bound {
+    /// Nothing: it has been sent.
+    Sent,
+    /// Remove it when its message has expired, or at this time if that is sooner, unless it may have been sent by then.
+    Waits(Option<Timestamp>),
+}
+
+impl Bound {
+    fn waiting(received: Timestamp, env: &Env<'_>) -> Self {
+        Self::Waits(waits_until(received, env))
+    }
+}
+
+/// Submits one delivery.
+fn submit(
     message: &Message<'_>,
     qos: QoS,
     offer: Offer<'_>,
     place: u64,
-    sent: bool,
-    until: Option<Timestamp>,
+    bound: Bound,
     disk: Disk<'_>,
 ) -> Arc<Entry> {
     let ticket = message.ticket().cloned();
     let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, ticket);
     entry.retain = offer.retain;
-    entry.expires = entry.expires.into_iter().chain(until).min();
-    entry.sent = sent;
+    match bound {
+        Bound::Sent => entry.sent = true,
+        Bound::Waits(until) => entry.expires = entry.expires.into_iter().chain(until).min(),
+    }
     entry.group = offer.group_queue;
     entry.ids = if offer.ids.is_empty() { None } else { Some(offer.ids.into()) };
     let entry = Arc::new(entry);

@@ -20,13 +20,14 @@ mod pending;
 #[cfg(test)]
 mod receipt_tests;
 mod sending;
+mod tail;
 #[cfg(test)]
 mod tests;
 
 pub use acks::Unsafe;
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
-pub use durable::Disk;
+pub use durable::{Disk, Load};
 pub use fuzz::fuzz_session;
 pub(crate) use inbound::refusal;
 pub use inbound::{Inbound, PublishError};

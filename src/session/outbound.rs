@@ -8,9 +8,10 @@ use std::{
 use super::{
     alias::OutboundAliases,
     buffers::{recycle, take_buffer},
-    durable::{Disk, Tail},
+    durable::{Disk, waits_until},
     inflight::{Entry, Inflight, Stage},
     pending::{Awaited, Pending},
+    tail::Tail,
 };
 use crate::{
     codec::{AckKind, encode_ack},
@@ -177,6 +178,7 @@ impl Outbound {
         if let Some(rare) = &mut self.rare {
             rare.inflight.rewind();
             rare.aliases = None;
+            rare.pending.limit(waits_until(env.now, env));
             // QoS 1 and 2 are not lost: they are marked again when they are sent again.
             for mark in rare.marks.drain(..).filter(|mark| mark.id == 0) {
                 dropped(Some(&mark.receipt), DropReason::ConnectionLost);
@@ -348,7 +350,7 @@ impl Outbound {
         let Some(mut rare) = self.rare.take() else { return Vec::new() };
         let mut shared = Vec::new();
         if let Some(tail) = &mut rare.tail {
-            tail.give_up();
+            tail.give_up(env.budget);
         }
         // What is on disk the caller removes as a whole.
         for (place, entry) in rare.inflight.drain() {

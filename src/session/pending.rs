@@ -16,7 +16,7 @@ pub(super) struct Delivery {
     pub(super) qos: QoS,
     pub(super) retain: bool,
     pub(super) awaited: Awaited,
-    /// When it has waited too long, if it came while there was no connection.
+    /// When it has waited too long, if it came or waited while there was no connection.
     pub(super) until: Option<Timestamp>,
     pub(super) durable: Durable,
 }
@@ -123,6 +123,13 @@ impl Pending {
             self.queue = VecDeque::new();
         }
         Some(delivery)
+    }
+
+    /// The connection ended: what waits may do so until then, if there is a limit.
+    pub(super) fn limit(&mut self, until: Option<Timestamp>) {
+        if until.is_some() {
+            self.queue.iter_mut().for_each(|delivery| delivery.until = delivery.until.or(until));
+        }
     }
 
     /// Takes out what `wanted` chooses, in order.

@@ -115,7 +115,7 @@ impl Outbound {
         }
         // Not waited for, also not when it is sent before what is.
         delivery.awaited = Awaited::No;
-        delivery.until = waits_until(env);
+        delivery.until = waits_until(env.now, env);
         rare.pending.push(delivery);
         Take::Queued
     }

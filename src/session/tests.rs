@@ -1,3 +1,4 @@
+mod durable;
 mod model;
 
 use std::{sync::Arc, time::Duration};

@@ -49,7 +49,7 @@ use thiserror::Error;
 pub use data_dir::DataDir;
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
-    EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
+    EmbeddedSessions, QueueGauges, QueueOptions, tool,
 };
 #[cfg(test)]
 pub(crate) use history::memory::MemoryHistory;
@@ -60,7 +60,7 @@ pub use history::{
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
-pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
+pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::RetainedStore;
 pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use server_id::server_id;

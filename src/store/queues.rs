@@ -18,6 +18,8 @@ pub struct QueueSummary {
     pub first: u64,
     /// One more than the last place in use.
     pub next: u64,
+    /// One more than the last place of a QoS 2 entry that an earlier process may have begun to send; 0 if there is none.
+    pub exact: u64,
     /// Packet identifiers of QoS 2 messages that came in and are not released.
     pub received: Vec<u16>,
 }
@@ -62,6 +64,16 @@ pub enum StoreHealth {
     Sound,
     /// The last commit failed (disk full, I/O error); it tries again with every commit.
     Failing,
+}
+
+/// Asked and told about entries that expire, in a thread of the store. Must not wait for the store.
+pub trait Expiry: Send + Sync {
+    /// Whether an entry stays although it has expired, since its receiver may have begun to receive it. Whoever has it in
+    /// memory removes it then: the store does not ask again.
+    fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool;
+
+    /// So many entries and bytes of a queue had expired and are gone.
+    fn expired(&self, queue: QueueId, messages: usize, bytes: u64);
 }
 
 /// Keeps queues.

@@ -138,6 +138,11 @@ pub struct Page {
     pub end: bool,
 }
 
+impl Page {
+    /// Bytes of messages in one, unless a single message is larger.
+    pub const BYTES: usize = 512 << 10;
+}
+
 /// One change of a queue. Tickets given along carry a part that the store ends with `done` once the change is durable,
 /// or with `refuse`.
 #[derive(Debug)]

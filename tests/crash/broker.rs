@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::support::{self, local};
+use super::support::{self, local, logged_port};
 
 /// Longer than a start may take on a loaded machine.
 const START: Duration = Duration::from_secs(60);
@@ -73,6 +73,11 @@ impl Broker {
 
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
+    }
+
+    /// The port of a listener that the test's TOML names, with port 0.
+    pub(crate) fn listener(&self, name: &str) -> u16 {
+        logged_port(&self.log(), name).unwrap_or_else(|| panic!("no listener {name}"))
     }
 
     /// Starts the process and does not wait: clients that come too early are refused and come again.

@@ -274,7 +274,7 @@ impl Peer {
             return None;
         }
         let id = MsgId { publisher: self.number, seq: self.state.next_seq };
-        let qos = if id.seq % 2 == 0 { QoS::AtLeastOnce } else { QoS::ExactlyOnce };
+        let qos = if id.seq.is_multiple_of(2) { QoS::AtLeastOnce } else { QoS::ExactlyOnce };
         let msg = Msg { id, topic: format!("w/{}/{}", self.number, qos as u8), qos, retain: false };
         let (topic, payload) = (msg.topic.clone(), msg.payload());
         self.note(Event::Will { msg, delayed }, history);

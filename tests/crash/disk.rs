@@ -17,7 +17,9 @@ use super::{
 /// Latest values have a store of their own, which is not what is tested.
 const CONFIG: &str = "[latest]\nenabled = false\n[store]\nrules = [\n\
                       { filter = \"away/soon/#\", durability = \"interval\" },\n\
-                      { filter = \"+/never/#\", durability = \"none\" },\n]\n";
+                      { filter = \"+/never/#\", durability = \"none\" },\n]\n\
+                      [[listeners]]\nname = \"soon\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\ndurability = \"interval\"\n\
+                      [[listeners]]\nname = \"never\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\ndurability = \"none\"\n";
 
 /// A server whose disk obeys the files `stall` and `full` of the control directory.
 fn start(library: &Path, control: &Path) -> Broker {
@@ -54,7 +56,7 @@ fn is_silent(client: &Client) -> bool {
     matches!(peeked, Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
-/// The payloads of a session that was away, all at QoS 1, until `last`.
+/// The payloads of a session that was away, none acknowledged, until `last`.
 fn returned(port: u16, protocol: Protocol, name: &str, last: &str) -> Vec<String> {
     let mut client = Client::connect_with(port, persistent(protocol, name));
     let mut got = Vec::new();
@@ -110,6 +112,38 @@ fn a_disk_that_stands_still_stalls_nobody_who_does_not_need_it() {
     fs::remove_file(&stall).expect("let the disk go on");
     assert_eq!(held.next(), Got::PubAck(0));
     assert_eq!(returned(port, Protocol::V5, "away", "last"), ["held", "soon", "last"]);
+}
+
+#[test]
+fn a_publisher_on_a_listener_that_promises_less_does_not_wait_for_a_disk_that_stands_still() {
+    let Some(library) = recorder::library() else { return };
+    let control = tempfile::tempdir().expect("make a directory");
+    let broker = start(library, control.path());
+    let port = broker.port;
+    absent(port, Protocol::V5, "away", "away/#");
+    let mut held = Client::connect(port, Protocol::V5, "held");
+    let [mut soon, mut never] =
+        ["soon", "never"].map(|name| Client::connect(broker.listener(name), Protocol::V4, name));
+
+    let stall = control.path().join("stall");
+    fs::write(&stall, "").expect("stop the disk");
+    held.publish("away/1", b"held", QoS::AtLeastOnce, false);
+    until(|| control.path().join("stall.waiting").exists());
+    soon.publish_acked("away/1", b"soon", false);
+    never.publish_acked("away/1", b"never", false);
+    for client in [&mut soon, &mut never] {
+        client.publish("away/1", b"twice", QoS::ExactlyOnce, false);
+        assert_eq!(client.next(), Got::Other(0x50), "PUBREC");
+    }
+    assert!(is_silent(&held), "the default listener promises the disk");
+    // The topic's rule goes before the listener's.
+    held.publish("away/never/1", b"last", QoS::AtLeastOnce, false);
+
+    fs::remove_file(&stall).expect("let the disk go on");
+    assert_eq!([held.next(), held.next()], [Got::PubAck(0), Got::PubAck(0)]);
+    let mut got = returned(port, Protocol::V5, "away", "last");
+    got.retain(|payload| payload != "twice");
+    assert_eq!(got, ["held", "soon", "never", "last"]);
 }
 
 #[test]

@@ -98,9 +98,10 @@ fn campaign(kind: Kind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
     world.probe(&mut broker);
     let facts = Facts::new(&world.history, &world.cast);
     println!(
-        "{} acknowledged, {} arrived, {} unanswered",
+        "{} acknowledged, {} arrived, {} wills, {} unanswered",
         facts.acked(),
         facts.arrived(),
+        facts.wills(),
         world.unanswered()
     );
     let violations = facts.violations(&world.cast);

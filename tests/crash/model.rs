@@ -424,7 +424,12 @@ impl Facts {
 
     /// How much there was, so that an empty run is not taken for a good one.
     pub(crate) fn acked(&self) -> usize {
-        self.published.values().filter(|published| published.acked).count()
+        self.published.values().filter(|published| published.acked && !published.will).count()
+    }
+
+    /// Wills that had to come.
+    pub(crate) fn wills(&self) -> usize {
+        self.published.values().filter(|published| published.acked && published.will).count()
     }
 
     pub(crate) fn arrived(&self) -> usize {

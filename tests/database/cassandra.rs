@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::support::{root, run};
 
 /// Longer than a start may take on a loaded machine.
-pub(crate) const START: Duration = Duration::from_secs(300);
+const START: Duration = Duration::from_secs(300);
 
 static SHARED: LazyLock<Option<Mutex<Cassandra>>> = LazyLock::new(|| {
     let given = std::env::var("MQTT_SERVER_TEST_CASSANDRA").ok().filter(|address| !address.is_empty());

@@ -52,7 +52,7 @@ impl Ports {
 }
 
 /// The port of a listener of this name, as the server's log in JSON tells it.
-fn logged_port(log: &str, listener: &str) -> Option<u16> {
+pub fn logged_port(log: &str, listener: &str) -> Option<u16> {
     // A line that is being written may end within the number.
     let (whole, _) = log.rsplit_once('\n')?;
     let named = format!("\"listening\",\"listener\":\"{listener}\",\"address\":\"");

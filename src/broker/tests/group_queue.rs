@@ -330,7 +330,7 @@ fn what_expires_on_disk_makes_room_in_the_queue() {
     disk.commit();
     let queue = bench.broker.inner.index.group_named(FILTER).expect("the group").stored_queue();
     let cost = disk.expire_first(queue);
-    bench.broker.queue_expired()(queue, 1, cost);
+    bench.broker.queue_expiry().expired(queue, 1, cost);
     for queued in [1, 0] {
         assert_eq!(bench.publish("t", "y", QoS::AtLeastOnce).queued, queued);
     }

@@ -146,6 +146,9 @@ impl Session for TestSession {
         held.into_iter().map(|(group, message)| Yielded { group, message, place: None }).collect()
     }
     fn restore(&self, _stored: &QueueSummary) {}
+    fn may_have_sent(&self, _place: u64, _qos: QoS) -> bool {
+        false
+    }
     fn note_expired(&self, _messages: usize, _bytes: u64) {}
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self

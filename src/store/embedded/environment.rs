@@ -1,4 +1,4 @@
-//! One LMDB environment: its memory map, the gate that guards growing it, and its format.
+//! One LMDB environment: its memory map, and the gate that guards growing it.
 
 use std::{
     io,
@@ -27,9 +27,6 @@ pub type CommitHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 /// Between two looks for readers that were killed: their snapshots would keep pages from being used again.
 const STALE_READERS: Duration = Duration::from_secs(60);
-
-const META: &str = "meta";
-const FORMAT: &[u8] = b"format";
 
 /// How an environment is opened.
 pub(super) struct EnvironmentOptions {
@@ -91,29 +88,9 @@ impl Environment {
         self.set_aside.as_ref()
     }
 
-    /// The format of what is there, `None` in a new environment. Refuses one above `known` and changes nothing then.
-    pub(super) fn format(&self, known: u32) -> Result<Option<u32>, StoreError> {
-        let read = |txn: &RoTxn<'_, WithoutTls>| -> Result<Option<u32>, heed::Error> {
-            let Some(meta) = self.env.open_database::<Bytes, Bytes>(txn, Some(META))? else {
-                return Ok(None);
-            };
-            let format = meta.get(txn, FORMAT)?;
-            Ok(format.map(|bytes| bytes.try_into().map_or(u32::MAX, u32::from_le_bytes)))
-        };
-        let found = self.reading(read)?;
-        match found {
-            Some(found) if found > known => Err(StoreError::Format(format!(
-                "{} have format {found}, this version reads up to {known}: use the version that wrote them",
-                self.name
-            ))),
-            found => Ok(found),
-        }
-    }
-
-    /// Notes the format of what is there.
-    pub(super) fn set_format(&self, txn: &mut RwTxn<'_>, format: u32) -> Result<(), heed::Error> {
-        let meta: Table = self.env.create_database(txn, Some(META))?;
-        meta.put(txn, FORMAT, &format.to_le_bytes())
+    /// Its folder, also its name in messages.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Runs `read` in a read transaction, with no growth of the map meanwhile. Keep it under 100 ms.

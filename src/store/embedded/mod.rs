@@ -11,6 +11,7 @@ mod check;
 mod committer;
 mod environment;
 mod fields;
+mod format;
 mod keys;
 mod message;
 mod open;
@@ -34,7 +35,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
 pub use options::DurableOptions;
-pub use queues::{EmbeddedQueues, Expired, QueueGauges, QueueOptions};
+pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
 pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
 
@@ -89,11 +90,10 @@ impl EmbeddedLatest {
             hook: None,
         };
         let environment = Environment::open(directory, settings)?;
-        let tables = environment.writing(|txn| {
+        let (latest, newest) = environment.open_tables(|txn| {
             let latest = environment.env.create_database(txn, Some("latest"))?;
             Ok((latest, environment.env.create_database(txn, Some("newest"))?))
-        });
-        let (latest, newest) = tables.map_err(|e| environment.failed(&e))?;
+        })?;
         let shared = Arc::new(Shared { environment, latest, newest });
         let (jobs, inbox) = mpsc::channel(JOBS);
         let writer = write::Writer::new(Arc::clone(&shared), options.topics_per_device);

@@ -120,6 +120,11 @@ impl Cluster {
         }
     }
 
+    /// Whether the next call looks at the schema, or one did since `connection` was made.
+    pub(super) fn is_suspected(&self, connection: &Arc<Connection>) -> bool {
+        !self.state.lock().connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection))
+    }
+
     /// Asks the database: one of the reads under way. `doing` is verb and object, for the error.
     pub(super) async fn ask<T>(
         &self,

@@ -75,6 +75,8 @@ fn answered(error: &DbError, text: &str) -> Kind {
         | DbError::RateLimitReached { .. } => Kind::Overloaded,
         DbError::AuthenticationError | DbError::Unauthorized => Kind::Denied,
         DbError::Unprepared { .. } => Kind::Schema,
+        // What Cassandra makes of a prepared statement whose table was dropped while it ran.
+        DbError::ServerError if text.to_lowercase().contains("unknown cf") => Kind::Schema,
         DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => {
             let text = text.to_lowercase();
             let schema = SCHEMA_WORDS.iter().any(|words| text.contains(words));
@@ -164,6 +166,8 @@ mod tests {
         ] {
             assert_eq!(answered(&DbError::Invalid, text), expected, "{text}");
         }
+        let text = "java.lang.IllegalArgumentException: Unknown CF 8f5552a0-e603-11f1-ba57-6b756d61dbb1";
+        assert_eq!(answered(&DbError::ServerError, text), Kind::Schema);
     }
 
     #[test]

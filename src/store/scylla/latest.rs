@@ -28,9 +28,17 @@ const MAX_VALUE_BYTES: usize = 4 << 20;
 const LOADS: usize = 32;
 
 pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) -> Result<(), StoreError> {
-    let connection = cluster.connection().await?;
+    let mut connection = cluster.connection().await?;
     let mut admission = Admission { known: &cluster.known, fresh: Vec::new(), dropped: Dropped::default() };
-    let admitted = admit(cluster, &connection, &batch, &mut admission).await?;
+    let admitted = match admit(cluster, &connection, &batch, &mut admission).await {
+        // The tables are gone, or others: once more, with those that are there or are made.
+        Err(_) if cluster.is_suspected(&connection) => {
+            connection = cluster.connection().await?;
+            admission.dropped = Dropped::default();
+            admit(cluster, &connection, &batch, &mut admission).await?
+        }
+        admitted => admitted?,
+    };
     let by_device = row::by_device(&batch, &admitted, BATCH_BYTES);
     let by_device = by_device.into_iter().map(|numbers| Group { table: Table::ByDevice, numbers });
     let by_topic = row::newest_by_topic(&batch, &admitted).into_iter();

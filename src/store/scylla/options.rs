@@ -6,10 +6,17 @@ use rustls::ClientConfig;
 use scylla::{client::Compression as Algorithm, statement::Consistency as Level};
 
 use super::row::{self, Bound};
-use crate::{store::LatestValue, types::matches};
+use crate::{
+    store::LatestValue,
+    types::{Timestamp, matches},
+};
 
 /// Most seconds that Cassandra lets a row live: 20 years.
-const MAX_TTL: i32 = 20 * 365 * 24 * 60 * 60;
+const MAX_TTL: u64 = 20 * 365 * 24 * 60 * 60;
+
+/// Cassandra 4.1, and 5 as it is set at first, refuses rows that live past January 2038: 90 days less, as a write may
+/// come long after its value. Beyond it only [`MAX_TTL`] counts.
+const END: u64 = i32::MAX as u64 - 90 * 24 * 60 * 60;
 
 /// How [`ScyllaLatest`](super::ScyllaLatest) connects, writes and reads.
 #[derive(Clone)]
@@ -63,7 +70,8 @@ pub struct ScyllaOptions {
 pub struct TtlRule {
     /// The filter, valid.
     pub filter: String,
-    /// From the write on, in whole seconds; zero is for ever. Databases take at most 20 years.
+    /// From the write on, in whole seconds; zero is for ever. Databases take at most 20 years, and some nothing past
+    /// January 2038: it is cut to that.
     pub ttl: Duration,
 }
 
@@ -135,13 +143,15 @@ impl Compression {
 impl ScyllaOptions {
     /// What `value` is written as.
     pub(super) fn row<'a>(&'a self, value: &'a LatestValue) -> Bound<'a> {
-        row::bind(value, &self.server_id, self.ttl(&value.topic))
+        row::bind(value, &self.server_id, self.ttl(&value.topic, value.received))
     }
 
     /// Seconds that values of `topic` live; 0 is for ever.
-    fn ttl(&self, topic: &str) -> i32 {
+    fn ttl(&self, topic: &str, now: Timestamp) -> i32 {
         let rule = self.ttl.iter().find(|rule| matches(&rule.filter, topic));
-        rule.map_or(0, |rule| i32::try_from(rule.ttl.as_secs()).unwrap_or(MAX_TTL).min(MAX_TTL))
+        let secs = rule.map_or(0, |rule| rule.ttl.as_secs());
+        let left = END.checked_sub(now.0 / 1000).filter(|left| *left > 0).unwrap_or(MAX_TTL);
+        i32::try_from(secs.min(MAX_TTL).min(left)).unwrap_or_default()
     }
 }
 

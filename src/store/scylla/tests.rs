@@ -134,8 +134,14 @@ async fn values_expire_as_their_topics_rule_says_and_tell_their_gateway() {
     options.server_id = "one".to_owned();
     let store = with(&options, |_| {});
     put(&store, &[suite::value("d", "warm-up", 1)]).await.unwrap();
-    for (topic, least, most) in [("a/1", 3000, 3600), ("b", 600_000_000, 630_720_000)] {
-        put(&store, &[suite::value("d", topic, 1)]).await.unwrap();
+    // Nothing past January 2038.
+    let mut expected = suite::value("d", "b", 1);
+    #[expect(clippy::disallowed_methods, reason = "the database goes by the wall clock")]
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    expected.received = crate::types::Timestamp(u64::try_from(now.as_millis()).unwrap());
+    put(&store, &[expected.clone()]).await.unwrap();
+    put(&store, &[suite::value("d", "a/1", 1)]).await.unwrap();
+    for (topic, least, most) in [("a/1", 3000, 3600), ("b", 10_000_000, 352_483_647)] {
         for (table, key) in [("latest_by_device", "device = 'd' AND topic"), ("latest_by_topic", "topic")] {
             let text = format!(
                 "SELECT TTL(payload), TTL(user_properties), TTL(server) FROM {}.{table} WHERE {key} = '{topic}'",
@@ -157,7 +163,6 @@ async fn values_expire_as_their_topics_rule_says_and_tell_their_gateway() {
     assert_eq!(rows.single_row::<(Option<i32>,)>().unwrap(), (None,));
 
     let other = with(&options, |o| o.server_id = "two".to_owned());
-    let mut expected = suite::value("d", "b", 1);
     assert_eq!(store.get("b", Some("d")).await.unwrap(), Some(expected.clone()));
     expected.server = Some("one".into());
     assert_eq!(other.get("b", Some("d")).await.unwrap(), Some(expected.clone()));
@@ -235,8 +240,8 @@ impl Put for Answers {
             if has(&self.away) {
                 return answer(DbError::ServerError, "");
             }
-            let slow = self.slow.lock().checked_sub(1).map(|left| *self.slow.lock() = left);
-            if slow.is_some() {
+            if *self.slow.lock() > 0 {
+                *self.slow.lock() -= 1;
                 return answer(DbError::Overloaded, "");
             }
             self.written.lock().extend(&group.numbers);

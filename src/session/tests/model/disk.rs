@@ -16,6 +16,7 @@ pub(super) struct Stored {
     pub(super) qos: QoS,
     retain: bool,
     sent: bool,
+    expires: Option<Timestamp>,
     group: u32,
     ids: Option<Box<[u32]>>,
     /// None after PUBREC.
@@ -63,13 +64,15 @@ impl Disk {
     }
 
     /// Answers a load whose turn has come with at most `most` entries of what is committed by now.
-    pub(super) fn read(&self, queue: QueueId, most: usize) -> Option<Page> {
+    pub(super) fn read(&self, queue: QueueId, most: usize, now: Timestamp) -> Option<Page> {
         let mut state = self.0.lock();
         let from = state.readable.pop_front()?;
         let mut page = Page { next: from, ..Page::default() };
         let rest = state.entries.range((queue, from)..(queue, u64::MAX));
         for (&(_, place), stored) in rest.clone().take(most) {
-            let Stored { qos, retain, sent, group, ids, message } = stored.clone();
+            let Stored { qos, retain, sent, expires, group, ids, message } = stored.clone();
+            let over = !sent && expires.is_some_and(|at| at <= now);
+            let message = message.map(|message| if over { message.expired() } else { message });
             page.entries.push(ReadBack { place, qos, retain, sent, group, ids, message });
             page.next = place + 1;
         }
@@ -111,15 +114,21 @@ impl Disk {
         state.readable.clear();
     }
 
-    /// Removes what has expired, but what may have been sent: how many, and their cost.
-    pub(super) fn expire(&self, queue: QueueId, now: Timestamp) -> (usize, u64) {
+    /// Removes what has expired, unless `keeps` says otherwise: how many, and their cost.
+    pub(super) fn expire(
+        &self,
+        queue: QueueId,
+        now: Timestamp,
+        keeps: impl Fn(u64, QoS) -> bool,
+    ) -> (usize, u64) {
         let mut state = self.0.lock();
         let (mut messages, mut bytes) = (0, 0);
         state.entries.retain(|key, stored| {
             let over = key.0 == queue
                 && !stored.sent
-                && stored.qos != QoS::ExactlyOnce
-                && stored.message.as_ref().is_some_and(|message| message.is_expired(now));
+                && stored.message.is_some()
+                && stored.expires.is_some_and(|at| at <= now)
+                && !keeps(key.1, stored.qos);
             if over {
                 messages += 1;
                 bytes += stored.message.as_ref().map_or(0, |message| message.cost() as u64);
@@ -129,14 +138,18 @@ impl Disk {
         (messages, bytes)
     }
 
-    /// As `QueueStore::summaries` of one queue: first and next place, messages, bytes, received identifiers.
-    pub(super) fn summary(&self, queue: QueueId) -> (u64, u64, usize, u64, Vec<u16>) {
+    /// As `QueueStore::summaries` of one queue: first and next place, end of QoS 2, messages, bytes, received identifiers.
+    pub(super) fn summary(&self, queue: QueueId) -> (u64, u64, u64, usize, u64, Vec<u16>) {
         let state = self.0.lock();
         let places = state.entries.range((queue, 0)..(queue, u64::MAX));
         let cost = |stored: &Stored| stored.message.as_ref().map_or(0, |message| message.cost() as u64);
         (
             places.clone().next().map_or(0, |(key, _)| key.1),
             places.clone().next_back().map_or(0, |(key, _)| key.1 + 1),
+            places
+                .clone()
+                .rfind(|(_, stored)| stored.qos == QoS::ExactlyOnce)
+                .map_or(0, |(key, _)| key.1 + 1),
             places.clone().count(),
             places.map(|(_, stored)| cost(stored)).sum(),
             state.received.iter().filter(|(of, _)| *of == queue).map(|(_, id)| *id).collect(),
@@ -182,6 +195,7 @@ impl State {
                         qos: entry.qos,
                         retain: entry.retain,
                         sent: entry.sent,
+                        expires: entry.expires,
                         group: u32::try_from(entry.group.0).expect("the model's groups are few"),
                         ids: entry.ids.clone(),
                         message: Some(message.without_receipt()),
@@ -198,6 +212,7 @@ impl State {
                         qos: QoS::ExactlyOnce,
                         retain: false,
                         sent: true,
+                        expires: None,
                         group: 0,
                         ids: None,
                         message: None,

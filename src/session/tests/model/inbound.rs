@@ -210,8 +210,8 @@ impl World {
         self.disk.crash();
         self.outbound = Outbound::new();
         self.disconnected();
-        let (first, next, messages, bytes, received) = self.disk.summary(PUBLISHER);
-        self.outbound.restore(first, next, messages, bytes, &received);
+        let (first, next, exact, messages, bytes, received) = self.disk.summary(PUBLISHER);
+        self.outbound.restore(first, next, exact, messages, bytes, &received);
         self.places = self.disk.summary(SUBSCRIBER).1;
     }
 

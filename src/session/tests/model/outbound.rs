@@ -11,7 +11,7 @@ use super::disk::Disk;
 use crate::{
     codec::{self, AckKind, Packet, encode_ack},
     config::{ByteSize, Limits, OverflowPolicy},
-    session::{self, Budget, Env, LinkParams, Offer, Outbound, Take},
+    session::{self, Budget, Env, LinkParams, Load, Offer, Outbound, Take},
     types::{
         Durability, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Receipt, Ticket, Timestamp,
         Yielded,
@@ -36,13 +36,17 @@ fn no_crash_loses_repeats_or_reorders_what_was_acknowledged() {
     }
 }
 
+/// What is taken, and whether no more may be.
 #[derive(Default)]
-struct Purse(Cell<usize>);
+struct Purse(Cell<usize>, Cell<bool>);
 
 impl Budget for Purse {
     fn charge(&self, bytes: usize) -> bool {
-        self.force(bytes);
-        true
+        let fits = !self.1.get();
+        if fits {
+            self.force(bytes);
+        }
+        fits
     }
 
     fn force(&self, bytes: usize) {
@@ -117,8 +121,7 @@ impl World {
             purse: Purse::default(),
             now: Timestamp(1_000),
             protocol: Protocol::V5,
-            // After a restart it is not known which QoS 2 messages the client holds: trimming them is the one exception.
-            crashes: kind & 8 != 0 && kind & 5 != 5,
+            crashes: kind & 8 != 0,
             messages: Vec::new(),
             attempts: 0,
             receipts: Vec::new(),
@@ -159,6 +162,8 @@ impl World {
             28 if argument < 64 => self.fail(some % 8 + 1),
             29 if argument < 64 && self.crashes => self.crash(),
             30 if argument < 32 => self.fail_load(),
+            // The budget is used up for a while, by others.
+            31 => self.purse.1.set(argument < 64),
             _ => {}
         }
         self.load();
@@ -399,7 +404,7 @@ impl World {
 
     fn load(&mut self) {
         if !self.loading
-            && let Some(from) = self.outbound.begin_load()
+            && let Load::From(from) = self.with(|outbound, env| outbound.begin_load(env))
         {
             self.disk.load(from);
             self.loading = true;
@@ -407,7 +412,7 @@ impl World {
     }
 
     fn loaded(&mut self, most: usize) {
-        if let Some(page) = self.disk.read(QUEUE, most) {
+        if let Some(page) = self.disk.read(QUEUE, most, self.now) {
             self.loading = false;
             self.with(|outbound, env| outbound.loaded(page, env));
         }
@@ -416,12 +421,13 @@ impl World {
     fn fail_load(&mut self) {
         if std::mem::take(&mut self.loading) {
             self.disk.cancel_loads();
-            self.outbound.load_failed();
+            self.with(|outbound, env| outbound.load_failed(env));
         }
     }
 
     fn expire(&mut self) {
-        let (messages, bytes) = self.disk.expire(QUEUE, self.now);
+        let keeps = |place, qos| self.outbound.may_have_sent(place, qos);
+        let (messages, bytes) = self.disk.expire(QUEUE, self.now, keeps);
         if messages > 0 {
             self.outbound.note_expired(messages, bytes);
         }
@@ -452,8 +458,8 @@ impl World {
                 self.messages[number].received -= 1;
             }
         }
-        let (first, next, messages, bytes, received) = self.disk.summary(QUEUE);
-        self.outbound.restore(first, next, messages, bytes, &received);
+        let (first, next, exact, messages, bytes, received) = self.disk.summary(QUEUE);
+        self.outbound.restore(first, next, exact, messages, bytes, &received);
         self.break_weak_promises();
         for sent in &mut self.messages {
             sent.crashed = true;
@@ -464,6 +470,7 @@ impl World {
     }
 
     fn finish(mut self) {
+        self.purse.1.set(false);
         self.lose(0);
         self.disk.commit_all();
         self.go_on();

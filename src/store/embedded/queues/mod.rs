@@ -22,7 +22,7 @@ mod writer;
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
@@ -38,7 +38,7 @@ use super::{
     environment::{Environment, EnvironmentOptions},
 };
 use crate::{
-    store::{BoxFuture, DataDir, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth},
+    store::{BoxFuture, DataDir, Expiry, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth},
     types::{Journal, QueueId, QueueOp, Timestamp},
 };
 use inbox::{Gauges, Inbox, Job};
@@ -50,9 +50,6 @@ use writer::Writer;
 const PROBE_MILLIS: u64 = 1000;
 
 const READERS: usize = 2;
-
-/// Told in the writer thread, after the commit, how many entries and bytes of a queue had expired and are gone.
-pub type Expired = Arc<dyn Fn(QueueId, usize, u64) + Send + Sync>;
 
 /// How [`EmbeddedQueues`] is set up.
 #[derive(Clone)]
@@ -70,8 +67,8 @@ pub struct QueueOptions {
     pub lazy_count: usize,
     /// The time, by which messages expire.
     pub clock: fn() -> Timestamp,
-    /// Told of expired entries.
-    pub expired: Option<Expired>,
+    /// So many entries at a queue's front, at most, may have been sent by an earlier process.
+    pub begun: usize,
     /// Called before each commit; for tests.
     pub hook: Option<CommitHook>,
 }
@@ -86,7 +83,7 @@ impl Default for QueueOptions {
             lazy_interval: lazy.interval,
             lazy_count: lazy.count,
             clock: wall_clock,
-            expired: None,
+            begun: 4096,
             hook: None,
         }
     }
@@ -118,6 +115,8 @@ pub struct EmbeddedQueues {
     tables: Tables,
     gauges: Arc<Gauges>,
     max_waiting_bytes: usize,
+    begun: usize,
+    expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
     started: Instant,
     /// Milliseconds after `started` when the last try was let through.
     probed: AtomicU64,
@@ -145,6 +144,7 @@ impl EmbeddedQueues {
             sweep::first_due(&tables, txn)
         })?;
         let damaged = Arc::new(Mutex::new(Vec::new()));
+        let expiry = Arc::default();
         let readers = Arc::new(Readers::default());
         let writer = Writer::new(
             tables,
@@ -152,7 +152,7 @@ impl EmbeddedQueues {
             Arc::clone(&readers),
             Arc::clone(&damaged),
             options.clock,
-            options.expired.clone(),
+            Arc::clone(&expiry),
             first_due,
         );
         let inbox = || Inbox::new(&gauges, options.max_waiting_bytes);
@@ -164,6 +164,8 @@ impl EmbeddedQueues {
             tables,
             gauges,
             max_waiting_bytes: options.max_waiting_bytes,
+            begun: options.begun,
+            expiry,
             started: started(),
             probed: AtomicU64::new(0),
             committer: Some(committer),
@@ -188,6 +190,12 @@ impl EmbeddedQueues {
     /// [MQTT-4.8.2-5]. Blocks on the disk.
     pub fn regroup(&self) -> Result<usize, StoreError> {
         start::regroup(&self.environment, &self.tables)
+    }
+
+    /// From now on what has expired is removed. Before nobody knows which entries may have been sent. Once.
+    pub fn begin_expiry(&self, expiry: Arc<dyn Expiry>) {
+        let _ = self.expiry.set(expiry);
+        self.hurry();
     }
 
     /// Figures.
@@ -246,7 +254,7 @@ impl QueueStore for EmbeddedQueues {
     }
 
     fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError> {
-        start::summaries(&self.environment, &self.tables)
+        start::summaries(&self.environment, &self.tables, self.begun)
     }
 
     fn accepts(&self) -> bool {

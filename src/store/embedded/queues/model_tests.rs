@@ -72,6 +72,8 @@ impl Model {
                 summary.messages += 1;
                 summary.bytes += message.as_ref().map_or(0, |message| message.cost() as u64);
                 summary.next = seq + 1;
+                // All have QoS 2.
+                summary.exact = seq + 1;
             }
             summary.received.extend(self.received.range((queue, 0)..(queue + 1, 0)).map(|(_, id)| id));
             if summary.messages > 0 || !summary.received.is_empty() {

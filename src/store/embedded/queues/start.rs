@@ -14,8 +14,12 @@ use crate::{
 /// Entries moved in one transaction.
 const MAX_MOVED: usize = 10_000;
 
-/// All queues with entries or received identifiers, in order.
-pub(super) fn summaries(environment: &Environment, tables: &Tables) -> Result<Vec<QueueSummary>, StoreError> {
+/// All queues with entries or received identifiers, in order. Of each the first `begun` entries may have been sent.
+pub(super) fn summaries(
+    environment: &Environment,
+    tables: &Tables,
+    begun: usize,
+) -> Result<Vec<QueueSummary>, StoreError> {
     environment.reading(|txn| {
         let mut queues: Vec<QueueSummary> = Vec::new();
         for entry in tables.entries.iter(txn)? {
@@ -30,6 +34,9 @@ pub(super) fn summaries(environment: &Environment, tables: &Tables) -> Result<Ve
             summary.messages += 1;
             summary.bytes += u64::from(cost);
             summary.next = seq + 1;
+            if summary.messages <= begun && Head::is_exact(value) {
+                summary.exact = seq + 1;
+            }
         }
         let mut with_received: Vec<QueueSummary> = Vec::new();
         let mut known = std::mem::take(&mut queues).into_iter().peekable();
@@ -115,10 +122,12 @@ fn move_entry(
     tables.entries.delete(txn, key)?;
     if let Some(second) = head.swept() {
         tables.expiry.delete(txn, &tables::expiry_key(second, key))?;
-        tables.expiry.put(txn, &tables::expiry_key(second, &to), &[])?;
     }
     // Whoever gets it next has not had it, and has other subscription identifiers.
     let head = Head { group: QueueId::NONE, ids: None, sent: false, ..head };
+    if let Some(second) = head.swept() {
+        tables.expiry.put(txn, &tables::expiry_key(second, &to), &[])?;
+    }
     let mut value = Vec::new();
     head.encode(&mut value);
     tables.entries.put(txn, &to, &value)

@@ -6,9 +6,9 @@ use heed::{RoTxn, RwTxn};
 
 use super::{
     batch::Cut,
-    tables::{self, EntryKey, Tables},
+    tables::{self, EntryKey, Head, Tables},
 };
-use crate::types::QueueId;
+use crate::{store::Expiry, types::QueueId};
 
 /// Entries of a queue that are still to be removed.
 #[derive(Debug, Clone)]
@@ -70,12 +70,14 @@ impl Sweep {
     }
 }
 
-/// Removes up to `room` entries whose second has come: adds (queue, messages, bytes) to `expired`. True if more are due.
+/// Removes up to `room` entries whose second has come, unless `keeps` says otherwise: adds (queue, messages, bytes) to
+/// `expired`. True if more are due.
 pub(super) fn expire(
     tables: &Tables,
     txn: &mut RwTxn<'_>,
     now: u64,
     room: usize,
+    keeps: &dyn Expiry,
     expired: &mut Vec<(QueueId, usize, u64)>,
 ) -> Result<bool, heed::Error> {
     let mut due = Vec::new();
@@ -97,6 +99,12 @@ pub(super) fn expire(
         tables.expiry.delete(txn, &key)?;
         let Some((_, queue, seq)) = place else { continue };
         let Some(entry) = tables::entry_key(queue, seq) else { continue };
+        if let Some(head) = tables.entries.get(txn, &entry)?.and_then(Head::decode)
+            && keeps.keeps(queue, seq, head.qos)
+        {
+            tables.note_sent(txn, &entry, head)?;
+            continue;
+        }
         let Some(head) = tables.remove(txn, &entry)? else { continue };
         match expired.last_mut() {
             Some((last, messages, bytes)) if *last == queue => {

@@ -20,8 +20,6 @@ use crate::{
     types::{Entry, QoS, QueueId, Timestamp},
 };
 
-/// The format of these tables.
-const FORMAT: u32 = 1;
 /// The tables, in the order of [`Tables`].
 pub(super) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 /// How many tables there are.
@@ -159,10 +157,9 @@ impl Head {
         head.swept()
     }
 
-    /// The second of its key in `expiry`, if it has one. Not of QoS 2: it may be sent before, and its packet identifier
-    /// is then the client's until the handshake ends, so that the session drops it.
+    /// The second of its key in `expiry`, if it has one: not what may have been sent, which is left to its session.
     pub(super) fn swept(&self) -> Option<u64> {
-        self.expiry.filter(|_| self.qos != QoS::ExactlyOnce)
+        self.expiry.filter(|_| !self.sent)
     }
 
     /// The value of an entry of which only the place is left.
@@ -202,6 +199,11 @@ impl Head {
     /// Cost, group (if any) and QoS of a value, without the rest.
     pub(super) fn decode_cost(value: &[u8]) -> Option<u32> {
         Input(value.get(NUMBER + 1..)?).varint()
+    }
+
+    /// Whether a value has QoS 2.
+    pub(super) fn is_exact(value: &[u8]) -> bool {
+        value.get(NUMBER).is_some_and(|flags| flags & QOS == QoS::ExactlyOnce as u8)
     }
 
     /// Whether a value names a shared group.
@@ -248,12 +250,7 @@ pub(in crate::store::embedded) struct Tables {
 impl Tables {
     /// Opens them, new ones in an empty environment; refuses those of a newer format.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
-        let found = environment.format(FORMAT)?;
-        // Upgrades from older formats go here; format 1 is the first.
-        let open = |txn: &mut RwTxn<'_>| {
-            if found.is_none() {
-                environment.set_format(txn, FORMAT)?;
-            }
+        environment.open_tables(|txn| {
             let [bodies, refs, entries, received, expiry] = NAMES;
             let mut table = |name| environment.env.create_database(txn, Some(name));
             Ok(Self {
@@ -263,8 +260,7 @@ impl Tables {
                 received: table(received)?,
                 expiry: table(expiry)?,
             })
-        };
-        environment.writing(open).map_err(|e| environment.failed(&e))
+        })
     }
 
     /// One more than the last message number in use.
@@ -312,6 +308,18 @@ impl Tables {
         }
         Head::released().encode(buffer);
         self.entries.put(txn, key, buffer)
+    }
+
+    /// An entry may have been sent: it does not go by itself any more. Its place in `expiry` is gone already.
+    pub(super) fn note_sent(
+        &self,
+        txn: &mut RwTxn<'_>,
+        key: &EntryKey,
+        head: Head,
+    ) -> Result<(), heed::Error> {
+        let mut value = Vec::new();
+        Head { sent: true, ..head }.encode(&mut value);
+        self.entries.put(txn, key, &value)
     }
 
     fn drop_content(&self, txn: &mut RwTxn<'_>, key: &EntryKey, head: &Head) -> Result<(), heed::Error> {

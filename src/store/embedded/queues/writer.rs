@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -10,7 +10,6 @@ use heed::RwTxn;
 use parking_lot::Mutex;
 
 use super::{
-    Expired,
     batch::{Batch, Cut, Then},
     inbox::{Gauges, Inbox, Job},
     load::Readers,
@@ -18,7 +17,10 @@ use super::{
     tables::{self, Head, Tables},
 };
 use crate::{
-    store::embedded::{committer::Work, message},
+    store::{
+        Expiry,
+        embedded::{committer::Work, message},
+    },
     telemetry::count,
     types::{QueueId, QueueOp, Timestamp},
 };
@@ -40,7 +42,8 @@ pub(super) struct Writer {
     /// Places of damaged entries that readers met.
     pub(super) damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
     pub(super) clock: fn() -> Timestamp,
-    pub(super) expired: Option<Expired>,
+    /// Nothing is removed before it is there.
+    expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
     waiting: VecDeque<Job>,
     /// `waiting` can be written once the batch is.
     ready: bool,
@@ -83,7 +86,7 @@ impl Writer {
         readers: Arc<Readers>,
         damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
         clock: fn() -> Timestamp,
-        expired: Option<Expired>,
+        expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
         first_due: Option<u64>,
     ) -> Self {
         Self {
@@ -92,7 +95,7 @@ impl Writer {
             readers,
             damaged,
             clock,
-            expired,
+            expiry,
             waiting: VecDeque::new(),
             ready: false,
             batch: Batch::default(),
@@ -246,7 +249,7 @@ impl Work for Writer {
             self.batch.take(&mut self.waiting, self.limit, &self.gauges)
         };
         let now = self.second();
-        let due = self.first_due.is_some_and(|second| second <= now) && self.swept != Some(now);
+        let due = self.is_due() && self.swept != Some(now);
         self.expire_until = due.then_some(now);
         if !self.batch.is_empty() || !self.sweeps.is_empty() || due {
             return true;
@@ -270,9 +273,10 @@ impl Work for Writer {
             }
         }
         self.segments(txn, &mut room)?;
-        if let Some(now) = self.expire_until {
+        if let (Some(now), Some(expiry)) = (self.expire_until, self.expiry.get()) {
             let expired = &mut self.effects.expired;
-            self.effects.more_expired = sweep::expire(&self.tables, txn, now, room.max(1), expired)?;
+            self.effects.more_expired =
+                sweep::expire(&self.tables, txn, now, room.max(1), &**expiry, expired)?;
         }
         self.effects.first_due = sweep::first_due(&self.tables, txn)?;
         self.effects.depth = self.tables.entries.len(txn)?;
@@ -301,9 +305,9 @@ impl Work for Writer {
             c.store_entries_expired.add(expired as u64);
             c.store_entries_settled.add(self.batch.merged);
         });
-        if let Some(tell) = &self.expired {
+        if let Some(expiry) = self.expiry.get() {
             for (queue, messages, bytes) in effects.expired {
-                tell(queue, messages, bytes);
+                expiry.expired(queue, messages, bytes);
             }
         }
         self.committed_jobs();
@@ -375,7 +379,7 @@ impl Work for Writer {
 
 impl Writer {
     fn is_due(&self) -> bool {
-        self.first_due.is_some_and(|second| second <= self.second())
+        self.expiry.get().is_some() && self.first_due.is_some_and(|second| second <= self.second())
     }
 
     /// Ends the jobs of the batch, which are durable.

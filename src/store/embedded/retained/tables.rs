@@ -16,9 +16,6 @@ use crate::{
     types::{SharedMessage, Timestamp},
 };
 
-/// Newest format of the environment that this version knows.
-pub(super) const FORMAT: u32 = 1;
-
 /// The tables.
 #[derive(Clone, Copy)]
 pub(super) struct Tables {
@@ -26,18 +23,13 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Opens or creates them. Records of an older format are to be rewritten here; there is none yet.
+    /// Opens or creates them, in the newest format.
     ///
     /// # Errors
     /// A newer format is refused, and nothing is changed.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
-        environment.format(FORMAT)?;
         let env = &environment.env;
-        let create = |txn: &mut RwTxn<'_>| {
-            environment.set_format(txn, FORMAT)?;
-            Ok(Self { retained: env.create_database(txn, Some("retained"))? })
-        };
-        environment.writing(create).map_err(|e| environment.failed(&e))
+        environment.open_tables(|txn| Ok(Self { retained: env.create_database(txn, Some("retained"))? }))
     }
 
     /// Sets the message of its topic; `buffer` is for its use.

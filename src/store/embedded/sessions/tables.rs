@@ -17,9 +17,6 @@ use crate::{
     types::QueueId,
 };
 
-/// Newest format of the environment that this version knows.
-pub(super) const FORMAT: u32 = 1;
-
 /// Key: number of a session or group, big-endian, so that the order of keys is that of numbers.
 pub(super) const NUMBER: usize = 8;
 
@@ -35,22 +32,19 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Opens or creates them. Records of an older format are to be rewritten here; there is none yet.
+    /// Opens or creates them, in the newest format.
     ///
     /// # Errors
     /// A newer format is refused, and nothing is changed.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
-        environment.format(FORMAT)?;
         let env = &environment.env;
-        let create = |txn: &mut RwTxn<'_>| {
-            environment.set_format(txn, FORMAT)?;
+        environment.open_tables(|txn| {
             Ok(Self {
                 sessions: env.create_database(txn, Some("sessions"))?,
                 subscriptions: env.create_database(txn, Some("subscriptions"))?,
                 groups: env.create_database(txn, Some("groups"))?,
             })
-        };
-        environment.writing(create).map_err(|e| environment.failed(&e))
+        })
     }
 
     /// Adds or replaces a session's record; `buffer` is for its use, here and below.

@@ -12,7 +12,7 @@ use super::{
 use crate::store::{
     StoreError,
     embedded::{
-        message,
+        format, message,
         open::{Existing, existing},
         queues::{
             audit,
@@ -26,7 +26,7 @@ use crate::store::{
 /// `file`, which must not be there yet. Changes nothing in the directory. Damaged records are left out and counted.
 ///
 /// # Errors
-/// If the directory is not there or is in use by a gateway, a store cannot be read, or the file cannot be written; no
+/// If the directory is not there or is in use by a gateway, a store cannot be read or has another format than the newest, or the file cannot be written; no
 /// file is left then.
 pub fn export(
     path: &Path,
@@ -44,6 +44,10 @@ pub fn export(
                 Existing::Damaged(reason) => return Err(StoreError::Damaged(format!("{store}: {reason}"))),
                 Existing::Sound(env) => env,
             };
+            if let Some(problem) = problem(store, &env).map_err(|e| failed(store, &e))? {
+                close(env);
+                return Err(StoreError::Format(problem));
+            }
             let mut report = StoreReport { store, records: 0, damaged: 0, bytes: 0, problem: None };
             let written =
                 Export { env: &env, out: &mut out, report: &mut report, progress, total: 0 }.store();
@@ -65,6 +69,10 @@ pub fn export(
         let _ = fs::remove_file(file);
     }
     result
+}
+
+fn problem(store: &str, env: &Env<WithoutTls>) -> Result<Option<String>, heed::Error> {
+    format::problem(store, env, &env.read_txn()?)
 }
 
 type Done = Result<(), ExportError<io::Error>>;

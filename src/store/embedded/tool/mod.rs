@@ -12,7 +12,7 @@ use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
     check::look_at_pages,
-    message,
+    format, message,
     open::{Existing, existing, in_use},
     queues::audit,
     record, sessions,
@@ -96,7 +96,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Stor
             Ok(Existing::Sound(env)) => {
                 let result = check_tables(&env, tables, &mut report, progress);
                 close(env);
-                report.problem = result.err().map(|e| e.to_string());
+                report.problem = result.unwrap_or_else(|e| Some(e.to_string()));
             }
             Err(e) => report.problem = Some(e.to_string()),
         }
@@ -105,16 +105,20 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Stor
     Ok(reports)
 }
 
+/// Looks at all records; why it cannot, if so.
 fn check_tables(
     env: &Env<WithoutTls>,
     tables: &[(&str, Sound)],
     report: &mut StoreReport,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(), heed::Error> {
+) -> Result<Option<String>, heed::Error> {
     /// Records between two reports of progress.
     const STEP: u64 = 10_000;
 
     let txn = env.read_txn()?;
+    if let Some(problem) = format::problem(report.store, env, &txn)? {
+        return Ok(Some(problem));
+    }
     let mut found = Vec::new();
     let mut total = 0;
     for &(name, sound) in tables {
@@ -144,7 +148,7 @@ fn check_tables(
         report.damaged += audit::audit(queues, &txn, &mut seen)?;
     }
     progress(Progress { store: report.store, done: report.records, total });
-    Ok(())
+    Ok(None)
 }
 
 /// Writes every store anew without free space. Each is replaced in one step, once its copy is durable; ended at any

@@ -107,3 +107,23 @@ fn a_backup_of_a_closed_directory_starts_as_it_was() {
     assert_eq!(count(&retained(target.path())), 500);
     assert!(backup(dir.path(), target.path(), &mut |_| ()).is_err(), "the target is not empty");
 }
+
+#[tokio::test]
+async fn a_newer_format_is_neither_read_nor_called_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = retained(dir.path());
+    fill(&store, 0..10);
+    drop(store);
+    {
+        let data = DataDir::open(dir.path()).unwrap();
+        let options = DurableOptions::default().environment("retained", 1);
+        let environment = crate::store::embedded::Environment::open(&data, options).unwrap();
+        environment.writing(|txn| environment.set_format(txn, 7)).unwrap();
+    }
+    let reports = check(dir.path(), &mut |_| {}).unwrap();
+    let problem = reports[0].problem.as_deref().unwrap();
+    assert!(problem.contains("format 7") && reports[0].records == 0, "{problem}");
+    let file = dir.path().join("all.export");
+    assert!(matches!(export(dir.path(), &file, &mut |_| {}), Err(StoreError::Format(_))));
+    assert!(!file.exists());
+}
