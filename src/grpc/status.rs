@@ -52,7 +52,7 @@ pub(super) enum Error {
     Unimplemented(&'static str),
     #[error("latest values are switched off")]
     LatestOff,
-    #[error("the latest-value store is not available")]
+    #[error("stored data cannot be read now")]
     StoreUnavailable,
     #[error("stored data cannot be read")]
     StoreDamaged,
@@ -192,11 +192,11 @@ impl From<StoreError> for Error {
                 Self::invalid("device_ids", "is empty, and the database in use lists by device only")
             }
             StoreError::Unavailable(detail) => {
-                tracing::debug!(detail, "latest-value read failed");
+                tracing::debug!(detail, "stored data cannot be read now");
                 Self::StoreUnavailable
             }
             StoreError::Damaged(detail) | StoreError::Format(detail) => {
-                tracing::error!(detail, "latest-value store is damaged");
+                tracing::error!(detail, "stored data is damaged");
                 Self::StoreDamaged
             }
         }

@@ -50,7 +50,7 @@ pub use latest::{Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
-pub use retained::RetainedStore;
+pub use retained::{LoadedRetained, RetainedStore};
 pub use scylla::{ScyllaLatest, ScyllaOptions};
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use versions::{VersionClock, VersionMark};

@@ -19,7 +19,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, Yielded};
+use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Yielded};
 
 /// What a test receiver got.
 #[derive(Debug, Clone, PartialEq, Eq)]
