@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
-# A real Apache Cassandra of one node on loopback, for tests: jars from Maven Central, run with Java 17.
+# A real Apache Cassandra on loopback, for tests: jars from Maven Central, run with Java 17.
 #
-#   scripts/cassandra.sh start     starts it, or finds it running; prints its address when it answers CQL
-#   scripts/cassandra.sh stop      ends it and drops its data
-#   scripts/cassandra.sh status    exit code 0 if it answers
+#   scripts/cassandra.sh start [N]    starts what does not run, or node N; prints the addresses when they answer CQL
+#   scripts/cassandra.sh kill [N]     kill -9; the data stays, and `start` goes on with it
+#   scripts/cassandra.sh pause [N]    SIGSTOP: connections stay open and nothing is answered
+#   scripts/cassandra.sh resume [N]   SIGCONT
+#   scripts/cassandra.sh stop         ends all nodes and drops their data
+#   scripts/cassandra.sh status       exit code 0 if all nodes answer
 #
-# CASSANDRA_PORT (9142), CASSANDRA_HEAP (512, in MB), CASSANDRA_VERSION, CASSANDRA_JARS (where the jars are kept;
-# with them there no network is needed) and CASSANDRA_WAIT (300, seconds that a start may take) change it.
+# CASSANDRA_PORT (9142) tells instances apart: each has its own nodes and data. What an instance is, is said at its
+# first `start` and kept until `stop`:
+#   CASSANDRA_NODES=3   three nodes, on 127.0.0.1, 127.0.0.2 and 127.0.0.3
+#   CASSANDRA_AUTH=1    logins are checked: user and password are "cassandra"
+#   CASSANDRA_TLS=1     clients must use TLS; the certificate to trust is target/cassandra-PORT/ca.pem
+#
+# CASSANDRA_HEAP (MB for each node; 512, or 320 with three), CASSANDRA_VERSION, CASSANDRA_JARS (where the jars are kept;
+# with them there no network is needed) and CASSANDRA_WAIT (300, seconds that a start may take) change it further.
 # Exit code 3: Java 17 or Maven is missing, or the jars cannot be had. Exit code 1: anything else.
 set -euo pipefail
 
@@ -14,30 +23,48 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 version=${CASSANDRA_VERSION:-5.0.9}
 port=${CASSANDRA_PORT:-9142}
 storage_port=$((port + 1))
-heap=${CASSANDRA_HEAP:-512}
 jars=${CASSANDRA_JARS:-${XDG_CACHE_HOME:-$HOME/.cache}/mqtt-server/cassandra-$version}
 home=$root/target/cassandra-$port
+
+# What an instance is, as its first start kept it.
+kept_version=$version kept_nodes=1 kept_auth='' kept_tls=''
+# shellcheck source=/dev/null
+[ -f "$home/settings" ] && . "$home/settings"
+nodes=${CASSANDRA_NODES:-$kept_nodes}
+auth=${CASSANDRA_AUTH-$kept_auth}
+tls=${CASSANDRA_TLS-$kept_tls}
+heap=${CASSANDRA_HEAP:-$([ "$nodes" = 1 ] && echo 512 || echo 320)}
 
 say() { printf 'cassandra.sh: %s\n' "$*" >&2; }
 fail() { say "$2"; exit "$1"; }
 
-# The process that this script started, if it lives. A number that the system gave to another process since is not it.
+# The process of node $1 that this script started, if it lives. A number that the system gave to another process since
+# is not it.
 running() {
   local pid
-  pid=$(cat "$home/pid" 2>/dev/null) || return 1
-  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -F "$home/" >/dev/null || return 1
+  pid=$(cat "$home/$1/pid" 2>/dev/null) || return 1
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -F "$home/$1/" >/dev/null || return 1
   printf '%s' "$pid"
 }
 
-# OPTIONS of CQL v4 is answered with SUPPORTED (0x06) before any login.
+# OPTIONS of CQL v4 is answered with SUPPORTED (0x06) before any login. Behind TLS: whether node $1 listens, as it does
+# once it serves.
 answers() {
   local reply
   reply=$(
-    exec 2>/dev/null 3<>"/dev/tcp/127.0.0.1/$port" || exit 1
+    exec 2>/dev/null 3<>"/dev/tcp/127.0.0.$1/$port" || exit 1
+    [ -n "$tls" ] && { echo tls; exit 0; }
     printf '\x04\x00\x00\x00\x05\x00\x00\x00\x00' >&3
     timeout 5 head -c 5 <&3 | od -An -tx1 | tr -d ' \n'
   ) || return 1
-  [[ $reply == 84*06 ]]
+  [[ $reply == tls || $reply == 84*06 ]]
+}
+
+# The addresses of the nodes $@.
+addresses() {
+  local node list=()
+  for node in "$@"; do list+=("127.0.0.$node:$port"); done
+  (IFS=,; echo "${list[*]}")
 }
 
 find_java() {
@@ -75,26 +102,28 @@ POM
 }
 
 write_configuration() {
-  mkdir -p "$home/conf/triggers" "$home/data" "$home/tmp"
-  cat >"$home/conf/cassandra.yaml" <<YAML
+  local at=$home/$1 node=$1 seeds
+  seeds=$(for ((n = 1; n <= nodes; n++)); do printf '%s127.0.0.%s:%s' "$([ "$n" = 1 ] || echo ,)" "$n" "$storage_port"; done)
+  mkdir -p "$at/conf/triggers" "$at/data" "$at/tmp"
+  cat >"$at/conf/cassandra.yaml" <<YAML
 cluster_name: mqtt-server-test
 num_tokens: 1
-initial_token: '0'
+initial_token: '${tokens[$((node - 1))]}'
 auto_bootstrap: false
 partitioner: org.apache.cassandra.dht.Murmur3Partitioner
 endpoint_snitch: SimpleSnitch
 seed_provider:
   - class_name: org.apache.cassandra.locator.SimpleSeedProvider
-    parameters: [{seeds: "127.0.0.1:$storage_port"}]
-listen_address: 127.0.0.1
-rpc_address: 127.0.0.1
+    parameters: [{seeds: "$seeds"}]
+listen_address: 127.0.0.$node
+rpc_address: 127.0.0.$node
 storage_port: $storage_port
 native_transport_port: $port
-data_file_directories: ["$home/data/data"]
-commitlog_directory: $home/data/commitlog
-saved_caches_directory: $home/data/saved_caches
-hints_directory: $home/data/hints
-cdc_raw_directory: $home/data/cdc_raw
+data_file_directories: ["$at/data/data"]
+commitlog_directory: $at/data/commitlog
+saved_caches_directory: $at/data/saved_caches
+hints_directory: $at/data/hints
+cdc_raw_directory: $at/data/cdc_raw
 commitlog_sync: periodic
 commitlog_sync_period: 10s
 commitlog_segment_size: 16MiB
@@ -110,7 +139,19 @@ range_request_timeout: 20s
 write_request_timeout: 10s
 request_timeout: 20s
 YAML
-  cat >"$home/conf/logback.xml" <<'XML'
+  if [ -n "$auth" ]; then
+    printf 'authenticator: PasswordAuthenticator\n' >>"$at/conf/cassandra.yaml"
+  fi
+  if [ -n "$tls" ]; then
+    cat >>"$at/conf/cassandra.yaml" <<YAML
+client_encryption_options:
+  enabled: true
+  optional: false
+  keystore: $home/keystore.p12
+  keystore_password: cassandra
+YAML
+  fi
+  cat >"$at/conf/logback.xml" <<'XML'
 <configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
     <encoder><pattern>%-5level %date{ISO8601} %logger{0} %msg%n</pattern></encoder>
@@ -120,17 +161,29 @@ YAML
 XML
 }
 
+# A certificate for the nodes, with the keytool beside java $1.
+write_certificate() {
+  local keytool
+  keytool=$(dirname "$1")/keytool
+  [ -x "$keytool" ] || fail 3 "keytool is missing beside $1"
+  "$keytool" -genkeypair -alias node -keyalg EC -groupname secp256r1 -validity 3650 -dname CN=cassandra-test \
+    -ext san=ip:127.0.0.1,ip:127.0.0.2,ip:127.0.0.3,dns:localhost -storetype PKCS12 \
+    -keystore "$home/keystore.p12" -storepass cassandra >&2
+  "$keytool" -exportcert -rfc -alias node -keystore "$home/keystore.p12" -storepass cassandra 2>/dev/null \
+    >"$home/ca.pem"
+}
+
 # What Cassandra 5 needs of Java 17's inner packages, and what makes one small node start soon.
 write_arguments() {
-  local agent package
+  local at=$home/$1 agent package
   agent=$(compgen -G "$jars/lib/jamm-*.jar" | head -n 1) || fail 3 "no jamm in $jars/lib: remove it and try again"
   {
     printf '%s\n' "-Xms$((heap / 2))M" "-Xmx${heap}M" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \
-      -XX:+ExitOnOutOfMemoryError -XX:MaxDirectMemorySize=256M "-javaagent:$agent" "-Djava.io.tmpdir=$home/tmp" \
+      -XX:+ExitOnOutOfMemoryError -XX:MaxDirectMemorySize=256M "-javaagent:$agent" "-Djava.io.tmpdir=$at/tmp" \
       -Djdk.attach.allowAttachSelf=true -Dio.netty.tryReflectionSetAccessible=true \
-      "-Dcassandra.config=file://$home/conf/cassandra.yaml" "-Dcassandra.triggers_dir=$home/conf/triggers" \
-      "-Dcassandra.storagedir=$home/data" "-Dcassandra.logdir=$home" "-Dlogback.configurationFile=$home/conf/logback.xml" \
-      -Dcassandra.skip_wait_for_gossip_to_settle=0 -Dcassandra.ring_delay_ms=1000 \
+      "-Dcassandra.config=file://$at/conf/cassandra.yaml" "-Dcassandra.triggers_dir=$at/conf/triggers" \
+      "-Dcassandra.storagedir=$at/data" "-Dcassandra.logdir=$at" "-Dlogback.configurationFile=$at/conf/logback.xml" \
+      -Dcassandra.skip_wait_for_gossip_to_settle=0 "-Dcassandra.ring_delay_ms=$([ "$nodes" = 1 ] && echo 1000 || echo 5000)" \
       -Dcassandra.superuser_setup_delay_ms=0 -Dcassandra-foreground=yes
     for package in java.base/jdk.internal.misc java.management.rmi/com.sun.jmx.remote.internal.rmi \
       java.rmi/sun.rmi.registry java.rmi/sun.rmi.server java.sql/java.sql java.base/java.lang.ref \
@@ -143,56 +196,105 @@ write_arguments() {
       java.base/sun.nio.ch jdk.management/com.sun.management.internal; do
       printf -- '--add-opens\n%s=ALL-UNNAMED\n' "$package"
     done
-  } >"$home/conf/java.args"
+  } >"$at/conf/java.args"
 }
 
-start() {
-  if running >/dev/null && answers; then
-    echo "127.0.0.1:$port"
-    return
-  fi
-  running >/dev/null || ! answers || fail 1 "something else answers on port $port; set CASSANDRA_PORT"
-  local java pid unprivileged=()
-  java=$(find_java) || fail 3 "Java 17 is missing (Debian: apt-get install openjdk-17-jre-headless)"
-  fetch_jars
-  if ! running >/dev/null; then
-    rm -rf "$home"
-    write_configuration
-    write_arguments
-    # As root it would lock its whole heap in memory.
-    [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && unprivileged=(setpriv --bounding-set=-ipc_lock)
-    setsid ${unprivileged[@]+"${unprivileged[@]}"} "$java" "@$home/conf/java.args" -cp "$home/conf:$jars/lib/*" \
-      org.apache.cassandra.service.CassandraDaemon >"$home/log" 2>&1 </dev/null &
-    # setpriv and java replace setsid, which does not fork when it leads no process group.
-    echo $! >"$home/pid"
-  fi
-  pid=$(cat "$home/pid")
+# Starts node $1 with java $2 unless it runs; does not wait for it.
+launch() {
+  local at=$home/$1 unprivileged=()
+  running "$1" >/dev/null && return
+  ! answers "$1" || fail 1 "something else answers on 127.0.0.$1:$port; set CASSANDRA_PORT"
+  # As root it would lock its whole heap in memory.
+  [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && unprivileged=(setpriv --bounding-set=-ipc_lock)
+  setsid ${unprivileged[@]+"${unprivileged[@]}"} "$2" "@$at/conf/java.args" -cp "$at/conf:$jars/lib/*" \
+    org.apache.cassandra.service.CassandraDaemon >>"$at/log" 2>&1 </dev/null &
+  # setpriv and java replace setsid, which does not fork when it leads no process group.
+  echo $! >"$at/pid"
+}
+
+# Until node $1 answers, and knows its user if logins are checked.
+await() {
+  local second
   for ((second = 0; second < ${CASSANDRA_WAIT:-300}; second++)); do
-    if answers; then
-      echo "127.0.0.1:$port"
-      return
-    fi
-    [ -d "/proc/$pid" ] || { tail -n 20 "$home/log" >&2; fail 1 "Cassandra ended: see $home/log"; }
+    if answers "$1" && { [ -z "$auth" ] || grep -q "Created default superuser" "$home"/*/log; }; then return; fi
+    [ -d "/proc/$(cat "$home/$1/pid")" ] || { tail -n 20 "$home/$1/log" >&2; fail 1 "Cassandra ended: see $home/$1/log"; }
     sleep 1
   done
-  tail -n 20 "$home/log" >&2
-  stop
-  fail 1 "Cassandra does not answer on port $port"
+  tail -n 20 "$home/$1/log" >&2
+  fail 1 "Cassandra does not answer on 127.0.0.$1:$port"
 }
 
-stop() {
-  local pid
-  if pid=$(running); then
-    # Its data goes anyway.
-    kill -KILL "$pid"
-    while running >/dev/null; do sleep 0.1; done
+# Starts the nodes $@.
+start() {
+  local java node
+  java=$(find_java) || fail 3 "Java 17 is missing (Debian: apt-get install openjdk-17-jre-headless)"
+  fetch_jars
+  [[ $nodes == [13] ]] || fail 1 "CASSANDRA_NODES is 1 or 3"
+  if [ ! -f "$home/settings" ]; then
+    rm -rf "$home"
+    mkdir -p "$home"
+    [ -z "$tls" ] || write_certificate "$java"
+    local tokens=(0)
+    [ "$nodes" = 1 ] || tokens=(-9223372036854775808 -3074457345618258603 3074457345618258602)
+    for ((node = 1; node <= nodes; node++)); do
+      write_configuration "$node"
+      write_arguments "$node"
+    done
+    printf 'kept_version=%s kept_nodes=%s kept_auth=%s kept_tls=%s\n' "$version" "$nodes" "$auth" "$tls" \
+      >"$home/settings"
+    # The others join the first.
+    launch 1 "$java"
+    await 1
+  elif [ "$version $nodes $auth $tls" != "$kept_version $kept_nodes $kept_auth $kept_tls" ]; then
+    fail 1 "an instance with other settings is kept on port $port; stop it or set CASSANDRA_PORT"
   fi
+  for node in "$@"; do launch "$node" "$java"; done
+  for node in "$@"; do await "$node"; done
+  addresses "$@"
+}
+
+# Sends signal $1 to the nodes $2...
+send() {
+  local signal=$1 node pid
+  shift
+  for node in "$@"; do
+    if pid=$(running "$node"); then kill "-$signal" "$pid"; fi
+  done
+}
+
+kill_nodes() {
+  local node
+  send KILL "$@"
+  for node in "$@"; do
+    while running "$node" >/dev/null; do sleep 0.1; done
+  done
+}
+
+# Their data goes anyway.
+stop() {
+  kill_nodes "$@"
   rm -rf "$home"
 }
 
+status() {
+  local node
+  for node in "$@"; do answers "$node" || return 1; done
+}
+
+all=()
+for ((node = 1; node <= nodes; node++)); do all+=("$node"); done
+which=("${all[@]}")
+if [ -n "${2:-}" ]; then
+  [[ " ${all[*]} " == *" $2 "* ]] || fail 1 "there is no node $2"
+  which=("$2")
+fi
+
 case ${1:-} in
-  start) start ;;
-  stop) stop ;;
-  status) answers ;;
-  *) fail 1 "usage: scripts/cassandra.sh start|stop|status" ;;
+  start) start "${which[@]}" ;;
+  kill) kill_nodes "${which[@]}" ;;
+  pause) send STOP "${which[@]}" ;;
+  resume) send CONT "${which[@]}" ;;
+  stop) stop "${all[@]}" ;;
+  status) status "${which[@]}" ;;
+  *) fail 1 "usage: scripts/cassandra.sh start|kill|pause|resume [N], or stop|status" ;;
 esac

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(2, &*error),
     };
     if flags.check {
-        return match tls::check_files(&config) {
+        return match tls::check_files(&config).and_then(|()| config.database_password().map(drop)) {
             Ok(()) => say("configuration is valid"),
             Err(error) => fail(2, &error),
         };

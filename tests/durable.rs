@@ -322,3 +322,21 @@ fn without_the_store_sessions_end_with_the_process() {
     assert!(!resume(server.ports.tcp, lasting("dev", 600)).1);
     assert!(!server.dir().join("data/queues").exists());
 }
+
+/// A refusal needs no disk, but goes out behind the acknowledgement of what came before it [MQTT-4.6.0-2].
+#[test]
+fn a_refused_message_is_not_answered_before_an_earlier_one_that_waits_for_the_disk() {
+    let server = Server::start();
+    let mut away = resume(server.ports.tcp, lasting("away", 600)).0;
+    away.subscribe_with("kept", QoS::AtLeastOnce, None);
+    leave(&mut away);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    for _ in 0..20 {
+        publisher.send_all(&[
+            message("kept", b"x", QoS::AtLeastOnce, false),
+            message("$SYS/refused", b"x", QoS::AtLeastOnce, false),
+        ]);
+        assert_eq!(publisher.next(), Got::PubAck(0));
+        assert_eq!(publisher.next(), Got::PubAck(0x90));
+    }
+}

@@ -167,7 +167,7 @@ fn connack_over_tls(
     for root in rustls_pemfile::certs(&mut pem.as_slice()) {
         roots.add(root.expect("a certificate")).expect("an authority");
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")

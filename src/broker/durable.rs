@@ -9,10 +9,7 @@ use ahash::RandomState;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::{
-    Broker, Inner, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners,
-    session_core::State,
-};
+use super::{Broker, Inner, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners};
 use crate::{
     store::{
         Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
@@ -159,16 +156,24 @@ impl Durable {
         self.queues().submit(QueueOp::Purge { queue });
     }
 
+    /// Writes a session's record.
+    pub(super) fn put_session(&self, session: StoredSession, ticket: Option<&Arc<Ticket>>) {
+        self.sessions().submit(SessionOp::Put(Box::new(session), part(ticket)));
+    }
+
     /// The session of a queue is over, and so is all that it has on disk.
     pub(super) fn remove_session(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
         self.owners.lock().remove(core);
-        let part = ticket.map(|ticket| {
-            ticket.add();
-            Arc::clone(ticket)
-        });
-        self.sessions().submit(SessionOp::Remove(core.queue(), part));
+        self.sessions().submit(SessionOp::Remove(core.queue(), part(ticket)));
         self.queues().submit(QueueOp::Purge { queue: core.queue() });
     }
+}
+
+/// One more part of a ticket.
+fn part(ticket: Option<&Arc<Ticket>>) -> Option<Arc<Ticket>> {
+    let ticket = ticket?;
+    ticket.add();
+    Some(Arc::clone(ticket))
 }
 
 impl Broker {
@@ -297,16 +302,6 @@ impl Inner {
         self.durable.as_ref().filter(|_| core.queue() != QueueId::NONE)
     }
 
-    /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order.
-    pub(super) fn keep(&self, core: &SessionCore, state: &State, ticket: Option<&Arc<Ticket>>) {
-        let Some(durable) = self.durable_for(core) else { return };
-        let part = ticket.map(|ticket| {
-            ticket.add();
-            Arc::clone(ticket)
-        });
-        durable.sessions().submit(SessionOp::Put(Box::new(state.stored(core)), part));
-    }
-
     /// The session of a durable queue.
     pub(super) fn session_of(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
         let slots = self.durable.as_ref()?.owners.lock().candidates(queue);
@@ -359,6 +354,17 @@ struct Restoring<'a, M> {
 }
 
 impl<M> Restoring<'_, M> {
+    /// A later session of the client id was begun: an earlier one is on disk only because its will was not safe yet. It
+    /// ends with the next tick, which publishes that.
+    fn end_earlier(&self, client_id: &ClientId) {
+        let inner = &*self.broker.inner;
+        let mut place = inner.place(client_id.as_str());
+        let Some(earlier) = place.find(client_id.as_str()) else { return };
+        place.remove(&earlier);
+        let mut state = earlier.core().state.lock();
+        inner.timers.update(&earlier, &mut state, |state| state.expiry = 0);
+    }
+
     /// The summary of a queue; both come in order.
     fn summary(&mut self, queue: QueueId) -> Option<&QueueSummary> {
         while self.queues.as_slice().first()?.queue <= queue {
@@ -377,7 +383,9 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         let queue = stored.queue;
         self.last = self.last.max(queue.0);
         let now = self.now;
+        let inner = &*self.broker.inner;
         let summary = self.summary(queue).cloned();
+        self.end_earlier(&stored.client_id);
         let over = stored.expiry == 0
             || stored.expiry != u32::MAX
                 && stored.since.is_some_and(|since| since.plus_secs(stored.expiry) <= now);
@@ -388,7 +396,6 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             self.durable.queues().submit(QueueOp::Purge { queue });
             return;
         }
-        let inner = &*self.broker.inner;
         let session = {
             let client_id = stored.client_id.clone();
             let mut place = inner.place(client_id.as_str());

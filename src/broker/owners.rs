@@ -30,8 +30,11 @@ impl Owners {
     }
 
     pub(super) fn remove(&mut self, core: &SessionCore) {
-        let hash = self.hasher.hash_one(low(core.queue()));
-        if let Ok(entry) = self.table.find_entry(hash, |owner| owner.slot == core.slot()) {
+        // The slot may be another's by now.
+        let queue = low(core.queue());
+        let hash = self.hasher.hash_one(queue);
+        let own = |owner: &Owner| owner.slot == core.slot() && owner.queue == queue;
+        if let Ok(entry) = self.table.find_entry(hash, own) {
             entry.remove();
         }
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{ConnectionInfo, OpenRequest, Will};
+use super::{ConnectionInfo, OpenRequest, Will, wills::Leaving};
 use crate::store::{StoredSession, StoredWill};
-use crate::types::{ClientId, Peer, Protocol, QueueId, Timestamp};
+use crate::types::{ClientId, Peer, Protocol, QueueId, Ticket, Timestamp};
 
 /// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
 pub struct SessionCore {
@@ -41,6 +41,8 @@ pub(super) struct State {
 #[derive(Default)]
 struct Extra {
     will: Option<Will>,
+    /// Boxed: it is there for moments only.
+    leaving: Option<Box<Leaving>>,
     username: Option<Box<str>>,
 }
 
@@ -107,14 +109,16 @@ impl SessionCore {
 
 impl Extra {
     fn boxed(will: Option<Will>, username: Option<Box<str>>) -> Option<Box<Self>> {
-        (will.is_some() || username.is_some()).then(|| Box::new(Self { will, username }))
+        (will.is_some() || username.is_some()).then(|| Box::new(Self { will, leaving: None, username }))
     }
 }
 
 impl State {
     /// As it is kept on disk.
     pub(super) fn stored(&self, core: &SessionCore) -> StoredSession {
-        let will = self.extra.as_ref().and_then(|extra| extra.will.as_ref());
+        let extra = self.extra.as_ref();
+        let leaving = extra.and_then(|extra| extra.leaving.as_ref()).map(|leaving| leaving.will());
+        let will = leaving.or_else(|| self.will());
         StoredSession {
             queue: core.queue,
             client_id: core.client_id.clone(),
@@ -142,9 +146,9 @@ impl State {
         }
     }
 
-    /// A new connection owns the session. Returns the will of the earlier one.
-    pub(super) fn reconnect(&mut self, request: OpenRequest) -> Option<Will> {
-        let earlier = self.take_will();
+    /// A new connection owns the session. A will that is left of the earlier one is forgotten.
+    pub(super) fn reconnect(&mut self, request: OpenRequest) {
+        let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
         let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
         self.epoch = self.epoch.wrapping_add(1);
         self.online = true;
@@ -153,23 +157,53 @@ impl State {
         (self.peer, self.listener) = (peer, listener);
         (self.protocol, self.keep_alive) = (protocol, keep_alive);
         self.extra = Extra::boxed(request.will, username);
-        earlier
+        if leaving.is_some() {
+            self.extra.get_or_insert_default().leaving = leaving;
+        }
     }
 
-    /// Whether there is a will.
-    pub(super) fn has_will(&self) -> bool {
-        self.extra.as_ref().is_some_and(|extra| extra.will.is_some())
+    /// The will, if there is one that is not being published.
+    pub(super) fn will(&self) -> Option<&Will> {
+        self.extra.as_ref()?.will.as_ref()
     }
 
-    /// Takes the will out.
-    pub(super) fn take_will(&mut self) -> Option<Will> {
-        self.extra.as_mut()?.will.take()
+    /// Takes the will out; it is not published.
+    pub(super) fn forget_will(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.will = None;
+        }
+    }
+
+    /// Takes the will out to be published. Of a session that is kept on disk it stays there until
+    /// [`Self::will_is_safe`] was called for it.
+    pub(super) fn give_will(&mut self, queue: QueueId) -> Option<Will> {
+        let extra = self.extra.as_mut()?;
+        let will = extra.will.take()?;
+        if queue != QueueId::NONE {
+            match &mut extra.leaving {
+                Some(leaving) => leaving.hold(),
+                None => extra.leaving = Some(Box::new(Leaving::new(will.clone()))),
+            }
+        }
+        Some(will)
+    }
+
+    /// The wills that are being published, if there are any.
+    pub(super) fn leaving(&mut self) -> Option<&mut Leaving> {
+        self.extra.as_mut()?.leaving.as_deref_mut()
+    }
+
+    /// One will less is being published. With the last one the session's record may change: who waits for that.
+    pub(super) fn will_is_safe(&mut self) -> Option<Option<Arc<Ticket>>> {
+        let extra = self.extra.as_mut()?;
+        let last = extra.leaving.take_if(|leaving| leaving.release())?;
+        Some(last.into_waiting())
     }
 
     /// When the will is due, if the session waits with one: after its delay or when the session expires,
     /// whichever is first [MQTT-3.1.3-9].
     pub(super) fn will_at(&self) -> Option<Timestamp> {
-        let will = self.extra.as_ref()?.will.as_ref()?;
+        let will = self.will()?;
         if self.online || self.ended {
             return None;
         }

@@ -99,7 +99,7 @@ impl Broker {
                 state.expiry = closed.expiry.unwrap_or(state.expiry);
                 if !closed.publish_will {
                     // [MQTT-3.1.2-10]
-                    state.take_will();
+                    state.forget_will();
                 }
                 state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
             });
@@ -107,9 +107,9 @@ impl Broker {
                 place.remove(session);
                 (None, Some(self.mark_ended(session, &mut state)))
             } else if due {
-                (inner.timers.update(session, &mut state, State::take_will), None)
+                (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
             } else {
-                inner.keep(core, &state, None);
+                inner.keep(core, &mut state, None);
                 (None, None)
             }
         };
@@ -125,7 +125,7 @@ impl Broker {
             }
         }
         if let Some(will) = will {
-            self.publish_kept_will(session, &will, now, turn);
+            self.publish_will(session, &will, core.slot(), now, turn);
         }
     }
 
@@ -200,11 +200,11 @@ impl Broker {
                 place.remove(session);
                 ended = Some(self.mark_ended(session, &mut state));
             } else {
-                will = inner.timers.update(session, &mut state, State::take_will);
+                will = inner.timers.update(session, &mut state, |state| state.give_will(core.queue()));
             }
         }
         if let Some(will) = will {
-            self.publish_kept_will(session, &will, now, turn);
+            self.publish_will(session, &will, core.slot(), now, turn);
         }
         if let Some(ended) = ended {
             count(|c| c.sessions_expired.add(1));
@@ -235,14 +235,19 @@ impl Broker {
                 // the session itself, which the earlier connection may still be waiting for.
                 let changes = was_online
                     || request.will.is_some()
-                    || state.has_will()
+                    || state.will().is_some()
+                    || state.leaving().is_some()
                     || state.expiry != request.expiry;
                 let ticket = (changes && inner.durable_for(old.core()).is_some()).then(Ticket::new);
-                let due = state.will_at().is_some_and(|at| at <= request.now);
-                let will = inner.timers.update(old, &mut state, |state| state.reconnect(request));
+                let due = state.will_at().is_some_and(|at| at <= request.now)
+                    || was_online && state.will().is_some_and(|will| will.delay == 0);
+                former.will = inner.timers.update(old, &mut state, |state| {
+                    let will = due.then(|| state.give_will(old.core().queue())).flatten();
+                    state.reconnect(request);
+                    will
+                });
                 let epoch = state.epoch;
-                inner.keep(old.core(), &state, ticket.as_ref());
-                former.will = will.filter(|will| due || was_online && will.delay == 0);
+                inner.keep(old.core(), &mut state, ticket.as_ref());
                 drop(state);
                 if !was_online {
                     self.count_online();
@@ -260,7 +265,7 @@ impl Broker {
         let session = make(SessionCore::new(request, slot, queue));
         if let Some(durable) = durable {
             durable.note_slot(session.core());
-            inner.keep(session.core(), &session.core().state.lock(), ticket.as_ref());
+            inner.keep(session.core(), &mut session.core().state.lock(), ticket.as_ref());
         }
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
         place.replace(old.as_ref(), &session);
@@ -276,8 +281,12 @@ impl Broker {
         let will = inner.timers.update(session, state, |state| {
             state.ended = true;
             state.online = false;
-            state.take_will()
+            state.give_will(session.core().queue())
         });
+        if let Some(leaving) = state.leaving() {
+            // Until `clear_away` has come to the removal.
+            leaving.hold();
+        }
         if was_online {
             inner.online.fetch_sub(1, Relaxed);
         }
@@ -305,10 +314,8 @@ impl Broker {
         let left = session.end();
         self.redeliver(left, core.queue(), now, turn);
         self.park(&inner.index.groups_of(subscriptions.as_slice()));
-        if let Some(durable) = inner.durable_for(core) {
-            // After what goes to others was submitted.
-            durable.remove_session(core, ticket);
-        }
+        // After what goes to others was submitted.
+        self.remove_after_wills(core, ticket);
         inner.slots.free(core.slot());
         self.emit_with(now, core, || EventKind::SessionEnded { reason });
         // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].

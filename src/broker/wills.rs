@@ -1,8 +1,17 @@
 //! Publication of wills.
+//!
+//! The will of a session that is kept on disk leaves its record only when it is safe where it goes, also when a new
+//! connection, or the session's end, changes the record. So no crash loses it; a crash just before may publish it twice.
 
-use std::{sync::Arc, task::Wake};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::AcqRel},
+    },
+    task::Wake,
+};
 
-use super::{Broker, Session, Turn, Will, session_core::State};
+use super::{Broker, Inner, Session, SessionCore, Turn, Will, session_core::State};
 use crate::{
     telemetry::count,
     types::{OriginKind, SharedMessage, Ticket, Timestamp},
@@ -16,35 +25,67 @@ impl Broker {
         self.inner.slots.for_each_session(|session| {
             let will = {
                 let mut state = session.core().state.lock();
-                self.inner.timers.update(&session, &mut state, State::take_will)
+                let queue = session.core().queue();
+                self.inner.timers.update(&session, &mut state, |state| state.give_will(queue))
             };
             wills.extend(will.map(|will| (session, will)));
         });
         for (session, will) in wills {
-            self.publish_kept_will(&session, &will, now, turn);
+            self.publish_will(&session, &will, session.core().slot(), now, turn);
         }
     }
 
-    /// Publishes the will of a session that goes on. On disk it leaves the session after it has come where it goes, so
-    /// that a crash in between does not lose it.
-    pub(super) fn publish_kept_will(
+    /// Publishes a will that [`State::give_will`] gave. `slot` is 0 once the session is over: the slot may be another's by
+    /// now.
+    pub(super) fn publish_will(
         &self,
         session: &Arc<dyn Session>,
         will: &Will,
+        slot: u32,
         now: Timestamp,
         turn: &mut Turn,
     ) {
-        let ticket = self.publish_will(session, will, session.core().slot(), now, turn);
-        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session) });
+        let ticket = self.send_will(session, will, slot, now, turn);
+        let open = AtomicBool::new(true);
+        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), open });
         let waker = Arc::clone(&keeper).into();
         if ticket.is_none_or(|ticket| ticket.poll(&waker).is_some()) {
             keeper.keep();
         }
     }
 
+    /// A will is safe, or what had to come before the session's removal was done. With the last of them the session is
+    /// written as it is now, or removed.
+    fn will_is_safe(&self, core: &SessionCore) {
+        let mut state = core.state.lock();
+        let Some(waiting) = state.will_is_safe() else { return };
+        if !state.ended {
+            self.inner.keep(core, &mut state, waiting.as_ref());
+        } else if let Some(durable) = self.inner.durable_for(core) {
+            durable.remove_session(core, waiting.as_ref());
+        }
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.done();
+        }
+    }
+
+    /// Removes a session that has ended from disk, after its wills are safe.
+    pub(super) fn remove_after_wills(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
+        let Some(durable) = self.inner.durable_for(core) else { return };
+        let mut state = core.state.lock();
+        let Some(leaving) = state.leaving() else {
+            return durable.remove_session(core, ticket);
+        };
+        if let Some(ticket) = ticket {
+            leaving.wait(ticket);
+        }
+        drop(state);
+        self.will_is_safe(core);
+    }
+
     /// Publishes a will [MQTT-3.1.2-8] with its own QoS and retain flag [MQTT-3.1.2-14] [MQTT-3.1.2-15].
-    /// `slot` is 0 once the session is over: the slot may be another's by now.
-    pub(super) fn publish_will(
+    fn send_will(
         &self,
         session: &Arc<dyn Session>,
         will: &Will,
@@ -77,18 +118,71 @@ impl Broker {
     }
 }
 
-/// Writes a session as it is, when its will is safe.
+impl Inner {
+    /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order. While a
+    /// will is being published the record keeps that one, and who waits for the new state waits until it is safe.
+    pub(super) fn keep(&self, core: &SessionCore, state: &mut State, ticket: Option<&Arc<Ticket>>) {
+        let Some(durable) = self.durable_for(core) else { return };
+        match (ticket, state.leaving()) {
+            (Some(ticket), Some(leaving)) => leaving.wait(ticket),
+            _ => durable.put_session(state.stored(core), ticket),
+        }
+    }
+}
+
+/// Wills of one session that are on their way. Its record has the first of them until all are safe: the others are those
+/// of connections that were not answered yet.
+pub(super) struct Leaving {
+    will: Will,
+    /// How many there are, and one more while the end of the session holds its record back.
+    left: u32,
+    waiting: Option<Arc<Ticket>>,
+}
+
+impl Leaving {
+    pub(super) fn new(will: Will) -> Self {
+        Self { will, left: 1, waiting: None }
+    }
+
+    pub(super) fn will(&self) -> &Will {
+        &self.will
+    }
+
+    pub(super) fn hold(&mut self) {
+        self.left += 1;
+    }
+
+    /// Whether it was the last.
+    pub(super) fn release(&mut self) -> bool {
+        self.left -= 1;
+        self.left == 0
+    }
+
+    /// A part of `ticket` is done when the record has changed. Whoever waited before was taken over and is refused.
+    pub(super) fn wait(&mut self, ticket: &Arc<Ticket>) {
+        ticket.add();
+        if let Some(earlier) = self.waiting.replace(Arc::clone(ticket)) {
+            earlier.refuse();
+        }
+    }
+
+    pub(super) fn into_waiting(self) -> Option<Arc<Ticket>> {
+        self.waiting
+    }
+}
+
+/// Waits until a will is safe.
 struct Keeper {
     broker: Broker,
     session: Arc<dyn Session>,
+    open: AtomicBool,
 }
 
 impl Keeper {
+    /// Once: whoever polls and whoever wakes may both find that it is time.
     fn keep(&self) {
-        let core = self.session.core();
-        let state = core.state.lock();
-        if !state.ended {
-            self.broker.inner.keep(core, &state, None);
+        if self.open.swap(false, AcqRel) {
+            self.broker.will_is_safe(self.session.core());
         }
     }
 }

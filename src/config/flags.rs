@@ -41,9 +41,13 @@ pub struct Flags {
     /// Directory of all that is kept on disk [default: ./data]
     #[arg(long, value_name = "DIR", help_heading = "Storage")]
     pub data_dir: Option<PathBuf>,
-    /// Cassandra or Scylla node for latest values (not in this version yet)
-    #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "ADDR", help_heading = "Storage")]
+    /// Nodes of a Cassandra or Scylla cluster for latest values, HOST[:PORT][,HOST...]; without it they are kept in
+    /// the data directory
+    #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "NODES", help_heading = "Storage")]
     pub db_addr: Option<String>,
+    /// Make and upgrade the keyspace and tables of --db-addr [default: true]
+    #[arg(long, value_name = "BOOL", help_heading = "Storage")]
+    pub db_migrate: Option<bool>,
 
     /// Configuration file, TOML; also MQTT_SERVER_CONFIG
     #[arg(long, value_name = "FILE", help_heading = "Running")]
@@ -142,13 +146,15 @@ impl Flags {
             ("--dev", "dev", self.dev),
             ("--insecure-grpc", "insecure_grpc", self.insecure_grpc),
         ];
+        let migrate =
+            self.db_migrate.map(|on| ("--db-migrate", "database.migrate", toml::Value::Boolean(on)));
         let texts =
             texts.into_iter().filter_map(|(flag, key, value)| Some((flag, key, toml::Value::String(value?))));
         let switches = switches
             .into_iter()
             .filter(|(_, _, on)| *on)
             .map(|(flag, key, _)| (flag, key, toml::Value::Boolean(true)));
-        texts.chain(switches).collect()
+        texts.chain(switches).chain(migrate).collect()
     }
 }
 

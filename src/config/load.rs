@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use toml::{Table, Value};
 
-use super::{Config, ConfigError, Flags, Listener, Problem};
+use super::{
+    Config, ConfigError, Flags, Listener, Problem,
+    secret::{HIDDEN, is_secret},
+};
 
 /// Prefix of the environment variables.
 const PREFIX: &str = "MQTT_SERVER_";
@@ -49,6 +52,9 @@ impl Config {
             return Ok(config);
         }
         for problem in &mut loader.problems {
+            if is_secret(&problem.key) && !problem.value.is_empty() {
+                problem.value = HIDDEN.to_owned();
+            }
             if let Some(origin) = loader.origins.get(&problem.key) {
                 problem.origin.clone_from(origin);
             }
@@ -91,7 +97,10 @@ impl Loader {
             Err(error) => {
                 let at = error.span().map_or(0, |span| span.start.min(text.len()));
                 let line = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
-                let content = text.lines().nth(line - 1).unwrap_or_default().trim();
+                let content = match text.lines().nth(line - 1).unwrap_or_default().trim() {
+                    secret if is_secret(secret) => HIDDEN,
+                    line => line,
+                };
                 self.problems.push(Problem::new(
                     format!("line {line}"),
                     "",
@@ -198,7 +207,10 @@ impl Loader {
                     }
                     _ => "write it as in the sample file".to_owned(),
                 };
-                self.problems.push(Problem::new(path.join("."), show(&value), first_line(&error), fix));
+                let name = path.join(".");
+                // The parser's words quote the value.
+                let problem = if is_secret(&name) { "not text".to_owned() } else { first_line(&error) };
+                self.problems.push(Problem::new(name, show(&value), problem, fix));
                 remove(&mut self.table, &path);
             }
         }
@@ -258,7 +270,8 @@ fn show(value: &Value) -> String {
     match value {
         Value::String(text) => format!("\"{text}\""),
         Value::Table(table) => {
-            let entries: Vec<String> = table.iter().map(|(k, v)| format!("{k} = {}", show(v))).collect();
+            let shown = |k: &str, v| if is_secret(k) { HIDDEN.to_owned() } else { show(v) };
+            let entries: Vec<String> = table.iter().map(|(k, v)| format!("{k} = {}", shown(k, v))).collect();
             format!("{{{}}}", entries.join(", "))
         }
         Value::Array(entries) => {

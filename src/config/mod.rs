@@ -3,11 +3,15 @@
 //! A leaf: knows no other module. Immutable after start.
 
 mod address;
+mod contact_point;
+mod database;
 mod effective;
 mod error;
 mod flags;
 mod limits;
 mod load;
+mod replication;
+mod secret;
 mod sections;
 mod units;
 mod validate;
@@ -16,10 +20,13 @@ mod validate;
 mod tests;
 
 pub use address::{Address, FileMode};
+pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use effective::TlsFiles;
 pub use error::{ConfigError, Problem};
 pub use flags::{Command, Flags, StoreCommand, version};
 pub use limits::{Limits, OverflowPolicy, SharedStrategy};
+pub use replication::Replication;
+pub use secret::Secret;
 pub use sections::{
     Config, DurabilityMode, DurabilityRule, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel,
     ShutdownTimes, Store, Sys, Tls, TlsVersion,

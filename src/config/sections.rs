@@ -390,7 +390,7 @@ pub struct Config {
     pub http_addr: SocketAddr,
     /// Stores.
     pub data_dir: PathBuf,
-    /// Cassandra or Scylla.
+    /// Nodes of a Cassandra or Scylla cluster for latest values, `HOST[:PORT][,HOST...]`.
     #[serde(with = "optional")]
     pub db_addr: Option<String>,
     /// Development mode.
@@ -411,6 +411,8 @@ pub struct Config {
     pub http: Http,
     /// `[latest]`.
     pub latest: Latest,
+    /// `[database]`.
+    pub database: super::Database,
     /// `[store]`.
     pub store: Store,
     /// `[sys]`.
@@ -446,6 +448,7 @@ impl Default for Config {
             grpc: Grpc::default(),
             http: Http::default(),
             latest: Latest::default(),
+            database: super::Database::default(),
             store: Store::default(),
             sys: Sys::default(),
             limits: super::Limits::default(),

@@ -176,7 +176,8 @@ fn flags_go_over_environment_and_file() {
 fn flags_of_the_precedent_are_understood() {
     let flags = flags("-a 127.0.0.1:1 -c c.pem -k k.pem --db_addr h:9042 -n --non-tls --trace");
     assert_eq!(flags.db_addr.as_deref(), Some("h:9042"));
-    let config = Config::load(&Flags { db_addr: None, ..flags }, None, &BTreeMap::new()).unwrap();
+    let config = Config::load(&flags, None, &BTreeMap::new()).unwrap();
+    assert_eq!(config.contact_points(), ["h:9042"]);
     assert!(config.non_tls && config.non_broker);
     assert_eq!((config.cert.to_str(), config.key.to_str()), (Some("c.pem"), Some("k.pem")));
     assert_eq!(config.log.level, "trace");
@@ -187,7 +188,37 @@ fn flags_of_the_precedent_are_understood() {
 fn every_rule_names_key_value_and_fix() {
     let listener = "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\n";
     for (file, key, value, fix) in [
-        ("db_addr = \"h:9042\"", "db_addr", "h:9042", "remove db_addr"),
+        ("db_addr = \"a,b:x\"", "db_addr", "a,b:x", "HOST[:PORT]"),
+        ("db_addr = \"a,\"", "db_addr", "a,", "HOST[:PORT]"),
+        ("db_addr = \"a\"\n[latest]\nenabled = false", "db_addr", "a", "latest.enabled"),
+        ("[database]\nkeyspace = \"My-Keys\"", "database.keyspace", "\"My-Keys\"", "a-z"),
+        ("[database]\nreplication = \"many\"", "database.replication", "\"many\"", "\"1\""),
+        ("[database]\nreplication = 0", "database.replication", "0", "\"1\""),
+        ("[database]\nserver_id = \"a b\"", "database.server_id", "a b", "64 letters"),
+        ("[database]\nread_consistency = \"any\"", "database.read_consistency", "any", "local_quorum"),
+        (
+            "[database]\nwrite_consistency = \"most\"",
+            "database.write_consistency",
+            "\"most\"",
+            "local_quorum",
+        ),
+        ("[database]\nrequest_timeout = \"0s\"", "database.request_timeout", "0ms", "more than 0"),
+        ("[database]\nconnect_timeout = \"0s\"", "database.connect_timeout", "0ms", "more than 0"),
+        ("[database]\nconcurrency = 0", "database.concurrency", "0", "more than 0"),
+        ("[database]\nspill = false\nspill_running = true", "database.spill_running", "true", "both"),
+        ("[database]\nusername = \"a\"", "database.username", "a", "password_file"),
+        ("[database]\npassword = \"a\"", "database.username", "\"\"", "both"),
+        (
+            "[database]\nusername = \"a\"\npassword = \"b\"\npassword_file = \"c\"",
+            "database.password",
+            "(hidden)",
+            "one of them",
+        ),
+        ("[[database.ttl]]\nfilter = \"a/#/b\"\nttl = \"1d\"", "database.ttl", "a/#/b", "#"),
+        ("[[database.ttl]]\nfilter = \"a\"\nttl = \"1ms\"", "database.ttl", "1ms", "1s"),
+        ("[[database.ttl]]\nfilter = \"a\"\nttl = \"7301d\"", "database.ttl", "7301d", "7300d"),
+        ("[database.tls]\nca = \"a\"\ncert = \"b\"", "database.tls.key", "\"\"", "both"),
+        ("[database.tls]\ncert = \"b\"\nkey = \"c\"", "database.tls.ca", "\"\"", "set ca"),
         ("shards = 5000", "shards", "5000", "0"),
         ("namespace = \"devices/#\"", "namespace", "devices/#", "{client_id}"),
         ("namespace = \"x{client_id}/#\"", "namespace", "x{client_id}/#", "{client_id}"),
@@ -304,4 +335,61 @@ fn response_information_follows_the_namespace() {
 fn offline_queues_on_disk_may_exceed_the_memory_budget() {
     let limits = load("", "[limits]\noffline_bytes = \"2 GiB\"", &[]).unwrap().limits;
     assert!(limits.offline_bytes > limits.memory_budget);
+}
+
+#[test]
+fn a_password_is_never_shown_whatever_is_wrong_with_it() {
+    let secret = "hunter2";
+    for file in [
+        format!("[database]\npassword = {secret}"),
+        format!("[database]\npassword = [\"{secret}\"]"),
+        format!("[database]\npassword = \"{secret}\"\npassword_file = \"x\""),
+        format!("[database]\npasword = \"{secret}\""),
+        format!("[databse]\npassword = \"{secret}\""),
+        format!("[database]\npassword = \"{secret}.x"),
+    ] {
+        let error = load("", &file, &[]).unwrap_err();
+        assert!(!error.to_string().contains(secret), "{error}");
+        assert!(!format!("{error:?}").contains(secret), "{error:?}");
+    }
+    let misspelt = load("", "", &[("MQTT_SERVER_DATABASE__PASWORD", secret)]).unwrap_err().to_string();
+    assert!(misspelt.contains("'password'") && !misspelt.contains(secret), "{misspelt}");
+    let env = [("MQTT_SERVER_DATABASE__PASSWORD", secret)];
+    let config = load("", "[database]\nusername = \"a\"", &env).unwrap();
+    assert_eq!(config.database_password().unwrap().expose(), secret);
+    assert!(!format!("{config:?}").contains(secret));
+    assert!(!format!("{:?}", Table::try_from(&config).unwrap()).contains(secret));
+}
+
+#[test]
+fn a_password_comes_from_a_file_without_its_line_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("password");
+    let file = format!("[database]\nusername = \"a\"\npassword_file = {path:?}");
+    let config = load("", &file, &[]).unwrap();
+    for (content, wanted) in
+        [("", None), ("\n", None), ("s3cret\n", Some("s3cret")), ("two words", Some("two words"))]
+    {
+        std::fs::write(&path, content).unwrap();
+        let password = config.database_password();
+        match (password, wanted) {
+            (Ok(password), Some(wanted)) => assert_eq!(password.expose(), wanted),
+            (Err(error), None) => assert_eq!(error.0[0].key, "database.password_file"),
+            (password, _) => panic!("{password:?} of {content:?}"),
+        }
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(config.database_password().is_err());
+}
+
+#[test]
+fn flags_and_environment_reach_the_database() {
+    let env =
+        [("MQTT_SERVER_DATABASE__REPLICATION", "east:3,west:2"), ("MQTT_SERVER_DATABASE__TLS__CA", "ca.crt")];
+    let config = load("-d a:1,b --db-migrate false", "[database]\nreplication = 3", &env).unwrap();
+    assert_eq!(config.contact_points(), ["a:1", "b:9042"]);
+    assert!(!config.database.migrate);
+    assert_eq!(config.database.replication.to_string(), "east:3,west:2");
+    assert_eq!(config.database.tls.ca.unwrap().to_str(), Some("ca.crt"));
+    assert!(load("--db-migrate true", "[database]\nreplication = 3", &[]).unwrap().database.migrate);
 }

@@ -17,6 +17,7 @@ impl Config {
         self.check_backends(&mut check);
         self.check_dev(&mut check);
         self.check_small_sections(&mut check);
+        self.check_database(&mut check);
         self.limits.check(self.store.enabled, &mut check);
         if check.0.is_empty() { Ok(()) } else { Err(ConfigError(check.0)) }
     }
@@ -49,14 +50,6 @@ impl Config {
     }
 
     fn check_top(&self, check: &mut Check) {
-        if let Some(db_addr) = &self.db_addr {
-            check.fail(
-                "db_addr",
-                db_addr,
-                "needs the Cassandra/Scylla store, not in this version yet",
-                "remove db_addr",
-            );
-        }
         if self.shards > 1024 {
             check.fail("shards", self.shards, "more threads than make sense", "use 0 for one per core");
         }
@@ -430,10 +423,11 @@ impl Limits {
     }
 }
 
-struct Check(Vec<Problem>);
+/// Gathers what is wrong.
+pub(super) struct Check(Vec<Problem>);
 
 impl Check {
-    fn fail(
+    pub(super) fn fail(
         &mut self,
         key: impl Into<String>,
         value: impl Display,
@@ -443,7 +437,7 @@ impl Check {
         self.0.push(Problem::new(key, value, problem, fix));
     }
 
-    fn positive(&mut self, key: &str, value: impl Display, is_zero: bool) {
+    pub(super) fn positive(&mut self, key: &str, value: impl Display, is_zero: bool) {
         if is_zero {
             self.fail(key, value, "zero", "use more than 0");
         }
@@ -455,7 +449,7 @@ fn loopback(addr: SocketAddr) -> bool {
 }
 
 /// Whether `filter` follows [MQTT-4.7.1-1] to [MQTT-4.7.1-3]; a leaf cannot ask `types`.
-fn filter_is_valid(filter: &str) -> bool {
+pub(super) fn filter_is_valid(filter: &str) -> bool {
     let levels: Vec<&str> = filter.split('/').collect();
     !filter.is_empty()
         && !filter.contains('\0')

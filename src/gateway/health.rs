@@ -2,9 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use tokio::sync::watch;
+
 use crate::{
     store::{
-        EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _, RetainedStore as _,
+        Condition, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _, RetainedStore as _,
         SessionStore as _, StoreHealth,
     },
     telemetry::Gauge,
@@ -14,6 +16,8 @@ use crate::{
 pub(super) struct StoreWatch {
     pub(super) durable: Option<Durable>,
     pub(super) set_aside: Vec<PathBuf>,
+    /// Latest values, if they are kept in a database.
+    pub(super) database: Option<watch::Receiver<Condition>>,
 }
 
 pub(super) struct Durable {
@@ -41,6 +45,11 @@ impl StoreWatch {
             if health == StoreHealth::Failing {
                 text.push_str(&format!("store: failing: {name}\n"));
             }
+        }
+        if let Some(trouble) =
+            self.database.as_ref().and_then(|database| database.borrow().trouble().map(str::to_owned))
+        {
+            text.push_str(&format!("database: degraded: {trouble}\n"));
         }
         for file in &self.set_aside {
             text.push_str(&format!("store: set aside: {}\n", file.display()));

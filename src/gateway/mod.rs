@@ -3,6 +3,7 @@
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
 
 mod health;
+mod latest;
 mod parts;
 mod service;
 mod stores;

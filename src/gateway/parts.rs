@@ -2,7 +2,7 @@
 
 use std::{
     net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -13,6 +13,7 @@ use tracing::{error, warn};
 use super::{
     Builder, Gateway, StartError,
     health::StoreWatch,
+    latest,
     service::{self, Sys},
     stores,
 };
@@ -21,7 +22,7 @@ use crate::{
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
-    store::{DataDir, EmbeddedLatest, EmbeddedOptions, Latest, LatestOptions, VersionMark},
+    store::DataDir,
     telemetry::trace_clients,
     tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
@@ -51,11 +52,12 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         true => Some(DataDir::open(&config.data_dir)?),
         false => None,
     };
-    let latest = match &directory {
-        Some(directory) if config.latest.enabled => Some(open_latest(&config, directory)?),
+    let opened = match &directory {
+        Some(directory) if config.latest.enabled => Some(latest::open(&config, directory)?),
         _ => None,
     };
-    let (latest, aside) = latest.map_or((None, None), |(latest, aside)| (Some(latest), aside));
+    let (latest, aside) = opened.map_or((None, None), |opened| (Some(opened.latest), opened.set_aside));
+    let remote = latest.as_ref().filter(|_| config.db_addr.is_some());
     let stores = match &directory {
         Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
         _ => None,
@@ -64,6 +66,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let watch = Arc::new(StoreWatch {
         set_aside: aside.into_iter().chain(stores.iter().flat_map(stores::Opened::set_aside)).collect(),
         durable,
+        database: remote.map(|latest| latest.condition()),
     });
     let mut bound = Vec::new();
     for prepared in listeners {
@@ -215,29 +218,6 @@ fn add_tls(
     alpn: &[&[u8]],
 ) -> Result<TlsHandle, StartError> {
     store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })
-}
-
-/// Also where a damaged file was moved.
-fn open_latest(
-    config: &Config,
-    directory: &Arc<DataDir>,
-) -> Result<(Arc<Latest>, Option<PathBuf>), StartError> {
-    let topics_per_device = config.latest.topics_per_device;
-    let embedded = EmbeddedLatest::open(
-        directory,
-        &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() },
-    )?;
-    let options = LatestOptions {
-        flush_interval: config.latest.flush_interval.0,
-        max_bytes: config.latest.max_bytes.0,
-        topics_per_device,
-        excluded: config.latest.excluded.clone(),
-        version_start: 0,
-        mark: Some(Arc::new(VersionMark::open(directory)?)),
-        ..LatestOptions::default()
-    };
-    let aside = embedded.set_aside().cloned();
-    Ok((Latest::new(Arc::new(embedded), options), aside))
 }
 
 fn take_or_bind(

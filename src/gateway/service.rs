@@ -58,8 +58,10 @@ pub(super) async fn run_http(
                 return Err("shutting down".to_owned());
             }
             match &latest {
-                Some(latest) if !latest.healthy() => Err("latest-value store is failing".to_owned()),
-                // What needs no disk is served all the same.
+                Some(latest) if !latest.healthy() && watch.database.is_none() => {
+                    Err("latest-value store is failing".to_owned())
+                }
+                // What needs neither disk nor database is served all the same.
                 _ => Ok(format!("ready\n{}", watch.problems())),
             }
         }),
@@ -135,7 +137,12 @@ impl Sys {
 pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWatch) -> Vec<Row> {
     let mut gauges = gauges(broker, latest);
     gauges.extend(watch.gauges());
-    rows(&totals(), gauges, &ProcessStats::read())
+    let mut rows = rows(&totals(), gauges, &ProcessStats::read());
+    if let Some(latest) = latest {
+        let help = "Time that the latest-value store took to write a batch";
+        rows.extend(latest.write_latency().rows("gateway_latest_write_seconds", help));
+    }
+    rows
 }
 
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
@@ -173,6 +180,17 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
             "gateway_latest_healthy",
             "1 while the latest-value store takes writes",
             usize::from(store.healthy),
+        ));
+        all.push(gauge(
+            "gateway_latest_spilled",
+            "Latest values in the data directory that wait for the database",
+            store.spilled,
+        ));
+        all.push((
+            "gateway_latest_oldest_pending_seconds",
+            "Age of the oldest latest value not yet written",
+            String::new(),
+            latest.oldest_pending(net::now()).as_secs_f64(),
         ));
     }
     all

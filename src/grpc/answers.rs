@@ -84,8 +84,10 @@ pub(super) fn latest_value(value: LatestValue) -> v1::LatestValue {
         topic: value.topic.as_ref().to_owned(),
         payload: value.payload,
         qos: qos_to_proto(value.qos),
+        retain: value.retain,
         properties: value.properties.as_deref().map(properties_to_proto),
         received_at_ms: value.received.0,
+        server_id: value.server.as_deref().unwrap_or_default().to_owned(),
     }
 }
 

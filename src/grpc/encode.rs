@@ -48,7 +48,7 @@ pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
     let whole = form == Form::Item;
     let properties = message.properties.map(|p| answers::properties_to_proto(p));
     let properties_len = properties.as_ref().map_or(0, prost::Message::encoded_len);
-    let retain = whole && message.retain;
+    let retain = message.retain;
     let expires = message.expires.filter(|_| whole).map(|at| message.received.secs_until(at));
 
     let mut body = base + 2; // qos: always set, below 128
@@ -218,6 +218,7 @@ mod tests {
                 assert_eq!(decoded.encode_to_vec(), out);
                 let Some(v1::watch_latest_item::Item::Value(got)) = &decoded.items[0].item else { panic!() };
                 assert_eq!((got.topic.as_str(), got.payload.len()), ("t/1", payload.len()));
+                assert_eq!(got.retain, retain);
 
                 out.clear();
                 message(&mut out, Form::Packet, &sent);

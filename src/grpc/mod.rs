@@ -7,9 +7,11 @@
 mod accept;
 mod answers;
 mod convert;
+mod deadline;
 mod devices;
 mod encode;
 mod events;
+mod health;
 mod precedent;
 pub mod proto;
 mod publisher;
@@ -37,6 +39,7 @@ use tonic_health::{
 use self::{
     devices::DevicesService,
     events::EventsService,
+    health::Health,
     precedent::PrecedentService,
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
@@ -156,6 +159,8 @@ pub async fn serve(
     };
     let health = HealthReporter::new();
     let router = router(&context, &health)?;
+    let health =
+        Health { reporter: health, latest: context.hooks.latest.as_ref().and_then(|l| l.condition()) };
     let streams = Arc::clone(&context.streams);
     drop(context);
     run(listener, tls, config, router, health, streams, shutdown).await
@@ -167,20 +172,23 @@ async fn run(
     tls: Option<SharedTls>,
     config: GrpcConfig,
     router: Router,
-    health: HealthReporter,
+    mut health: Health,
     streams: Arc<Streams>,
     shutdown: watch::Receiver<bool>,
 ) -> Result<(), GrpcError> {
-    set_health(&health, ServingStatus::Serving).await;
+    health.set_all(ServingStatus::Serving).await;
     let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
     tokio::spawn(accept::accept(listener, tls, config, ready));
 
     let stop = {
         let mut shutdown = shutdown.clone();
         async move {
-            // A sender that is gone can never ask: it counts as asking.
-            let _ = shutdown.wait_for(|stop| *stop).await;
-            set_health(&health, ServingStatus::NotServing).await;
+            tokio::select! {
+                // A sender that is gone can never ask: it counts as asking.
+                () = async { drop(shutdown.wait_for(|stop| *stop).await) } => {}
+                () = health.follow_latest() => {}
+            }
+            health.set_all(ServingStatus::NotServing).await;
             streams.close();
         }
     };
@@ -237,22 +245,6 @@ fn on_call<B>(request: &tonic::codegen::http::Request<B>) -> tracing::Span {
         tracing::info_span!("call", method = request.uri().path())
     } else {
         tracing::Span::none()
-    }
-}
-
-const SERVICES: [&str; 7] = [
-    "",
-    "gateway.v1.Publisher",
-    "gateway.v1.Subscriber",
-    "gateway.v1.State",
-    "gateway.v1.Devices",
-    "gateway.v1.Events",
-    "rpcserver.PublishedPacketService",
-];
-
-async fn set_health(health: &HealthReporter, status: ServingStatus) {
-    for service in SERVICES {
-        health.set_service_status(service, status).await;
     }
 }
 

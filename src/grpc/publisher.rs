@@ -1,14 +1,15 @@
 //! `gateway.v1.Publisher`. Each frame or call is one turn: routed and flushed before anything is awaited.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
 use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     Context, answers, convert,
     convert::{MAX_BATCH, Publication, Wait},
+    deadline::deadline,
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
     status::{Error, Level, drop_error},
@@ -23,8 +24,6 @@ const DEFAULT_WINDOW: usize = 1_000;
 const MAX_WINDOW: usize = 10_000;
 /// Response frames of a publish stream that wait for the caller to read them.
 const RESPONSE_FRAMES: usize = 16;
-/// Kept back of a caller's deadline, so that our answer comes before its own.
-const DEADLINE_MARGIN: Duration = Duration::from_millis(50);
 
 /// The service.
 pub(super) struct PublisherService {
@@ -152,33 +151,6 @@ pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
             Some(error) => Err(error),
             None => Ok(Published { dropped: 1, reason: Some(reason), ..one }),
         },
-    }
-}
-
-/// When a call must be answered: its grpc-timeout less a margin, or the default.
-fn deadline(metadata: &MetadataMap, default: Duration) -> Instant {
-    let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc_timeout);
-    let span = timeout.map_or(default, |timeout| timeout - (timeout / 10).min(DEADLINE_MARGIN));
-    // A peer may ask for more than the clock can count.
-    Instant::now() + span.min(Duration::from_secs(24 * 3600))
-}
-
-/// The value of a grpc-timeout header: at most 8 digits and a unit.
-fn grpc_timeout(text: &str) -> Option<Duration> {
-    let unit = text.len().checked_sub(1).filter(|&at| text.is_char_boundary(at))?;
-    let (digits, unit) = text.split_at(unit);
-    if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let value: u64 = digits.parse().ok()?;
-    match unit {
-        "H" => Some(Duration::from_secs(value * 3600)),
-        "M" => Some(Duration::from_secs(value * 60)),
-        "S" => Some(Duration::from_secs(value)),
-        "m" => Some(Duration::from_millis(value)),
-        "u" => Some(Duration::from_micros(value)),
-        "n" => Some(Duration::from_nanos(value)),
-        _ => None,
     }
 }
 
@@ -404,26 +376,10 @@ impl PublishRun {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::types::DropReason;
-
-    #[test]
-    fn grpc_timeouts_are_read_as_the_protocol_says() {
-        let cases = [
-            ("1H", Some(Duration::from_secs(3600))),
-            ("99999999S", Some(Duration::from_secs(99_999_999))),
-            ("250m", Some(Duration::from_millis(250))),
-            ("7u", Some(Duration::from_micros(7))),
-            ("", None),
-            ("m", None),
-            ("999999999S", None),
-            ("-1S", None),
-            ("1é", None),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(grpc_timeout(text), expected, "{text}");
-        }
-    }
 
     #[test]
     fn direct_results_are_outcomes_or_errors() {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message as _;
-use tokio::task::JoinSet;
-use tonic::{Request, Response, Status};
+use tokio::{sync::watch, task::JoinSet};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use super::{
     Context, PAGE_BYTES, answers, convert,
     convert::MAX_STREAM_BATCH,
+    deadline::within,
     encode::Form,
     fit, now,
     proto::{gateway::v1, server::state_server::State},
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{
     broker::RetainError,
-    store::{BoxFuture, Latest, LatestPage, LatestQuery, LatestValue, StoreError},
+    store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError},
     types::{Message, Origin},
 };
 
@@ -42,9 +43,27 @@ pub trait LatestReader: Send + Sync + 'static {
 
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
+
+    /// Whether [`LatestReader::list`] works without device ids.
+    fn lists_all(&self) -> bool {
+        true
+    }
+
+    /// Whether the store is there, now and when it changes; `None` if that is not known.
+    fn condition(&self) -> Option<watch::Receiver<Condition>> {
+        None
+    }
 }
 
 impl LatestReader for Latest {
+    fn lists_all(&self) -> bool {
+        Self::lists_all(self)
+    }
+
+    fn condition(&self) -> Option<watch::Receiver<Condition>> {
+        Some(Self::condition(self))
+    }
+
     fn get<'a>(
         &'a self,
         topic: &'a str,
@@ -101,6 +120,46 @@ impl StateService {
         self.context.hooks.latest.as_ref().ok_or(Error::LatestOff)
     }
 
+    /// `read`, unless the call's deadline comes first.
+    async fn within<T>(
+        &self,
+        metadata: &MetadataMap,
+        read: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        within(metadata, self.context.config.wait_timeout, read).await
+    }
+
+    /// The values asked for, in their order, several reads at once. Cancelled, no read goes on.
+    async fn get_all(
+        &self,
+        requests: Vec<v1::GetLatestRequest>,
+    ) -> Result<Vec<v1::BatchGetLatestEntry>, Error> {
+        let latest = self.latest()?;
+        let mut entries = vec![v1::BatchGetLatestEntry::default(); requests.len()];
+        let mut waiting = requests.into_iter().enumerate();
+        let mut reads = JoinSet::new();
+        let mut size = 0;
+        loop {
+            while reads.len() < CONCURRENT_GETS
+                && let Some((place, request)) = waiting.next()
+            {
+                let latest = Arc::clone(latest);
+                reads.spawn(async move { (place, get(latest.as_ref(), &request).await) });
+            }
+            let Some(read) = reads.join_next().await else { break };
+            let (place, value) = read.map_err(|_| Error::Internal)?;
+            let value = value?;
+            size += value.as_ref().map_or(0, v1::LatestValue::encoded_len);
+            if size > self.context.config.max_message_bytes {
+                return Err(Error::ResponseTooLarge);
+            }
+            if let Some(entry) = entries.get_mut(place) {
+                entry.value = value;
+            }
+        }
+        Ok(entries)
+    }
+
     fn check_get(&self, field: &str, request: &v1::GetLatestRequest) -> Result<(), Error> {
         let limits = self.context.broker.limits();
         convert::check_topic_name(&format!("{field}topic"), &request.topic, limits)?;
@@ -143,9 +202,10 @@ impl State for StateService {
         &self,
         request: Request<v1::GetLatestRequest>,
     ) -> Result<Response<v1::GetLatestResponse>, Status> {
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         self.check_get("", &request)?;
-        let value = get(self.latest()?.as_ref(), &request).await?.ok_or(Error::ValueNotFound)?;
+        let value = self.within(&metadata, get(self.latest()?.as_ref(), &request)).await?;
+        let value = value.ok_or(Error::ValueNotFound)?;
         Ok(Response::new(v1::GetLatestResponse { value: Some(value) }))
     }
 
@@ -153,36 +213,15 @@ impl State for StateService {
         &self,
         request: Request<v1::BatchGetLatestRequest>,
     ) -> Result<Response<v1::BatchGetLatestResponse>, Status> {
-        let requests = request.into_inner().requests;
+        let (metadata, _, request) = request.into_parts();
+        let requests = request.requests;
         if requests.len() > MAX_GETS {
             return Err(Error::invalid("requests", format!("has more than {MAX_GETS} items")).into());
         }
         for (place, request) in requests.iter().enumerate() {
             self.check_get(&format!("requests[{place}]."), request)?;
         }
-        let latest = self.latest()?;
-        let mut entries = vec![v1::BatchGetLatestEntry::default(); requests.len()];
-        let mut waiting = requests.into_iter().enumerate();
-        let mut reads = JoinSet::new();
-        let mut size = 0;
-        loop {
-            while reads.len() < CONCURRENT_GETS
-                && let Some((place, request)) = waiting.next()
-            {
-                let latest = Arc::clone(latest);
-                reads.spawn(async move { (place, get(latest.as_ref(), &request).await) });
-            }
-            let Some(read) = reads.join_next().await else { break };
-            let (place, value) = read.map_err(|_| Error::Internal)?;
-            let value = value?;
-            size += value.as_ref().map_or(0, v1::LatestValue::encoded_len);
-            if size > self.context.config.max_message_bytes {
-                return Err(Error::ResponseTooLarge.into());
-            }
-            if let Some(entry) = entries.get_mut(place) {
-                entry.value = value;
-            }
-        }
+        let entries = self.within(&metadata, self.get_all(requests)).await?;
         Ok(Response::new(v1::BatchGetLatestResponse { entries }))
     }
 
@@ -190,7 +229,7 @@ impl State for StateService {
         &self,
         request: Request<v1::ListLatestRequest>,
     ) -> Result<Response<v1::ListLatestResponse>, Status> {
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         let limits = self.context.broker.limits();
         convert::check_entries(request.device_ids.len())?;
         convert::check_client_ids("device_ids", &request.device_ids, limits)?;
@@ -205,7 +244,8 @@ impl State for StateService {
             page_token: request.page_token,
         };
         let budget = PAGE_BYTES;
-        let (values, next_page_token) = page(self.latest()?.as_ref(), query, budget).await?;
+        let read = page(self.latest()?.as_ref(), query, budget);
+        let (values, next_page_token) = self.within(&metadata, read).await?;
         Ok(Response::new(v1::ListLatestResponse { values, next_page_token }))
     }
 
@@ -238,10 +278,13 @@ impl State for StateService {
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
         let changes = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;
+        // Where values are listed by device only, there is no snapshot of all devices: it ends at once.
+        let listed = latest.lists_all() || !request.device_ids.is_empty();
+        let snapshot_of = if listed { filters.into_iter().rev().collect() } else { Vec::new() };
         let snapshot = (!request.changes_only).then(|| Snapshot {
             latest,
             devices: request.device_ids,
-            filters: filters.into_iter().rev().collect(),
+            filters: snapshot_of,
             page_token: String::new(),
             limit: SNAPSHOT_PAGE,
         });

@@ -48,6 +48,8 @@ pub(super) enum Error {
     RetainUnavailable,
     #[error("deadline exceeded; level reached: {}", .level.name())]
     Deadline { level: Level, state: ReceiptState },
+    #[error("deadline exceeded before the store answered")]
+    Late,
     #[error("{0} is not implemented yet")]
     Unimplemented(&'static str),
     #[error("latest values are switched off")]
@@ -101,7 +103,7 @@ impl Error {
             | Self::SlowConsumer
             | Self::ResponseTooLarge
             | Self::RetainedQuota => Code::ResourceExhausted,
-            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::Deadline { .. } | Self::Late => Code::DeadlineExceeded,
             Self::Unimplemented(_) => Code::Unimplemented,
             Self::StoreUnavailable | Self::ShuttingDown => Code::Unavailable,
             Self::StoreDamaged => Code::DataLoss,
@@ -126,6 +128,7 @@ impl Error {
             Self::RetainedQuota => "RETAINED_QUOTA",
             Self::RetainUnavailable => "RETAIN_UNAVAILABLE",
             Self::Deadline { .. } => "WAIT_INCOMPLETE",
+            Self::Late => "STORE_LATE",
             Self::Unimplemented(_) => "NOT_IMPLEMENTED",
             Self::LatestOff => "LATEST_OFF",
             Self::StoreUnavailable => "STORE_UNAVAILABLE",
@@ -237,6 +240,7 @@ mod tests {
             (Error::RetainedQuota, Code::ResourceExhausted, "RETAINED_QUOTA"),
             (Error::RetainUnavailable, Code::FailedPrecondition, "RETAIN_UNAVAILABLE"),
             (deadline.clone(), Code::DeadlineExceeded, "WAIT_INCOMPLETE"),
+            (Error::Late, Code::DeadlineExceeded, "STORE_LATE"),
             (Error::Unimplemented("x"), Code::Unimplemented, "NOT_IMPLEMENTED"),
             (Error::LatestOff, Code::FailedPrecondition, "LATEST_OFF"),
             (Error::StoreUnavailable, Code::Unavailable, "STORE_UNAVAILABLE"),
@@ -249,8 +253,11 @@ mod tests {
             assert_eq!(status.code(), code, "{error}");
             let info = status.get_details_error_info().unwrap();
             assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, ERROR_DOMAIN));
-            let exhausted = matches!(error, Error::QueueFull | Error::MemoryBudget | Error::StoreRefused);
-            assert!(!exhausted || status.get_details_retry_info().is_some(), "{error}");
+            let retry = matches!(
+                error,
+                Error::QueueFull | Error::MemoryBudget | Error::StoreRefused | Error::StoreUnavailable
+            );
+            assert!(!retry || status.get_details_retry_info().is_some(), "{error}");
             assert_eq!(error.to_item().code, code as i32);
         }
         let status = Status::from(Error::invalid("topic", "is empty"));

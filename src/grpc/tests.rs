@@ -10,7 +10,8 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus as Answer, health_client::HealthClient,
 };
 
-use super::*;
+use super::{health::SERVICES, *};
+use crate::store::Condition;
 
 struct Running {
     port: u16,
@@ -19,12 +20,21 @@ struct Running {
 }
 
 async fn start(tls: Option<SharedTls>, config: GrpcConfig) -> Running {
+    start_with(tls, config, None).await
+}
+
+async fn start_with(
+    tls: Option<SharedTls>,
+    config: GrpcConfig,
+    latest: Option<watch::Receiver<Condition>>,
+) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (stop, shutdown) = watch::channel(false);
     let health = HealthReporter::new();
     let router =
         Server::builder().add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())));
+    let health = Health { reporter: health, latest };
     let streams = Arc::new(Streams::new(1));
     let server = tokio::spawn(run(listener, tls, config, router, health, streams, shutdown));
     Running { port, stop, server }
@@ -34,7 +44,7 @@ async fn start(tls: Option<SharedTls>, config: GrpcConfig) -> Running {
 fn certificate() -> (rustls::ServerConfig, String) {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -157,4 +167,27 @@ fn reflection_knows_every_service_and_every_item_has_a_comment() {
     let mut expected: Vec<_> = SERVICES.iter().filter(|name| !name.is_empty()).collect();
     expected.sort();
     assert_eq!(services.iter().collect::<Vec<_>>(), expected.iter().map(|s| **s).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn the_service_of_latest_values_is_healthy_only_with_its_store_and_the_server_always() {
+    let (condition, latest) = watch::channel(Condition::Unknown);
+    let running = start_with(None, GrpcConfig::default(), Some(latest)).await;
+    let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{}", running.port)).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let down = Condition::Down { reason: "away".into(), since: tokio::time::Instant::now() };
+    for (now, answer) in [
+        (Condition::Unknown, Answer::NotServing),
+        (Condition::Up, Answer::Serving),
+        (down, Answer::NotServing),
+    ] {
+        condition.send_replace(now);
+        while check(channel.clone(), "gateway.v1.State").await != Ok(answer) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(check(channel.clone(), "").await, Ok(Answer::Serving));
+    }
+    running.stop.send(true).unwrap();
+    drop(channel);
+    running.server.await.unwrap().unwrap();
 }

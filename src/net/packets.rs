@@ -164,18 +164,16 @@ impl Connection {
         let stores = self.device.shared.broker.stores().filter(|_| message.unit);
         let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
         let published = self.device.shared.broker.publish(&message, turn);
+        if publish.qos == QoS::AtMostOnce {
+            return Ok(());
+        }
         if published.refused.is_some() {
             if publish.qos == QoS::ExactlyOnce {
                 // Also if another connection has the session now: this message was not routed.
                 self.device.lock().out.abort_received(publish.packet_id);
             }
-            if publish.qos == QoS::AtMostOnce {
-                return Ok(());
-            }
+            drop(unit);
             return self.refuse_publish(publish, reason::QUOTA_EXCEEDED, answers);
-        }
-        if publish.qos == QoS::AtMostOnce {
-            return Ok(());
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
@@ -196,15 +194,13 @@ impl Connection {
         Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
     }
 
-    fn refuse_publish(&self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
-        let protocol = self.inbound.protocol();
-        let Some(code) = refusal(protocol, publish.qos, code) else {
+    fn refuse_publish(&mut self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
+        let Some(code) = refusal(self.inbound.protocol(), publish.qos, code) else {
             // 3.x has no negative acknowledgement [MQTT-3.3.5-2]; v5 QoS 0 none either.
             return Err(End::Protocol(code));
         };
-        let kind = if publish.qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
-        codec::encode_ack(kind, publish.packet_id, code, protocol, answers);
-        Ok(())
+        // In its turn, behind those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
+        self.acknowledge(publish.qos, publish.packet_id, code, None, answers)
     }
 
     fn handle_other(

@@ -27,7 +27,10 @@ mod page;
 mod queues;
 mod retained;
 mod scylla;
+mod server_id;
 mod sessions;
+#[cfg(test)]
+mod spill_tests;
 mod stripe;
 #[cfg(test)]
 mod suite;
@@ -46,14 +49,15 @@ pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
     EmbeddedSessions, Expired, QueueGauges, QueueOptions, tool,
 };
-pub use latest::{Latest, LatestGauges, LatestOptions};
+pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
 pub use retained::{LoadedRetained, RetainedStore};
-pub use scylla::{ScyllaLatest, ScyllaOptions};
+pub use scylla::{Compression, Consistency, ScyllaLatest, ScyllaOptions, TtlRule};
+pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
-pub use versions::{VersionClock, VersionMark};
+pub use versions::{VersionClock, VersionMark, version_offset};
 pub use watch::{Watch, WatchSelector};
 
 use crate::types::{ClientId, Properties, QoS, Timestamp};
@@ -92,12 +96,16 @@ pub struct LatestValue {
     pub payload: Bytes,
     /// QoS of the publish.
     pub qos: QoS,
+    /// RETAIN as the device set it.
+    pub retain: bool,
     /// MQTT 5 properties, if any.
     pub properties: Option<Arc<Properties>>,
     /// When the gateway received it.
     pub received: Timestamp,
     /// Order of writes: grows with every value of the process, never goes back.
     pub version: u64,
+    /// Id of the gateway that recorded it; `None` is this one.
+    pub server: Option<Arc<str>>,
 }
 
 /// Which latest values to list.
@@ -142,4 +150,18 @@ pub trait LatestStore: Send + Sync + 'static {
 
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
+
+    /// Whether [`LatestStore::list`] works without device ids; if not, it fails with [`StoreError::NeedsDevices`].
+    fn lists_all(&self) -> bool {
+        true
+    }
+}
+
+/// A [`LatestStore`] on this machine that keeps what another one does not take.
+pub trait SpillStore: LatestStore {
+    /// Removes the values of `batch`, unless newer ones replaced them. Idempotent.
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// How many values there are. Quick.
+    fn count(&self) -> usize;
 }

@@ -83,7 +83,8 @@ pub trait SessionStore: Send + Sync {
     fn submit(&self, op: SessionOp);
 
     /// Reads everything, in order of number. For the start: blocks on the disk. If two records have one client id, the
-    /// one with the lower number is removed and not given.
+    /// one with the lower number is removed and not given, unless it has a will, which may not be published yet: then
+    /// it is given without its subscriptions.
     fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError>;
 
     /// How it does.

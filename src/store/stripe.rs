@@ -34,6 +34,15 @@ impl std::ops::AddAssign for Change {
     }
 }
 
+/// What became of a message that was taken in.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) version: u64,
+    pub(super) change: Change,
+    /// It replaced a value that now is never written.
+    pub(super) coalesced: bool,
+}
+
 /// Why a value is not recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -63,10 +72,13 @@ struct Entry {
     payload: Vec<u8>,
     properties: Option<Arc<Properties>>,
     received: Timestamp,
+    /// When the oldest value came that the store does not have.
+    since: Timestamp,
     version: u64,
     /// What it counts for in the process-wide sum; 0 when clean.
     charged: usize,
     qos: QoS,
+    retain: bool,
     dirty: bool,
     in_flight: bool,
 }
@@ -93,7 +105,7 @@ impl Stripe {
         bounds: Bounds,
         excluded: impl FnOnce() -> bool,
         version: impl FnOnce() -> u64,
-    ) -> Result<(u64, Change), Refusal> {
+    ) -> Result<Recorded, Refusal> {
         let slot = match self.find(hash, device.as_str(), message.topic) {
             Some(slot) => slot,
             None => {
@@ -129,20 +141,32 @@ impl Stripe {
         }
         entry.fill(message, version());
         let change = entry.charge();
+        let coalesced = entry.dirty;
+        if !pending {
+            entry.since = entry.received;
+        }
         if !entry.dirty {
             entry.dirty = true;
             self.dirty.push_back(slot);
         }
-        Ok((entry.version, change))
+        Ok(Recorded { version: entry.version, change, coalesced })
     }
 
-    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached.
+    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. What is in flight already
+    /// waits for its landing: its place must not be given away by one landing before the other.
     pub(super) fn take(&mut self, count: usize, bytes: usize, out: &mut Vec<(Taken, LatestValue)>) -> usize {
         let mut taken = 0;
         let limit = out.len() + count;
-        while out.len() < limit && taken < bytes {
+        for _ in 0..self.dirty.len() {
+            if out.len() >= limit || taken >= bytes {
+                break;
+            }
             let Some(slot) = self.dirty.pop_front() else { break };
             let Some(entry) = self.slots[slot as usize].as_mut() else { continue };
+            if entry.in_flight {
+                self.dirty.push_back(slot);
+                continue;
+            }
             entry.dirty = false;
             entry.in_flight = true;
             taken += entry.payload.len() + OVERHEAD;
@@ -157,6 +181,9 @@ impl Stripe {
         let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Change::default() };
         entry.in_flight = false;
         if entry.dirty {
+            if written {
+                entry.since = entry.received;
+            }
             return Change::default();
         }
         if !written {
@@ -230,9 +257,11 @@ impl Stripe {
             payload: Vec::new(),
             properties: None,
             received: Timestamp::default(),
+            since: Timestamp::default(),
             version: 0,
             charged: 0,
             qos: QoS::AtMostOnce,
+            retain: false,
             dirty: false,
             in_flight: false,
         };
@@ -283,6 +312,11 @@ impl Pending<'_> {
         self.0.version
     }
 
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Timestamp {
+        self.0.since
+    }
+
     pub(super) fn value(&self) -> LatestValue {
         self.0.value()
     }
@@ -306,6 +340,7 @@ impl Entry {
             self.properties = message.properties.cloned();
         }
         self.qos = message.qos;
+        self.retain = message.retain;
         self.received = message.received;
         self.version = version;
     }
@@ -325,9 +360,11 @@ impl Entry {
             topic: Arc::clone(&self.topic),
             payload: Bytes::copy_from_slice(&self.payload),
             qos: self.qos,
+            retain: self.retain,
             properties: self.properties.clone(),
             received: self.received,
             version: self.version,
+            server: None,
         }
     }
 }
@@ -337,4 +374,37 @@ fn properties_size(properties: &Properties) -> usize {
     let user: usize = properties.user.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
     let correlation = properties.correlation_data.as_ref().map_or(0, Bytes::len);
     128 + text(&properties.content_type) + text(&properties.response_topic) + correlation + user
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Origin;
+
+    /// A device that publishes while a batch is being filled from its stripe.
+    #[test]
+    fn a_value_that_changes_in_flight_is_not_taken_twice_and_lands_where_it_was_taken() {
+        let mut stripe = Stripe::default();
+        let device = ClientId::new("d");
+        let record = |stripe: &mut Stripe, version| {
+            // Too large to stay once it is clean.
+            let message = Message::new("t", &[b'x'; 2 * KEEP_BUFFER], Timestamp(0), Origin::SERVER);
+            let bounds = Bounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
+            stripe.record(1, &device, &message, bounds, || false, || version).expect("room for it");
+        };
+        let take = |stripe: &mut Stripe| {
+            let mut out = Vec::new();
+            stripe.take(10, usize::MAX, &mut out);
+            out
+        };
+        record(&mut stripe, 1);
+        let first = take(&mut stripe);
+        record(&mut stripe, 2);
+        assert_eq!((first.len(), take(&mut stripe).len()), (1, 0));
+        stripe.landed(first[0].0, true, 1, 0);
+        let second = take(&mut stripe);
+        assert_eq!(second.iter().map(|(_, value)| value.version).collect::<Vec<_>>(), [2]);
+        stripe.landed(second[0].0, true, 1, 0);
+        assert!(stripe.get(1, "d", "t").is_none(), "it is written");
+    }
 }

@@ -14,9 +14,11 @@ pub(super) fn value(device: &str, topic: &str, version: u64) -> LatestValue {
         topic: Arc::from(topic),
         payload: Bytes::from(format!("{device} {version}")),
         qos: QoS::AtLeastOnce,
+        retain: false,
         properties: None,
         received: Timestamp(version / 1000),
         version,
+        server: None,
     }
 }
 
@@ -98,6 +100,7 @@ async fn every_field_comes_back(store: &dyn LatestStore) {
         let mut full = value("fields", &format!("t/fields/{n}"), 7_000_001);
         full.properties = properties.map(Arc::new);
         full.qos = QoS::ExactlyOnce;
+        full.retain = n == 1;
         full.payload = Bytes::from(vec![0xA5; n * 100_000]);
         put(store, std::slice::from_ref(&full)).await;
         assert_eq!(store.get(&full.topic, Some("fields")).await.unwrap(), Some(full));

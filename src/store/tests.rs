@@ -13,24 +13,27 @@ use tokio::sync::watch;
 use super::*;
 use crate::types::{Message, Origin, OriginKind};
 
-const NOW: Timestamp = Timestamp(1_700_000_000_000);
+pub(super) const NOW: Timestamp = Timestamp(1_700_000_000_000);
 
 /// A memory store that can be away.
-struct Flaky {
-    inner: MemoryLatest,
-    away: AtomicBool,
+pub(super) struct Flaky {
+    pub(super) inner: MemoryLatest,
+    pub(super) away: AtomicBool,
     /// Neither answers nor fails.
-    hangs: AtomicBool,
-    upserts: AtomicUsize,
+    pub(super) hangs: AtomicBool,
+    /// Larger batches hang.
+    pub(super) most: AtomicUsize,
+    pub(super) upserts: AtomicUsize,
     written: AtomicUsize,
 }
 
 impl Flaky {
-    fn new() -> Arc<Self> {
+    pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             inner: MemoryLatest::new(10_000),
             away: AtomicBool::new(false),
             hangs: AtomicBool::new(false),
+            most: AtomicUsize::new(usize::MAX),
             upserts: AtomicUsize::new(0),
             written: AtomicUsize::new(0),
         })
@@ -50,6 +53,9 @@ impl LatestStore for Flaky {
             self.upserts.fetch_add(1, SeqCst);
             tokio::task::yield_now().await;
             self.check().await?;
+            if batch.len() > self.most.load(SeqCst) {
+                std::future::pending::<()>().await;
+            }
             self.written.fetch_add(batch.len(), SeqCst);
             self.inner.upsert(batch).await
         })
@@ -74,17 +80,17 @@ impl LatestStore for Flaky {
     }
 }
 
-fn record(latest: &Latest, device: &str, topic: &str, payload: &[u8]) {
+pub(super) fn record(latest: &Latest, device: &str, topic: &str, payload: &[u8]) {
     let device = ClientId::new(device);
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
     latest.record(&Message::new(topic, payload, NOW, origin));
 }
 
-async fn payload(latest: &Latest, topic: &str, device: Option<&str>) -> Option<Vec<u8>> {
+pub(super) async fn payload(latest: &Latest, topic: &str, device: Option<&str>) -> Option<Vec<u8>> {
     latest.get(topic, device).await.unwrap().map(|value| value.payload.to_vec())
 }
 
-async fn list_all(latest: &Latest, mut query: LatestQuery) -> Vec<LatestValue> {
+pub(super) async fn list_all(latest: &Latest, mut query: LatestQuery) -> Vec<LatestValue> {
     let mut all = Vec::new();
     loop {
         let page = latest.list(query.clone()).await.unwrap();
@@ -112,7 +118,10 @@ async fn reads_see_writes_before_and_after_the_flush() {
         assert_eq!(payload(&latest, "t", Some("d3")).await, None);
         latest.flush().await.unwrap();
     }
-    assert_eq!(latest.gauges(), LatestGauges { pending_values: 0, pending_bytes: 0, healthy: true });
+    assert_eq!(
+        latest.gauges(),
+        LatestGauges { pending_values: 0, pending_bytes: 0, spilled: 0, healthy: true }
+    );
     record(&latest, "d1", "t", b"3");
     assert_eq!(payload(&latest, "t", None).await.as_deref(), Some(&b"3"[..]));
 }
@@ -169,7 +178,10 @@ async fn an_outage_loses_nothing_that_fits() {
     store.away.store(false, SeqCst);
     stop.send(true).unwrap();
     task.await.unwrap();
-    assert_eq!(latest.gauges(), LatestGauges { pending_values: 0, pending_bytes: 0, healthy: true });
+    assert_eq!(
+        latest.gauges(),
+        LatestGauges { pending_values: 0, pending_bytes: 0, spilled: 0, healthy: true }
+    );
     for n in 0..5000 {
         let value =
             store.inner.get(&format!("t/{n}"), Some(&format!("d{}", n % 100))).await.unwrap().unwrap();

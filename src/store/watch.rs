@@ -123,9 +123,11 @@ impl Watchers {
                     topic: Arc::clone(&shared.topic),
                     payload: shared.payload.clone(),
                     qos: shared.qos,
+                    retain: shared.retain,
                     properties: shared.properties.clone(),
                     received: shared.received,
                     version,
+                    server: None,
                 }
             });
             watcher.push(value);

@@ -92,9 +92,14 @@ counters! {
     wills_published: "mqtt_wills_published_total", "Wills published", "";
     non_broker_blocked: "mqtt_non_broker_blocked_total", "Deliveries between devices withheld in non-broker mode", "";
     latest_updates: "gateway_latest_updates_total", "Latest values recorded", "";
+    latest_coalesced: "gateway_latest_coalesced_total", "Latest values replaced by newer ones before they were written", "";
     latest_written: "gateway_latest_written_total", "Latest values written to the store", "";
     latest_dropped_topics: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"device_topics\"";
     latest_dropped_bytes: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"bytes\"";
+    latest_dropped_shutdown: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"shutdown\"";
+    latest_retried: "gateway_latest_retried_total", "Latest values that wait again as their write failed", "";
+    latest_spilled: "gateway_latest_spilled_total", "Latest values kept in the data directory as the database was away", "";
+    latest_replayed: "gateway_latest_replayed_total", "Latest values written to the database from the data directory", "";
     latest_store_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"write\"";
     latest_read_timeouts: "gateway_latest_store_timeouts_total", "Calls that the latest-value store did not answer in time", "op=\"read\"";
     latest_damaged: "gateway_latest_damaged_total", "Damaged records of latest values met and skipped", "";

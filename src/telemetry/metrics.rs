@@ -12,15 +12,38 @@ pub fn escape_label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+/// What the values of a name are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Buckets, sum and count; see [`super::Histogram`].
+    Histogram,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
 /// One value with all that describes it; rows of one name need not stand together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Metric name; counters end in `_total`.
     pub name: &'static str,
+    /// Of a histogram's rows what follows the name: `_bucket`, `_sum` or `_count`.
+    pub suffix: &'static str,
     /// What it counts, in words.
     pub help: &'static str,
-    /// Whether it only grows.
-    pub counter: bool,
+    /// What it is.
+    pub kind: Kind,
     /// `name="value",...`; empty for none.
     pub labels: Cow<'static, str>,
     /// The value now. Whole numbers are exact up to 2^53.
@@ -32,13 +55,20 @@ pub struct Row {
 pub fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) -> Vec<Row> {
     let counters = totals.rows().into_iter().map(|(name, help, labels, value)| Row {
         name,
+        suffix: "",
         help,
-        counter: true,
+        kind: Kind::Counter,
         labels: labels.into(),
         value: value as f64,
     });
-    let gauge =
-        |name, help, labels: String, value| Row { name, help, counter: false, labels: labels.into(), value };
+    let gauge = |name, help, labels: String, value| Row {
+        name,
+        suffix: "",
+        help,
+        kind: Kind::Gauge,
+        labels: labels.into(),
+        value,
+    };
     let mut rows: Vec<Row> = counters.collect();
     rows.extend(gauges.into_iter().map(|(name, help, labels, value)| gauge(name, help, labels, value)));
     rows.extend(process_rows(process));
@@ -71,8 +101,9 @@ fn process_rows(process: &ProcessStats) -> impl Iterator<Item = Row> {
     .into_iter()
     .map(|(name, help, value)| Row {
         name,
+        suffix: "",
         help,
-        counter: name.ends_with("_total"),
+        kind: if name.ends_with("_total") { Kind::Counter } else { Kind::Gauge },
         labels: "".into(),
         value,
     })
@@ -96,7 +127,7 @@ impl Page {
     fn row(&mut self, row: &Row) {
         let name = row.name;
         let position = self.0.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
-            let kind = if row.counter { "counter" } else { "gauge" };
+            let kind = row.kind.name();
             let help = row.help.replace('\\', "\\\\").replace('\n', "\\n");
             self.0.push((name, format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")));
             self.0.len() - 1
@@ -104,8 +135,8 @@ impl Page {
         let text = &mut self.0[position].1;
         let value = number(row.value);
         let written = match &*row.labels {
-            "" => writeln!(text, "{name} {value}"),
-            labels => writeln!(text, "{name}{{{labels}}} {value}"),
+            "" => writeln!(text, "{name}{} {value}", row.suffix),
+            labels => writeln!(text, "{name}{}{{{labels}}} {value}", row.suffix),
         };
         debug_assert!(written.is_ok(), "writing to a String does not fail");
     }

@@ -2,6 +2,7 @@
 
 mod counters;
 mod export;
+mod histogram;
 mod http;
 mod logs;
 mod metrics;
@@ -12,8 +13,9 @@ mod rate_limit;
 
 pub use counters::{Counter, Counters, Totals, count, totals};
 pub use export::{ReadRows, Telemetry, TelemetryError};
+pub use histogram::Histogram;
 pub use http::{HttpLimits, Pages, serve};
 pub use logs::{CLIENT_TRACE, ExtraLayer, TraceClients, trace_clients};
-pub use metrics::{Gauge, Row, escape_label, render, rows};
+pub use metrics::{Gauge, Kind, Row, escape_label, render, rows};
 pub use process::ProcessStats;
 pub use rate_limit::RateLimit;

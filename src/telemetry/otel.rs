@@ -19,7 +19,7 @@ use opentelemetry_sdk::{
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::{ExtraLayer, ReadRows, Row};
+use super::{ExtraLayer, Kind, ReadRows, Row};
 
 const SERVICE: &str = "mqtt-server";
 const METRICS_INTERVAL: Duration = Duration::from_secs(15);
@@ -76,27 +76,27 @@ fn register(provider: &SdkMeterProvider, read: ReadRows) {
     let rows = Arc::new(Mutex::new(read()));
     let all = rows.lock().clone();
     let mut known = Vec::new();
-    for Row { name, help, counter, .. } in all {
-        if known.contains(&name) {
+    for Row { name, suffix, help, kind, .. } in all {
+        if known.contains(&(name, suffix)) {
             continue;
         }
         let refresh = known.is_empty().then(|| Arc::clone(&read));
-        known.push(name);
+        known.push((name, suffix));
         let rows = Arc::clone(&rows);
         let observe = move |instrument: &dyn AsyncInstrument<f64>| {
             if let Some(read) = &refresh {
                 *rows.lock() = read();
             }
-            for row in rows.lock().iter().filter(|row| row.name == name) {
+            for row in rows.lock().iter().filter(|row| (row.name, row.suffix) == (name, suffix)) {
                 instrument.observe(row.value, &attributes(&row.labels));
             }
         };
-        if counter {
-            // The name in Prometheus' form would get a second `_total` where a collector writes that form.
-            let plain = name.strip_suffix("_total").unwrap_or(name);
-            meter.f64_observable_counter(plain).with_description(help).with_callback(observe).build();
-        } else {
+        if kind == Kind::Gauge {
             meter.f64_observable_gauge(name).with_description(help).with_callback(observe).build();
+        } else {
+            // A histogram's buckets, sum and count are counters. The name in Prometheus' form would get a second `_total` where a collector writes that form.
+            let plain = format!("{}{suffix}", name.strip_suffix("_total").unwrap_or(name));
+            meter.f64_observable_counter(plain).with_description(help).with_callback(observe).build();
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
-    crypto::{CryptoProvider, ring},
+    crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
     server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::CertifiedKey,
@@ -16,6 +16,7 @@ use rustls::{
 };
 use thiserror::Error;
 
+use super::client_config;
 use crate::config::{Config, ConfigError, Problem, TlsFiles, TlsVersion};
 
 /// Why a TLS configuration could not be made.
@@ -96,7 +97,7 @@ pub(super) struct Built {
     pub(super) rules: ClientRules,
 }
 
-/// Builds a server configuration: TLS 1.2 and 1.3 with ring, session tickets, and `alpn` in order of preference.
+/// Builds a server configuration: TLS 1.2 and 1.3, session tickets, and `alpn` in order of preference.
 ///
 /// Each call has its own ticket keys: a ticket of one use never opens a session of another, whose rules for
 /// client certificates may differ (a resumed session does not show its certificate again).
@@ -113,7 +114,7 @@ pub(super) fn build(
     alpn: &[&[u8]],
     previous: Option<(&ClientRules, &Arc<dyn ProducesTickets>)>,
 ) -> Result<Built, TlsError> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(aws_lc_rs::default_provider());
     let certified = certified_key(files, &provider)?;
     let rules = ClientRules {
         ca: files.client_ca.as_deref().map(read).transpose()?,
@@ -134,7 +135,7 @@ pub(super) fn build(
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config.ticketer = match previous {
         Some((old, ticketer)) if *old == rules => Arc::clone(ticketer),
-        _ => ring::Ticketer::new()?,
+        _ => aws_lc_rs::Ticketer::new()?,
     };
     // Tickets hold the state; a cache in memory would only serve clients without tickets.
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -164,6 +165,11 @@ pub fn check_files(config: &Config) -> Result<(), ConfigError> {
             continue;
         }
         problems.push(Problem::new(format!("{name}: {key}"), value, problem, fix));
+    }
+    if let Err(error) = client_config(&config.database.tls) {
+        let text = error.to_string();
+        let (problem, fix) = text.split_once("; ").unwrap_or((&text, ""));
+        problems.push(Problem::new("database.tls", "", problem, fix));
     }
     if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems)) }
 }
@@ -241,11 +247,14 @@ fn client_verifier(
     Ok(Some(verifier))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
-fn certificates(path: &Path, mut content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(super) fn certificates(
+    path: &Path,
+    mut content: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain = rustls_pemfile::certs(&mut content)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
@@ -266,7 +275,7 @@ fn revocation_lists(
     Ok(lists)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let content = read(path)?;
     let text = String::from_utf8_lossy(&content);
     if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {

@@ -16,7 +16,7 @@ use rcgen::{
 use rustls::{
     RootCertStore,
     client::{WebPkiServerVerifier, danger::ServerCertVerifier},
-    crypto::ring,
+    crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     sign::CertifiedKey,
 };
@@ -135,7 +135,7 @@ fn set_life(params: &mut CertificateParams, now: SystemTime, life: Duration) {
 
 /// Whether the files are there, fit together, and a client would accept the server at `at`.
 fn verify(certs: &DevCerts, at: SystemTime) -> Option<()> {
-    let provider = ring::default_provider();
+    let provider = aws_lc_rs::default_provider();
     let key = PrivateKeyDer::from_pem_file(&certs.key).ok()?;
     let server = CertificateDer::from_pem_file(&certs.cert).ok()?;
     let key = provider.key_provider.load_private_key(key).ok()?;

@@ -5,10 +5,12 @@
 //! Invariant: a configuration in use is replaced only by one that was built whole; nothing is served with
 //! half-read files.
 
+mod client;
 mod config;
 mod dev_certs;
 mod reload;
 
+pub use client::client_config;
 pub use config::{TlsError, check_files, server_config};
 pub use dev_certs::{DevCerts, DevCertsError, ensure_dev_certs};
 pub use reload::{TlsHandle, TlsStore};

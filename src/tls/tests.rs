@@ -15,7 +15,7 @@ use rcgen::{
 };
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
-    crypto::ring,
+    crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use tempfile::TempDir;
@@ -66,7 +66,7 @@ fn client(ca: &Path, identity: Option<(&Path, &Path)>) -> Arc<ClientConfig> {
     for cert in CertificateDer::pem_file_iter(ca).unwrap() {
         roots.add(cert.unwrap()).unwrap();
     }
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots);
@@ -288,7 +288,7 @@ fn tls_1_3_only_refuses_older_clients() {
     files.min_version = TlsVersion::V13;
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(dir.path().join("ca.crt")).unwrap()).unwrap();
-    let old = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let old = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS12])
         .unwrap()
         .with_root_certificates(roots)

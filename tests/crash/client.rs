@@ -9,7 +9,7 @@ use std::{
 };
 
 use mqtt_server::{
-    codec::{self, Ack, Connect, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe},
+    codec::{self, Ack, Connect, ConnectWill, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe},
     types::{Protocol, QoS},
 };
 
@@ -37,7 +37,21 @@ pub(crate) struct Profile {
     pub(crate) filters: Vec<(String, QoS)>,
     /// It throws its session away now and then (v5).
     pub(crate) renews: bool,
+    /// Every connection has a will.
+    pub(crate) will: Will,
 }
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Will {
+    No,
+    /// Due as soon as the connection ends.
+    Prompt,
+    /// Due only if the client stays away for longer than any test (v5).
+    Delayed,
+}
+
+/// Seconds.
+const WILL_DELAY: u32 = 3000;
 
 struct Connection {
     stream: TcpStream,
@@ -124,11 +138,12 @@ impl Peer {
     }
 
     /// Ends the connection, with DISCONNECT or without.
-    pub(crate) fn leave(&mut self, politely: bool) {
+    pub(crate) fn leave(&mut self, politely: bool, history: &mut Vec<Record>) {
         if let Some(mut connection) = self.connection.take()
             && politely
             && connection.open
         {
+            self.note(Event::Disconnect, history);
             let packet = Packet::Disconnect(Box::default());
             codec::encode(&packet, self.profile.protocol, &mut connection.output);
             let _ = connection.flush();
@@ -237,6 +252,7 @@ impl Peer {
         connect.session_expiry = (v5 && self.profile.persistent).then_some(3600);
         connect.receive_maximum = self.profile.window.filter(|_| v5);
         let clean = connect.clean_start;
+        connect.will = self.make_will(history);
         self.note(Event::Connect { clean }, history);
         self.connection = Some(Connection {
             stream,
@@ -250,6 +266,27 @@ impl Peer {
             next_control: CONTROL_IDS,
         });
         self.send(&Packet::Connect(Box::new(connect)));
+    }
+
+    fn make_will(&mut self, history: &mut Vec<Record>) -> Option<ConnectWill> {
+        let delayed = self.profile.will == Will::Delayed;
+        if self.profile.will == Will::No {
+            return None;
+        }
+        let id = MsgId { publisher: self.number, seq: self.state.next_seq };
+        let qos = if id.seq % 2 == 0 { QoS::AtLeastOnce } else { QoS::ExactlyOnce };
+        let msg = Msg { id, topic: format!("w/{}/{}", self.number, qos as u8), qos, retain: false };
+        let (topic, payload) = (msg.topic.clone(), msg.payload());
+        self.note(Event::Will { msg, delayed }, history);
+        Some(ConnectWill {
+            topic,
+            payload: payload.into(),
+            qos,
+            retain: false,
+            delay: if delayed { WILL_DELAY } else { 0 },
+            expiry: None,
+            properties: None,
+        })
     }
 
     fn handle(&mut self, frame: &[u8], history: &mut Vec<Record>) {
@@ -272,7 +309,7 @@ impl Peer {
                 self.subscribe(history);
             }
             // Not ready yet, or going down.
-            Packet::ConnAck(_) => self.leave(false),
+            Packet::ConnAck(_) => self.leave(false, history),
             Packet::Publish(publish) => self.arrived(&publish, history),
             Packet::PubAck(answer) if answer.code < 0x80 => {
                 self.note(Event::Acked { packet_id: answer.packet_id }, history);
@@ -295,7 +332,7 @@ impl Peer {
             }
             Packet::SubAck(answer) => self.confirmed(answer.packet_id, &answer.codes, history),
             Packet::UnsubAck(answer) => self.confirmed(answer.packet_id, &[], history),
-            Packet::Disconnect(_) => self.leave(false),
+            Packet::Disconnect(_) => self.leave(false, history),
             other => self.note(Event::Nonsense { what: format!("{other:?}") }, history),
         }
     }

@@ -45,10 +45,17 @@ impl Msg {
 /// before any answer: so the state at a moment never lags behind what the server may know of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
+    /// The next CONNECT has this will. A delayed one must never come: the client returns within the delay.
+    Will {
+        msg: Msg,
+        delayed: bool,
+    },
     /// CONNECT is about to be sent; a clean one throws the session away.
     Connect {
         clean: bool,
     },
+    /// DISCONNECT is about to be sent: the will need not come.
+    Disconnect,
     Connected {
         clean: bool,
         present: bool,
@@ -149,6 +156,7 @@ pub(crate) const CONTROL_IDS: u16 = 60_000;
 impl Durable {
     pub(crate) fn apply(&mut self, event: &Event) {
         match event {
+            Event::Will { msg, .. } => self.next_seq = msg.id.seq + 1,
             Event::Connect { clean: true } => self.forget(),
             Event::Connected { clean, present, persistent } => {
                 if !clean && !present {

@@ -75,6 +75,7 @@ fn campaign(kind: Kind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
     let mut broker = Broker::new(kind);
     let mut world = World::new(rng.next());
     if kind != Kind::Own {
+        world = world.without_wills();
         world.silence = SHORT;
     }
     broker.start();
@@ -142,6 +143,9 @@ fn calm(kind: Kind) {
     println!("CRASH_SEED={seed}");
     let mut broker = Broker::new(kind);
     let mut world = World::new(seed);
+    if kind != Kind::Own {
+        world = world.without_wills();
+    }
     broker.start();
     world.settle(&mut broker);
     world.run(&mut broker, 2_500_000_000);

@@ -46,7 +46,18 @@ pub(crate) struct Cast {
 struct Published {
     msg: Msg,
     at: u64,
+    /// Of a will: a later connection of its client was accepted, which promises that it was published.
     acked: bool,
+    will: bool,
+}
+
+/// The wills of one client's connections.
+#[derive(Debug, Default)]
+struct Wills {
+    /// That of the CONNECT that is not answered yet.
+    sent: Option<MsgId>,
+    /// That of the last connection that was accepted and did not end with DISCONNECT.
+    due: Option<MsgId>,
 }
 
 /// A subscription of one session, from SUBSCRIBE on.
@@ -77,6 +88,7 @@ pub(crate) struct Facts {
     subscriptions: Vec<Subscription>,
     arrivals: Vec<Arrival>,
     epochs: HashMap<usize, u32>,
+    wills: HashMap<usize, Wills>,
     found: Vec<Violation>,
 }
 
@@ -125,6 +137,19 @@ impl Facts {
                 && subscription.end_confirmed.is_none()
         };
         match &record.event {
+            Event::Will { msg, delayed } => {
+                let wills = self.wills.entry(client).or_default();
+                // Without an entry in `published` its arrival is a phantom.
+                wills.sent = None;
+                if !delayed {
+                    wills.sent = Some(msg.id);
+                    let published = Published { msg: msg.clone(), at, acked: false, will: true };
+                    self.published.insert(msg.id, published);
+                }
+            }
+            Event::Disconnect => {
+                self.wills.entry(client).or_default().due = None;
+            }
             Event::Connect { clean: true } => {
                 self.epochs.insert(client, epoch + 1);
             }
@@ -134,6 +159,12 @@ impl Facts {
                 }
                 if !clean && !present && state.session {
                     self.found.push(Violation::SessionLost { client });
+                }
+                // It is published, and safe, before the next connection is accepted.
+                let wills = self.wills.entry(client).or_default();
+                let due = std::mem::replace(&mut wills.due, wills.sent.take());
+                if let Some(published) = due.and_then(|id| self.published.get_mut(&id)) {
+                    published.acked = true;
                 }
             }
             Event::Subscribe { filter, .. } => {
@@ -165,7 +196,7 @@ impl Facts {
                 }
             }
             Event::Publish { msg, .. } => {
-                self.published.insert(msg.id, Published { msg: msg.clone(), at, acked: false });
+                self.published.insert(msg.id, Published { msg: msg.clone(), at, acked: false, will: false });
             }
             Event::Acked { packet_id } | Event::Refused { packet_id, .. } => {
                 let Some(place) = state.published(*packet_id) else {
@@ -304,8 +335,12 @@ impl Facts {
     }
 
     fn repeated(&self, cast: &Cast, all: &mut Vec<Violation>) {
+        // A will may be published again after a crash.
         let exact = |arrival: &&Arrival| {
-            arrival.qos == QoS::ExactlyOnce && !arrival.retain && cast.persistent.contains(&arrival.client)
+            arrival.qos == QoS::ExactlyOnce
+                && !arrival.retain
+                && !self.published[&arrival.id].will
+                && cast.persistent.contains(&arrival.client)
         };
         let mut seen = BTreeSet::new();
         for arrival in self.arrivals.iter().filter(exact) {

@@ -63,6 +63,14 @@ impl Story {
         self.then(client, Event::Received { packet_id, qos, retain, topic, id: Some(id(seq)), fresh });
     }
 
+    /// The publisher connects with a will, its message `seq`.
+    fn connect_with_will(&mut self, seq: u32, delayed: bool) {
+        let msg = Msg { id: id(seq), topic: "t".to_owned(), qos: ExactlyOnce, retain: false };
+        self.then(PUBLISHER, Event::Will { msg, delayed });
+        self.then(PUBLISHER, Event::Connect { clean: false });
+        self.connected(PUBLISHER, true);
+    }
+
     fn found(&self, probe: bool) -> Vec<Violation> {
         let cast = Cast { persistent: [PUBLISHER, SUBSCRIBER, OTHER].into(), probe: probe.then_some(PROBE) };
         Facts::new(&self.0, &cast).violations(&cast)
@@ -255,4 +263,43 @@ fn an_old_retained_message_is_found() {
         let old = Violation::RetainedOld { topic: "r".to_owned(), have: Some(0), acked: 1 };
         assert_eq!(story.found(true), if fine { vec![] } else { vec![old] });
     }
+}
+
+#[test]
+fn a_will_that_is_lost_although_the_next_connection_was_accepted_is_found() {
+    let mut story = Story::new("t");
+    story.connect_with_will(0, false);
+    assert_eq!(story.found(false), [], "the connection may still be there");
+    story.then(PUBLISHER, Event::Connect { clean: false });
+    assert_eq!(story.found(false), [], "it may come");
+    story.connected(PUBLISHER, true);
+    story.arrive(OTHER, 0, ExactlyOnce, 1);
+    let lost = Violation::Lost { client: SUBSCRIBER, msg: id(0), topic: "t".to_owned() };
+    assert_eq!(story.found(false), [lost]);
+    story.arrive(SUBSCRIBER, 0, ExactlyOnce, 1);
+    story.then(SUBSCRIBER, Event::Released { packet_id: 1 });
+    story.arrive(SUBSCRIBER, 0, ExactlyOnce, 2);
+    assert_eq!(story.found(false), [], "it may come twice");
+}
+
+#[test]
+fn a_will_need_not_come_after_a_disconnect_nor_that_of_a_connection_without_an_answer() {
+    let mut story = Story::new("t");
+    story.connect_with_will(0, false);
+    story.then(PUBLISHER, Event::Disconnect);
+    let msg = Msg { id: id(1), topic: "t".to_owned(), qos: ExactlyOnce, retain: false };
+    story.then(PUBLISHER, Event::Will { msg, delayed: false });
+    story.then(PUBLISHER, Event::Connect { clean: false });
+    story.connect_with_will(2, false);
+    assert_eq!(story.found(false), []);
+}
+
+#[test]
+fn a_will_that_comes_although_its_client_was_back_in_time_is_found() {
+    let mut story = Story::new("t");
+    story.connect_with_will(0, true);
+    story.connect_with_will(1, true);
+    assert_eq!(story.found(false), []);
+    story.arrive(SUBSCRIBER, 0, ExactlyOnce, 1);
+    assert!(matches!(story.found(false)[..], [Violation::Phantom { client: SUBSCRIBER, .. }]));
 }

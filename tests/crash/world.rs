@@ -9,7 +9,7 @@ use mqtt_server::types::{
 
 use super::{
     broker::Broker,
-    client::{Peer, Profile},
+    client::{Peer, Profile, Will},
     clock,
     history::{Durable, Event, Record, states},
     model::{Cast, Facts},
@@ -77,29 +77,32 @@ fn client(name: &str, protocol: Protocol, list: &[(&str, u8)]) -> Profile {
         lag: 0,
         filters: filters(list),
         renews: false,
+        will: Will::No,
     }
 }
 
-/// Publishers publish to `t/NUMBER/…` and, retained, to `r/NUMBER/…`.
+/// Publishers publish to `t/NUMBER/…` and, retained, to `r/NUMBER/…`; wills come to `w/NUMBER/…`.
 fn profiles() -> Vec<(Role, Profile)> {
     use Role::{Away, Flapping, Online, Publisher, Renewing, Toggling, Usurper};
     let slow = |profile: Profile| Profile { window: Some(5), lag: 3, ..profile };
     let late = |profile: Profile| Profile { lag: 30, ..profile };
+    let mortal = |profile: Profile| Profile { will: Will::Prompt, ..profile };
+    let patient = |profile: Profile| Profile { will: Will::Delayed, ..profile };
     vec![
         (Publisher { restless: false }, client("publisher-calm-3", V4, &[])),
         (Publisher { restless: false }, client("publisher-calm-5", V5, &[])),
-        (Publisher { restless: true }, client("publisher-restless-3", V4, &[])),
-        (Publisher { restless: true }, client("publisher-restless-5", V5, &[])),
-        (Online, client("online-3", V4, &[("t/#", 2)])),
+        (Publisher { restless: true }, mortal(client("publisher-restless-3", V4, &[]))),
+        (Publisher { restless: true }, patient(client("publisher-restless-5", V5, &[]))),
+        (Online, client("online-3", V4, &[("t/#", 2), ("w/#", 2)])),
         (Online, slow(client("online-narrow-5", V5, &[("t/+/1", 2), ("t/+/0", 1)]))),
         (Online, late(client("online-late-5", V5, &[("t/#", 1), ("t/+/1", 2)]))),
-        (Usurper, client("usurper-3", V4, &[("t/1/#", 2)])),
-        (Usurper, late(client("usurper-5", V5, &[("t/2/+", 1), ("t/3/+", 2)]))),
-        (Away, client("away-3", V4, &[("t/#", 2)])),
-        (Away, client("away-5", V5, &[("t/0/#", 1), ("r/#", 2)])),
-        (Flapping, client("flapping-3", V4, &[("t/+/mixed", 2), ("t/2/#", 1)])),
-        (Flapping, late(client("flapping-5", V5, &[("t/#", 2)]))),
-        (Renewing, Profile { renews: true, ..client("renewing-5", V5, &[("t/#", 2)]) }),
+        (Usurper, mortal(client("usurper-3", V4, &[("t/1/#", 2)]))),
+        (Usurper, late(mortal(client("usurper-5", V5, &[("t/2/+", 1), ("t/3/+", 2)])))),
+        (Away, client("away-3", V4, &[("t/#", 2), ("w/#", 1)])),
+        (Away, client("away-5", V5, &[("t/0/#", 1), ("r/#", 2), ("w/#", 2)])),
+        (Flapping, mortal(client("flapping-3", V4, &[("t/+/mixed", 2), ("t/2/#", 1)]))),
+        (Flapping, late(patient(client("flapping-5", V5, &[("t/#", 2), ("w/#", 2)])))),
+        (Renewing, Profile { renews: true, ..mortal(client("renewing-5", V5, &[("t/#", 2)])) }),
         (Toggling, client("toggling-5", V5, &[("t/+/1", 2), ("t/+/0", 1)])),
         (Online, client("member-online-5", V5, &[("$share/exact/t/#", 2)])),
         (Flapping, late(client("member-flapping-3", V4, &[("$share/exact/t/#", 2)]))),
@@ -139,6 +142,14 @@ impl World {
             due: vec![0; count],
             rng: Rng::new(seed),
         }
+    }
+
+    /// Without wills: what another broker does with them at a takeover is its own business.
+    pub(crate) fn without_wills(mut self) -> Self {
+        for peer in &mut self.peers {
+            peer.profile.will = Will::No;
+        }
+        self
     }
 
     /// Lets every client have its session and its subscriptions, so that what follows is checked for all.
@@ -266,23 +277,23 @@ impl World {
             _ if first => {}
             Role::Publisher { restless: true } | Role::Usurper => {
                 if rng.one_in(3) {
-                    peer.leave(rng.one_in(2));
+                    peer.leave(rng.one_in(2), history);
                 } else {
                     peer.take_over(port, history);
                 }
             }
             Role::Away if peer.is_subscribed() && peer.online => {
-                peer.leave(rng.one_in(2));
+                peer.leave(rng.one_in(2), history);
                 peer.online = false;
             }
             Role::Flapping if peer.online && (peer.is_subscribed() || rng.one_in(10)) => {
-                peer.leave(rng.one_in(2));
+                peer.leave(rng.one_in(2), history);
                 peer.online = false;
             }
             Role::Flapping => peer.online = true,
             Role::Renewing if rng.one_in(3) => {
                 peer.renew = true;
-                peer.leave(rng.one_in(2));
+                peer.leave(rng.one_in(2), history);
             }
             Role::Toggling if peer.is_settled() => {
                 let last = peer.profile.filters.last().expect("a filter").0.clone();

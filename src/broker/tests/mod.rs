@@ -7,6 +7,7 @@ mod publishing;
 mod retained;
 mod sessions;
 mod shared;
+mod wills;
 
 use std::{
     any::Any,
@@ -19,7 +20,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Yielded};
+use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Ticket, Yielded};
 
 /// What a test receiver got.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +48,8 @@ struct Receiver {
     disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
+    /// Parts of tickets of what it got, if it keeps that on a disk.
+    parts: Mutex<Option<Vec<Arc<Ticket>>>>,
     closes: Mutex<Vec<(u32, CloseReason)>>,
     ended: AtomicBool,
     flushes: AtomicUsize,
@@ -76,6 +79,12 @@ impl Receiver {
             ids: options.ids.to_vec(),
             group: options.group,
         });
+        if let Some(parts) = &mut *self.parts.lock()
+            && let Some(ticket) = message.ticket()
+        {
+            ticket.add();
+            parts.push(Arc::clone(ticket));
+        }
         let outcome = if offline { Outcome::Queued } else { Outcome::Sent };
         Delivered { outcome, flush: !offline }
     }
@@ -244,6 +253,11 @@ impl Bench {
     }
 
     pub(super) fn connect(&mut self, id: &str, connect: Connect) -> Device {
+        self.open(id, connect).0
+    }
+
+    /// As [`Self::connect`], with what the answer waits for.
+    pub(super) fn open(&mut self, id: &str, connect: Connect) -> (Device, Option<Arc<Ticket>>) {
         let request = OpenRequest {
             client_id: ClientId::new(id),
             clean_start: connect.clean,
@@ -254,11 +268,12 @@ impl Bench {
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-        let Opened { session, present, epoch, .. } = ready(self.broker.open(request, make, &mut self.turn));
+        let Opened { session, present, epoch, ticket } =
+            ready(self.broker.open(request, make, &mut self.turn));
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         test.receiver.offline.store(false, SeqCst);
         self.broker.online(&session, self.now, &mut self.turn);
-        Device { session, test, epoch, present }
+        (Device { session, test, epoch, present }, ticket)
     }
 
     /// A persistent session.

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use rcgen::CertifiedKey;
 use rustls::{
     AlertDescription, ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SupportedProtocolVersion,
-    crypto::ring,
+    crypto::aws_lc_rs,
     pki_types::{PrivateKeyDer, ServerName},
     server::WebPkiClientVerifier,
     version::{TLS12, TLS13},
@@ -24,7 +24,7 @@ fn configs(
     let mut roots = RootCertStore::empty();
     roots.add(cert.der().clone()).unwrap();
     let roots = Arc::new(roots);
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
     let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&[version])

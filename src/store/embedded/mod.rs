@@ -38,7 +38,9 @@ pub use queues::{EmbeddedQueues, Expired, QueueGauges, QueueOptions};
 pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
 
-use super::{BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, StoreError};
+use super::{
+    BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, SpillStore, StoreError,
+};
 
 /// Reads at once; more wait.
 const READERS: usize = 16;
@@ -112,6 +114,13 @@ impl EmbeddedLatest {
         self.shared.environment.set_aside()
     }
 
+    async fn submit(&self, batch: Arc<[LatestValue]>, removal: bool) -> Result<(), StoreError> {
+        let (done, result) = oneshot::channel();
+        let jobs = self.jobs.as_ref().ok_or_else(closed)?;
+        jobs.send(write::Job { batch, removal, done }).await.map_err(|_| closed())?;
+        result.await.map_err(|_| closed())?
+    }
+
     /// Runs `read` on the blocking pool.
     async fn read<T: Send + 'static>(
         &self,
@@ -132,12 +141,7 @@ impl EmbeddedLatest {
 
 impl LatestStore for EmbeddedLatest {
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let (done, result) = oneshot::channel();
-            let jobs = self.jobs.as_ref().ok_or_else(closed)?;
-            jobs.send(write::Job { batch, done }).await.map_err(|_| closed())?;
-            result.await.map_err(|_| closed())?
-        })
+        Box::pin(self.submit(batch, false))
     }
 
     fn get<'a>(
@@ -157,6 +161,17 @@ impl LatestStore for EmbeddedLatest {
             self.read(move |shared| shared.environment.reading(|txn| read::list(shared, txn, &selection)))
                 .await
         })
+    }
+}
+
+impl SpillStore for EmbeddedLatest {
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.submit(batch, true))
+    }
+
+    fn count(&self) -> usize {
+        let count = self.shared.environment.reading(|txn| self.shared.latest.len(txn));
+        count.map_or(0, |count| usize::try_from(count).unwrap_or(usize::MAX))
     }
 }
 

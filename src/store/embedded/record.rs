@@ -10,6 +10,9 @@ use crate::{
     types::{ClientId, QoS, Timestamp},
 };
 
+/// Beside the QoS in its byte; records of before it are without.
+const RETAIN: u8 = 0x80;
+
 /// The fixed beginning of a value's record, and its names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head<'a> {
@@ -21,7 +24,7 @@ pub(super) struct Head<'a> {
 /// Writes the record of `value` into `out`, which is cleared first.
 pub(super) fn encode_value(value: &LatestValue, out: &mut Vec<u8>) {
     begin_value(out, value.version, value.device.as_str(), &value.topic);
-    out.push(value.qos as u8);
+    out.push(value.qos as u8 | if value.retain { RETAIN } else { 0 });
     out.extend_from_slice(&value.received.0.to_le_bytes());
     encode_properties(value.properties.as_deref(), out);
     out.extend_from_slice(&value.payload);
@@ -32,7 +35,8 @@ pub(super) fn encode_value(value: &LatestValue, out: &mut Vec<u8>) {
 pub(super) fn decode_value(record: &[u8]) -> Option<LatestValue> {
     let mut input = open(record)?;
     let head = read_head(&mut input)?;
-    let qos = QoS::from_bits(input.u8()?)?;
+    let bits = input.u8()?;
+    let qos = QoS::from_bits(bits & !RETAIN)?;
     let received = Timestamp(input.u64()?);
     let properties = decode_properties(&mut input)?;
     Some(LatestValue {
@@ -40,9 +44,11 @@ pub(super) fn decode_value(record: &[u8]) -> Option<LatestValue> {
         topic: Arc::from(head.topic),
         payload: Bytes::copy_from_slice(input.0),
         qos,
+        retain: bits & RETAIN != 0,
         properties: properties.map(Arc::new),
         received,
         version: head.version,
+        server: None,
     })
 }
 

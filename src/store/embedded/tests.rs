@@ -8,8 +8,13 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
+
 use super::*;
-use crate::store::suite::{self, value};
+use crate::{
+    store::suite::{self, value},
+    types::Timestamp,
+};
 
 /// Tells the kill test's child where to write.
 const CHILD: &str = "MQTT_SERVER_TEST_STORE_CHILD";
@@ -264,6 +269,27 @@ async fn a_damaged_record_is_skipped_and_can_be_written_again() {
     let again: Vec<_> = topics.iter().map(|topic| value("dev", topic, 6)).collect();
     store.upsert(again.clone().into()).await.unwrap();
     assert_eq!(suite::list_all(&store, all()).await, again);
+}
+
+#[test]
+fn records_written_before_the_retain_flag_are_still_read() {
+    // Checksum, format, version, device, topic, QoS, time, no properties, payload.
+    let old = [
+        &[39, 95, 78, 162][..],
+        &[1, 7, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, b'd', 3, 0, 0, 0, b't', b'/', b'1'],
+        &[1, 5, 0, 0, 0, 0, 0, 0, 0, 0, b'x'],
+    ]
+    .concat();
+    let mut expected = value("d", "t/1", 7);
+    expected.received = Timestamp(5);
+    expected.payload = Bytes::from_static(b"x");
+    assert_eq!(record::decode_value(&old), Some(expected.clone()));
+    let mut written = Vec::new();
+    record::encode_value(&expected, &mut written);
+    assert_eq!(written, old, "without the flag nothing changed");
+    expected.retain = true;
+    record::encode_value(&expected, &mut written);
+    assert_eq!(record::decode_value(&written), Some(expected));
 }
 
 #[test]

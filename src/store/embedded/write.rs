@@ -22,6 +22,8 @@ const MAX_COUNTED: usize = 100_000;
 /// A batch and whom to tell that it is durable.
 pub(super) struct Job {
     pub(super) batch: Arc<[LatestValue]>,
+    /// Its values go, rather than come.
+    pub(super) removal: bool,
     pub(super) done: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -52,13 +54,59 @@ impl Writer {
             }
             // Whoever gave up writes again what is still of interest.
             jobs.retain(|job| !job.done.is_closed());
-            let result = self.commit(&jobs);
-            for job in jobs {
-                // A caller that is gone wanted no answer.
-                let _ =
-                    job.done.send(result.as_ref().copied().map_err(|e| self.shared.environment.failed(e)));
+            // Versions decide: a removal leaves what is newer, whichever came first.
+            let (removals, writes): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.removal);
+            if !writes.is_empty() {
+                let result = self.commit(&writes);
+                self.answer(writes, &result);
+            }
+            if !removals.is_empty() {
+                let result = self.remove(&removals);
+                self.answer(removals, &result);
             }
         }
+    }
+
+    fn answer(&self, jobs: Vec<Job>, result: &Result<(), heed::Error>) {
+        for job in jobs {
+            // A caller that is gone wanted no answer.
+            let _ = job.done.send(result.as_ref().copied().map_err(|e| self.shared.environment.failed(e)));
+        }
+    }
+
+    fn remove(&mut self, jobs: &[Job]) -> Result<(), heed::Error> {
+        let shared = Arc::clone(&self.shared);
+        shared.environment.writing(|txn| {
+            for value in jobs.iter().flat_map(|job| job.batch.iter()) {
+                self.drop_value(txn, value)?;
+            }
+            Ok(())
+        })?;
+        // Counted anew when needed.
+        self.topics.clear();
+        Ok(())
+    }
+
+    /// Removes one value, unless a newer one is there.
+    fn drop_value(&self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
+        let (device, topic) = (value.device.as_str(), &*value.topic);
+        let old = |record: Option<&[u8]>| {
+            let head = record.and_then(record::decode_head);
+            head.is_some_and(|head| head.device == device && head.version <= value.version)
+        };
+        let Shared { latest, newest, .. } = *self.shared;
+        let name = keys::name(device, topic);
+        let place = read::locate(latest, txn, &name, |head| head.device == device && head.topic == topic)?;
+        if let Some(place) = place.filter(|place| old(place.record)) {
+            let key = place.key;
+            latest.delete(txn, &key)?;
+        }
+        let place = read::locate(newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
+        if let Some(place) = place.filter(|place| old(place.record)) {
+            let key = place.key;
+            newest.delete(txn, &key)?;
+        }
+        Ok(())
     }
 
     fn commit(&mut self, jobs: &[Job]) -> Result<(), heed::Error> {

@@ -4,35 +4,34 @@
 //! every write tries again. Writes are idempotent upserts of every column with the value's version as write
 //! timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
 
+mod options;
 mod row;
 mod schema;
 #[cfg(test)]
 mod tests;
 mod topics;
 
-use std::{ops::ControlFlow, sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc};
 
 use scylla::{
     client::{execution_profile::ExecutionProfile, session::Session, session_builder::SessionBuilder},
-    policies::load_balancing::DefaultPolicy,
+    policies::{load_balancing::DefaultPolicy, speculative_execution::SimpleSpeculativeExecutionPolicy},
     response::PagingState,
     statement::{
-        Consistency, Statement,
+        Statement,
         batch::{Batch, BatchType},
         prepared::PreparedStatement,
     },
 };
 use tokio::{sync::OnceCell, task::JoinSet};
 
+pub use self::options::{Compression, Consistency, ScyllaOptions, TtlRule};
 use self::{row::Row, topics::KnownTopics};
 use super::{
     BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, PageBuilder, PageToken, Selection,
     StoreError,
 };
 use crate::telemetry::count;
-
-/// Requests under way at once for one batch of values.
-const CONCURRENCY: usize = 64;
 
 /// An unlogged batch stays under this, in bytes: where Cassandra begins to warn.
 const BATCH_BYTES: usize = 5 << 10;
@@ -47,54 +46,12 @@ const ROWS: i32 = 100;
 /// A page ends after so many rows or devices looked at.
 const PAGE_WORK: usize = 20_000;
 
-/// How [`ScyllaLatest`] connects and writes.
-#[derive(Debug, Clone)]
-pub struct ScyllaOptions {
-    /// Nodes to begin with, `host` or `host:port`; port 9042 if it is not said.
-    pub contact_points: Vec<String>,
-    /// Datacenter whose nodes are asked; empty is any.
-    pub datacenter: String,
-    /// User name; empty logs in without.
-    pub username: String,
-    /// Password.
-    pub password: String,
-    /// Keyspace of the tables: letters, digits and `_`.
-    pub keyspace: String,
-    /// CQL map of the keyspace's replication, used when it is made.
-    pub replication: String,
-    /// Make and upgrade keyspace and tables.
-    pub migrate: bool,
-    /// Time to connect to one node.
-    pub connect_timeout: Duration,
-    /// Time for one request.
-    pub request_timeout: Duration,
-    /// Topics kept per device. Gateways that share the tables may exceed it together.
-    pub topics_per_device: usize,
-}
-
-impl Default for ScyllaOptions {
-    fn default() -> Self {
-        Self {
-            contact_points: vec!["127.0.0.1:9042".to_owned()],
-            datacenter: String::new(),
-            username: String::new(),
-            password: String::new(),
-            keyspace: "mqtt".to_owned(),
-            replication: "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}".to_owned(),
-            migrate: true,
-            connect_timeout: Duration::from_secs(5),
-            request_timeout: Duration::from_secs(5),
-            topics_per_device: 10_000,
-        }
-    }
-}
-
 /// A [`LatestStore`] in a Cassandra or Scylla cluster.
 ///
 /// [`LatestStore::list`] needs device ids, else it fails with [`StoreError::NeedsDevices`]: devices are spread over the cluster by hash, so listing all of them in
 /// order would read every row of every node.
 pub struct ScyllaLatest {
-    options: ScyllaOptions,
+    options: Arc<ScyllaOptions>,
     connection: OnceCell<Connection>,
     known: KnownTopics,
 }
@@ -117,7 +74,7 @@ impl ScyllaLatest {
     pub fn new(options: ScyllaOptions) -> Result<Self, StoreError> {
         schema::check_keyspace(&options.keyspace)?;
         let known = KnownTopics::new(options.topics_per_device);
-        Ok(Self { options, connection: OnceCell::new(), known })
+        Ok(Self { options: Arc::new(options), connection: OnceCell::new(), known })
     }
 
     /// The connection, made and its schema checked if it is not there. Dropped half way, the next call begins anew.
@@ -159,16 +116,18 @@ impl ScyllaLatest {
         let admitted = self.admitted(connection, &batch).await?;
         let mut writes = JoinSet::new();
         for group in row::by_device(&batch, &admitted, BATCH_BYTES) {
-            room(&mut writes).await?;
+            room(&mut writes, self.options.concurrency).await?;
             let (batch, session) = (Arc::clone(&batch), Arc::clone(&connection.session));
+            let options = Arc::clone(&self.options);
             let statement = connection.put_by_device.clone();
-            writes.spawn(async move { put(&session, &statement, &batch, &group).await });
+            writes.spawn(async move { put(&session, &statement, &batch, &group, &options).await });
         }
         for number in row::newest_by_topic(&batch, &admitted) {
-            room(&mut writes).await?;
+            room(&mut writes, self.options.concurrency).await?;
             let (batch, session) = (Arc::clone(&batch), Arc::clone(&connection.session));
+            let options = Arc::clone(&self.options);
             let statement = connection.put_by_topic.clone();
-            writes.spawn(async move { put(&session, &statement, &batch, &[number]).await });
+            writes.spawn(async move { put(&session, &statement, &batch, &[number], &options).await });
         }
         while let Some(done) = writes.join_next().await {
             done.map_err(unavailable)??;
@@ -187,7 +146,10 @@ impl ScyllaLatest {
             None => session.execute_unpaged(&connection.get_by_topic, (topic,)).await,
         };
         let rows = answer.map_err(unavailable)?.into_rows_result().map_err(unavailable)?;
-        rows.maybe_first_row::<Row>().map_err(damaged)?.map(Row::into_value).transpose()
+        rows.maybe_first_row::<Row>()
+            .map_err(damaged)?
+            .map(|row| row.into_value(&self.options.server_id))
+            .transpose()
     }
 
     async fn scan(&self, query: LatestQuery) -> Result<LatestPage, StoreError> {
@@ -220,7 +182,7 @@ impl ScyllaLatest {
                     if page.is_full() {
                         return Ok(page.cut());
                     }
-                    let value = row.map_err(damaged)?.into_value()?;
+                    let value = row.map_err(damaged)?.into_value(&self.options.server_id)?;
                     work += 1;
                     last = Some(PageToken::new(device, &value.topic));
                     if selection.selects(device, &value.topic) {
@@ -256,6 +218,10 @@ impl LatestStore for ScyllaLatest {
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
         Box::pin(self.scan(query))
     }
+
+    fn lists_all(&self) -> bool {
+        false
+    }
 }
 
 impl Connection {
@@ -264,14 +230,19 @@ impl Connection {
         if !options.datacenter.is_empty() {
             balancing = balancing.prefer_datacenter(options.datacenter.clone());
         }
+        let speculation = options.speculative_delay.map(|retry_interval| {
+            let max_retry_count = options.speculative_attempts;
+            Arc::new(SimpleSpeculativeExecutionPolicy { max_retry_count, retry_interval }) as Arc<_>
+        });
         let profile = ExecutionProfile::builder()
-            .consistency(Consistency::LocalQuorum)
             .request_timeout(Some(options.request_timeout))
             .load_balancing_policy(balancing.build())
+            .speculative_execution_policy(speculation)
             .build();
         let mut builder = SessionBuilder::new()
             .known_nodes(&options.contact_points)
             .connection_timeout(options.connect_timeout)
+            .compression(options.compression.algorithm())
             .default_execution_profile_handle(profile.into_handle());
         if !options.username.is_empty() {
             builder = builder.user(&options.username, &options.password);
@@ -280,20 +251,27 @@ impl Connection {
         schema::ready(&session, options).await?;
         let keyspace = &options.keyspace;
         let (columns, marks) = (row::COLUMNS, row::MARKS);
+        let (write, read) = (options.write_consistency, options.read_consistency);
         let put = |table: &str| {
-            format!("INSERT INTO {keyspace}.{table} ({columns}) VALUES ({marks}) USING TIMESTAMP ?")
+            format!("INSERT INTO {keyspace}.{table} ({columns}) VALUES ({marks}) USING TIMESTAMP ? AND TTL ?")
         };
         let select = |what: &str, table: &str, which: &str| {
             format!("SELECT {what} FROM {keyspace}.{table} WHERE {which}")
         };
         Ok(Self {
-            put_by_device: prepare(&session, put("latest_by_device")).await?,
-            put_by_topic: prepare(&session, put("latest_by_topic")).await?,
-            get_by_device: prepare(&session, select(columns, "latest_by_device", "device = ? AND topic = ?"))
+            put_by_device: prepare(&session, put("latest_by_device"), write).await?,
+            put_by_topic: prepare(&session, put("latest_by_topic"), write).await?,
+            get_by_device: prepare(
+                &session,
+                select(columns, "latest_by_device", "device = ? AND topic = ?"),
+                read,
+            )
+            .await?,
+            get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?"), read).await?,
+            list: prepare(&session, select(columns, "latest_by_device", "device = ? AND topic > ?"), read)
                 .await?,
-            get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?")).await?,
-            list: prepare(&session, select(columns, "latest_by_device", "device = ? AND topic > ?")).await?,
-            topics: prepare(&session, select("topic", "latest_by_device", "device = ? LIMIT ?")).await?,
+            topics: prepare(&session, select("topic", "latest_by_device", "device = ? LIMIT ?"), read)
+                .await?,
             session: Arc::new(session),
         })
     }
@@ -309,9 +287,14 @@ impl Connection {
     }
 }
 
-async fn prepare(session: &Session, text: String) -> Result<PreparedStatement, StoreError> {
+async fn prepare(
+    session: &Session,
+    text: String,
+    level: Consistency,
+) -> Result<PreparedStatement, StoreError> {
     let mut statement = session.prepare(Statement::new(text)).await.map_err(unavailable)?;
     statement.set_is_idempotent(true);
+    statement.set_consistency(level.level());
     statement.set_page_size(ROWS);
     Ok(statement)
 }
@@ -322,23 +305,25 @@ async fn put(
     statement: &PreparedStatement,
     values: &[LatestValue],
     numbers: &[usize],
+    options: &ScyllaOptions,
 ) -> Result<(), StoreError> {
     if let [number] = numbers {
-        let row = row::bind(&values[*number]);
+        let row = options.row(&values[*number]);
         return session.execute_unpaged(statement, row).await.map(drop).map_err(unavailable);
     }
     let mut batch = Batch::new(BatchType::Unlogged);
     batch.set_is_idempotent(true);
+    batch.set_consistency(options.write_consistency.level());
     for _ in numbers {
         batch.append_statement(statement.clone());
     }
-    let rows: Vec<_> = numbers.iter().map(|number| row::bind(&values[*number])).collect();
+    let rows: Vec<_> = numbers.iter().map(|number| options.row(&values[*number])).collect();
     session.batch(&batch, rows).await.map(drop).map_err(unavailable)
 }
 
 /// Waits until one more write may start.
-async fn room(writes: &mut JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
-    while writes.len() >= CONCURRENCY {
+async fn room(writes: &mut JoinSet<Result<(), StoreError>>, most: usize) -> Result<(), StoreError> {
+    while writes.len() >= most.max(1) {
         if let Some(done) = writes.join_next().await {
             done.map_err(unavailable)??;
         }

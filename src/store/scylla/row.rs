@@ -13,11 +13,12 @@ use crate::{
 };
 
 /// Columns of both tables.
-pub(super) const COLUMNS: &str = "device, topic, payload, qos, version, received, present, payload_format, \
-                                  content_type, response_topic, correlation_data, user_properties";
+pub(super) const COLUMNS: &str = "device, topic, payload, qos, retained, version, received, server, present, \
+                                  payload_format, content_type, response_topic, correlation_data, \
+                                  user_properties";
 
 /// A mark for each of them.
-pub(super) const MARKS: &str = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?";
+pub(super) const MARKS: &str = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?";
 
 // Bits of `present`.
 const PROPERTIES: i8 = 1;
@@ -26,7 +27,8 @@ const CONTENT_TYPE: i8 = 4;
 const RESPONSE_TOPIC: i8 = 8;
 const CORRELATION_DATA: i8 = 16;
 
-/// What a row is written from, in the order of [`COLUMNS`] with the write timestamp at the end.
+/// What a row is written from, in the order of [`COLUMNS`], with the write timestamp and the seconds to live at the
+/// end.
 #[derive(SerializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
 pub(super) struct Bound<'a> {
@@ -34,8 +36,10 @@ pub(super) struct Bound<'a> {
     topic: &'a str,
     payload: &'a [u8],
     qos: i8,
+    retained: bool,
     version: i64,
     received: i64,
+    server: &'a str,
     present: i8,
     payload_format: i8,
     content_type: &'a str,
@@ -43,9 +47,11 @@ pub(super) struct Bound<'a> {
     correlation_data: &'a [u8],
     user_properties: &'a [(String, String)],
     timestamp: i64,
+    ttl: i32,
 }
 
-pub(super) fn bind(value: &LatestValue) -> Bound<'_> {
+/// `server` is the gateway that recorded it if the value does not say; a `ttl` of 0 is for ever.
+pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bound<'a> {
     let properties = value.properties.as_deref();
     let bit = |is_set: bool, bit: i8| if is_set { bit } else { 0 };
     let present = properties.map_or(0, |p| {
@@ -61,8 +67,10 @@ pub(super) fn bind(value: &LatestValue) -> Bound<'_> {
         topic: &value.topic,
         payload: &value.payload,
         qos: value.qos as i8,
+        retained: value.retain,
         version,
         received: value.received.0.cast_signed(),
+        server: value.server.as_deref().unwrap_or(server),
         present,
         payload_format: properties.and_then(|p| p.payload_format).unwrap_or_default().cast_signed(),
         content_type: properties.and_then(|p| p.content_type.as_deref()).unwrap_or_default(),
@@ -70,6 +78,7 @@ pub(super) fn bind(value: &LatestValue) -> Bound<'_> {
         correlation_data: properties.and_then(|p| p.correlation_data.as_deref()).unwrap_or_default(),
         user_properties: properties.map(|p| &*p.user).unwrap_or_default(),
         timestamp: version,
+        ttl,
     }
 }
 
@@ -81,8 +90,10 @@ pub(super) struct Row {
     topic: String,
     payload: Bytes,
     qos: i8,
+    retained: bool,
     version: i64,
     received: i64,
+    server: String,
     present: i8,
     payload_format: i8,
     content_type: String,
@@ -92,9 +103,11 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// `server` is this gateway's id.
+    ///
     /// # Errors
     /// [`StoreError::Damaged`] if the gateway cannot have written it.
-    pub(super) fn into_value(self) -> Result<LatestValue, StoreError> {
+    pub(super) fn into_value(self, server: &str) -> Result<LatestValue, StoreError> {
         let qos = QoS::from_bits(self.qos.cast_unsigned()).ok_or_else(|| {
             StoreError::Damaged(format!("qos {} of {} {}", self.qos, self.device, self.topic))
         })?;
@@ -113,9 +126,11 @@ impl Row {
             topic: Arc::from(self.topic),
             payload: self.payload,
             qos,
+            retain: self.retained,
             properties,
             received: Timestamp(self.received.cast_unsigned()),
             version: self.version.cast_unsigned(),
+            server: (self.server != server).then(|| Arc::from(self.server)),
         })
     }
 }

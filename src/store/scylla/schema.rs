@@ -7,11 +7,11 @@ use super::{ScyllaOptions, StoreError, unavailable};
 /// Migration n is entry n - 1; `{}` is the keyspace. What was released is never changed, only added to.
 const MIGRATIONS: &[&[&str]] = &[&[
     "CREATE TABLE IF NOT EXISTS {}.latest_by_device (device text, topic text, payload blob, qos tinyint, \
-     version bigint, received bigint, present tinyint, payload_format tinyint, content_type text, \
+     retained boolean, version bigint, received bigint, server text, present tinyint, payload_format tinyint, content_type text, \
      response_topic text, correlation_data blob, user_properties frozen<list<frozen<tuple<text, text>>>>, \
      PRIMARY KEY (device, topic))",
     "CREATE TABLE IF NOT EXISTS {}.latest_by_topic (topic text PRIMARY KEY, device text, payload blob, qos tinyint, \
-     version bigint, received bigint, present tinyint, payload_format tinyint, content_type text, \
+     retained boolean, version bigint, received bigint, server text, present tinyint, payload_format tinyint, content_type text, \
      response_topic text, correlation_data blob, user_properties frozen<list<frozen<tuple<text, text>>>>)",
 ]];
 

@@ -4,6 +4,7 @@ use std::{
     io::Write,
     path::PathBuf,
     process::{Command, id},
+    time::Duration,
 };
 
 use super::{super::suite, *};

@@ -116,7 +116,7 @@ impl ServerCertVerifier for AcceptAny {
 }
 
 pub fn config(o: &TlsOpts) -> Result<Arc<ClientConfig>, String> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let versions: &[&rustls::SupportedProtocolVersion] =
         if o.tls12_only { &[&rustls::version::TLS12] } else { rustls::ALL_VERSIONS };
     let b = ClientConfig::builder_with_provider(provider.clone())

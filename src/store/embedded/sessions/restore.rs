@@ -14,7 +14,7 @@ use crate::{store::Restore, telemetry::count, types::QueueId};
 /// What was found that nobody can use; it is removed after reading.
 #[derive(Default)]
 pub(super) struct Useless {
-    /// Damaged sessions, older sessions of a client id that has a newer one, and numbers that only have
+    /// Damaged sessions, older sessions without a will of a client id that has a newer one, and numbers that only have
     /// subscriptions. In order.
     pub(super) sessions: Vec<QueueId>,
     /// Keys of damaged subscriptions of other sessions.
@@ -61,7 +61,8 @@ pub(super) fn restore(
         if session.is_none() {
             damaged_session(queue, bytes);
         }
-        let session = session.filter(|_| older.next_if_eq(&queue).is_none());
+        let replaced = older.next_if_eq(&queue).is_some();
+        let session = session.filter(|session| !replaced || session.will.is_some());
         let mut own = Vec::new();
         let mut bad = Vec::new();
         while let Some((place, bytes)) = next
@@ -86,6 +87,9 @@ pub(super) fn restore(
                 "subscriptions of a stored session are damaged and were removed"
             );
             useless.subscriptions.append(&mut bad);
+        }
+        if replaced {
+            own.clear();
         }
         into.session(session, own);
     }

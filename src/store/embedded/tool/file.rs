@@ -173,6 +173,8 @@ pub(super) struct Latest {
     device: String,
     topic: String,
     qos: u8,
+    #[serde(default, skip_serializing_if = "is_default")]
+    retain: bool,
     received: u64,
     version: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -311,6 +313,7 @@ impl Latest {
             device: value.device.as_str().to_owned(),
             topic: value.topic.as_ref().to_owned(),
             qos: value.qos as u8,
+            retain: value.retain,
             received: value.received.0,
             version: value.version,
             properties: Props::of(value.properties.as_deref()),
@@ -324,9 +327,11 @@ impl Latest {
             topic: Arc::from(self.topic),
             payload: payload(&self.payload)?,
             qos: qos(self.qos)?,
+            retain: self.retain,
             properties: self.properties.map(Props::read).transpose()?,
             received: Timestamp(self.received),
             version: self.version,
+            server: None,
         })
     }
 }

@@ -1,0 +1,61 @@
+//! Text that is never shown.
+
+use std::{convert::Infallible, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize, Serializer};
+
+/// What stands for a secret in messages.
+pub(super) const HIDDEN: &str = "(hidden)";
+
+/// A password. Shown and written out it is [`HIDDEN`], or empty if it is.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself: for whoever asks for it, and never for a log.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn shown(&self) -> &'static str {
+        if self.0.is_empty() { "" } else { HIDDEN }
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl FromStr for Secret {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.shown())
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.shown())
+    }
+}
+
+/// Whether what stands under this key, maybe misspelt, must not be shown; also of a whole line with key and value.
+pub(super) fn is_secret(text: &str) -> bool {
+    let text = text.to_lowercase();
+    !text.ends_with("password_file") && (text.contains("pas") || text.contains("secret"))
+}

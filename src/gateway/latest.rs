@@ -1,0 +1,127 @@
+//! Where latest values are kept: in a database that `db_addr` names, else in the data directory.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use tracing::info;
+
+use super::StartError;
+use crate::{
+    config::{self, Config},
+    store::{
+        Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, Latest, LatestOptions,
+        ScyllaLatest, ScyllaOptions, SpillStore, TtlRule, VersionMark, server_id, version_offset,
+    },
+};
+
+/// A database that has nothing to write is asked for a sign of life this often.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// Latest values, not yet running.
+pub(super) struct Opened {
+    pub(super) latest: Arc<Latest>,
+    /// Where a damaged file was moved.
+    pub(super) set_aside: Option<PathBuf>,
+}
+
+/// Opens what is in the data directory; a database is connected to later, by the first write or read.
+pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
+    let options = LatestOptions {
+        flush_interval: config.latest.flush_interval.0,
+        max_bytes: config.latest.max_bytes.0,
+        topics_per_device: config.latest.topics_per_device,
+        excluded: config.latest.excluded.clone(),
+        mark: Some(Arc::new(VersionMark::open(directory)?)),
+        ..LatestOptions::default()
+    };
+    match config.contact_points() {
+        none if none.is_empty() => {
+            let store = embedded(config, directory)?;
+            let set_aside = store.set_aside().cloned();
+            Ok(Opened { latest: Latest::new(Arc::new(store), options), set_aside })
+        }
+        contact_points => open_database(config, directory, contact_points, options),
+    }
+}
+
+fn embedded(config: &Config, directory: &Arc<DataDir>) -> Result<EmbeddedLatest, StartError> {
+    let topics_per_device = config.latest.topics_per_device;
+    Ok(EmbeddedLatest::open(directory, &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() })?)
+}
+
+fn open_database(
+    config: &Config,
+    directory: &Arc<DataDir>,
+    contact_points: Vec<String>,
+    options: LatestOptions,
+) -> Result<Opened, StartError> {
+    let database = &config.database;
+    let server_id = match database.server_id.as_str() {
+        "" => server_id(directory)?,
+        id => id.to_owned(),
+    };
+    info!(nodes = contact_points.join(","), server_id, "latest values are kept in the database");
+    let options = LatestOptions {
+        version_offset: version_offset(&server_id),
+        // A batch is many requests.
+        write_timeout: options.write_timeout.max(database.request_timeout.0 * 6),
+        // Half of what the shutdown keeps for latest values; the other half is for the spill.
+        last_write: config.shutdown.deadline.0 / 8,
+        probe: Some(PROBE),
+        spill_running: database.spill_running,
+        memory_reads: database.memory_reads,
+        ..options
+    };
+    let spill = if database.spill { Some(embedded(config, directory)?) } else { None };
+    let set_aside = spill.as_ref().and_then(|spill| spill.set_aside().cloned());
+    let spill = spill.map(|spill| Arc::new(spill) as Arc<dyn SpillStore>);
+    let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
+    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), set_aside })
+}
+
+fn database_options(
+    config: &Config,
+    contact_points: Vec<String>,
+    server_id: String,
+) -> Result<ScyllaOptions, StartError> {
+    let database = &config.database;
+    let delay = database.speculative_delay.0;
+    let ttl = database.ttl.iter();
+    Ok(ScyllaOptions {
+        contact_points,
+        datacenter: database.datacenter.clone(),
+        username: database.username.clone(),
+        password: config.database_password()?.expose().to_owned(),
+        keyspace: database.keyspace.clone(),
+        replication: database.replication.to_cql(),
+        migrate: database.migrate,
+        write_consistency: consistency(database.write_consistency),
+        read_consistency: consistency(database.read_consistency),
+        connect_timeout: database.connect_timeout.0,
+        request_timeout: database.request_timeout.0,
+        speculative_delay: (!delay.is_zero() && database.speculative_attempts > 0).then_some(delay),
+        speculative_attempts: database.speculative_attempts,
+        compression: match database.compression {
+            config::Compression::None => Compression::None,
+            config::Compression::Lz4 => Compression::Lz4,
+            config::Compression::Snappy => Compression::Snappy,
+        },
+        concurrency: database.concurrency,
+        topics_per_device: config.latest.topics_per_device,
+        ttl: ttl.map(|rule| TtlRule { filter: rule.filter.clone(), ttl: rule.ttl.0 }).collect(),
+        server_id,
+    })
+}
+
+fn consistency(level: config::Consistency) -> Consistency {
+    match level {
+        config::Consistency::Any => Consistency::Any,
+        config::Consistency::One => Consistency::One,
+        config::Consistency::LocalOne => Consistency::LocalOne,
+        config::Consistency::Two => Consistency::Two,
+        config::Consistency::Three => Consistency::Three,
+        config::Consistency::Quorum => Consistency::Quorum,
+        config::Consistency::LocalQuorum => Consistency::LocalQuorum,
+        config::Consistency::EachQuorum => Consistency::EachQuorum,
+        config::Consistency::All => Consistency::All,
+    }
+}

@@ -1,0 +1,51 @@
+//! What `grpc.health.v1.Health` says of each service.
+
+use tokio::sync::watch;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use crate::store::Condition;
+
+/// The service that reads latest values.
+const STATE: &str = "gateway.v1.State";
+
+pub(super) const SERVICES: [&str; 7] = [
+    "",
+    "gateway.v1.Publisher",
+    "gateway.v1.Subscriber",
+    STATE,
+    "gateway.v1.Devices",
+    "gateway.v1.Events",
+    "rpcserver.PublishedPacketService",
+];
+
+/// Health of all services.
+pub(super) struct Health {
+    pub(super) reporter: HealthReporter,
+    /// The store of latest values, if they are on.
+    pub(super) latest: Option<watch::Receiver<Condition>>,
+}
+
+impl Health {
+    pub(super) async fn set_all(&self, status: ServingStatus) {
+        for service in SERVICES {
+            self.reporter.set_service_status(service, status).await;
+        }
+    }
+
+    /// [`STATE`] is NOT_SERVING while the store of latest values is away. Never ends.
+    pub(super) async fn follow_latest(&mut self) {
+        if let Some(latest) = &mut self.latest {
+            loop {
+                let status = match *latest.borrow_and_update() {
+                    Condition::Up => ServingStatus::Serving,
+                    Condition::Unknown | Condition::Down { .. } => ServingStatus::NotServing,
+                };
+                self.reporter.set_service_status(STATE, status).await;
+                if latest.changed().await.is_err() {
+                    break;
+                }
+            }
+        }
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,307 @@
+//! From memory to the store, batch by batch, and what happens when it does not take them.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+
+use super::{Latest, STRIPES, VISIT, late, spill::Spill};
+use crate::{
+    store::{LatestStore, LatestValue, StoreError, stripe::Taken},
+    telemetry::count,
+};
+
+/// A batch for the store: so many values, fewer after failures, or so many bytes.
+pub(super) const BATCH: usize = 2_000;
+const SMALLEST_BATCH: usize = 50;
+const BATCH_BYTES: usize = 8 << 20;
+
+/// What is copied from a stripe under one lock.
+const TURN: usize = 64;
+const TURN_BYTES: usize = 256 << 10;
+
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Attempts of the last flush at shutdown, if there is no spill.
+const LAST_ATTEMPTS: u32 = 5;
+
+/// Where a batch goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Store,
+    Spill,
+}
+
+impl Latest {
+    /// Flushes every `flush_interval` until `shutdown` is true (or its sender gone), then once more.
+    pub async fn run(self: Arc<Self>, mut shutdown: watch::Receiver<bool>) {
+        let mut backoff = BACKOFF.0;
+        let mut pause = self.options.flush_interval;
+        let mut contact = None;
+        while timeout(pause, shutdown.wait_for(|stop| *stop)).await.is_err() {
+            let round = tokio::select! {
+                biased;
+                // A store that hangs does not delay the end: what was on its way waits again.
+                () = async { drop(shutdown.wait_for(|stop| *stop).await) } => break,
+                round = self.round(&mut contact) => round,
+            };
+            match round {
+                Ok(more) => {
+                    pause = if more { Duration::ZERO } else { self.options.flush_interval };
+                    backoff = BACKOFF.0;
+                }
+                Err(error) => {
+                    self.state.failed(&error, self.gauges().pending_values);
+                    self.spill_surplus().await;
+                    pause = backoff;
+                    backoff = (backoff * 2).min(BACKOFF.1);
+                }
+            }
+        }
+        self.finish().await;
+    }
+
+    /// One flush, a part of what was spilled, or a sign of life if there is nothing to write. True if more waits in the
+    /// spill.
+    async fn round(&self, contact: &mut Option<Instant>) -> Result<bool, StoreError> {
+        let waiting = self.gauges().pending_values;
+        let mut asked = waiting > 0;
+        self.flush_to(Target::Store).await?;
+        let mut more = false;
+        if let Some(spill) = self.spill.as_ref().filter(|spill| spill.len() > 0) {
+            asked = true;
+            more = self.replay(spill).await?;
+        }
+        if let Some(every) = self.options.probe
+            && !asked
+            && contact.is_none_or(|at| !self.healthy() || at.elapsed() >= every)
+        {
+            // No device can write such a topic: the answer is that there is none.
+            self.read(self.store.get("$probe", Some("$probe"))).await?;
+            asked = true;
+        }
+        if asked {
+            *contact = Some(Instant::now());
+            self.state.succeeded(waiting);
+        }
+        Ok(more)
+    }
+
+    /// Writes all that waits now to the store. What fails stays in memory.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        let waiting = self.gauges().pending_values;
+        let result = self.flush_to(Target::Store).await;
+        match &result {
+            Ok(()) if waiting > 0 => self.state.succeeded(waiting),
+            Ok(()) => {}
+            Err(error) => self.state.failed(error, self.gauges().pending_values),
+        }
+        result
+    }
+
+    async fn flush_to(&self, target: Target) -> Result<(), StoreError> {
+        let _one_at_a_time = self.flushing.lock().await;
+        let round = self.round.fetch_add(1, Relaxed) + 1;
+        for stripe in &self.stripes {
+            while stripe.0.lock().evict(round, VISIT) {
+                tokio::task::yield_now().await;
+            }
+        }
+        // As many as wait now; what is recorded from now on is for the next round.
+        let mut left = self.gauges().pending_values;
+        let mut start = 0;
+        while left > 0 {
+            let mut batch = Batch { latest: self, taken: Vec::new(), round, written: false };
+            let most = self.batch.load(Relaxed);
+            let values = batch.take(&mut start, most);
+            let taken = values.len();
+            if taken == 0 {
+                break;
+            }
+            left = left.saturating_sub(taken);
+            // Values of a write that fails or hangs go back to waiting, and the next attempt writes them as they are
+            // then: writes are idempotent and versions decide.
+            self.write(values.into(), target).await.inspect_err(|_| {
+                count(|c| c.latest_retried.add(taken as u64));
+            })?;
+            batch.written = true;
+            drop(batch);
+        }
+        Ok(())
+    }
+
+    /// Writes one batch, in `write_timeout`.
+    async fn write(&self, values: Arc<[LatestValue]>, target: Target) -> Result<(), StoreError> {
+        let number = values.len();
+        let spill = self.spill.as_ref().filter(|_| target == Target::Spill);
+        let store: &dyn LatestStore = match spill {
+            Some(spill) => spill,
+            None => &*self.store,
+        };
+        let began = Instant::now();
+        let write = async {
+            let newest = values.iter().map(|value| value.version).max();
+            self.reserve_versions(newest.unwrap_or_default()).await?;
+            store.upsert(values).await
+        };
+        let result = timeout(self.options.write_timeout, write).await.unwrap_or_else(|_| {
+            count(|c| c.latest_store_timeouts.add(1));
+            Err(late())
+        });
+        match (&result, spill) {
+            (Ok(()), Some(_)) => count(|c| c.latest_spilled.add(number as u64)),
+            (Ok(()), None) => {
+                self.latency.observe(began.elapsed());
+                self.adapt(true);
+                count(|c| c.latest_written.add(number as u64));
+            }
+            (Err(_), Some(_)) => {}
+            (Err(_), None) => {
+                self.adapt(false);
+                count(|c| c.latest_store_errors.add(1));
+            }
+        }
+        result
+    }
+
+    /// Moves a part of the spill to the store, in `write_timeout`. True if there is more.
+    async fn replay(&self, spill: &Spill) -> Result<bool, StoreError> {
+        let replay = spill.replay(&*self.store, self.batch.load(Relaxed));
+        let result = timeout(self.options.write_timeout, replay).await.unwrap_or_else(|_| Err(late()));
+        self.adapt(result.is_ok());
+        if result.is_err() {
+            count(|c| c.latest_store_errors.add(1));
+        }
+        result
+    }
+
+    /// A store that is too slow for a batch gets smaller ones, until it takes them.
+    fn adapt(&self, written: bool) {
+        let size = self.batch.load(Relaxed);
+        let size = if written { size * 2 } else { size / 4 };
+        self.batch.store(size.clamp(SMALLEST_BATCH, BATCH), Relaxed);
+    }
+
+    async fn reserve_versions(&self, newest: u64) -> Result<(), StoreError> {
+        if let Some(mark) = &self.options.mark
+            && newest > mark.ceiling()
+        {
+            let mark = Arc::clone(mark);
+            let reserve = tokio::task::spawn_blocking(move || mark.reserve(newest));
+            reserve.await.map_err(|e| StoreError::Unavailable(e.to_string()))??;
+        }
+        Ok(())
+    }
+
+    /// While the store is away: makes room in memory, if that is wanted and little is left.
+    async fn spill_surplus(&self) {
+        let full = self.gauges().pending_bytes > self.options.max_bytes / 4 * 3;
+        if self.spill.is_some() && self.options.spill_running && full {
+            self.spill_pending().await;
+        }
+    }
+
+    /// Moves what waits in memory to the spill. What that does not take stays.
+    async fn spill_pending(&self) {
+        let waiting = self.gauges().pending_values;
+        match self.flush_to(Target::Spill).await {
+            Ok(()) => tracing::info!(waiting, "latest values are kept in the data directory for the store"),
+            Err(error) => {
+                tracing::error!(%error, waiting, "latest values cannot be kept in the data directory")
+            }
+        }
+    }
+
+    /// The last flush: to the store while it takes values, for a bounded time if there is a spill, which gets the rest.
+    async fn finish(&self) {
+        if self.spill.is_some() {
+            if !self.state.is_down() {
+                let _ = timeout(self.options.last_write, self.flush_all()).await;
+            }
+            for _ in 0..LAST_ATTEMPTS {
+                if self.gauges().pending_values > 0 {
+                    self.spill_pending().await;
+                }
+            }
+        } else {
+            let mut backoff = BACKOFF.0;
+            for attempt in 1..=LAST_ATTEMPTS {
+                self.flush_all().await;
+                if self.gauges().pending_values == 0 {
+                    break;
+                }
+                if attempt < LAST_ATTEMPTS {
+                    tokio::time::sleep(backoff).await;
+                    backoff = (backoff * 2).min(BACKOFF.1);
+                }
+            }
+        }
+        let lost = self.gauges().pending_values;
+        if lost > 0 {
+            count(|c| c.latest_dropped_shutdown.add(lost as u64));
+            tracing::error!(lost, "latest values are lost, as the store cannot be written at shutdown");
+            return;
+        }
+        if let Some(mark) = &self.options.mark {
+            let (mark, last) = (Arc::clone(mark), self.clock.last());
+            let settled = tokio::task::spawn_blocking(move || mark.settle(last)).await;
+            if !matches!(settled, Ok(Ok(()))) {
+                tracing::warn!("version mark not settled; versions will skip ahead");
+            }
+        }
+    }
+
+    /// Flushes until nothing waits or the store fails.
+    async fn flush_all(&self) {
+        while self.gauges().pending_values > 0 && self.flush().await.is_ok() {}
+    }
+}
+
+/// Values on their way to the store; back to waiting if dropped unwritten.
+struct Batch<'a> {
+    latest: &'a Latest,
+    taken: Vec<(usize, Taken)>,
+    round: u64,
+    written: bool,
+}
+
+impl Batch<'_> {
+    /// Takes up to about `most` values of the stripes in turn from `start`, which goes to where the next batch begins.
+    fn take(&mut self, start: &mut usize, most: usize) -> Vec<LatestValue> {
+        let (mut values, mut bytes) = (Vec::new(), 0);
+        let mut turn = Vec::new();
+        for _ in 0..STRIPES {
+            loop {
+                if values.len() >= most || bytes >= BATCH_BYTES {
+                    return values;
+                }
+                bytes += self.latest.stripes[*start].0.lock().take(TURN, TURN_BYTES, &mut turn);
+                if turn.is_empty() {
+                    break;
+                }
+                for (taken, value) in turn.drain(..) {
+                    self.taken.push((*start, taken));
+                    values.push(value);
+                }
+            }
+            *start = (*start + 1) % STRIPES;
+        }
+        values
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let keep = self.latest.options.max_bytes / STRIPES / 4;
+        for (number, taken) in &self.taken {
+            let mut stripe = self.latest.stripes[*number].0.lock();
+            let change = stripe.landed(*taken, self.written, self.round, keep);
+            self.latest.apply(change);
+        }
+    }
+}
