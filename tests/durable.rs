@@ -336,6 +336,34 @@ fn a_long_group_queue_survives_crashes_outside_of_memory_and_loses_doubles_or_re
     assert_eq!(member.numbers, (0..MESSAGES + 10).collect::<Vec<_>>());
 }
 
+/// What is large is not in memory after a start.
+#[test]
+fn large_retained_messages_are_replayed_in_order_after_a_crash_and_replaced_and_deleted() {
+    const TOPICS: usize = 300;
+    let server = Server::start();
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let payload = |number: usize, times: usize| format!("{number} ").repeat(times).into_bytes();
+    let times = |number: usize| if number.is_multiple_of(3) { 1 } else { 500 };
+    // A short one and a long one, which the store keeps in other ways.
+    let topic = |number: usize| format!("kept/{number:03}{}", "/long".repeat(number % 2 * 110));
+    for number in 0..TOPICS {
+        publisher.publish_acked(&topic(number), &payload(number, times(number)), true);
+    }
+    let server = server.kill_and_restart(&[], "");
+    assert!(server.log().contains("\"retained\":300,"), "{}", server.log());
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    publisher.publish_acked(&topic(1), b"", true);
+    publisher.publish_acked(&topic(2), b"new", true);
+    let mut subscriber = Client::connect(server.ports.tcp, Protocol::V5, "subscriber");
+    assert_eq!(subscriber.subscribe("kept/#"), 0);
+    for number in (0..TOPICS).filter(|number| *number != 1) {
+        let expected = if number == 2 { b"new".to_vec() } else { payload(number, times(number)) };
+        assert_eq!(subscriber.next(), Got::Publish(topic(number), expected));
+    }
+    assert_eq!(subscriber.subscribe(&topic(5)), 0);
+    assert_eq!(subscriber.next(), Got::Publish(topic(5), payload(5, times(5))));
+}
+
 /// Without the store everything is as it was before there was one.
 #[test]
 fn without_the_store_sessions_end_with_the_process() {

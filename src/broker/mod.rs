@@ -18,6 +18,7 @@ mod owners;
 mod paging;
 mod publish;
 mod registry;
+mod replay;
 mod retain;
 mod session_core;
 mod sessions;
@@ -41,7 +42,7 @@ use tokio::sync::broadcast;
 use crate::{
     config::{Limits, SharedStrategy},
     store::{History, Latest},
-    types::{Message, SharedMessage, Timestamp},
+    types::{Message, Timestamp},
 };
 
 use budget::Budget;
@@ -57,7 +58,7 @@ pub use crate::store::{QueueStore, QueueSummary};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use index::MatchCache;
-pub use retain::RetainedCursor;
+pub use replay::{RetainedCursor, RetainedPage};
 pub use session_core::SessionCore;
 pub use streams::StreamHandle;
 pub use target::*;
@@ -156,25 +157,9 @@ impl Broker {
         Self { inner }
     }
 
-    /// A retained message, if set and not expired.
-    pub fn retained(&self, topic: &str, now: Timestamp) -> Option<Arc<SharedMessage>> {
-        self.inner.retained.get(topic, now)
-    }
-
     /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
     pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
         self.inner.retained.set(message)
-    }
-
-    /// Retained messages that match `filter`, after topic `after`, at most `limit`.
-    pub fn list_retained(
-        &self,
-        filter: &str,
-        after: Option<&str>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Vec<Arc<SharedMessage>> {
-        self.inner.retained.list(filter, after, limit, now)
     }
 
     /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).

@@ -1,12 +1,12 @@
-//! Reading a shared group's queue from disk. No task waits for it: what the store answers goes to the group in the
-//! store's own thread, so that it does not matter which member asked, or whether that is still there.
+//! What is read from disk for no task in particular: pages of a shared group's queue. What the store answers goes where
+//! it belongs in the store's own thread, so that it does not matter who asked, or whether that is still there.
 
 use std::{
     sync::{
         Arc, Weak,
         atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire},
     },
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Wake, Waker},
 };
 
 use parking_lot::Mutex;
@@ -21,27 +21,20 @@ use crate::{
     types::{Page, QueueId},
 };
 
-/// A page that is being read.
-struct Reading {
-    inner: Weak<Inner>,
-    group: u32,
-    queue: QueueId,
+/// A future that goes on by itself, in the threads of those who wake it.
+struct Errand {
     /// None when it is done.
-    answer: Mutex<Option<BoxFuture<'static, Result<Loaded, StoreError>>>>,
+    future: Mutex<Option<BoxFuture<'static, ()>>>,
     /// Wakes that were not followed by a poll yet; who makes it 1 polls.
     wakes: AtomicUsize,
 }
 
-impl Durable {
-    /// Reads a group's queue from place `from` on, and gives it what was read. The caller holds no lock of the group.
-    pub(super) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
-        let answer = self.queues().load(queue, from, READ_MESSAGES, Page::BYTES);
-        let (inner, answer) = (self.inner.clone(), Mutex::new(Some(answer)));
-        Arc::new(Reading { inner, group, queue, answer, wakes: AtomicUsize::new(0) }).wake();
-    }
+/// Lets a short future go on by itself. The caller holds no lock that it takes.
+pub(super) fn run(future: impl Future<Output = ()> + Send + 'static) {
+    Arc::new(Errand { future: Mutex::new(Some(Box::pin(future))), wakes: AtomicUsize::new(0) }).wake();
 }
 
-impl Wake for Reading {
+impl Wake for Errand {
     fn wake(self: Arc<Self>) {
         if self.wakes.fetch_add(1, AcqRel) > 0 {
             // Somebody polls, and will do it again.
@@ -50,12 +43,12 @@ impl Wake for Reading {
         let waker = Waker::from(Arc::clone(&self));
         loop {
             let seen = self.wakes.load(Acquire);
-            let mut place = self.answer.lock();
-            let Some(answer) = place.as_mut() else { return };
-            if let Poll::Ready(result) = answer.as_mut().poll(&mut Context::from_waker(&waker)) {
+            let mut place = self.future.lock();
+            let Some(future) = place.as_mut() else { return };
+            if future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                // Its count stays, so that nobody comes here again.
                 *place = None;
-                drop(place);
-                return self.end(result);
+                return;
             }
             drop(place);
             if self.wakes.fetch_sub(seen, AcqRel) == seen {
@@ -65,25 +58,35 @@ impl Wake for Reading {
     }
 }
 
-impl Reading {
-    fn end(&self, result: Result<Loaded, StoreError>) {
-        let Some(inner) = self.inner.upgrade() else { return };
-        let Some(durable) = &inner.durable else { return };
-        let Some(group) = inner.index.group(self.group) else { return };
-        match result {
-            Ok(loaded) => {
-                let page = inner.group_page(durable, self.queue, group.full_name(), loaded);
-                group.loaded(page, &inner.budget);
+impl Durable {
+    /// Reads a group's queue from place `from` on, and gives it what was read. The caller holds no lock of the group.
+    pub(super) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
+        let answer = self.queues().load(queue, from, READ_MESSAGES, Page::BYTES);
+        let inner = Weak::clone(&self.inner);
+        run(async move {
+            let result = answer.await;
+            if let Some(inner) = inner.upgrade() {
+                inner.read(group, queue, result);
             }
-            Err(error) => {
-                tracing::warn!(group = group.full_name(), %error, "queue cannot be read, trying again");
-                durable.stall_reading(self.group);
-            }
-        }
+        });
     }
 }
 
 impl Inner {
+    fn read(&self, group: u32, queue: QueueId, result: Result<Loaded, StoreError>) {
+        let Some((durable, found)) = self.durable.as_ref().zip(self.index.group(group)) else { return };
+        match result {
+            Ok(loaded) => {
+                let page = self.group_page(durable, queue, found.full_name(), loaded);
+                found.loaded(page, &self.budget);
+            }
+            Err(error) => {
+                tracing::warn!(group = found.full_name(), %error, "queue cannot be read, trying again");
+                durable.stall_reading(group);
+            }
+        }
+    }
+
     fn group_page(&self, durable: &Durable, queue: QueueId, name: &str, loaded: Loaded) -> GroupPage {
         let Loaded { entries, next, end, damaged } = loaded;
         if damaged > 0 {

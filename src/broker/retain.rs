@@ -1,10 +1,10 @@
 //! Retained messages: the last one per topic, in order of topic, within count and byte limits.
 //!
-//! Replay to a new subscriber is a cursor that looks at a bounded stretch of topics per call, so that any
-//! number of matches neither holds the lock nor fills memory.
+//! With a store, a message with more than a small payload is in memory only for a while after it was set; then what is
+//! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`super::replay`].
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     ops::Bound,
     sync::{
         Arc,
@@ -14,14 +14,19 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::{Broker, MatchOptions, RetainError, index::Options};
+use super::RetainError;
 use crate::{
-    store::RetainedStore,
-    types::{Message, OriginKind, QueueId, SharedMessage, Timestamp, matches},
+    store::{LoadedRetained, RetainedStore, StoreError},
+    types::{Message, OriginKind, SharedMessage, Timestamp, matches},
 };
 
-/// Topics looked at per call of [`RetainedCursor::next`].
-const SCAN: usize = 1000;
+/// Larger payloads do not stay in memory if there is a store.
+const SMALL: usize = 256;
+/// How long they do.
+const STAY: u64 = 60_000;
+/// Topics that a tick looks at for messages that may leave memory, and bytes of these messages.
+const EVICT: usize = 1000;
+const EVICT_BYTES: usize = 16 << 20;
 /// Topics looked at for expiry per tick.
 const SWEEP: usize = 10_000;
 
@@ -40,24 +45,62 @@ pub(super) struct Retained {
 
 #[derive(Default)]
 struct Table {
-    messages: BTreeMap<Arc<str>, Arc<SharedMessage>>,
+    messages: BTreeMap<Arc<str>, Kept>,
     bytes: usize,
     /// Messages that expire some time.
     expiring: usize,
+    /// Topics whose message may leave memory, longest there first; each once.
+    leaving: VecDeque<Arc<str>>,
+}
+
+/// Where the message of a topic is.
+enum Kept {
+    Here {
+        message: Arc<SharedMessage>,
+        /// The topic is in `leaving`.
+        leaving: bool,
+    },
+    /// On disk only, and surely there.
+    Disk { received: Timestamp, expires: Option<Timestamp>, cost: u32 },
+}
+
+impl Kept {
+    fn on_disk(message: &SharedMessage) -> Self {
+        let cost = u32::try_from(message.cost()).unwrap_or(u32::MAX);
+        Self::Disk { received: message.received, expires: message.expires, cost }
+    }
+
+    fn cost(&self) -> usize {
+        match self {
+            Self::Here { message, .. } => message.cost(),
+            Self::Disk { cost, .. } => *cost as usize,
+        }
+    }
+
+    fn expires(&self) -> Option<Timestamp> {
+        match self {
+            Self::Here { message, .. } => message.expires,
+            Self::Disk { expires, .. } => *expires,
+        }
+    }
+
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires().is_some_and(|at| at <= now)
+    }
 }
 
 impl Table {
-    fn put(&mut self, message: Arc<SharedMessage>) {
-        self.remove(&message.topic);
-        self.bytes += message.cost();
-        self.expiring += usize::from(message.expires.is_some());
-        self.messages.insert(Arc::clone(&message.topic), message);
+    fn put(&mut self, topic: &Arc<str>, kept: Kept) {
+        self.remove(topic);
+        self.bytes += kept.cost();
+        self.expiring += usize::from(kept.expires().is_some());
+        self.messages.insert(Arc::clone(topic), kept);
     }
 
     fn remove(&mut self, topic: &str) -> bool {
-        let Some(message) = self.messages.remove(topic) else { return false };
-        self.bytes -= message.cost();
-        self.expiring -= usize::from(message.expires.is_some());
+        let Some(kept) = self.messages.remove(topic) else { return false };
+        self.bytes -= kept.cost();
+        self.expiring -= usize::from(kept.expires().is_some());
         true
     }
 }
@@ -94,15 +137,21 @@ impl Retained {
         let mut table = self.table.write();
         let old = table.messages.get(&*message.topic);
         let existed = old.is_some();
-        let old_cost = old.map_or(0, |old| old.cost());
+        let old_cost = old.map_or(0, Kept::cost);
+        let mut leaving = matches!(old, Some(Kept::Here { leaving: true, .. }));
         let too_many = !existed && table.messages.len() >= self.max_messages;
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
             return Err(RetainError::Quota);
         }
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
             store.set(message.without_receipt(), published.retained_part());
+            if !leaving && message.payload.len() > SMALL {
+                leaving = true;
+                table.leaving.push_back(Arc::clone(&message.topic));
+            }
         }
-        table.put(message);
+        let topic = Arc::clone(&message.topic);
+        table.put(&topic, Kept::Here { message, leaving });
         self.len.store(table.messages.len(), Relaxed);
         Ok(existed)
     }
@@ -114,15 +163,18 @@ impl Retained {
         if full || !self.available {
             return false;
         }
-        table.put(Arc::clone(message));
+        let small = message.payload.len() <= SMALL;
+        let here = || Kept::Here { message: Arc::clone(message), leaving: false };
+        table.put(&message.topic, if small { here() } else { Kept::on_disk(message) });
         self.len.store(table.messages.len(), Relaxed);
         true
     }
 
-    /// The message of a topic, if it has not expired.
-    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<SharedMessage>> {
-        let message = Arc::clone(self.table.read().messages.get(topic)?);
-        (!message.is_expired(now)).then_some(message)
+    /// Where the message of a topic is, if it has not expired.
+    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Found> {
+        let table = self.table.read();
+        let (topic, kept) = table.messages.get_key_value(topic)?;
+        (!kept.is_expired(now)).then(|| Found::new(topic, kept))
     }
 
     /// Whether a new subscription to `filter` needs a cursor: surely not when nothing can match.
@@ -130,8 +182,36 @@ impl Retained {
         self.len() > 0 && (filter.contains(['+', '#']) || self.get(filter, now).is_some())
     }
 
+    /// Reads messages that are on disk only, for [`Self::read`].
+    pub(super) fn load(
+        &self,
+        topics: Vec<Arc<str>>,
+    ) -> impl Future<Output = Result<LoadedRetained, StoreError>> + Send + use<> {
+        let answer = self.store.as_ref().map(|store| store.load(topics));
+        async move {
+            match answer {
+                Some(answer) => answer.await,
+                None => Ok(Vec::new()),
+            }
+        }
+    }
+
+    /// The message of a topic for which the disk gave `read`: perhaps another was set meanwhile, or none is any more.
+    pub(super) fn read(
+        &self,
+        topic: &str,
+        read: Option<Arc<SharedMessage>>,
+        now: Timestamp,
+    ) -> Option<Arc<SharedMessage>> {
+        match self.table.read().messages.get(topic)? {
+            Kept::Here { message, .. } => Some(Arc::clone(message)),
+            Kept::Disk { received, .. } => read.filter(|message| message.received == *received),
+        }
+        .filter(|message| !message.is_expired(now))
+    }
+
     /// The first match after `after` among the next `scan` topics.
-    fn scan(&self, filter: &str, after: Option<&str>, scan: usize, now: Timestamp) -> Scanned {
+    pub(super) fn scan(&self, filter: &str, after: Option<&str>, scan: usize, now: Timestamp) -> Scanned {
         let prefix = literal_prefix(filter);
         let start = match after {
             Some(after) => Bound::Excluded(after),
@@ -139,16 +219,15 @@ impl Retained {
         };
         let table = self.table.read();
         let mut last = None;
-        for (seen, (topic, message)) in table.messages.range::<str, _>((start, Bound::Unbounded)).enumerate()
-        {
+        for (seen, (topic, kept)) in table.messages.range::<str, _>((start, Bound::Unbounded)).enumerate() {
             if !topic.starts_with(prefix) {
                 return Scanned::End;
             }
             if seen == scan {
                 return last.map_or(Scanned::End, Scanned::Paused);
             }
-            if matches(filter, topic) && !message.is_expired(now) {
-                return Scanned::Found(Arc::clone(message));
+            if matches(filter, topic) && !kept.is_expired(now) {
+                return Scanned::Found(Found::new(topic, kept));
             }
             if seen + 1 == scan {
                 last = Some(Arc::clone(topic));
@@ -157,27 +236,43 @@ impl Retained {
         Scanned::End
     }
 
-    /// Matches after `after`, at most `limit`.
-    pub(super) fn list(
-        &self,
-        filter: &str,
-        after: Option<&str>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Vec<Arc<SharedMessage>> {
-        let mut list: Vec<Arc<SharedMessage>> = Vec::new();
-        let mut position: Option<Arc<str>> = after.map(Arc::from);
-        while list.len() < limit {
-            match self.scan(filter, position.as_deref(), SCAN, now) {
-                Scanned::End => break,
-                Scanned::Paused(topic) => position = Some(topic),
-                Scanned::Found(message) => {
-                    position = Some(Arc::clone(&message.topic));
-                    list.push(message);
-                }
+    /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to
+    /// [`Self::evict`].
+    pub(super) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
+        let mut table = self.table.write();
+        let (mut chosen, mut bytes) = (Vec::new(), 0);
+        for _ in 0..EVICT.min(table.leaving.len()) {
+            if bytes > EVICT_BYTES {
+                break;
+            }
+            let Some(topic) = table.leaving.pop_front() else { break };
+            let Some(Kept::Here { message, .. }) = table.messages.get(&topic) else { continue };
+            if message.received.plus_millis(STAY) <= now {
+                bytes += message.cost();
+                chosen.push(topic);
+            } else {
+                table.leaving.push_back(topic);
             }
         }
-        list
+        chosen
+    }
+
+    /// Lets messages leave memory that are on disk as they are here. The store may have refused what was acknowledged to
+    /// nobody, or not have written it yet: such a one stays for now.
+    pub(super) fn evict(&self, topics: Vec<Arc<str>>, loaded: LoadedRetained) {
+        let loaded = loaded.into_iter().chain(std::iter::repeat(None));
+        for (topic, read) in topics.into_iter().zip(loaded) {
+            let mut table = self.table.write();
+            let Some(Kept::Here { message, leaving }) = table.messages.get_mut(&topic) else { continue };
+            if message.payload.len() <= SMALL {
+                *leaving = false;
+            } else if read.is_some_and(|read| is_same(&read, message)) {
+                let kept = Kept::on_disk(message);
+                table.put(&topic, kept);
+            } else {
+                table.leaving.push_back(topic);
+            }
+        }
     }
 
     /// Removes expired messages from the next stretch of topics.
@@ -192,8 +287,8 @@ impl Retained {
             let start = swept.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
             let mut last = None;
             let stretch = table.messages.range::<str, _>((start, Bound::Unbounded)).take(SWEEP);
-            for (seen, (topic, message)) in stretch.enumerate() {
-                if message.is_expired(now) {
+            for (seen, (topic, kept)) in stretch.enumerate() {
+                if kept.is_expired(now) {
                     expired.push(Arc::clone(topic));
                 }
                 if seen + 1 == SWEEP {
@@ -206,7 +301,7 @@ impl Retained {
             let mut table = self.table.write();
             for topic in part {
                 // It may have been replaced in between.
-                if table.messages.get(&**topic).is_some_and(|message| message.is_expired(now)) {
+                if table.messages.get(&**topic).is_some_and(|kept| kept.is_expired(now)) {
                     table.remove(topic);
                     if let Some(store) = &self.store {
                         store.clear(Arc::clone(topic), None);
@@ -226,72 +321,38 @@ impl Retained {
     }
 }
 
-enum Scanned {
-    Found(Arc<SharedMessage>),
+/// A topic that has a message.
+pub(super) struct Found {
+    pub(super) topic: Arc<str>,
+    /// None if it is on disk only.
+    pub(super) message: Option<Arc<SharedMessage>>,
+    /// What the message costs.
+    pub(super) cost: usize,
+}
+
+impl Found {
+    fn new(topic: &Arc<str>, kept: &Kept) -> Self {
+        let message = match kept {
+            Kept::Here { message, .. } => Some(Arc::clone(message)),
+            Kept::Disk { .. } => None,
+        };
+        Self { topic: Arc::clone(topic), message, cost: kept.cost() }
+    }
+}
+
+pub(super) enum Scanned {
+    Found(Found),
     /// Nothing up to this topic.
     Paused(Arc<str>),
     End,
 }
 
-/// Position in the retained messages that match one new subscription.
-pub struct RetainedCursor {
-    filter: Box<str>,
-    position: Option<Arc<str>>,
-    /// Messages it may still yield.
-    left: usize,
-    options: Options,
-    /// Subscription identifier, 0 for none.
-    id: [u32; 1],
-    done: bool,
-}
-
-impl RetainedCursor {
-    /// `limit` 0 is none.
-    pub(super) fn new(filter: &str, options: Options, id: u32, limit: usize) -> Self {
-        let left = if limit == 0 { usize::MAX } else { limit };
-        Self { filter: Box::from(filter), position: None, left, options, id: [id], done: false }
-    }
-
-    /// The next message, skipping expired ones; `None` at the end. Looks at a bounded number of topics per
-    /// call: `Some(None)` means "call again".
-    pub fn next(&mut self, broker: &Broker, now: Timestamp) -> Option<Option<Arc<SharedMessage>>> {
-        if self.done || self.left == 0 {
-            return None;
-        }
-        let retained = broker.retained_store();
-        if !self.filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
-            self.done = true;
-            return retained.get(&self.filter, now).map(Some);
-        }
-        match retained.scan(&self.filter, self.position.as_deref(), SCAN, now) {
-            Scanned::Found(message) => {
-                self.position = Some(Arc::clone(&message.topic));
-                self.left -= 1;
-                Some(Some(message))
-            }
-            Scanned::Paused(topic) => {
-                self.position = Some(topic);
-                Some(None)
-            }
-            Scanned::End => {
-                self.done = true;
-                None
-            }
-        }
-    }
-
-    /// Options for delivering what [`Self::next`] yields (replay is set).
-    pub fn options(&self) -> MatchOptions<'_> {
-        MatchOptions {
-            qos: self.options.qos(),
-            retain_as_published: self.options.retain_as_published(),
-            replay: true,
-            ids: if self.id[0] == 0 { &[] } else { &self.id },
-            group: 0,
-            group_queue: QueueId::NONE,
-            queue_offline: false,
-        }
-    }
+fn is_same(read: &SharedMessage, here: &SharedMessage) -> bool {
+    read.received == here.received
+        && read.expires == here.expires
+        && read.qos == here.qos
+        && read.payload == here.payload
+        && read.properties == here.properties
 }
 
 /// What every topic that matches `filter` begins with.

@@ -179,6 +179,7 @@ impl Broker {
             self.run_timer(&session, at, now, turn);
         }
         self.inner.retained.sweep(now);
+        self.inner.evict_retained(now);
         self.retry_stalled(now, turn);
         self.tell_drops(now);
     }

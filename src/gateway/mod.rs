@@ -252,7 +252,7 @@ mod tests {
         let gateway = builder.start().await.unwrap();
         for name in ["version", "time"] {
             let topic = format!("$SYS/broker/{name}");
-            assert!(gateway.broker().retained(&topic, net::now()).is_some(), "{topic}");
+            assert!(gateway.broker().retained(&topic, net::now()).await.unwrap().is_some(), "{topic}");
         }
         gateway.shutdown().await;
     }

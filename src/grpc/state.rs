@@ -102,15 +102,15 @@ impl StateService {
         let (mut deleted, mut after) = (0, None::<Arc<str>>);
         loop {
             let at = now();
-            let page = broker.list_retained(filter, after.as_deref(), DELETE_PAGE, at);
-            for message in &page {
-                let clear = Message::new(&message.topic, b"", at, Origin::BACKEND);
+            let page = broker.retained_topics(filter, after.as_deref(), DELETE_PAGE, at);
+            for topic in &page {
+                let clear = Message::new(topic, b"", at, Origin::BACKEND);
                 deleted += u64::from(broker.set_retained(&clear).map_err(retain_error)?);
             }
             self.settle_retained().await?;
             tokio::task::yield_now().await;
             match page.last() {
-                Some(last) if page.len() == DELETE_PAGE => after = Some(Arc::clone(&last.topic)),
+                Some(last) if page.len() == DELETE_PAGE => after = Some(Arc::clone(last)),
                 _ => return Ok(deleted),
             }
         }
@@ -308,7 +308,7 @@ impl State for StateService {
         let broker = &self.context.broker;
         convert::check_topic_name("topic", &topic, broker.limits())?;
         let at = now();
-        let message = broker.retained(&topic, at).ok_or(Error::ValueNotFound)?;
+        let message = broker.retained(&topic, at).await.map_err(Error::from)?.ok_or(Error::ValueNotFound)?;
         Ok(Response::new(v1::GetRetainedResponse { message: Some(answers::retained_message(&message, at)) }))
     }
 
@@ -360,12 +360,11 @@ impl State for StateService {
         }
         let limit = convert::page_size(request.page_size)?;
         let at = now();
-        let found = broker.list_retained(filter, after, limit, at);
-        let more = found.len() >= limit;
-        let messages = found.iter().map(|message| answers::retained_message(message, at));
+        let found = broker.list_retained(filter, after, limit, PAGE_BYTES, at).await.map_err(Error::from)?;
+        let messages = found.messages.iter().map(|message| answers::retained_message(message, at));
         let (messages, cut) = fit(messages, PAGE_BYTES);
-        let last = messages.last().filter(|_| more || cut);
-        let next_page_token = last.map_or_else(String::new, |message| message.topic.clone());
+        let last = messages.last().filter(|_| cut).map(|message| message.topic.clone());
+        let next_page_token = last.or_else(|| Some(found.next?.to_string())).unwrap_or_default();
         Ok(Response::new(v1::ListRetainedResponse { messages, next_page_token }))
     }
 }

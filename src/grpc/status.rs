@@ -56,7 +56,7 @@ pub(super) enum Error {
     LatestOff,
     #[error("no topic has a history")]
     HistoryOff,
-    #[error("the store is not available")]
+    #[error("stored data cannot be read now")]
     StoreUnavailable,
     #[error("stored data cannot be read")]
     StoreDamaged,
@@ -200,11 +200,11 @@ impl From<StoreError> for Error {
                 Self::invalid("device_ids", "is empty, and the database in use lists by device only")
             }
             StoreError::Unavailable(detail) | StoreError::Partly { reason: detail, .. } => {
-                tracing::debug!(detail, "latest-value read failed");
+                tracing::debug!(detail, "stored data cannot be read now");
                 Self::StoreUnavailable
             }
             StoreError::Damaged(detail) | StoreError::Format(detail) => {
-                tracing::error!(detail, "latest-value store is damaged");
+                tracing::error!(detail, "stored data is damaged");
                 Self::StoreDamaged
             }
         }

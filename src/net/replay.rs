@@ -1,6 +1,10 @@
 //! What waits elsewhere for a session and comes as it has room: retained messages, queues of shared groups.
 
-use std::{collections::VecDeque, sync::Arc, task::Context};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use super::{clock, connection::Connection, device::Device, durable::Held, shard::Work};
 use crate::{
@@ -61,7 +65,8 @@ impl Connection {
                 break;
             }
             budget -= 1;
-            match cursor.next(&device.shared.broker, now) {
+            let Poll::Ready(next) = cursor.poll_next(&device.shared.broker, now, cx) else { break };
+            match next {
                 None => {
                     rare.replays.pop_front();
                 }

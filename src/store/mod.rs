@@ -61,7 +61,7 @@ pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
-pub use retained::RetainedStore;
+pub use retained::{LoadedRetained, RetainedStore};
 pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{StoreError, StoreHealth};
+use super::{BoxFuture, StoreError, StoreHealth};
 use crate::types::{SharedMessage, Ticket};
+
+/// Messages that were asked for.
+pub type LoadedRetained = Vec<Option<Arc<SharedMessage>>>;
 
 /// Keeps retained messages.
 pub trait RetainedStore: Send + Sync {
@@ -14,6 +17,10 @@ pub trait RetainedStore: Send + Sync {
 
     /// Removes the message of a topic, as [`Self::set`].
     fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>);
+
+    /// Reads the messages of these topics as they are on disk, in their order; `None` where there is none. Changes that
+    /// are not written yet are not seen. Cancel safe.
+    fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>>;
 
     /// Reads everything, in order of topic. For the start: blocks on the disk.
     fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError>;

@@ -152,13 +152,21 @@ impl Stripe {
         Ok(Recorded { version: entry.version, change, coalesced })
     }
 
-    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached.
+    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. What is in flight already
+    /// waits for its landing: its place must not be given away by one landing before the other.
     pub(super) fn take(&mut self, count: usize, bytes: usize, out: &mut Vec<(Taken, LatestValue)>) -> usize {
         let mut taken = 0;
         let limit = out.len() + count;
-        while out.len() < limit && taken < bytes {
+        for _ in 0..self.dirty.len() {
+            if out.len() >= limit || taken >= bytes {
+                break;
+            }
             let Some(slot) = self.dirty.pop_front() else { break };
             let Some(entry) = self.slots[slot as usize].as_mut() else { continue };
+            if entry.in_flight {
+                self.dirty.push_back(slot);
+                continue;
+            }
             entry.dirty = false;
             entry.in_flight = true;
             taken += entry.payload.len() + OVERHEAD;
@@ -367,4 +375,37 @@ pub(super) fn properties_size(properties: &Properties) -> usize {
     let user: usize = properties.user.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
     let correlation = properties.correlation_data.as_ref().map_or(0, Bytes::len);
     128 + text(&properties.content_type) + text(&properties.response_topic) + correlation + user
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Origin;
+
+    /// A device that publishes while a batch is being filled from its stripe.
+    #[test]
+    fn a_value_that_changes_in_flight_is_not_taken_twice_and_lands_where_it_was_taken() {
+        let mut stripe = Stripe::default();
+        let device = ClientId::new("d");
+        let record = |stripe: &mut Stripe, version| {
+            // Too large to stay once it is clean.
+            let message = Message::new("t", &[b'x'; 2 * KEEP_BUFFER], Timestamp(0), Origin::SERVER);
+            let bounds = Bounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
+            stripe.record(1, &device, &message, bounds, || false, || version).expect("room for it");
+        };
+        let take = |stripe: &mut Stripe| {
+            let mut out = Vec::new();
+            stripe.take(10, usize::MAX, &mut out);
+            out
+        };
+        record(&mut stripe, 1);
+        let first = take(&mut stripe);
+        record(&mut stripe, 2);
+        assert_eq!((first.len(), take(&mut stripe).len()), (1, 0));
+        stripe.landed(first[0].0, true, 1, 0);
+        let second = take(&mut stripe);
+        assert_eq!(second.iter().map(|(_, value)| value.version).collect::<Vec<_>>(), [2]);
+        stripe.landed(second[0].0, true, 1, 0);
+        assert!(stripe.get(1, "d", "t").is_none(), "it is written");
+    }
 }

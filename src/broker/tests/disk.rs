@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::{
     store::{
-        BoxFuture, Loaded, Restore, RetainedStore, SessionOp, SessionStore, StoreError, StoreHealth,
-        StoredEntry,
+        BoxFuture, Loaded, LoadedRetained, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
+        StoreHealth, StoredEntry,
     },
     types::{Entry, Journal, QueueId, QueueOp, Ticket},
 };
@@ -191,9 +191,114 @@ impl SessionStore for Forgetful {
     }
 }
 
+#[derive(Default)]
+struct Shelves {
+    messages: BTreeMap<Arc<str>, Arc<SharedMessage>>,
+    refusing: bool,
+    unreadable: bool,
+    holding: bool,
+    held: Vec<(oneshot::Sender<Result<LoadedRetained, StoreError>>, LoadedRetained)>,
+    loads: usize,
+}
+
+/// Retained messages, written at once.
+#[derive(Default)]
+pub(super) struct Shelf(Mutex<Shelves>);
+
+impl Shelf {
+    /// Stores of which only that of retained messages keeps anything.
+    pub(super) fn stores(self: &Arc<Self>) -> Stores {
+        Stores {
+            sessions: Arc::new(Forgetful),
+            queues: Arc::new(Disk::default()),
+            retained: Arc::clone(self) as _,
+        }
+    }
+
+    pub(super) fn set_refusing(&self, refusing: bool) {
+        self.0.lock().refusing = refusing;
+    }
+
+    pub(super) fn set_unreadable(&self, unreadable: bool) {
+        self.0.lock().unreadable = unreadable;
+    }
+
+    /// What is read is answered by [`Self::answer`].
+    pub(super) fn set_holding(&self, holding: bool) {
+        self.0.lock().holding = holding;
+    }
+
+    pub(super) fn answer(&self) {
+        let held = {
+            let mut shelves = self.0.lock();
+            shelves.holding = false;
+            std::mem::take(&mut shelves.held)
+        };
+        for (reply, loaded) in held {
+            let _ = reply.send(Ok(loaded));
+        }
+    }
+
+    pub(super) fn loads(&self) -> usize {
+        self.0.lock().loads
+    }
+
+    /// Who has the message of a topic, this included.
+    pub(super) fn references(&self, topic: &str) -> usize {
+        Arc::strong_count(&self.0.lock().messages[topic])
+    }
+}
+
+impl RetainedStore for Shelf {
+    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>) {
+        let mut shelves = self.0.lock();
+        if !shelves.refusing {
+            shelves.messages.insert(Arc::clone(&message.topic), message);
+        }
+        drop(shelves);
+        ticket.inspect(|ticket| ticket.done());
+    }
+    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>) {
+        self.0.lock().messages.remove(&topic);
+        ticket.inspect(|ticket| ticket.done());
+    }
+    fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {
+        let mut shelves = self.0.lock();
+        shelves.loads += 1;
+        if shelves.unreadable {
+            let error = StoreError::Unavailable("a test says so".to_owned());
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        // As if decoded anew.
+        let copy = |message: &Arc<SharedMessage>| {
+            message.with_receipt(Arc::new(crate::types::Receipt::default())).without_receipt()
+        };
+        let loaded: LoadedRetained =
+            topics.iter().map(|topic| shelves.messages.get(topic).map(copy)).collect();
+        let (reply, answer) = oneshot::channel();
+        if shelves.holding {
+            shelves.held.push((reply, loaded));
+        } else {
+            let _ = reply.send(Ok(loaded));
+        }
+        Box::pin(async move { answer.await.expect("an answer") })
+    }
+    fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
+        let messages: Vec<_> = self.0.lock().messages.values().cloned().collect();
+        messages.into_iter().for_each(into);
+        Ok(())
+    }
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
 impl RetainedStore for Forgetful {
     fn set(&self, _message: Arc<SharedMessage>, _ticket: Option<Arc<Ticket>>) {}
     fn clear(&self, _topic: Arc<str>, _ticket: Option<Arc<Ticket>>) {}
+    fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {
+        Box::pin(std::future::ready(Ok(vec![None; topics.len()])))
+    }
     fn restore(&self, _into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
         Ok(())
     }

@@ -20,7 +20,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, Ticket, Yielded};
+use crate::types::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Ticket, Yielded};
 
 /// What a test receiver got.
 #[derive(Debug, Clone, PartialEq, Eq)]

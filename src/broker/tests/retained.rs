@@ -1,18 +1,33 @@
-use super::*;
+use std::task::{Context, Poll, Waker};
+
+use super::{disk::Shelf, *};
 use crate::config::ByteSize;
 
 fn retain(bench: &mut Bench, topic: &str, payload: &str) -> Published {
     bench.publish_with(topic, payload, |message| message.retain = true)
 }
 
+fn poll(cursor: &mut RetainedCursor, bench: &Bench) -> Poll<Option<Option<Arc<SharedMessage>>>> {
+    cursor.poll_next(&bench.broker, bench.now, &mut Context::from_waker(Waker::noop()))
+}
+
+fn next(cursor: &mut RetainedCursor, bench: &Bench) -> Option<Option<Arc<SharedMessage>>> {
+    let Poll::Ready(next) = poll(cursor, bench) else { panic!("the cursor waits") };
+    next
+}
+
+fn get(bench: &Bench, topic: &str) -> Option<Arc<SharedMessage>> {
+    ready(bench.broker.retained(topic, bench.now)).unwrap()
+}
+
 fn replay(bench: &Bench, mut cursor: RetainedCursor) -> (Vec<String>, usize) {
     let mut topics = Vec::new();
     let mut calls = 0;
-    while let Some(next) = cursor.next(&bench.broker, bench.now) {
+    while let Some(next) = next(&mut cursor, bench) {
         calls += 1;
         topics.extend(next.map(|message| message.topic.to_string()));
     }
-    assert!(cursor.next(&bench.broker, bench.now).is_none());
+    assert!(next(&mut cursor, bench).is_none());
     (topics, calls)
 }
 
@@ -21,10 +36,10 @@ fn retained_messages_are_set_replaced_and_cleared() {
     let mut bench = Bench::new(Limits::default());
     retain(&mut bench, "a", "1");
     retain(&mut bench, "a", "2");
-    assert_eq!(&*bench.broker.retained("a", bench.now).unwrap().payload, b"2");
+    assert_eq!(&*get(&bench, "a").unwrap().payload, b"2");
     assert_eq!(bench.broker.gauges().retained, 1);
     retain(&mut bench, "a", "");
-    assert!(bench.broker.retained("a", bench.now).is_none());
+    assert!(get(&bench, "a").is_none());
     let gauges = bench.broker.gauges();
     assert_eq!((gauges.retained, gauges.retained_bytes), (0, 0));
     let message = Message::new("b", b"x", bench.now, Origin::BACKEND);
@@ -45,9 +60,9 @@ fn limits_refuse_to_store_but_not_to_route() {
         retain(&mut bench, topic, "x");
     }
     assert_eq!(device.payloads().len(), 3);
-    assert!(bench.broker.retained("c", bench.now).is_none());
+    assert!(get(&bench, "c").is_none());
     retain(&mut bench, "b", &"y".repeat(300));
-    assert_eq!(bench.broker.retained("b", bench.now).unwrap().payload.len(), 1);
+    assert_eq!(get(&bench, "b").unwrap().payload.len(), 1);
     let message = Message::new("c", b"x", bench.now, Origin::BACKEND);
     assert_eq!(bench.broker.set_retained(&message), Err(RetainError::Quota));
     let mut off = Bench::new(Limits { retain_available: false, ..Limits::default() });
@@ -67,7 +82,7 @@ fn expired_messages_are_not_seen_and_are_swept() {
         });
     }
     bench.now = bench.now.plus_secs(10);
-    assert!(bench.broker.retained("t/0", bench.now).is_none());
+    assert!(get(&bench, "t/0").is_none());
     let device = bench.device("d");
     let cursor = bench.subscribe(&device, "t/#").replay.unwrap();
     assert_eq!(replay(&bench, cursor).0.len(), 7500);
@@ -100,9 +115,13 @@ fn a_cursor_over_100_000_topics_is_complete_and_bounded() {
         assert_eq!(topics.len(), matching, "{filter}");
         assert!(topics.is_sorted() && calls <= most_calls, "{filter}: {calls}");
     }
-    let list = bench.broker.list_retained("t/+/7", Some("t/10007/7"), 5, bench.now);
-    assert_eq!(list.len(), 5);
-    assert!(&*list[0].topic > "t/10007/7");
+    let list =
+        |bytes| ready(bench.broker.list_retained("t/+/7", Some("t/10007/7"), 5, bytes, bench.now)).unwrap();
+    let page = list(usize::MAX);
+    assert_eq!(page.messages.len(), 5);
+    assert!(&*page.messages[0].topic > "t/10007/7");
+    assert_eq!(page.next.as_ref(), page.messages.last().map(|message| &message.topic));
+    assert_eq!(list(1).messages.len(), 1);
 }
 
 #[test]
@@ -128,4 +147,127 @@ fn replay_follows_retain_handling_and_its_limit() {
 
 fn replay_all(bench: &Bench, cursor: RetainedCursor) -> usize {
     replay(bench, cursor).0.len()
+}
+
+/// Longer than a small payload.
+fn long(text: &str) -> String {
+    text.repeat(300)
+}
+
+fn on_shelf() -> (Bench, Arc<Shelf>) {
+    let shelf = Arc::new(Shelf::default());
+    let bench = Bench::with_stores(Limits::default(), false, Some(shelf.stores()));
+    (bench, shelf)
+}
+
+/// After so long large messages leave memory.
+fn forget(bench: &mut Bench) {
+    bench.pass(61);
+}
+
+#[test]
+fn large_messages_leave_memory_after_a_while_and_are_read_when_wanted() {
+    let (mut bench, shelf) = on_shelf();
+    for topic in ["a", "b", "c"] {
+        retain(&mut bench, topic, &long(topic));
+    }
+    retain(&mut bench, "bb", "small");
+    bench.pass(59);
+    let bytes = bench.broker.gauges().retained_bytes;
+    assert_eq!((shelf.loads(), shelf.references("a")), (0, 2));
+    bench.pass(2);
+    assert_eq!((shelf.references("a"), shelf.references("bb")), (1, 2), "only the disk has it");
+    assert_eq!(bench.broker.gauges().retained_bytes, bytes, "it counts all the same");
+    let loads = shelf.loads();
+    let device = bench.device("d");
+    let cursor = bench.subscribe(&device, "#").replay.unwrap();
+    assert_eq!(replay(&bench, cursor).0, ["a", "b", "bb", "c"]);
+    assert_eq!(shelf.loads(), loads + 1, "all in one read");
+    let cursor = bench.subscribe(&device, "b").replay.unwrap();
+    assert_eq!(replay(&bench, cursor).0, ["b"]);
+    assert_eq!(get(&bench, "c").unwrap().payload, long("c"));
+    let page = ready(bench.broker.list_retained("#", None, 10, usize::MAX, bench.now)).unwrap();
+    assert_eq!((page.messages.len(), page.next), (4, None));
+    // Replaced, cleared, counted.
+    retain(&mut bench, "a", "new");
+    assert_eq!(&*get(&bench, "a").unwrap().payload, b"new");
+    for topic in ["a", "b", "bb", "c"] {
+        retain(&mut bench, topic, "");
+    }
+    let gauges = bench.broker.gauges();
+    assert_eq!((gauges.retained, gauges.retained_bytes), (0, 0));
+}
+
+#[test]
+fn a_message_that_the_disk_does_not_have_stays_in_memory() {
+    let (mut bench, shelf) = on_shelf();
+    retain(&mut bench, "a", &long("old"));
+    forget(&mut bench);
+    shelf.set_refusing(true);
+    retain(&mut bench, "a", &long("new"));
+    for _ in 0..3 {
+        forget(&mut bench);
+        assert_eq!(get(&bench, "a").unwrap().payload, long("new"));
+    }
+    shelf.set_refusing(false);
+    retain(&mut bench, "a", &long("newer"));
+    forget(&mut bench);
+    assert_eq!(shelf.references("a"), 1);
+    assert_eq!(get(&bench, "a").unwrap().payload, long("newer"));
+}
+
+#[test]
+fn a_message_that_changes_while_it_is_read_is_the_new_one() {
+    let (mut bench, shelf) = on_shelf();
+    for topic in ["a", "b", "c"] {
+        retain(&mut bench, topic, &long("old"));
+    }
+    forget(&mut bench);
+    let device = bench.device("d");
+    let mut cursor = bench.subscribe(&device, "#").replay.unwrap();
+    shelf.set_holding(true);
+    assert!(poll(&mut cursor, &bench).is_pending());
+    retain(&mut bench, "a", &long("new"));
+    retain(&mut bench, "b", "");
+    shelf.answer();
+    let mut got = Vec::new();
+    while let Some(next) = next(&mut cursor, &bench) {
+        got.extend(next.map(|message| (message.topic.to_string(), message.payload.len())));
+    }
+    assert_eq!(got, [("a".to_owned(), 900), ("c".to_owned(), 900)]);
+    assert_eq!(get(&bench, "a").unwrap().payload, long("new"));
+    // One that left memory while it was being read again, and was set meanwhile.
+    shelf.set_holding(true);
+    bench.pass(61);
+    retain(&mut bench, "a", &long("last"));
+    shelf.answer();
+    assert_eq!(get(&bench, "a").unwrap().payload, long("last"));
+    forget(&mut bench);
+    assert_eq!(shelf.references("a"), 1);
+}
+
+#[test]
+fn a_disk_that_cannot_be_read_ends_no_replay() {
+    let (mut bench, shelf) = on_shelf();
+    retain(&mut bench, "a", &long("a"));
+    retain(&mut bench, "b", "small");
+    forget(&mut bench);
+    shelf.set_unreadable(true);
+    let device = bench.device("d");
+    let cursor = bench.subscribe(&device, "#").replay.unwrap();
+    assert_eq!(replay(&bench, cursor).0, ["b"]);
+    assert!(ready(bench.broker.retained("a", bench.now)).is_err());
+}
+
+#[test]
+fn a_start_keeps_no_large_message_in_memory() {
+    let (mut bench, shelf) = on_shelf();
+    retain(&mut bench, "a", &long("a"));
+    retain(&mut bench, "b", "small");
+    let now = bench.now;
+    bench = Bench::with_stores(Limits::default(), false, Some(shelf.stores()));
+    let restored = bench.broker.restore(|_| panic!("there is no session"), false, now).unwrap();
+    assert_eq!(restored.retained, 2);
+    assert_eq!((shelf.references("a"), shelf.references("b")), (1, 2));
+    assert_eq!(get(&bench, "a").unwrap().payload, long("a"));
 }

@@ -130,7 +130,7 @@ fn a_will_has_its_retain_flag_and_expiry_from_publication() {
     let device = bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will) });
     bench.close(&device);
     bench.pass(20);
-    let retained = bench.broker.retained("will/d", bench.now).unwrap();
+    let retained = ready(bench.broker.retained("will/d", bench.now)).unwrap().unwrap();
     assert_eq!(retained.expires, Some(bench.now.plus_secs(60)));
     assert_eq!(retained.client_id.as_ref().map(ClientId::as_str), Some("d"));
 }

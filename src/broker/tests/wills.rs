@@ -4,11 +4,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::{
-    store::{
-        BoxFuture, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore,
-        StoreError, StoreHealth, StoredSession,
-    },
-    types::{Journal, QueueId, QueueOp, Refused},
+    store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession},
+    types::{QueueId, Refused},
 };
 
 /// A disk that is never late: sessions as a crash would leave them. Messages it does not keep.
@@ -56,42 +53,6 @@ impl SessionStore for Disk {
     }
 }
 
-impl Journal for Disk {
-    fn submit(&self, _op: QueueOp) {}
-}
-
-impl QueueStore for Disk {
-    fn load(
-        &self,
-        _queue: QueueId,
-        _from: u64,
-        _messages: usize,
-        _bytes: usize,
-    ) -> BoxFuture<'static, Result<Loaded, StoreError>> {
-        Box::pin(async { Ok(Loaded { end: true, ..Loaded::default() }) })
-    }
-    fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError> {
-        Ok(Vec::new())
-    }
-    fn accepts(&self) -> bool {
-        true
-    }
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Sound
-    }
-}
-
-impl RetainedStore for Disk {
-    fn set(&self, _message: Arc<SharedMessage>, _ticket: Option<Arc<Ticket>>) {}
-    fn clear(&self, _topic: Arc<str>, _ticket: Option<Arc<Ticket>>) {}
-    fn restore(&self, _into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
-        Ok(())
-    }
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Sound
-    }
-}
-
 fn bench(disk: &Arc<Disk>) -> Bench {
     let broker = Broker::new(BrokerConfig {
         limits: Arc::default(),
@@ -100,11 +61,7 @@ fn bench(disk: &Arc<Disk>) -> Bench {
         listener_strategies: BTreeMap::new(),
         latest: None,
         history: None,
-        stores: Some(Stores {
-            sessions: Arc::clone(disk) as _,
-            queues: Arc::clone(disk) as _,
-            retained: Arc::clone(disk) as _,
-        }),
+        stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
         durability: DurabilityRules::default(),
     });
     Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }

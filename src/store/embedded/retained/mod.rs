@@ -3,6 +3,7 @@
 //! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
 //! removed when everything is read at the start.
 
+mod load;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -20,9 +21,10 @@ use super::{
     environment::Environment,
 };
 use crate::{
-    store::{DataDir, RetainedStore, StoreError, StoreHealth},
+    store::{BoxFuture, DataDir, LoadedRetained, RetainedStore, StoreError, StoreHealth},
     types::{SharedMessage, Ticket, Timestamp},
 };
+use load::Reader;
 use tables::Tables;
 use waiting::{Op, Waiting, Writer};
 
@@ -31,6 +33,7 @@ pub struct EmbeddedRetained {
     environment: Arc<Environment>,
     tables: Tables,
     committer: Committer<Writer>,
+    reader: Reader,
 }
 
 impl EmbeddedRetained {
@@ -50,7 +53,8 @@ impl EmbeddedRetained {
             [waiting(), waiting()],
             Lazy::default(),
         )?;
-        Ok(Self { environment, tables, committer })
+        let reader = Reader::start(Arc::clone(&environment), tables)?;
+        Ok(Self { environment, tables, committer, reader })
     }
 
     /// Where a damaged file was moved at open, if there was one.
@@ -71,6 +75,10 @@ impl RetainedStore for EmbeddedRetained {
 
     fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>) {
         self.submit(Op { topic, message: None, ticket });
+    }
+
+    fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {
+        self.reader.load(topics)
     }
 
     fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {

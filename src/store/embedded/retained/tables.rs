@@ -49,6 +49,18 @@ impl Tables {
         self.retained.put(txn, &key, buffer)
     }
 
+    /// The message of a topic. One that is damaged is reported.
+    pub(super) fn get(&self, txn: &RoTxn<'_>, topic: &str) -> Result<Option<SharedMessage>, heed::Error> {
+        let Some((key, true)) = self.locate(txn, topic)? else { return Ok(None) };
+        let Some(bytes) = self.retained.get(txn, &key)? else { return Ok(None) };
+        let message = message::decode(bytes);
+        if message.is_none() {
+            count(|c| c.store_damaged_records.add(1));
+            tracing::error!(topic, "stored retained message is damaged and was skipped");
+        }
+        Ok(message)
+    }
+
     /// Removes the message of a topic.
     pub(super) fn clear(&self, txn: &mut RwTxn<'_>, topic: &str) -> Result<(), heed::Error> {
         if let Some((key, true)) = self.locate(txn, topic)? {

@@ -50,6 +50,30 @@ fn topics(store: &EmbeddedRetained) -> Vec<String> {
     restored(store).into_iter().map(|(topic, _)| topic).collect()
 }
 
+/// The future is ready at once or soon: the reader's thread answers.
+fn load(store: &EmbeddedRetained, topics: &[&str]) -> Vec<Option<String>> {
+    let topics = topics.iter().map(|topic| Arc::from(*topic)).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let loaded = runtime.block_on(store.load(topics)).unwrap();
+    loaded.into_iter().map(|message| message.map(|message| format!("{message:?}"))).collect()
+}
+
+#[test]
+fn what_is_read_by_topic_is_what_is_on_disk_in_the_order_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let long = |end: &str| format!("{}{end}", "l/".repeat(400));
+    let names = ["a", "b", &long("1"), &long("2")];
+    for (version, name) in names.iter().enumerate() {
+        sure(|ticket| store.set(message(name, version as u64), ticket)).unwrap();
+    }
+    sure(|ticket| store.clear(Arc::from("b"), ticket)).unwrap();
+    let text = |version: usize| Some(format!("{:?}", message(names[version], version as u64)));
+    let asked = [names[3], "none", names[0], names[1], "", names[2], &long("3")];
+    assert_eq!(load(&store, &asked), [text(3), None, text(0), None, None, text(2), None]);
+    assert!(load(&store, &[]).is_empty());
+}
+
 fn sure(submit: impl FnOnce(Option<Arc<Ticket>>)) -> Result<(), Refused> {
     let ticket = Ticket::new();
     ticket.add();
