@@ -20,6 +20,7 @@ use super::{
     ScyllaLatest, ScyllaOptions,
     cluster::{Cluster, Connection, prepare},
     errors::damaged,
+    options::life,
     read::{self, next_rows},
     row::{self, Row},
     write::{self, BATCH_BYTES, Group, Put},
@@ -175,7 +176,7 @@ impl Put for Entries {
 struct Bound<'a>(i64, row::Bound<'a>);
 
 fn bind<'a>(entry: &'a HistoryEntry, server: &'a str) -> Bound<'a> {
-    let ttl = i32::try_from(entry.ttl).unwrap_or(i32::MAX);
+    let ttl = life(entry.ttl.into(), entry.value.received);
     let bucket = bucket(entry.value.received.0).cast_signed();
     Bound(bucket, row::bind(&entry.value, server, ttl))
 }

@@ -149,10 +149,14 @@ impl ScyllaOptions {
     /// Seconds that values of `topic` live; 0 is for ever.
     fn ttl(&self, topic: &str, now: Timestamp) -> i32 {
         let rule = self.ttl.iter().find(|rule| matches(&rule.filter, topic));
-        let secs = rule.map_or(0, |rule| rule.ttl.as_secs());
-        let left = END.checked_sub(now.0 / 1000).filter(|left| *left > 0).unwrap_or(MAX_TTL);
-        i32::try_from(secs.min(MAX_TTL).min(left)).unwrap_or_default()
+        life(rule.map_or(0, |rule| rule.ttl.as_secs()), now)
     }
+}
+
+/// Seconds that a database lets a row live which should live for `secs`; 0 is for ever.
+pub(super) fn life(secs: u64, now: Timestamp) -> i32 {
+    let left = END.checked_sub(now.0 / 1000).filter(|left| *left > 0).unwrap_or(MAX_TTL);
+    i32::try_from(secs.min(MAX_TTL).min(left)).unwrap_or_default()
 }
 
 impl Default for ScyllaOptions {
