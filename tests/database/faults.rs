@@ -9,7 +9,6 @@ use crate::{
     gateway::{Gateway, MAX_PENDING, STATE, toml},
     load::Load,
     proxy::Proxy,
-    support::root,
     tables::{Login, Tables, wait_for},
 };
 
@@ -113,11 +112,7 @@ fn tables_that_are_dropped_while_it_runs_are_made_again_and_get_what_comes_then(
 #[test]
 fn a_refused_login_over_tls_is_said_and_disturbs_no_device_and_what_waited_is_written_after_the_right_one() {
     let Some(_alone) = cassandra::shared() else { return };
-    let port = cassandra::own_port() + 10;
-    let Some(guarded) = Cassandra::start(port, &[("CASSANDRA_AUTH", "1"), ("CASSANDRA_TLS", "1")]) else {
-        return;
-    };
-    let ca = root().join("target").join(format!("cassandra-{port}")).join("ca.pem");
+    let Some((guarded, ca)) = Cassandra::guarded() else { return };
     // The user that Cassandra has at first.
     let right = Login { name: "cassandra", password: "cassandra", ca: &ca };
     let tables = Tables::open(&guarded.address, Some(&right));
