@@ -14,7 +14,7 @@ use support::{Server, until};
 fn scrape(server: &Server) -> BTreeMap<String, f64> {
     let answer = server.http_get("/metrics").expect("read the metrics");
     let (_, page) = answer.split_once("\r\n\r\n").expect("header and body");
-    let (mut help, mut kind) = (BTreeSet::new(), BTreeSet::new());
+    let (mut help, mut kind) = (BTreeSet::new(), BTreeMap::new());
     let mut values = BTreeMap::new();
     for line in page.lines() {
         let mut words = line.split_whitespace();
@@ -25,12 +25,15 @@ fn scrape(server: &Server) -> BTreeMap<String, f64> {
                 help.insert(name);
             }
             (Some("#"), Some("TYPE")) => {
-                kind.insert(words.next().expect("a name"));
+                kind.insert(words.next().expect("a name"), words.next().expect("a type"));
             }
             _ => {
                 let (row, value) = line.rsplit_once(' ').expect("name and value");
                 let name = row.split('{').next().unwrap_or(row);
-                assert!(help.contains(name) && kind.contains(name), "{name} has no HELP or TYPE");
+                let parts = ["_bucket", "_sum", "_count"];
+                let family = parts.iter().find_map(|part| name.strip_suffix(part));
+                let family = family.filter(|family| kind.get(family) == Some(&"histogram")).unwrap_or(name);
+                assert!(help.contains(family) && kind.contains_key(family), "{name} has no HELP or TYPE");
                 assert!(
                     values.insert(row.to_owned(), value.parse().expect("a number")).is_none(),
                     "{row} twice"
@@ -82,6 +85,16 @@ fn every_figure_that_operators_are_promised_is_there_from_the_start() {
         "gateway_latest_pending",
         "gateway_latest_pending_bytes",
         "gateway_latest_healthy",
+        "gateway_latest_spilled",
+        "gateway_latest_oldest_pending_seconds",
+        "gateway_latest_coalesced_total",
+        "gateway_latest_retried_total",
+        "gateway_latest_spilled_total",
+        "gateway_latest_replayed_total",
+        "gateway_latest_dropped_total{reason=\"shutdown\"}",
+        "gateway_latest_write_seconds_bucket{le=\"+Inf\"}",
+        "gateway_latest_write_seconds_sum",
+        "gateway_latest_write_seconds_count",
         // sessions, queues and retained messages on disk
         "gateway_store_healthy{store=\"sessions\"}",
         "gateway_store_healthy{store=\"queues\"}",

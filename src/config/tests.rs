@@ -221,7 +221,7 @@ fn every_rule_names_key_value_and_fix() {
         (
             "db_addr = \"a\"\n[[database.history]]\nfilter = \"a\"\nttl = \"0s\"",
             "database.history",
-            "0s",
+            "0ms",
             "0",
         ),
         (

@@ -59,14 +59,15 @@ impl LatestStore for Flaky {
             if batch.len() > self.most.load(SeqCst) {
                 std::future::pending::<()>().await;
             }
-            if self.partly.load(SeqCst) {
-                let written: Vec<_> = batch.iter().step_by(2).cloned().collect();
-                self.written.fetch_add(written.len(), SeqCst);
+            let odd = |place: usize| self.partly.load(SeqCst) && place % 2 == 1;
+            let poison = |place: &usize| odd(*place) || &*batch[*place].topic == "poison";
+            let (unwritten, written): (Vec<_>, Vec<_>) = (0..batch.len()).partition(poison);
+            self.written.fetch_add(written.len(), SeqCst);
+            if !unwritten.is_empty() {
+                let written: Vec<_> = written.into_iter().map(|place| batch[place].clone()).collect();
                 self.inner.upsert(written.into()).await?;
-                let unwritten = (1..batch.len()).step_by(2).collect();
                 return Err(StoreError::Partly { unwritten, reason: "away".into() });
             }
-            self.written.fetch_add(batch.len(), SeqCst);
             self.inner.upsert(batch).await
         })
     }
@@ -134,6 +135,20 @@ async fn reads_see_writes_before_and_after_the_flush() {
     );
     record(&latest, "d1", "t", b"3");
     assert_eq!(payload(&latest, "t", None).await.as_deref(), Some(&b"3"[..]));
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_written_keeps_only_itself_waiting() {
+    let store = Flaky::new();
+    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    for n in 0..5000 {
+        record(&latest, &format!("d{n}"), if n == 7 { "poison" } else { "t" }, b"1");
+    }
+    let partly = latest.flush().await;
+    assert!(matches!(partly, Err(StoreError::Partly { .. })), "{partly:?}");
+    assert_eq!((latest.gauges().pending_values, latest.healthy()), (1, false));
+    assert_eq!(store.written.load(SeqCst), 4999);
+    assert_eq!(payload(&latest, "poison", Some("d7")).await.as_deref(), Some(&b"1"[..]));
 }
 
 #[tokio::test]

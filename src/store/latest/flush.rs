@@ -159,8 +159,8 @@ impl Latest {
                 Ok(()) => batch.written = Written::All,
                 // The store takes others: the rest of this round as well, perhaps.
                 Err(StoreError::Partly { unwritten, reason }) if unwritten.len() < taken => {
-                    failed = Some(StoreError::Unavailable(reason));
-                    batch.written = Written::AllBut(unwritten);
+                    batch.written = Written::AllBut(unwritten.clone());
+                    failed = Some(StoreError::Partly { unwritten, reason });
                 }
                 Err(error) => return Err(error),
             }
@@ -171,6 +171,7 @@ impl Latest {
 
     /// Writes one batch, in `write_timeout`.
     async fn write(&self, values: Arc<[LatestValue]>, target: Target) -> Result<(), StoreError> {
+        let number = values.len();
         let spill = self.spill.as_ref().filter(|_| target == Target::Spill);
         let store: &dyn LatestStore = match spill {
             Some(spill) => spill,
@@ -192,7 +193,7 @@ impl Latest {
                     self.latency.observe(began.elapsed());
                     self.adapt(true);
                 }
-                Err(StoreError::Partly { .. }) => {}
+                Err(StoreError::Partly { unwritten, .. }) if unwritten.len() < number / 2 => {}
                 Err(_) => self.adapt(false),
             }
             count(|c| c.latest_store_errors.add(result.is_err().into()));

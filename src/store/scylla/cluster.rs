@@ -44,6 +44,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 /// A node that is silent for so long is asked whether it is there, and gives up its connection if it does not say so.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// The task that makes a connection.
+type Opening = JoinHandle<Result<Arc<Connection>, StoreError>>;
+
 /// The cluster as this process sees it.
 pub(super) struct Cluster {
     pub(super) options: Arc<ScyllaOptions>,
@@ -52,7 +55,7 @@ pub(super) struct Cluster {
     pub(super) writes: Arc<Limit>,
     reads: Arc<Limit>,
     state: Mutex<State>,
-    opening: AsyncMutex<Option<JoinHandle<Result<Arc<Connection>, StoreError>>>>,
+    opening: AsyncMutex<Option<Opening>>,
 }
 
 #[derive(Default)]

@@ -56,10 +56,10 @@ impl ScyllaHistory {
         let connection = self.cluster.connection().await?;
         let mut rows = read::ROWS.0;
         while let Some(part) = walk.next_part() {
-            let limit = walk.room();
             let mut state = PagingState::start();
             loop {
-                let (found, next) = self.ask(&connection, &query, part, (limit, rows), state).await?;
+                let most = rows.min(walk.room());
+                let (found, next) = self.ask(&connection, &query, part, most, state).await?;
                 let (mut seen, mut bytes) = (0, 0);
                 for row in found.rows::<Row>().map_err(damaged)? {
                     if walk.is_full() {
@@ -82,13 +82,14 @@ impl ScyllaHistory {
         Ok(walk.page())
     }
 
-    /// Some of the first `limit` messages of `part`: at most `rows`.
+    /// The next messages of `part`: at most `rows`, and no LIMIT, since Cassandra begins anew where one is not above the
+    /// size of an answer.
     async fn ask(
         &self,
         connection: &Arc<Connection>,
         query: &HistoryQuery,
         part: Part,
-        (limit, rows): (usize, usize),
+        rows: usize,
         state: PagingState,
     ) -> Result<(QueryRowsResult, PagingStateResponse), StoreError> {
         let Part { bucket, low, high } = part;
@@ -98,8 +99,7 @@ impl ScyllaHistory {
         let [bucket, from, from_version, to, to_version] =
             [bucket, low.received, low.version, high.received, high.version].map(u64::cast_signed);
         let (device, topic) = (&*query.device, &*query.topic);
-        let limit = i32::try_from(limit).unwrap_or(i32::MAX);
-        let bound = (device, topic, bucket, from, from_version, to, to_version, limit);
+        let bound = (device, topic, bucket, from, from_version, to, to_version);
         let request = connection.session.execute_single_page(&statement, bound, state);
         let (answer, next) = self.cluster.ask(connection, "read history", request).await?;
         Ok((answer.into_rows_result().map_err(damaged)?, next))
@@ -134,7 +134,7 @@ impl Statements {
             format!(
                 "SELECT {columns} FROM {keyspace}.history WHERE device = ? AND topic = ? AND bucket = ? AND \
                  (received, version) >= (?, ?) AND (received, version) < (?, ?) \
-                 ORDER BY received {order}, version {order} LIMIT ?"
+                 ORDER BY received {order}, version {order}"
             )
         };
         Ok(Self {

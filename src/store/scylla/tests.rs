@@ -230,19 +230,19 @@ impl Put for Answers {
         group: &'a Group<()>,
     ) -> BoxFuture<'a, Result<(), ExecutionError>> {
         let answer = |error, text: &str| {
-            Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, text.to_owned())))
+            ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, text.to_owned()))
         };
         Box::pin(async move {
             let has = |numbers: &HashSet<usize>| group.numbers.iter().any(|number| numbers.contains(number));
             if has(&self.refused) {
-                return answer(DbError::Invalid, "Value is not to my taste");
+                return Err(answer(DbError::Invalid, "Value is not to my taste"));
             }
             if has(&self.away) {
-                return answer(DbError::ServerError, "");
+                return Err(answer(DbError::ServerError, ""));
             }
             if *self.slow.lock() > 0 {
                 *self.slow.lock() -= 1;
-                return answer(DbError::Overloaded, "");
+                return Err(answer(DbError::Overloaded, ""));
             }
             self.written.lock().extend(&group.numbers);
             Ok(())
