@@ -90,36 +90,45 @@ check_dependencies() {
   fi
 }
 
-# One Cassandra for all tests that want one. Its jars are fetched, and it starts, beside the builds.
+# For all tests that want a Cassandra: one, and one that checks logins and speaks TLS. Their jars are fetched, and they
+# start, beside the builds.
+secure_cassandra() {
+  CASSANDRA_PORT=$((${CASSANDRA_PORT:-9142} + 10)) CASSANDRA_AUTH=1 CASSANDRA_TLS=1 scripts/cassandra.sh "$1"
+}
+
 start_cassandra() {
-  if [ -n "${MQTT_SERVER_TEST_CASSANDRA:-}" ] || scripts/cassandra.sh status 2>/dev/null; then return; fi
+  [ -z "${MQTT_SERVER_TEST_CASSANDRA:-}" ] || return 0
   say "starting Cassandra in the background"
-  scripts/cassandra.sh start >"$cassandra_log" 2>&1 &
+  # What runs already stays.
+  scripts/cassandra.sh status >/dev/null 2>&1 || stop_plain=1
+  secure_cassandra status >/dev/null 2>&1 || stop_secure=1
+  { scripts/cassandra.sh start && secure_cassandra start; } >"$cassandra_log" 2>&1 &
   cassandra_start=$!
 }
 
-# What skipped tests look for is said by them, too.
 wait_for_cassandra() {
-  local code=0 count
+  local code=0 count addresses
   [ -n "$cassandra_start" ] || return 0
   say "waiting for Cassandra"
   wait "$cassandra_start" || code=$?
   if [ "$code" = 0 ]; then
-    MQTT_SERVER_TEST_CASSANDRA=$(tail -n 1 "$cassandra_log")
+    mapfile -t addresses < <(grep '^127' "$cassandra_log")
+    export MQTT_SERVER_TEST_CASSANDRA=${addresses[0]} MQTT_SERVER_TEST_CASSANDRA_SECURE=${addresses[1]}
+    export MQTT_SERVER_TEST_CASSANDRA_CA=$root/target/cassandra-${addresses[1]##*:}/ca.pem
   else
     tail -n 20 "$cassandra_log" >&2
     [ "$code" = 3 ] || return "$code"
-    MQTT_SERVER_TEST_CASSANDRA=none
+    export MQTT_SERVER_TEST_CASSANDRA=none
     count=$(cat tests/database/*.rs | grep -c '^#\[test\]')
     skip "$count tests of latest values in Cassandra, and the store's own" "$(tail -n 1 "$cassandra_log")"
   fi
-  export MQTT_SERVER_TEST_CASSANDRA
 }
 
 stop_cassandra() {
   [ -n "$cassandra_start" ] || return 0
   kill "$cassandra_start" 2>/dev/null || true
-  scripts/cassandra.sh stop >/dev/null 2>&1 || true
+  [ -z "${stop_plain:-}" ] || scripts/cassandra.sh stop >/dev/null 2>&1 || true
+  [ -z "${stop_secure:-}" ] || secure_cassandra stop >/dev/null 2>&1 || true
 }
 
 step packages install_packages

@@ -2,6 +2,7 @@
 
 use std::{
     io::Write as _,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
         LazyLock,
@@ -117,9 +118,25 @@ impl Cassandra {
         Some(Self { address, port, _keeper: keeper })
     }
 
+    /// One that checks logins and wants TLS, and the file of the authority to trust.
+    pub(crate) fn guarded() -> Option<(Self, PathBuf)> {
+        let given = |name: &str| std::env::var(format!("MQTT_SERVER_TEST_CASSANDRA_{name}")).ok();
+        if let (Some(address), Some(ca)) = (given("SECURE"), given("CA")) {
+            return Some((Self::at(address), ca.into()));
+        }
+        let found = Self::start(own_port() + 10, &[("CASSANDRA_AUTH", "1"), ("CASSANDRA_TLS", "1")])?;
+        let ca = found.home().join("ca.pem");
+        Some((found, ca))
+    }
+
+    /// What scripts/cassandra.sh keeps of it.
+    fn home(&self) -> PathBuf {
+        root().join("target").join(format!("cassandra-{}", self.port))
+    }
+
     /// Whether scripts/cassandra.sh knows it.
     fn is_ours(&self) -> bool {
-        root().join("target").join(format!("cassandra-{}", self.port)).join("settings").exists()
+        self.home().join("settings").exists()
     }
 
     /// Runs scripts/cassandra.sh.

@@ -2,14 +2,19 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
+    path::Path,
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
-use scylla::client::{session::Session, session_builder::SessionBuilder};
+use scylla::client::{
+    session::{Session, TlsContext},
+    session_builder::SessionBuilder,
+};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::load::Sent;
@@ -40,6 +45,24 @@ pub(crate) fn keyspace() -> String {
     format!("test_{}_{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
+/// What a Cassandra wants that does not let everybody in.
+pub(crate) struct Login<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) password: &'a str,
+    /// PEM file of the authority.
+    pub(crate) ca: &'a Path,
+}
+
+/// TLS to whoever has a certificate of this authority.
+fn trusting(ca: &Path) -> Arc<rustls::ClientConfig> {
+    let pem = fs::read(ca).expect("read the authority");
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in rustls_pemfile::certs(&mut pem.as_slice()) {
+        roots.add(certificate.expect("a certificate")).expect("an authority");
+    }
+    Arc::new(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
 pub(crate) struct Tables {
     session: Session,
     keyspace: String,
@@ -54,11 +77,12 @@ impl Tables {
     }
 
     /// Waits until the database takes a connection; the keyspace is new.
-    pub(crate) fn open(address: &str, login: Option<(&str, &str)>) -> Self {
+    pub(crate) fn open(address: &str, login: Option<&Login<'_>>) -> Self {
+        let tls = login.map(|login| TlsContext::Rustls023(trusting(login.ca)));
         let session = wait_for("a connection to Cassandra", || {
-            let mut builder = SessionBuilder::new().known_nodes(address.split(','));
-            if let Some((name, password)) = login {
-                builder = builder.user(name, password);
+            let mut builder = SessionBuilder::new().known_nodes(address.split(',')).tls_context(tls.clone());
+            if let Some(login) = login {
+                builder = builder.user(login.name, login.password);
             }
             RUNTIME.block_on(builder.build()).map_err(|error| error.to_string())
         });
@@ -107,8 +131,13 @@ impl Tables {
         });
     }
 
+    /// Cassandra may fail once or twice at it while others write.
     pub(crate) fn drop_keyspace(&self) {
-        self.execute(&format!("DROP KEYSPACE IF EXISTS {}", self.keyspace));
+        let text = format!("DROP KEYSPACE IF EXISTS {}", self.keyspace);
+        wait_for("the end of a keyspace", || {
+            let done = RUNTIME.block_on(self.session.query_unpaged(text.as_str(), ()));
+            done.map(drop).map_err(|error| error.to_string())
+        });
     }
 
     pub(crate) fn execute(&self, statement: &str) {
