@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 /// What stands for a secret in messages.
 pub(super) const HIDDEN: &str = "(hidden)";
 
-/// A password. Shown and written out it is [`HIDDEN`], or empty if it is.
+/// A password. Shown and written out it is `(hidden)`, or empty if it is.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
