@@ -241,7 +241,7 @@ impl Default for Latest {
     fn default() -> Self {
         Self {
             enabled: true,
-            flush_interval: Span(Duration::from_millis(200)),
+            flush_interval: Span(Duration::from_millis(500)),
             max_bytes: ByteSize(256 << 20),
             topics_per_device: 10_000,
             excluded: Vec::new(),

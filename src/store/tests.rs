@@ -1,13 +1,15 @@
 //! Write-behind: what `Latest` promises whatever the store does.
 
 use std::{
+    collections::BTreeSet,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::*;
@@ -149,6 +151,57 @@ async fn a_value_that_cannot_be_written_keeps_only_itself_waiting() {
     assert_eq!((latest.gauges().pending_values, latest.healthy()), (1, false));
     assert_eq!(store.written.load(SeqCst), 4999);
     assert_eq!(payload(&latest, "poison", Some("d7")).await.as_deref(), Some(&b"1"[..]));
+}
+
+/// A store during whose writes all devices publish again.
+#[derive(Default)]
+struct Chased {
+    latest: OnceLock<Arc<Latest>>,
+    seen: Mutex<BTreeSet<Arc<str>>>,
+}
+
+impl Chased {
+    const KEYS: usize = 10_000;
+
+    fn publish(latest: &Latest) {
+        for n in 0..Self::KEYS {
+            record(latest, &format!("d{n}"), &format!("t{n}"), b"1");
+        }
+    }
+}
+
+impl LatestStore for Chased {
+    fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.seen.lock().extend(batch.iter().map(|value| Arc::clone(&value.topic)));
+            Self::publish(self.latest.get().unwrap());
+            Ok(())
+        })
+    }
+
+    fn get<'a>(
+        &'a self,
+        _: &'a str,
+        _: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn list(&self, _: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
+        Box::pin(async { Ok(LatestPage::default()) })
+    }
+}
+
+#[tokio::test]
+async fn no_value_waits_for_ever_while_all_change_faster_than_they_are_written() {
+    let store = Arc::new(Chased::default());
+    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    assert!(store.latest.set(Arc::clone(&latest)).is_ok());
+    Chased::publish(&latest);
+    for _ in 0..10 {
+        latest.flush().await.unwrap();
+    }
+    assert_eq!(store.seen.lock().len(), Chased::KEYS);
 }
 
 #[tokio::test]

@@ -128,12 +128,11 @@ impl Latest {
         }
         // As many as wait now; what is recorded from now on is for the next round.
         let mut left = self.gauges().pending_values;
-        let mut start = 0;
         let mut failed = None;
         while left > 0 {
             let mut batch = Batch { latest: self, taken: Vec::new(), round, written: Written::None };
             let most = self.batch.load(Relaxed);
-            let values = batch.take(&mut start, most);
+            let values = batch.take(most);
             let taken = values.len();
             if taken == 0 {
                 break;
@@ -323,26 +322,28 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Takes up to about `most` values of the stripes in turn from `start`, which goes to where the next batch begins.
-    fn take(&mut self, start: &mut usize, most: usize) -> Vec<LatestValue> {
+    /// Takes up to about `most` values of the stripes in turn.
+    fn take(&mut self, most: usize) -> Vec<LatestValue> {
         let (mut values, mut bytes) = (Vec::new(), 0);
         let mut turn = Vec::new();
+        let mut stripe = self.latest.next_stripe.load(Relaxed);
         for _ in 0..STRIPES {
-            loop {
-                if values.len() >= most || bytes >= BATCH_BYTES {
-                    return values;
-                }
-                bytes += self.latest.stripes[*start].0.lock().take(TURN, TURN_BYTES, &mut turn);
+            while values.len() < most && bytes < BATCH_BYTES {
+                bytes += self.latest.stripes[stripe].0.lock().take(TURN, TURN_BYTES, &mut turn);
                 if turn.is_empty() {
                     break;
                 }
                 for (taken, value) in turn.drain(..) {
-                    self.taken.push((*start, taken));
+                    self.taken.push((stripe, taken));
                     values.push(value);
                 }
             }
-            *start = (*start + 1) % STRIPES;
+            if values.len() >= most || bytes >= BATCH_BYTES {
+                break;
+            }
+            stripe = (stripe + 1) % STRIPES;
         }
+        self.latest.next_stripe.store(stripe, Relaxed);
         values
     }
 }

@@ -80,6 +80,8 @@ pub struct Latest {
     state: State,
     latency: Histogram,
     round: AtomicU64,
+    /// The stripe where the next batch begins: all have their turn, also if values change faster than they are written.
+    next_stripe: AtomicUsize,
     /// Values in a batch: fewer while the store fails, so that a slow one gets something done in time.
     batch: AtomicUsize,
     flushing: AsyncMutex<()>,
@@ -116,6 +118,7 @@ impl Latest {
             state: State::new(options.probe.is_some()),
             latency: Histogram::new(LATENCY),
             round: AtomicU64::new(0),
+            next_stripe: AtomicUsize::new(0),
             batch: AtomicUsize::new(flush::BATCH),
             flushing: AsyncMutex::new(()),
             options,
