@@ -16,6 +16,10 @@ const PLACES: u32 = 256;
 /// Ended connections before a sweep is worth it.
 const SWEEP: usize = 1024;
 
+/// How far behind a last-seen number may be: a second until the next tick, and one if ticks fall just before and just
+/// behind the turn of a second.
+const BEHIND: u32 = 2;
+
 /// `last_seen` while the gateway itself pauses the reader: that time counts for nobody.
 pub(super) const PAUSED: u32 = u32::MAX;
 
@@ -60,7 +64,7 @@ pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     let allowed = u32::from(keep_alive) + u32::from(keep_alive).div_ceil(2);
     WHEEL.with_borrow_mut(|wheel| {
         let entry = Entry { device: Arc::downgrade(device), epoch, allowed };
-        let due = second() + allowed + 1;
+        let due = second() + allowed + BEHIND;
         insert(wheel, entry, due);
     });
 }
@@ -110,7 +114,7 @@ fn check(entry: Entry, now: u32) {
         return;
     }
     let seen = device.last_seen.load(Relaxed);
-    let due = if seen == PAUSED { now + entry.allowed } else { seen + entry.allowed + 1 };
+    let due = if seen == PAUSED { now + entry.allowed } else { seen + entry.allowed + BEHIND };
     if due <= now {
         count(|c| c.keep_alive_timeouts.add(1));
         device.close(entry.epoch, CloseReason::KeepAlive);

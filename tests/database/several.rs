@@ -33,6 +33,8 @@ fn two_gateways_on_one_keyspace_undo_nothing_of_each_other_and_read_each_others_
             false,
         );
         sent.note("nomad", "nomad/place", payload.as_bytes());
+        // Clocks tell gateways apart to the millisecond.
+        std::thread::sleep(std::time::Duration::from_millis(5));
         if turn == 10 {
             both.iter().for_each(Gateway::has_written_all);
         }
