@@ -10,7 +10,7 @@ use std::{
 };
 
 use parking_lot::RwLock;
-use tracing::Level;
+use tracing::{Level, Subscriber};
 use tracing_subscriber::{
     Layer, Registry,
     filter::{LevelFilter, Targets},
@@ -33,6 +33,12 @@ pub type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
 /// There is a subscriber already.
 pub(super) fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitError> {
     trace_clients().replace(log.trace_clients.iter().cloned());
+    subscriber(log, extra).try_init()
+}
+
+/// All layers as one list, each with the filter: an `Option` among them makes the subscriber forget that none of the
+/// others wants a span, and then it makes every span that a library has, whatever the filter says.
+fn subscriber(log: &Log, extra: Option<ExtraLayer>) -> impl Subscriber + Send + Sync {
     let terminal = std::io::stderr().is_terminal();
     let json = match log.format {
         LogFormat::Auto => !terminal,
@@ -40,15 +46,13 @@ pub(super) fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitEr
         LogFormat::Json => true,
     };
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(terminal && !json);
-    let lines: Box<dyn Layer<_> + Send + Sync> = match json {
+    let lines: ExtraLayer = match json {
         true => Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false)),
         false => Box::new(lines),
     };
     let filter = filter(&log.level);
-    tracing_subscriber::registry()
-        .with(extra.map(|layer| layer.with_filter(filter.clone())))
-        .with(lines.with_filter(filter))
-        .try_init()
+    let layers = extra.into_iter().chain([lines]).map(|layer| layer.with_filter(filter.clone()));
+    tracing_subscriber::registry().with(layers.collect::<Vec<_>>())
 }
 
 /// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Unless named, libraries are one step quieter
@@ -140,6 +144,22 @@ mod tests {
         assert!(!clients.any());
         clients.replace(["z".to_owned(), "y".to_owned()]);
         assert_eq!(clients.list(), ["y", "z"]);
+    }
+
+    #[test]
+    fn spans_that_nobody_wants_are_not_made_at_each_request_to_the_database() {
+        // Taken where all are wanted.
+        let all = Registry::default();
+        let metadata = tracing::subscriber::with_default(all, || {
+            let span = |span: tracing::Span| span.metadata().expect("a span that is wanted");
+            (span(tracing::trace_span!(target: "scylla", "request")), span(tracing::error_span!("ours")))
+        });
+        let extra: [Option<ExtraLayer>; 2] = [None, Some(Box::new(fmt::layer()))];
+        for extra in extra {
+            let subscriber = subscriber(&Log::default(), extra);
+            assert!(subscriber.register_callsite(metadata.0).is_never());
+            assert!(subscriber.register_callsite(metadata.1).is_always());
+        }
     }
 
     #[test]
