@@ -29,6 +29,7 @@ use super::{
     limit::{Limit, Permit},
     row, schema,
     topics::KnownTopics,
+    write::unhurried,
 };
 
 /// Rows of one answer of the database, unless a statement is given another number.
@@ -225,16 +226,19 @@ impl Connection {
         let keyspace = &options.keyspace;
         let (columns, marks) = (row::COLUMNS, row::MARKS);
         let (write, read) = (options.write_consistency, options.read_consistency);
-        let put = |table: &str| {
-            format!("INSERT INTO {keyspace}.{table} ({columns}) VALUES ({marks}) USING TIMESTAMP ? AND TTL ?")
+        let put = async |table: &str| {
+            let text = format!(
+                "INSERT INTO {keyspace}.{table} ({columns}) VALUES ({marks}) USING TIMESTAMP ? AND TTL ?"
+            );
+            prepare(&session, text, write).await.map(|statement| unhurried(&session, statement))
         };
         let select = |what: &str, table: &str, which: &str| {
             format!("SELECT {what} FROM {keyspace}.{table} WHERE {which}")
         };
         let of_device = |what: &str, which: &str| select(what, "latest_by_device", which);
         Ok(Self {
-            put_by_device: prepare(&session, put("latest_by_device"), write).await?,
-            put_by_topic: prepare(&session, put("latest_by_topic"), write).await?,
+            put_by_device: put("latest_by_device").await?,
+            put_by_topic: put("latest_by_topic").await?,
             get_by_device: prepare(&session, of_device(columns, "device = ? AND topic = ?"), read).await?,
             get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?"), read).await?,
             list: prepare(&session, of_device(columns, "device = ? AND topic > ?"), read).await?,

@@ -139,7 +139,7 @@ impl Statements {
             )
         };
         Ok(Self {
-            append: prepare(session, append, options.write_consistency).await?,
+            append: write::unhurried(session, prepare(session, append, options.write_consistency).await?),
             newest_first: prepare(session, select("DESC"), options.read_consistency).await?,
             oldest_first: prepare(session, select("ASC"), options.read_consistency).await?,
         })
@@ -154,15 +154,10 @@ struct Entries {
 impl Put for Entries {
     type Table = ();
 
-    fn put<'a>(
-        &'a self,
-        connection: &'a Connection,
-        group: &'a Group<()>,
-    ) -> BoxFuture<'a, Result<(), ExecutionError>> {
+    async fn put(&self, connection: &Connection, group: &Group<()>) -> Result<(), ExecutionError> {
         let server = &self.options.server_id;
         let rows = group.numbers.iter().map(|number| bind(&self.batch[*number], server)).collect();
-        let level = self.options.write_consistency;
-        Box::pin(write::put(&connection.session, &connection.history.append, level, rows))
+        write::put(&connection.session, &connection.history.append, &self.options, rows).await
     }
 
     fn refused(&self, number: usize, error: &str) {

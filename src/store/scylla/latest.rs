@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use ahash::RandomState;
 use scylla::errors::ExecutionError;
 use tokio::task::JoinSet;
 
@@ -15,10 +16,7 @@ use super::{
     topics::{Admitted, KnownTopics},
     write::{self, BATCH_BYTES, Group, Put},
 };
-use crate::{
-    store::{BoxFuture, LatestValue},
-    telemetry::count,
-};
+use crate::{store::LatestValue, telemetry::count};
 
 /// Larger values are dropped and counted: Cassandra takes no mutation above half a commit log segment (16 MiB by
 /// default), and one that it never takes would be tried for ever.
@@ -70,17 +68,13 @@ pub(super) struct Values {
 impl Put for Values {
     type Table = Table;
 
-    fn put<'a>(
-        &'a self,
-        connection: &'a Connection,
-        group: &'a Group<Table>,
-    ) -> BoxFuture<'a, Result<(), ExecutionError>> {
+    async fn put(&self, connection: &Connection, group: &Group<Table>) -> Result<(), ExecutionError> {
         let statement = match group.table {
             Table::ByDevice => &connection.put_by_device,
             Table::ByTopic => &connection.put_by_topic,
         };
         let rows = group.numbers.iter().map(|number| self.options.row(&self.batch[*number])).collect();
-        Box::pin(write::put(&connection.session, statement, self.options.write_consistency, rows))
+        write::put(&connection.session, statement, &self.options, rows).await
     }
 
     fn refused(&self, number: usize, error: &str) {
@@ -128,7 +122,7 @@ async fn admit(
     batch: &Arc<[LatestValue]>,
     admission: &mut Admission<'_>,
 ) -> Result<Vec<usize>, StoreError> {
-    let mut devices: HashMap<&str, Vec<usize>> = HashMap::new();
+    let mut devices: HashMap<&str, Vec<usize>, RandomState> = HashMap::default();
     for (number, value) in batch.iter().enumerate() {
         if !row::is_name(value.device.as_str()) || !row::is_name(&value.topic) {
             admission.dropped.names += 1;

@@ -62,7 +62,7 @@ pub(super) async fn topics(
     device: &str,
 ) -> Result<Topics, StoreError> {
     let limit = i32::try_from(cluster.options.topics_per_device).unwrap_or(i32::MAX);
-    let mut found = Topics::new();
+    let mut found = Topics::default();
     let mut state = PagingState::start();
     loop {
         let request = connection.session.execute_single_page(&connection.topics, (device, limit), state);

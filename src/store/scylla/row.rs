@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
+use ahash::RandomState;
 use bytes::Bytes;
 use scylla::{DeserializeRow, SerializeRow};
 
@@ -165,7 +166,7 @@ pub(super) fn groups<P: Eq + Hash>(
     bytes: usize,
 ) -> Vec<Vec<usize>> {
     let mut done = Vec::new();
-    let mut open: HashMap<P, (usize, Vec<usize>)> = HashMap::new();
+    let mut open: HashMap<P, (usize, Vec<usize>), RandomState> = HashMap::default();
     for (number, partition, size) in rows {
         let (filled, group) = open.entry(partition).or_default();
         if !group.is_empty() && *filled + size >= bytes {
@@ -181,7 +182,7 @@ pub(super) fn groups<P: Eq + Hash>(
 
 /// Of `numbers` the newest of each topic.
 pub(super) fn newest_by_topic(values: &[LatestValue], numbers: &[usize]) -> Vec<usize> {
-    let mut newest: HashMap<&str, usize> = HashMap::new();
+    let mut newest: HashMap<&str, usize, RandomState> = HashMap::default();
     for number in numbers {
         let best = newest.entry(&values[*number].topic).or_insert(*number);
         if values[*best].version < values[*number].version {

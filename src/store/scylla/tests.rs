@@ -224,29 +224,23 @@ impl Answers {
 impl Put for Answers {
     type Table = ();
 
-    fn put<'a>(
-        &'a self,
-        _: &'a Connection,
-        group: &'a Group<()>,
-    ) -> BoxFuture<'a, Result<(), ExecutionError>> {
+    async fn put(&self, _: &Connection, group: &Group<()>) -> Result<(), ExecutionError> {
         let answer = |error, text: &str| {
             ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, text.to_owned()))
         };
-        Box::pin(async move {
-            let has = |numbers: &HashSet<usize>| group.numbers.iter().any(|number| numbers.contains(number));
-            if has(&self.refused) {
-                return Err(answer(DbError::Invalid, "Value is not to my taste"));
-            }
-            if has(&self.away) {
-                return Err(answer(DbError::ServerError, ""));
-            }
-            if *self.slow.lock() > 0 {
-                *self.slow.lock() -= 1;
-                return Err(answer(DbError::Overloaded, ""));
-            }
-            self.written.lock().extend(&group.numbers);
-            Ok(())
-        })
+        let has = |numbers: &HashSet<usize>| group.numbers.iter().any(|number| numbers.contains(number));
+        if has(&self.refused) {
+            return Err(answer(DbError::Invalid, "Value is not to my taste"));
+        }
+        if has(&self.away) {
+            return Err(answer(DbError::ServerError, ""));
+        }
+        if *self.slow.lock() > 0 {
+            *self.slow.lock() -= 1;
+            return Err(answer(DbError::Overloaded, ""));
+        }
+        self.written.lock().extend(&group.numbers);
+        Ok(())
     }
 
     fn refused(&self, number: usize, _: &str) {

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use ahash::RandomState;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -20,23 +21,23 @@ const STALE: Duration = Duration::from_secs(600);
 pub(super) struct KnownTopics {
     bound: usize,
     most: usize,
-    hashing: ahash::RandomState,
+    hashing: RandomState,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    devices: HashMap<String, Device>,
+    devices: HashMap<String, Device, RandomState>,
     known: usize,
 }
 
 struct Device {
-    topics: HashSet<u64>,
+    topics: Topics,
     read: Instant,
 }
 
 /// The hashes of a device's topics in the tables.
-pub(super) type Topics = HashSet<u64>;
+pub(super) type Topics = HashSet<u64, RandomState>;
 
 /// What [`KnownTopics::admit`] says of some topics of a device.
 pub(super) struct Admitted {
@@ -48,7 +49,7 @@ pub(super) struct Admitted {
 
 impl KnownTopics {
     pub(super) fn new(bound: usize) -> Self {
-        Self { bound, most: MAX_KNOWN, hashing: ahash::RandomState::new(), state: Mutex::default() }
+        Self { bound, most: MAX_KNOWN, hashing: RandomState::new(), state: Mutex::default() }
     }
 
     pub(super) fn hash(&self, topic: &str) -> u64 {
@@ -153,7 +154,7 @@ mod tests {
     async fn a_device_never_gets_more_topics_than_the_bound() {
         let known = KnownTopics::new(3);
         assert_eq!(may(known.admit("d", ["a"])), None, "not read yet");
-        let stored = [known.hash("a"), known.hash("b")].into();
+        let stored = Topics::from_iter([known.hash("a"), known.hash("b")]);
         assert_eq!(known.load("d", stored, ["a", "c", "d", "c"]).may, [true, true, false, true]);
         assert_eq!(may(known.admit("d", ["d", "b"])), Some(vec![false, true]));
     }
@@ -161,7 +162,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn after_a_write_that_may_have_failed_the_tables_are_asked_again() {
         let known = KnownTopics::new(3);
-        assert!(known.load("d", Topics::new(), ["a"]).fresh);
+        assert!(known.load("d", Topics::default(), ["a"]).fresh);
         assert!(!known.admit("d", ["a"]).unwrap().fresh);
         known.forget([&"d".to_owned()]);
         assert_eq!(may(known.admit("d", ["a"])), None);
@@ -170,12 +171,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_full_device_is_read_again_now_and_then() {
         let known = KnownTopics::new(1);
-        known.load("d", Topics::new(), ["a"]);
+        known.load("d", Topics::default(), ["a"]);
         assert_eq!(may(known.admit("d", ["b"])), Some(vec![false]));
         tokio::time::advance(STALE).await;
         assert_eq!(may(known.admit("d", ["a"])), Some(vec![true]), "what it has needs no look");
         assert_eq!(may(known.admit("d", ["b"])), None);
-        assert_eq!(known.load("d", Topics::new(), ["b"]).may, [true]);
+        assert_eq!(known.load("d", Topics::default(), ["b"]).may, [true]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,9 +6,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    pin::pin,
     sync::Arc,
 };
 
+use parking_lot::Mutex;
 use scylla::{
     client::session::Session,
     errors::ExecutionError,
@@ -18,15 +20,14 @@ use scylla::{
         prepared::PreparedStatement,
     },
 };
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{
-    Consistency, StoreError,
+    ScyllaOptions, StoreError,
     cluster::{Cluster, Connection},
     errors::{self, Kind},
-    limit::Permit,
 };
-use crate::{store::BoxFuture, warn_limited};
+use crate::warn_limited;
 
 /// An unlogged batch stays under this, in bytes: where Cassandra begins to warn.
 pub(super) const BATCH_BYTES: usize = 5 << 10;
@@ -52,11 +53,11 @@ pub(super) trait Put: Send + Sync + 'static {
     type Table: Copy + Send + 'static;
 
     /// Writes the values of `group`.
-    fn put<'a>(
-        &'a self,
-        connection: &'a Connection,
-        group: &'a Group<Self::Table>,
-    ) -> BoxFuture<'a, Result<(), ExecutionError>>;
+    fn put(
+        &self,
+        connection: &Connection,
+        group: &Group<Self::Table>,
+    ) -> impl Future<Output = Result<(), ExecutionError>> + Send;
 
     /// Counts and tells that the database refuses the value of this number.
     fn refused(&self, number: usize, error: &str);
@@ -72,42 +73,88 @@ pub(super) async fn all<P: Put>(
     put: Arc<P>,
     groups: Vec<Group<P::Table>>,
 ) -> Result<(), StoreError> {
-    let mut round = Round::new(cluster, put, groups);
+    let round = Arc::new(Round { cluster: Arc::clone(cluster), put, state: Mutex::new(State::new(groups)) });
     round.run(connection).await?;
-    if !round.refused.is_empty() {
-        let alone = round.refused.drain(..).flat_map(|(Group { table, numbers }, _)| {
-            numbers.into_iter().map(move |number| Group { table, numbers: vec![number] })
-        });
-        round.queue = alone.map(|group| (group, 1)).collect();
+    if round.state.lock().ask_alone() {
         match cluster.connection().await {
             Ok(connection) => round.run(&connection).await?,
-            Err(e) => round.give_up(e),
+            Err(e) => round.state.lock().give_up(Some(e)),
         }
         round.drop_refused();
     }
-    round.end()
+    let mut state = round.state.lock();
+    std::mem::take(&mut *state).end()
 }
 
-struct Round<'a, P: Put> {
-    cluster: &'a Arc<Cluster>,
+/// What the tasks of a write have in common: each takes a group, asks the database and takes the next. A task for each
+/// request costs twice as much: the driver's futures are large, and are made in place here.
+struct Round<P: Put> {
+    cluster: Arc<Cluster>,
     put: Arc<P>,
+    state: Mutex<State<P::Table>>,
+}
+
+struct State<T> {
     /// With the number of the attempt.
-    queue: VecDeque<(Group<P::Table>, u32)>,
+    queue: VecDeque<(Group<T>, u32)>,
     /// What the database does not take.
-    refused: Vec<(Group<P::Table>, ExecutionError)>,
+    refused: Vec<(Group<T>, ExecutionError)>,
     unwritten: BTreeSet<usize>,
     error: Option<StoreError>,
     good: usize,
     bad: usize,
 }
 
-type Done<T> = (Group<T>, u32, Result<(), ExecutionError>, Permit);
+impl<P: Put> Round<P> {
+    /// Until the queue is empty, or hopeless.
+    async fn run(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), StoreError> {
+        let tasks = self.state.lock().queue.len().min(self.cluster.options.concurrency);
+        let mut tasks: JoinSet<()> =
+            (0..tasks).map(|_| Arc::clone(self).work(Arc::clone(connection))).collect();
+        while let Some(ended) = tasks.join_next().await {
+            ended.map_err(|e| StoreError::Unavailable(format!("write: {e}")))?;
+        }
+        self.state.lock().give_up(None);
+        Ok(())
+    }
 
-impl<'a, P: Put> Round<'a, P> {
-    fn new(cluster: &'a Arc<Cluster>, put: Arc<P>, groups: Vec<Group<P::Table>>) -> Self {
+    async fn work(self: Arc<Self>, connection: Arc<Connection>) {
+        loop {
+            let permit = self.cluster.writes.permit().await;
+            let Some((group, attempt)) = self.state.lock().next() else { return };
+            let result = self.put.put(&connection, &group).await;
+            self.cluster.answered(&connection, permit, &result);
+            self.state.lock().done(group, attempt, result, &self.cluster.options);
+        }
+    }
+
+    /// What was refused alone, with the schema as it should be, never will be taken.
+    fn drop_refused(&self) {
+        let mut state = self.state.lock();
+        let mut dropped = BTreeMap::new();
+        for (group, error) in std::mem::take(&mut state.refused) {
+            if errors::kind(&error) == Kind::Rejected {
+                dropped.extend(group.numbers.iter().map(|number| (*number, error.to_string())));
+            } else {
+                state.fail(group, &error, &self.cluster.options);
+            }
+        }
+        for (number, error) in dropped {
+            state.unwritten.remove(&number);
+            self.put.refused(number, &error);
+        }
+    }
+}
+
+impl<T> Default for State<T> {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
+impl<T> State<T> {
+    fn new(groups: Vec<Group<T>>) -> Self {
         Self {
-            cluster,
-            put,
             queue: groups.into_iter().map(|group| (group, 1)).collect(),
             refused: Vec::new(),
             unwritten: BTreeSet::new(),
@@ -117,34 +164,18 @@ impl<'a, P: Put> Round<'a, P> {
         }
     }
 
-    /// Until the queue is empty, or hopeless.
-    async fn run(&mut self, connection: &Arc<Connection>) -> Result<(), StoreError> {
-        let mut under_way: JoinSet<Done<P::Table>> = JoinSet::new();
-        loop {
-            let hopeless = self.bad > self.good + HOPELESS;
-            tokio::select! {
-                permit = self.cluster.writes.permit(), if !self.queue.is_empty() && !hopeless => {
-                    let Some((group, attempt)) = self.queue.pop_front() else { continue };
-                    let (put, connection) = (Arc::clone(&self.put), Arc::clone(connection));
-                    under_way.spawn(async move {
-                        let result = put.put(&connection, &group).await;
-                        (group, attempt, result, permit)
-                    });
-                }
-                Some(done) = under_way.join_next(), if !under_way.is_empty() => {
-                    let done = done.map_err(|e| StoreError::Unavailable(format!("write: {e}")))?;
-                    self.done(connection, done);
-                }
-                else => break,
-            }
-        }
-        let rest = self.queue.drain(..).flat_map(|(group, _)| group.numbers);
-        self.unwritten.extend(rest);
-        Ok(())
+    fn next(&mut self) -> Option<(Group<T>, u32)> {
+        let hopeless = self.bad > self.good + HOPELESS;
+        if hopeless { None } else { self.queue.pop_front() }
     }
 
-    fn done(&mut self, connection: &Arc<Connection>, (group, attempt, result, permit): Done<P::Table>) {
-        self.cluster.answered(connection, permit, &result);
+    fn done(
+        &mut self,
+        group: Group<T>,
+        attempt: u32,
+        result: Result<(), ExecutionError>,
+        options: &ScyllaOptions,
+    ) {
         let Err(error) = result else {
             self.good += 1;
             return;
@@ -156,45 +187,28 @@ impl<'a, P: Put> Round<'a, P> {
                 return;
             }
             Kind::Overloaded if attempt < ATTEMPTS => {
-                self.note(&error);
+                self.note(&error, options);
                 self.queue.push_back((group, attempt + 1));
             }
-            _ => self.fail(group, &error),
+            _ => self.fail(group, &error, options),
         }
         self.bad += 1;
     }
 
-    fn fail(&mut self, group: Group<P::Table>, error: &ExecutionError) {
-        self.note(error);
+    fn fail(&mut self, group: Group<T>, error: &ExecutionError, options: &ScyllaOptions) {
+        self.note(error, options);
         self.unwritten.extend(group.numbers);
     }
 
-    fn note(&mut self, error: &ExecutionError) {
-        let error = errors::failed("write", error, &self.cluster.options);
+    fn note(&mut self, error: &ExecutionError, options: &ScyllaOptions) {
+        let error = errors::failed("write", error, options);
         self.error.get_or_insert(error);
     }
 
-    /// The schema is not right: what is left is not written.
-    fn give_up(&mut self, error: StoreError) {
-        self.error = Some(error);
-        let rest = self.queue.drain(..).flat_map(|(group, _)| group.numbers);
-        self.unwritten.extend(rest);
-    }
-
-    /// What was refused alone, with the schema as it should be, never will be taken.
-    fn drop_refused(&mut self) {
-        let mut dropped = BTreeMap::new();
-        for (group, error) in std::mem::take(&mut self.refused) {
-            if errors::kind(&error) == Kind::Rejected {
-                dropped.extend(group.numbers.iter().map(|number| (*number, error.to_string())));
-            } else {
-                self.fail(group, &error);
-            }
-        }
-        for (number, error) in dropped {
-            self.unwritten.remove(&number);
-            self.put.refused(number, &error);
-        }
+    /// What is left is not written, for this reason if it is another than before.
+    fn give_up(&mut self, error: Option<StoreError>) {
+        self.error = error.or(self.error.take());
+        self.unwritten.extend(self.queue.drain(..).flat_map(|(group, _)| group.numbers));
     }
 
     fn end(self) -> Result<(), StoreError> {
@@ -208,22 +222,68 @@ impl<'a, P: Put> Round<'a, P> {
     }
 }
 
-/// Writes rows of one partition with `statement`, in one request.
+impl<T: Copy> State<T> {
+    /// Whether something was refused; each value of it alone is next.
+    fn ask_alone(&mut self) -> bool {
+        let refused = std::mem::take(&mut self.refused);
+        let alone = refused.into_iter().flat_map(|(Group { table, numbers }, _)| {
+            numbers.into_iter().map(move |number| Group { table, numbers: vec![number] })
+        });
+        self.queue = alone.map(|group| (group, 1)).collect();
+        !self.queue.is_empty()
+    }
+}
+
+/// A statement of which [`put`] decides how long it takes and when it goes to further nodes, not the driver: that it may
+/// costs the driver something at each request, also if it never happens.
+pub(super) fn unhurried(session: &Session, mut statement: PreparedStatement) -> PreparedStatement {
+    let profile = session.get_default_execution_profile_handle().pointee_to_builder();
+    let profile = profile.speculative_execution_policy(None).request_timeout(None).build();
+    statement.set_execution_profile_handle(Some(profile.into_handle()));
+    statement
+}
+
+/// Writes rows of one partition with an [`unhurried`] statement, in one request; if there is no answer in
+/// `speculative_delay` in one more, which the driver may send to several nodes.
 pub(super) async fn put(
     session: &Session,
     statement: &PreparedStatement,
-    level: Consistency,
-    mut rows: Vec<impl SerializeRow>,
+    options: &ScyllaOptions,
+    rows: Vec<impl SerializeRow + Sync>,
 ) -> Result<(), ExecutionError> {
-    if rows.len() == 1
-        && let Some(row) = rows.pop()
-    {
+    let all = options.request_timeout;
+    let alone = options.speculative_delay.filter(|delay| *delay < all);
+    let mut first = pin!(send(session, statement, options, &rows));
+    if let Ok(answer) = timeout(alone.unwrap_or(all), first.as_mut()).await {
+        return answer;
+    }
+    let Some(alone) = alone else { return Err(ExecutionError::RequestTimeout(all)) };
+    let mut speculative = statement.clone();
+    speculative.set_execution_profile_handle(None);
+    let both = Box::pin(async {
+        let mut second = pin!(send(session, &speculative, options, &rows));
+        tokio::select! {
+            answer = first.as_mut() => if answer.is_ok() { answer } else { second.await },
+            answer = second.as_mut() => if answer.is_ok() { answer } else { first.await },
+        }
+    });
+    timeout(all - alone, both).await.unwrap_or(Err(ExecutionError::RequestTimeout(all)))
+}
+
+async fn send(
+    session: &Session,
+    statement: &PreparedStatement,
+    options: &ScyllaOptions,
+    rows: &[impl SerializeRow],
+) -> Result<(), ExecutionError> {
+    if let [row] = rows {
         return session.execute_unpaged(statement, row).await.map(drop);
     }
     let mut batch = Batch::new(BatchType::Unlogged);
     batch.set_is_idempotent(true);
-    batch.set_consistency(level.level());
-    for _ in &rows {
+    batch.set_consistency(options.write_consistency.level());
+    batch.set_execution_profile_handle(statement.get_execution_profile_handle().cloned());
+    for _ in rows {
         batch.append_statement(statement.clone());
     }
     session.batch(&batch, rows).await.map(drop)
