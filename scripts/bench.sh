@@ -10,6 +10,7 @@
 # Environment: ROUNDS (3), SECONDS_PER_RUN (5), BROKER_CPU (0), LOAD_CPU (1), SCALE (1; fewer connections and
 # subscriptions for a trial), SKIP_BUILD=1 (take the binaries that are there).
 set -euo pipefail
+# shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 as_root() {

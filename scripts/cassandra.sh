@@ -33,17 +33,19 @@ kept_version=$version kept_nodes=1 kept_auth='' kept_tls=''
 nodes=${CASSANDRA_NODES:-$kept_nodes}
 auth=${CASSANDRA_AUTH-$kept_auth}
 tls=${CASSANDRA_TLS-$kept_tls}
+# Only a start says what it is: with fewer nodes than there are a stop would leave some running.
+if [ "${1:-}" != start ] && [ -f "$home/settings" ]; then nodes=$kept_nodes auth=$kept_auth tls=$kept_tls; fi
 heap=${CASSANDRA_HEAP:-$([ "$nodes" = 1 ] && echo 512 || echo 320)}
 
 say() { printf 'cassandra.sh: %s\n' "$*" >&2; }
 fail() { say "$2"; exit "$1"; }
 
 # The process of node $1 that this script started, if it lives. A number that the system gave to another process since
-# is not it.
+# is not it: nothing else has this argument.
 running() {
   local pid
   pid=$(cat "$home/$1/pid" 2>/dev/null) || return 1
-  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -F "$home/$1/" >/dev/null || return 1
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -Fx -- "@$home/$1/conf/java.args" >/dev/null || return 1
   printf '%s' "$pid"
 }
 
@@ -82,8 +84,13 @@ find_java() {
 fetch_jars() {
   [ -f "$jars/complete" ] && return
   command -v mvn >/dev/null || fail 3 "Maven is missing (Debian: apt-get install maven)"
-  say "fetching Cassandra $version with Maven into $jars"
   mkdir -p "$jars"
+  # One at a time: Maven takes the half of a jar that another has written for the whole.
+  { flock 9; [ -f "$jars/complete" ] || run_maven; } 9>"$jars/lock"
+}
+
+run_maven() {
+  say "fetching Cassandra $version with Maven into $jars"
   cat >"$jars/pom.xml" <<POM
 <project>
   <modelVersion>4.0.0</modelVersion>
@@ -217,10 +224,11 @@ await() {
   local second
   for ((second = 0; second < ${CASSANDRA_WAIT:-300}; second++)); do
     if answers "$1" && { [ -z "$auth" ] || grep -q "Created default superuser" "$home"/*/log; }; then return; fi
-    [ -d "/proc/$(cat "$home/$1/pid")" ] || { tail -n 20 "$home/$1/log" >&2; fail 1 "Cassandra ended: see $home/$1/log"; }
+    [ -f "$home/$1/pid" ] || fail 1 "it was stopped meanwhile"
+    [ -d "/proc/$(cat "$home/$1/pid")" ] || { tail -n 20 "$home/$1/log" | cut -c -300 >&2; fail 1 "Cassandra ended: see $home/$1/log"; }
     sleep 1
   done
-  tail -n 20 "$home/$1/log" >&2
+  tail -n 20 "$home/$1/log" | cut -c -300 >&2
   fail 1 "Cassandra does not answer on 127.0.0.$1:$port"
 }
 
@@ -240,7 +248,7 @@ start() {
       write_configuration "$node"
       write_arguments "$node"
     done
-    printf 'kept_version=%s kept_nodes=%s kept_auth=%s kept_tls=%s\n' "$version" "$nodes" "$auth" "$tls" \
+    printf 'kept_version=%q kept_nodes=%q kept_auth=%q kept_tls=%q\n' "$version" "$nodes" "$auth" "$tls" \
       >"$home/settings"
     # The others join the first.
     launch 1 "$java"

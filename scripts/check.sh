@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The quick checks before a commit: formatting, lints, documentation, dependencies. Installs nothing.
 set -euo pipefail
+# shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 step fmt cargo fmt --all --check

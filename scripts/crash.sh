@@ -10,6 +10,7 @@
 # as far as timing allows), CRASH_BINARY=PATH (another build of the server).
 # Exit 1: something was lost, duplicated at QoS 2, or did not run.
 set -euo pipefail
+# shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 rounds=${1:-50} part=${2:-all}

@@ -8,6 +8,7 @@
 # TOLERANCE=3 is the allowed growth in percent. Needs valgrind (apt-get install valgrind); without it, or on another
 # architecture than that of the file, nothing is checked, and that is said.
 set -euo pipefail
+# shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 baseline=benches/instructions.txt

@@ -1,7 +1,8 @@
+# shellcheck shell=bash
 # Shared by the scripts: sourced, not run. Says what is done, what is missing and what that costs.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$root"
+cd "$root" || exit
 
 skipped=()
 

@@ -11,6 +11,7 @@
 # 8 MiB is growth. Exit 1: growth, or a load that failed.
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1, CRASH_BINARY=PATH, RATE=2000 (messages per second of each of the four loads).
 set -euo pipefail
+# shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 minutes=${1:-30}

@@ -5,10 +5,13 @@
 #   scripts/test.sh FILTER...    everything, but only the tests that match (arguments of `cargo test`)
 #
 # What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1. Tests with a real
-# Cassandra are skipped where Java 17 or Maven is missing or the jars cannot be had. MQTT_SERVER_TEST_FAULT_SECONDS (5) is
-# how long Cassandra stands still in them.
+# Cassandra are skipped, and counted, where Java 17 or Maven is missing or the jars cannot be had; where it could be
+# started and does not answer, the run fails. MQTT_SERVER_TEST_CASSANDRA is one to be used instead, or `none`.
+# MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
+# Runs may go on beside each other, from checkouts of their own.
 # The summary of the test runner is the last thing printed.
 set -euo pipefail
+# shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 # One profile throughout, and one set of features but for OTLP export, so that little is built twice.
@@ -17,8 +20,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)
-cassandra_start=
-trap 'stop_cassandra; rm -f "$deny_log" "$cassandra_log"' EXIT
+cassandra_start='' cassandra_port=''
+trap finish EXIT
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
@@ -81,6 +84,7 @@ check_dependencies() {
   if [ -n "${deny_install:-}" ]; then
     say "waiting for the installation of cargo-deny"
     wait "$deny_install" || true
+    deny_install=
   fi
   if have cargo-deny || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ]; then
     step deny deny_check
@@ -91,44 +95,76 @@ check_dependencies() {
 }
 
 # For all tests that want a Cassandra: one, and one that checks logins and speaks TLS. Their jars are fetched, and they
-# start, beside the builds.
+# start, beside the builds. They are this run's own: one that runs already is neither used nor stopped.
+plain_cassandra() { CASSANDRA_PORT=$cassandra_port scripts/cassandra.sh "$1"; }
+
 secure_cassandra() {
-  CASSANDRA_PORT=$((${CASSANDRA_PORT:-9142} + 10)) CASSANDRA_AUTH=1 CASSANDRA_TLS=1 scripts/cassandra.sh "$1"
+  CASSANDRA_PORT=$((cassandra_port + 10)) CASSANDRA_AUTH=1 CASSANDRA_TLS=1 scripts/cassandra.sh "$1"
+}
+
+# The first of the ports that both take: CASSANDRA_PORT, or one that depends on the process id, so that runs beside each
+# other differ, and is below those that systems give to clients.
+choose_cassandra_port() {
+  local offset
+  cassandra_port=${CASSANDRA_PORT:-$((20000 + $$ % 400 * 20))}
+  for offset in 0 1 10 11; do
+    if (exec 3<>"/dev/tcp/127.0.0.1/$((cassandra_port + offset))") 2>/dev/null; then
+      echo "scripts/test.sh: port $((cassandra_port + offset)) is in use; set CASSANDRA_PORT, which is taken with the 11 after it" >&2
+      exit 1
+    fi
+  done
 }
 
 start_cassandra() {
   [ -z "${MQTT_SERVER_TEST_CASSANDRA:-}" ] || return 0
-  say "starting Cassandra in the background"
-  # What runs already stays.
-  scripts/cassandra.sh status >/dev/null 2>&1 || stop_plain=1
-  secure_cassandra status >/dev/null 2>&1 || stop_secure=1
-  { scripts/cassandra.sh start && secure_cassandra start; } >"$cassandra_log" 2>&1 &
+  choose_cassandra_port
+  say "starting Cassandra in the background, on ports $cassandra_port and $((cassandra_port + 10))"
+  # A process group of its own, so that an interrupted run can end all of it.
+  set -m
+  { plain_cassandra start && secure_cassandra start; } >"$cassandra_log" 2>&1 </dev/null &
   cassandra_start=$!
+  set +m
 }
 
 wait_for_cassandra() {
   local code=0 count addresses
-  [ -n "$cassandra_start" ] || return 0
-  say "waiting for Cassandra"
-  wait "$cassandra_start" || code=$?
-  if [ "$code" = 0 ]; then
-    mapfile -t addresses < <(grep '^127' "$cassandra_log")
-    export MQTT_SERVER_TEST_CASSANDRA=${addresses[0]} MQTT_SERVER_TEST_CASSANDRA_SECURE=${addresses[1]}
-    export MQTT_SERVER_TEST_CASSANDRA_CA=$root/target/cassandra-${addresses[1]##*:}/ca.pem
-  else
+  if [ -n "$cassandra_start" ]; then
+    say "waiting for Cassandra"
+    wait "$cassandra_start" || code=$?
+    cassandra_start=
+    if [ "$code" = 0 ]; then
+      mapfile -t addresses < <(grep '^127' "$cassandra_log")
+      export MQTT_SERVER_TEST_CASSANDRA=${addresses[0]} MQTT_SERVER_TEST_CASSANDRA_SECURE=${addresses[1]}
+      export MQTT_SERVER_TEST_CASSANDRA_CA=$root/target/cassandra-${addresses[1]##*:}/ca.pem
+      return
+    fi
     tail -n 20 "$cassandra_log" >&2
-    [ "$code" = 3 ] || return "$code"
+    if [ "$code" != 3 ]; then
+      echo "scripts/test.sh: Cassandra did not start (above); MQTT_SERVER_TEST_CASSANDRA=none skips its tests" >&2
+      exit 1
+    fi
     export MQTT_SERVER_TEST_CASSANDRA=none
-    count=$(cat tests/database/*.rs | grep -c '^#\[test\]')
-    skip "$count tests of latest values in Cassandra, and the store's own" "$(tail -n 1 "$cassandra_log")"
+  fi
+  if [ "$MQTT_SERVER_TEST_CASSANDRA" = none ]; then
+    # But for those that are ignored.
+    count=$(($(cat tests/database/*.rs | grep -c '^#\[test\]') - $(cat tests/database/*.rs | grep -c '^#\[ignore')))
+    count=$((count + $(grep -c '= options("' src/store/scylla/tests.rs) + 1))
+    skip "$count tests with a real Cassandra" "$(tail -n 1 "$cassandra_log" | grep . || echo "MQTT_SERVER_TEST_CASSANDRA is none")"
   fi
 }
 
-stop_cassandra() {
-  [ -n "$cassandra_start" ] || return 0
-  kill "$cassandra_start" 2>/dev/null || true
-  [ -z "${stop_plain:-}" ] || scripts/cassandra.sh stop >/dev/null 2>&1 || true
-  [ -z "${stop_secure:-}" ] || secure_cassandra stop >/dev/null 2>&1 || true
+# What this run has started and may still run, however it ends.
+finish() {
+  if [ -n "${deny_install:-}" ]; then kill "$deny_install" 2>/dev/null || true; fi
+  if [ -n "$cassandra_start" ]; then
+    kill -- "-$cassandra_start" 2>/dev/null || true
+    wait "$cassandra_start" 2>/dev/null || true
+  fi
+  if [ -n "$cassandra_port" ]; then
+    plain_cassandra stop || true
+    secure_cassandra stop || true
+  fi >/dev/null 2>&1
+  rm -f "$deny_log" "$cassandra_log"
 }
 
 step packages install_packages

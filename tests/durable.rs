@@ -197,8 +197,7 @@ fn what_waited_when_the_connection_was_lost_is_not_sent_after_the_age_limit() {
     assert_eq!(device.next(), in_flight);
     drop(device);
     until(|| server.metric("mqtt_connections") == 1);
-    // The limit, and the second to whose end the store rounds up.
-    std::thread::sleep(std::time::Duration::from_millis(2_100));
+    until(|| server.metric("gateway_store_entries_expired_total") == 2);
     let (mut device, present) = resume(server.ports.tcp, one());
     assert!(present);
     assert_eq!(device.next(), in_flight);

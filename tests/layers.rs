@@ -47,8 +47,6 @@ const IMPURE: &[&str] = &["tokio::", "Instant::now", "SystemTime::now", "std::th
 
 /// Longest file, in lines, without its tests.
 const MAX_LINES: usize = 500;
-/// Files that may be longer, each with its reason.
-const LONGER: &[(&str, &str)] = &[];
 
 struct Source {
     /// Path below src/, with forward slashes.
@@ -218,17 +216,19 @@ fn files_stay_short_enough_to_read() {
     let long: Vec<String> = sources()
         .iter()
         .filter(|source| source.lines > MAX_LINES && !is_tests(&source.path))
-        .filter(|source| !LONGER.iter().any(|(path, _)| *path == source.path))
         .map(|source| format!("src/{}: {} lines, at most {MAX_LINES}", source.path, source.lines))
         .collect();
     assert!(long.is_empty(), "\n{}", long.join("\n"));
 }
 
 #[test]
-fn files_of_the_tools_stay_short_enough_to_read() {
+fn files_beside_the_gateways_own_stay_short_enough_to_read() {
     let mut files = Vec::new();
-    collect(&root().join("tools"), &mut files);
-    assert!(files.len() > 10, "found only {} source files", files.len());
+    for directory in ["tools", "tests", "benches", "examples"] {
+        let before = files.len();
+        collect(&root().join(directory), &mut files);
+        assert!(files.len() > before, "no source file in {directory}");
+    }
     let lines = |file: &PathBuf| {
         without_tests(&fs::read_to_string(file).expect("read a source file")).lines().count()
     };

@@ -59,7 +59,7 @@ fn a_subscriber_that_does_not_read_costs_bounded_memory_and_delays_nobody() {
     let grown = resident(server.pid()).saturating_sub(before);
     assert!(grown < 64 << 20, "resident memory grew by {grown} bytes");
     assert!(server.metric("mqtt_messages_dropped_total") > 0, "the slow subscriber lost messages, counted");
-    // Its socket is full: waiting for it must not be polling for it.
+    // Its socket is full: waiting for it must not be polling for it. The second is what is measured; nothing is awaited.
     let spent = cpu_ticks(server.pid());
     std::thread::sleep(Duration::from_secs(1));
     let ticks = cpu_ticks(server.pid()) - spent;

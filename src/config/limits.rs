@@ -112,9 +112,9 @@ pub struct Limits {
     pub connect_timeout: Span,
     /// A write that makes no progress for so long closes the connection.
     pub write_timeout: Span,
-    /// Smallest keep alive granted, seconds; a smaller one is raised (v5) or refused nothing (v3).
+    /// Smallest keep alive granted to v5 clients, seconds; v3 clients cannot be told, theirs stays.
     pub keep_alive_min: u16,
-    /// Largest keep alive granted, seconds, 0 is no limit; also applies to clients that ask for none.
+    /// Largest keep alive granted to v5 clients, seconds, 0 is no limit; also for clients of any version that ask for none.
     pub keep_alive_max: u16,
     /// Longest session expiry granted, seconds; v3 persistent sessions get it too.
     pub session_expiry_max: u32,

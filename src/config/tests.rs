@@ -66,15 +66,38 @@ fn the_sample_file_has_every_key_of_a_listener() {
     assert_eq!(found, defaults.keys().collect::<Vec<_>>());
 }
 
+/// Its tables, read as a file.
 #[test]
-fn the_page_names_every_key() {
-    let mut wanted = Vec::new();
-    keys(&load::schema(), "", &mut wanted);
-    keys(&Table::try_from(Listener::default()).unwrap(), "", &mut wanted);
-    for key in wanted {
-        let name = key.rsplit('.').next().unwrap();
-        assert!(PAGE.contains(&format!("`{name}`")) || PAGE.contains(&format!("{name}]")), "{key}");
+fn the_page_has_every_key_with_its_default() {
+    let (mut file, mut listener, mut section) = (String::new(), String::new(), "");
+    for line in PAGE.lines() {
+        if let Some(title) = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with("##"))
+        {
+            section = title.trim_matches('`');
+            if section.starts_with('[') && section != "[[listeners]]" {
+                file += &format!("{section}\n");
+            }
+        }
+        let mut cells = line.split('|').skip(1).map(|cell| cell.trim().strip_prefix('`')?.strip_suffix('`'));
+        if let (Some(Some(key)), Some(Some(default))) = (cells.next(), cells.next()) {
+            let into = if section == "[[listeners]]" { &mut listener } else { &mut file };
+            *into += &format!("{key} = {default}\n");
+        }
     }
+    let (mut wanted, mut found) = (Vec::new(), Vec::new());
+    keys(&load::schema(), "", &mut wanted);
+    wanted.retain(|key| key != "listeners");
+    keys(&file.parse().unwrap(), "", &mut found);
+    // It has no default, but a sentence.
+    found.push("limits.shared_groups".to_owned());
+    wanted.sort();
+    found.sort();
+    assert_eq!(found, wanted);
+    assert_eq!(load("", &file, &[]).unwrap(), Config::default());
+    assert_eq!(listener.parse::<Table>().unwrap().len(), Table::try_from(Listener::default()).unwrap().len());
+    let given = load("", &format!("[[listeners]]\n{listener}"), &[]).unwrap().listeners.remove(0);
+    let plain = Listener { name: given.name.clone(), address: given.address.clone(), ..Listener::default() };
+    assert_eq!(given, plain);
 }
 
 #[test]

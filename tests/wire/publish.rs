@@ -1,0 +1,136 @@
+//! PUBLISH in and out, wills, retained messages and `$SYS`.
+
+use super::*;
+
+/// 3.1.1: [MQTT-4.8.0-2], [MQTT-3.3.5-2]: out of memory for messages, a QoS 1 PUBLISH is not acknowledged and its
+/// connection ends; 5.0 has a reason code for it and goes on.
+#[test]
+fn a_transient_error_ends_the_connection_where_no_code_can_tell_it() {
+    let limits = "[limits]\nmemory_budget = \"1 MiB\"\nmailbox_bytes = \"1 MiB\"\noffline_bytes = \"1 MiB\"\n\
+                  max_packet_size = \"512 KiB\"\n[store]\nenabled = false\n";
+    let server = Server::start_with(&[], limits);
+    for number in 0..2 {
+        let mut away =
+            Client::connect_with(server.ports.tcp, lasting(Protocol::V5, &format!("away-{number}")));
+        assert_eq!(away.subscribe_with(&format!("t/{number}"), QoS::AtLeastOnce, None), 1);
+    }
+    support::until(|| server.metric("mqtt_connections") == 0);
+    let payload = vec![0; 400 << 10];
+    let mut v5 = Client::connect(server.ports.tcp, Protocol::V5, "five");
+    let codes: Vec<Got> = ["t/0", "t/0", "t/1", "t/1"]
+        .into_iter()
+        .map(|topic| {
+            v5.publish(topic, &payload, QoS::AtLeastOnce, false);
+            v5.next()
+        })
+        .collect();
+    assert_eq!(codes, [Got::PubAck(0), Got::PubAck(0), Got::PubAck(0x97), Got::PubAck(0x97)]);
+    let mut v4 = Client::connect(server.ports.tcp, Protocol::V4, "four");
+    v4.publish("t/1", &payload, QoS::AtLeastOnce, false);
+    assert_eq!(v4.next(), Got::Closed);
+    assert_eq!(v5.ping(), []);
+}
+
+/// [MQTT-3.3.1-3] of both versions.
+#[test]
+fn dup_of_what_came_in_is_not_passed_on() {
+    let server = Server::start();
+    for protocol in BOTH {
+        let mut client = Client::connect(server.ports.tcp, protocol, "c");
+        assert_eq!(client.subscribe_with("t", QoS::AtLeastOnce, None), 1);
+        client.send(&Packet::Publish(Publish { dup: true, ..publish("t", 5, QoS::AtLeastOnce) }));
+        let mut packets = [client.next_bytes().expect("a packet"), client.next_bytes().expect("a packet")];
+        packets.sort();
+        assert_eq!(packets.map(|packet| packet[0]), [0x32, 0x40], "PUBLISH without DUP, PUBACK");
+    }
+}
+
+/// [MQTT-4.3.3-8] to [MQTT-4.3.3-12]; 3.1.1: [MQTT-4.3.3-2]: until PUBREL an id in use is the same message, whatever
+/// DUP and payload say, also after a break; after PUBCOMP it is a new one.
+#[test]
+fn a_qos_2_id_in_use_is_delivered_once_with_and_without_dup() {
+    let server = Server::start();
+    for protocol in BOTH {
+        let mut watch = Client::connect(server.ports.tcp, protocol, "watch");
+        assert_eq!(watch.subscribe("t"), 0);
+        let name = format!("c-{protocol:?}");
+        let mut client = Client::connect_with(server.ports.tcp, lasting(protocol, &name));
+        let send = |client: &mut Client, dup, payload: &[u8]| {
+            client.send(&Packet::Publish(Publish { dup, payload, ..publish("t", 5, QoS::ExactlyOnce) }));
+            assert_eq!(client.next_bytes().expect("PUBREC")[..4], [0x50, 2, 0, 5], "{payload:?}");
+        };
+        send(&mut client, false, b"first");
+        send(&mut client, false, b"same id");
+        send(&mut client, true, b"same id again");
+        drop(client);
+        let mut client = Client::connect_with(server.ports.tcp, lasting(protocol, &name));
+        send(&mut client, false, b"after a break");
+        client.send(&Packet::PubRel(ack(5)));
+        assert_eq!(client.next_bytes().expect("PUBCOMP"), [0x70, 2, 0, 5]);
+        send(&mut client, false, b"second");
+        let expected =
+            [b"first".as_slice(), b"second"].map(|payload| Got::Publish("t".into(), payload.into()));
+        assert_eq!(watch.ping(), expected);
+    }
+}
+
+/// [MQTT-3.3.2-6]
+#[test]
+fn a_retained_message_is_sent_with_what_is_left_of_its_expiry_interval() {
+    let server = Server::start();
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let message = Publish { retain: true, expiry: Some(1000), ..publish("kept", 1, QoS::AtLeastOnce) };
+    publisher.send(&Packet::Publish(message));
+    assert_eq!(publisher.next(), Got::PubAck(0x10), "nobody is there yet");
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    let mut last = 1000;
+    // Every SUBSCRIBE is answered with it.
+    support::until(|| {
+        reader.subscribe("kept");
+        let bytes = reader.next_bytes().expect("the retained message");
+        let Packet::Publish(kept) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:02x?}") };
+        let left = kept.expiry.expect("an expiry interval");
+        assert!(left <= last, "{left} after {last}");
+        last = left;
+        last < 1000
+    });
+}
+
+/// [MQTT-3.1.3-10].
+#[test]
+fn user_properties_of_a_will_keep_their_order() {
+    let server = Server::start();
+    let mut watch = Client::connect(server.ports.tcp, Protocol::V5, "watch");
+    assert_eq!(watch.subscribe("w"), 0);
+    let user = ["b", "a", "c", "a", "b"].iter().enumerate();
+    let user: Vec<_> = user.map(|(n, key)| ((*key).to_owned(), n.to_string())).collect();
+    let properties = Some(std::sync::Arc::new(Properties { user: user.clone(), ..Properties::default() }));
+    let last = codec::ConnectWill { properties, ..will("w", b"gone") };
+    drop(Client::connect_with(server.ports.tcp, Connect { will: Some(last), ..hello(Protocol::V5, "c") }));
+    match decoded(&watch.next_bytes().expect("the will"), Protocol::V5) {
+        Packet::Publish(publish) => assert_eq!(publish.properties.expect("properties").user, user),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What MQTTX reads: `status` comes at every interval, `time` and `version` once per subscription.
+#[test]
+fn sys_answers_time_and_version_once_and_repeats_the_rest() {
+    let server = Server::start_with(&[], "[sys]\ninterval = \"1s\"\n");
+    let mut client = Client::connect(server.ports.tcp, Protocol::V5, "c");
+    let topic = |name: &str| format!("$SYS/broker/{name}");
+    let mut seen: Vec<String> = Vec::new();
+    for name in ["time", "version", "activeConnectCount", "uptime", "clients/connected", "status"] {
+        client.send(&subscribe(None, vec![filter(&topic(name))]));
+    }
+    let count = |seen: &[String], name: &str| seen.iter().filter(|seen| **seen == topic(name)).count();
+    while count(&seen, "status") < 4 {
+        if let Got::Publish(topic, _) = client.next() {
+            seen.push(topic);
+        }
+    }
+    assert_eq!((count(&seen, "time"), count(&seen, "version")), (1, 1), "{seen:?}");
+    for name in ["activeConnectCount", "uptime", "clients/connected"] {
+        assert!(count(&seen, name) >= 3, "{name} is not repeated: {seen:?}");
+    }
+}
