@@ -207,7 +207,7 @@ impl<T> State<T> {
 
     /// What is left is not written, for this reason if it is another than before.
     fn give_up(&mut self, error: Option<StoreError>) {
-        self.error = error.or(self.error.take());
+        self.error = error.or_else(|| self.error.take());
         self.unwritten.extend(self.queue.drain(..).flat_map(|(group, _)| group.numbers));
     }
 
