@@ -5,6 +5,8 @@
 #   scripts/cassandra.sh kill [N]     kill -9; the data stays, and `start` goes on with it
 #   scripts/cassandra.sh pause [N]    SIGSTOP: connections stay open and nothing is answered
 #   scripts/cassandra.sh resume [N]   SIGCONT
+#   scripts/cassandra.sh fill [N]     takes what is left of its disk but for CASSANDRA_LEFT_MIB (0)
+#   scripts/cassandra.sh free [N]     gives it back
 #   scripts/cassandra.sh stop         ends all nodes and drops their data
 #   scripts/cassandra.sh status       exit code 0 if all nodes answer
 #
@@ -13,10 +15,13 @@
 #   CASSANDRA_NODES=3   three nodes, on 127.0.0.1, 127.0.0.2 and 127.0.0.3
 #   CASSANDRA_AUTH=1    logins are checked: user and password are "cassandra"
 #   CASSANDRA_TLS=1     clients must use TLS; the certificate to trust is target/cassandra-PORT/ca.pem
+#   CASSANDRA_DISK_MIB=N   the data of each node are on a disk of their own of N MiB (a tmpfs in a mount namespace), which
+#                          `fill` can fill
+#   CASSANDRA_DISK_GUARD=N a guardrail refuses writes when the disk is full to N %
 #
 # CASSANDRA_HEAP (MB for each node; 512, or 320 with three), CASSANDRA_VERSION, CASSANDRA_JARS (where the jars are kept;
 # with them there no network is needed) and CASSANDRA_WAIT (300, seconds that a start may take) change it further.
-# Exit code 3: Java 17 or Maven is missing, or the jars cannot be had. Exit code 1: anything else.
+# Exit code 3: Java 17 or Maven is missing, the jars cannot be had, or the disk cannot be mounted. Exit code 1: anything else.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -27,25 +32,30 @@ jars=${CASSANDRA_JARS:-${XDG_CACHE_HOME:-$HOME/.cache}/mqtt-server/cassandra-$ve
 home=$root/target/cassandra-$port
 
 # What an instance is, as its first start kept it.
-kept_version=$version kept_nodes=1 kept_auth='' kept_tls=''
+kept_version=$version kept_nodes=1 kept_auth='' kept_tls='' kept_disk='' kept_guard=''
 # shellcheck source=/dev/null
 [ -f "$home/settings" ] && . "$home/settings"
 nodes=${CASSANDRA_NODES:-$kept_nodes}
 auth=${CASSANDRA_AUTH-$kept_auth}
 tls=${CASSANDRA_TLS-$kept_tls}
+disk=${CASSANDRA_DISK_MIB-$kept_disk}
+guard=${CASSANDRA_DISK_GUARD-$kept_guard}
 # Only a start says what it is: with fewer nodes than there are a stop would leave some running.
-if [ "${1:-}" != start ] && [ -f "$home/settings" ]; then nodes=$kept_nodes auth=$kept_auth tls=$kept_tls; fi
+if [ "${1:-}" != start ] && [ -f "$home/settings" ]; then
+  nodes=$kept_nodes auth=$kept_auth tls=$kept_tls disk=$kept_disk guard=$kept_guard
+fi
 heap=${CASSANDRA_HEAP:-$([ "$nodes" = 1 ] && echo 512 || echo 320)}
 
 say() { printf 'cassandra.sh: %s\n' "$*" >&2; }
 fail() { say "$2"; exit "$1"; }
 
-# The process of node $1 that this script started, if it lives. A number that the system gave to another process since
-# is not it: nothing else has this argument.
+# The process of node $1 that this script started, or that keeps its disk ($2 is "disk"), if it lives. A number that the
+# system gave to another process since is not it: nothing else has this argument.
 running() {
-  local pid
-  pid=$(cat "$home/$1/pid" 2>/dev/null) || return 1
-  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -Fx -- "@$home/$1/conf/java.args" >/dev/null || return 1
+  local pid argument="@$home/$1/conf/java.args"
+  [ "${2:-pid}" = pid ] || argument=$home/$1/mounted
+  pid=$(cat "$home/$1/${2:-pid}" 2>/dev/null) || return 1
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -Fx -- "$argument" >/dev/null || return 1
   printf '%s' "$pid"
 }
 
@@ -131,6 +141,8 @@ commitlog_directory: $at/data/commitlog
 saved_caches_directory: $at/data/saved_caches
 hints_directory: $at/data/hints
 cdc_raw_directory: $at/data/cdc_raw
+disk_failure_policy: stop
+commit_failure_policy: stop
 commitlog_sync: periodic
 commitlog_sync_period: 10s
 commitlog_segment_size: 16MiB
@@ -148,6 +160,9 @@ request_timeout: 20s
 YAML
   if [ -n "$auth" ]; then
     printf 'authenticator: PasswordAuthenticator\n' >>"$at/conf/cassandra.yaml"
+  fi
+  if [ -n "$guard" ]; then
+    printf 'data_disk_usage_percentage_fail_threshold: %s\n' "$guard" >>"$at/conf/cassandra.yaml"
   fi
   if [ -n "$tls" ]; then
     cat >>"$at/conf/cassandra.yaml" <<YAML
@@ -186,12 +201,14 @@ write_arguments() {
   agent=$(compgen -G "$jars/lib/jamm-*.jar" | head -n 1) || fail 3 "no jamm in $jars/lib: remove it and try again"
   {
     printf '%s\n' "-Xms$((heap / 2))M" "-Xmx${heap}M" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \
-      -XX:+ExitOnOutOfMemoryError -XX:MaxDirectMemorySize=256M "-javaagent:$agent" "-Djava.io.tmpdir=$at/tmp" \
+      -XX:+ExitOnOutOfMemoryError "-XX:ErrorFile=$at/crash" -XX:MaxDirectMemorySize=256M "-javaagent:$agent" "-Djava.io.tmpdir=$at/tmp" \
       -Djdk.attach.allowAttachSelf=true -Dio.netty.tryReflectionSetAccessible=true \
       "-Dcassandra.config=file://$at/conf/cassandra.yaml" "-Dcassandra.triggers_dir=$at/conf/triggers" \
       "-Dcassandra.storagedir=$at/data" "-Dcassandra.logdir=$at" "-Dlogback.configurationFile=$at/conf/logback.xml" \
       -Dcassandra.skip_wait_for_gossip_to_settle=0 "-Dcassandra.ring_delay_ms=$([ "$nodes" = 1 ] && echo 1000 || echo 5000)" \
-      -Dcassandra.superuser_setup_delay_ms=0 -Dcassandra-foreground=yes
+      -Dcassandra.superuser_setup_delay_ms=0 -Dcassandra.disk_usage.monitor_interval_ms=1000 -Dcassandra-foreground=yes
+    # A full disk may tear the commit log, at which a node refuses to start unless it is told so.
+    [ -z "$disk" ] || echo -Dcassandra.commitlog.ignorereplayerrors=true
     for package in java.base/jdk.internal.misc java.management.rmi/com.sun.jmx.remote.internal.rmi \
       java.rmi/sun.rmi.registry java.rmi/sun.rmi.server java.sql/java.sql java.base/java.lang.ref \
       jdk.unsupported/sun.misc; do
@@ -206,16 +223,66 @@ write_arguments() {
   } >"$at/conf/java.args"
 }
 
+# Mounts a disk for node $1 where only its nodes see it. It lasts as long as the process that keeps it.
+make_disk() {
+  local at=$home/$1 user=()
+  [ "$(id -u)" = 0 ] || user=(--user --map-root-user)
+  # shellcheck disable=SC2016
+  setsid unshare ${user[@]+"${user[@]}"} --mount sh -c \
+    'mount -t tmpfs -o size="$1m" tmpfs "$2" && : >"$3" && exec tail -f "$3"' sh "$disk" "$at/data" "$at/mounted" \
+    >>"$at/log" 2>&1 </dev/null &
+  echo $! >"$at/disk"
+  while [ -d "/proc/$!" ]; do
+    [ ! -f "$at/mounted" ] || return 0
+    sleep 0.1
+  done
+  tail -n 3 "$at/log" >&2
+  stop "$1"
+  fail 3 "a disk of $disk MiB cannot be mounted here: that takes root, or user namespaces"
+}
+
+# Sets `inside`: what begins a command that sees the disk of node $1.
+look_inside() {
+  local keeper
+  inside=()
+  [ -n "$disk" ] || return 0
+  keeper=$(running "$1" disk) || fail 1 "node $1 has lost its disk: stop the instance"
+  inside=(nsenter --mount --target "$keeper")
+  [ "$(id -u)" = 0 ] || inside+=(--user --preserve-credentials)
+}
+
+# Leaves no byte of the disks of the nodes $@.
+fill() {
+  local node
+  [ -n "$disk" ] || fail 1 "only a disk of CASSANDRA_DISK_MIB is filled"
+  for node in "$@"; do
+    look_inside "$node"
+    # shellcheck disable=SC2016
+    "${inside[@]}" sh -c 'left=$(($(df --output=avail --block-size=1 "$1" | tail -n 1) - ($2 << 20)))
+      [ "$left" -le 0 ] || head -c "$left" /dev/zero >>"$1/ballast" 2>/dev/null || true' \
+      sh "$home/$node/data/data" "${CASSANDRA_LEFT_MIB:-0}"
+  done
+}
+
+free() {
+  local node
+  for node in "$@"; do
+    look_inside "$node"
+    ${inside[@]+"${inside[@]}"} rm -f "$home/$node/data/data/ballast"
+  done
+}
+
 # Starts node $1 with java $2 unless it runs; does not wait for it.
 launch() {
-  local at=$home/$1 unprivileged=()
+  local at=$home/$1 unprivileged=() inside
   running "$1" >/dev/null && return
   ! answers "$1" || fail 1 "something else answers on 127.0.0.$1:$port; set CASSANDRA_PORT"
   # As root it would lock its whole heap in memory.
   [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && unprivileged=(setpriv --bounding-set=-ipc_lock)
-  setsid ${unprivileged[@]+"${unprivileged[@]}"} "$2" "@$at/conf/java.args" -cp "$at/conf:$jars/lib/*" \
+  look_inside "$1"
+  setsid ${inside[@]+"${inside[@]}"} ${unprivileged[@]+"${unprivileged[@]}"} "$2" "@$at/conf/java.args" -cp "$at/conf:$jars/lib/*" \
     org.apache.cassandra.service.CassandraDaemon >>"$at/log" 2>&1 </dev/null &
-  # setpriv and java replace setsid, which does not fork when it leads no process group.
+  # nsenter, setpriv and java replace setsid, which does not fork when it leads no process group.
   echo $! >"$at/pid"
 }
 
@@ -247,13 +314,15 @@ start() {
     for ((node = 1; node <= nodes; node++)); do
       write_configuration "$node"
       write_arguments "$node"
+      [ -z "$disk" ] || make_disk "$node"
     done
-    printf 'kept_version=%q kept_nodes=%q kept_auth=%q kept_tls=%q\n' "$version" "$nodes" "$auth" "$tls" \
-      >"$home/settings"
+    printf 'kept_version=%q kept_nodes=%q kept_auth=%q kept_tls=%q kept_disk=%q kept_guard=%q\n' \
+      "$version" "$nodes" "$auth" "$tls" "$disk" "$guard" >"$home/settings"
     # The others join the first.
     launch 1 "$java"
     await 1
-  elif [ "$version $nodes $auth $tls" != "$kept_version $kept_nodes $kept_auth $kept_tls" ]; then
+  elif [ "$version $nodes $auth $tls $disk $guard" != \
+    "$kept_version $kept_nodes $kept_auth $kept_tls $kept_disk $kept_guard" ]; then
     fail 1 "an instance with other settings is kept on port $port; stop it or set CASSANDRA_PORT"
   fi
   for node in "$@"; do launch "$node" "$java"; done
@@ -280,7 +349,11 @@ kill_nodes() {
 
 # Their data goes anyway.
 stop() {
+  local node keeper
   kill_nodes "$@"
+  for node in "$@"; do
+    if keeper=$(running "$node" disk); then kill "$keeper"; fi
+  done
   rm -rf "$home"
 }
 
@@ -302,7 +375,9 @@ case ${1:-} in
   kill) kill_nodes "${which[@]}" ;;
   pause) send STOP "${which[@]}" ;;
   resume) send CONT "${which[@]}" ;;
+  fill) fill "${which[@]}" ;;
+  free) free "${which[@]}" ;;
   stop) stop "${all[@]}" ;;
   status) status "${which[@]}" ;;
-  *) fail 1 "usage: scripts/cassandra.sh start|kill|pause|resume [N], or stop|status" ;;
+  *) fail 1 "usage: scripts/cassandra.sh start|kill|pause|resume|fill|free [N], or stop|status" ;;
 esac

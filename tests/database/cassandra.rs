@@ -129,6 +129,22 @@ impl Cassandra {
         Some((found, ca))
     }
 
+    /// One whose disk can be filled. With a guard it checks logins, and refuses the writes of all but superusers when
+    /// the disk is full to 80 %.
+    pub(crate) fn on_a_small_disk(guarded: bool) -> Option<Self> {
+        let disk = ("CASSANDRA_DISK_MIB", "160");
+        let found = if guarded {
+            let guard = [("CASSANDRA_DISK_GUARD", "80"), ("CASSANDRA_AUTH", "1")];
+            Self::start(own_port() + 40, &[disk, guard[0], guard[1]])
+        } else {
+            Self::start(own_port() + 30, &[disk])
+        };
+        if found.is_none() {
+            skip("there is no Cassandra on a disk of its own");
+        }
+        found
+    }
+
     /// What scripts/cassandra.sh keeps of it.
     fn home(&self) -> PathBuf {
         root().join("target").join(format!("cassandra-{}", self.port))
@@ -159,6 +175,13 @@ impl Cassandra {
     /// SIGKILL.
     pub(crate) fn kill(&self) {
         self.script("kill");
+    }
+
+    /// Leaves so many MiB of its disk.
+    pub(crate) fn fill(&self, left: u32) {
+        let mut command = script(&self.port, "fill");
+        let (success, output) = run(command.env("CASSANDRA_LEFT_MIB", left.to_string()), START);
+        assert!(success, "scripts/cassandra.sh fill: {output}");
     }
 
     /// Starts it on the data that it left, and waits until it answers.

@@ -115,7 +115,7 @@ fn a_refused_login_over_tls_is_said_and_disturbs_no_device_and_what_waited_is_wr
     let Some(_alone) = cassandra::shared() else { return };
     let Some((guarded, ca)) = Cassandra::guarded() else { return };
     // The user that Cassandra has at first.
-    let right = Login { name: "cassandra", password: "cassandra", ca: &ca };
+    let right = Login { name: "cassandra", password: "cassandra", ca: Some(&ca) };
     let tables = Tables::open(&guarded.address, Some(&right));
     let login = |password: &str| {
         let (name, ca) = (right.name, ca.display());

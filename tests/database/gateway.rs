@@ -15,6 +15,7 @@ use tonic_health::pb::{
 };
 
 use crate::{
+    stream::Stream,
     support::Server,
     tables::{RUNTIME, Tables, wait_for},
 };
@@ -70,6 +71,11 @@ impl Gateway {
         let mut state = StateClient::new(self.channel.clone());
         let answer = RUNTIME.block_on(state.get_latest(within(request)))?.into_inner();
         Ok(answer.value.expect("a value"))
+    }
+
+    /// A backend that reads what devices publish from now on.
+    pub(crate) fn stream(&self) -> Stream {
+        Stream::open(self.channel.clone())
     }
 
     /// All values of a device, page by page.

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::Duration,
@@ -77,6 +77,9 @@ impl Load {
     pub(crate) fn start(port: u16, name: &str) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let acknowledged = Arc::new(AtomicU64::new(0));
+        // No load sends a value that another one sent.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let load = NEXT.fetch_add(1, Relaxed);
         let (name, ended, counter) = (name.to_owned(), Arc::clone(&stop), Arc::clone(&acknowledged));
         let thread = std::thread::spawn(move || {
             let ids: Vec<String> = (0..DEVICES).map(|number| format!("{name}-{number}")).collect();
@@ -88,7 +91,7 @@ impl Load {
             while round == 0 || !ended.load(Relaxed) {
                 round += 1;
                 for (id, device) in ids.iter().zip(&mut devices) {
-                    publish(id, &name, device, round, &mut sent);
+                    publish(id, &name, device, (load, round), &mut sent);
                     counter.fetch_add((OWN + COMMON) as u64, Relaxed);
                 }
                 // What is tested needs its share of the processors.
@@ -135,13 +138,13 @@ impl Load {
 }
 
 /// One value for each topic of `id`, all at once, and their acknowledgements.
-fn publish(id: &str, name: &str, device: &mut Client, round: u64, sent: &mut Sent) {
+fn publish(id: &str, name: &str, device: &mut Client, (load, round): (u32, u64), sent: &mut Sent) {
     let own = (0..OWN).map(|number| format!("{name}/{id}/own/{number}"));
     let common = (0..COMMON).map(|number| format!("{name}/common/{number}"));
     let values: Vec<(String, Vec<u8>)> = own
         .chain(common)
         .map(|topic| {
-            let mut payload = format!("{round} of {id} on {topic}").into_bytes();
+            let mut payload = format!("{load}.{round} of {id} on {topic}").into_bytes();
             payload.resize(SIZE, b' ');
             (topic, payload)
         })

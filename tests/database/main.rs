@@ -12,6 +12,7 @@ mod cassandra;
 #[path = "../support/client.rs"]
 mod client;
 mod cluster;
+mod disk;
 mod faults;
 mod gateway;
 mod history;
@@ -20,6 +21,7 @@ mod proxy;
 mod schema;
 mod several;
 mod slow;
+mod stream;
 #[path = "../support/mod.rs"]
 mod support;
 mod tables;

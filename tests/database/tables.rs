@@ -11,9 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scylla::client::{
-    session::{Session, TlsContext},
-    session_builder::SessionBuilder,
+use scylla::{
+    client::{
+        execution_profile::ExecutionProfile,
+        session::{Session, TlsContext},
+        session_builder::SessionBuilder,
+    },
+    policies::host_filter::AllowListHostFilter,
+    statement::Consistency,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -27,13 +32,17 @@ pub(crate) static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime"));
 
 /// Asks again until there is an answer; a failure says what was missing last.
+pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
+    wait_within(LIMIT, what, ask)
+}
+
 #[expect(clippy::disallowed_methods, reason = "waiting for other processes needs the real clock")]
-pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
+fn wait_within<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
     let begin = Instant::now();
     loop {
         match ask() {
             Ok(answer) => return answer,
-            Err(missing) => assert!(begin.elapsed() < LIMIT, "{what}: not after {LIMIT:?}: {missing}"),
+            Err(missing) => assert!(begin.elapsed() < limit, "{what}: not after {limit:?}: {missing}"),
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -49,8 +58,8 @@ pub(crate) fn keyspace() -> String {
 pub(crate) struct Login<'a> {
     pub(crate) name: &'a str,
     pub(crate) password: &'a str,
-    /// PEM file of the authority.
-    pub(crate) ca: &'a Path,
+    /// PEM file of the authority; without it no TLS.
+    pub(crate) ca: Option<&'a Path>,
 }
 
 /// TLS to whoever has a certificate of this authority.
@@ -61,6 +70,12 @@ fn trusting(ca: &Path) -> Arc<rustls::ClientConfig> {
         roots.add(certificate.expect("a certificate")).expect("an authority");
     }
     Arc::new(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+fn connect(builder: &SessionBuilder) -> Session {
+    wait_for("a connection to Cassandra", || {
+        RUNTIME.block_on(builder.build()).map_err(|error| error.to_string())
+    })
 }
 
 pub(crate) struct Tables {
@@ -78,15 +93,25 @@ impl Tables {
 
     /// Waits until the database takes a connection; the keyspace is new.
     pub(crate) fn open(address: &str, login: Option<&Login<'_>>) -> Self {
-        let tls = login.map(|login| TlsContext::Rustls023(trusting(login.ca)));
-        let session = wait_for("a connection to Cassandra", || {
-            let mut builder = SessionBuilder::new().known_nodes(address.split(',')).tls_context(tls.clone());
-            if let Some(login) = login {
-                builder = builder.user(login.name, login.password);
-            }
-            RUNTIME.block_on(builder.build()).map_err(|error| error.to_string())
-        });
-        Self { session, keyspace: keyspace() }
+        let ca = login.and_then(|login| login.ca);
+        let mut builder = SessionBuilder::new()
+            .known_nodes(address.split(','))
+            .tls_context(ca.map(|ca| TlsContext::Rustls023(trusting(ca))));
+        if let Some(login) = login {
+            builder = builder.user(login.name, login.password);
+        }
+        Self { session: connect(&builder), keyspace: keyspace() }
+    }
+
+    /// As this node of several has them, whatever the others do.
+    pub(crate) fn of_node(address: &str) -> Self {
+        let only = AllowListHostFilter::new([address]).expect("an address");
+        let profile = ExecutionProfile::builder().consistency(Consistency::One).build();
+        let builder = SessionBuilder::new()
+            .known_node(address)
+            .host_filter(Arc::new(only))
+            .default_execution_profile_handle(profile.into_handle());
+        Self { session: connect(&builder), keyspace: keyspace() }
     }
 
     pub(crate) fn keyspace(&self) -> &str {
@@ -114,21 +139,29 @@ impl Tables {
 
     /// Waits until both tables hold what was sent last, and nothing else of these devices.
     pub(crate) fn hold(&self, sent: &Sent) {
-        wait_for("the last values in the tables", || {
-            for (device, last) in &sent.by_device {
-                let found = self.of_device(device)?;
-                if found != *last {
-                    return Err(difference(device, last, &found));
-                }
+        self.hold_within(LIMIT, sent);
+    }
+
+    /// As [`Self::hold`], and not longer than `limit`.
+    pub(crate) fn hold_within(&self, limit: Duration, sent: &Sent) {
+        wait_within(limit, "the last values in the tables", || self.agree(sent));
+    }
+
+    /// Whether both tables hold what was sent last. The error is a difference.
+    pub(crate) fn agree(&self, sent: &Sent) -> Result<(), String> {
+        for (device, last) in &sent.by_device {
+            let found = self.of_device(device)?;
+            if found != *last {
+                return Err(difference(device, last, &found));
             }
-            for (topic, newest) in &sent.by_topic {
-                let found = self.of_topic(topic)?;
-                if found.as_ref() != Some(newest) {
-                    return Err(format!("newest of {topic}: {newest:?} sent, {found:?} found"));
-                }
+        }
+        for (topic, newest) in &sent.by_topic {
+            let found = self.of_topic(topic)?;
+            if found.as_ref() != Some(newest) {
+                return Err(format!("newest of {topic}: {newest:?} sent, {found:?} found"));
             }
-            Ok(())
-        });
+        }
+        Ok(())
     }
 
     /// Cassandra may fail once or twice at it while others write.

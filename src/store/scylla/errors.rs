@@ -19,7 +19,8 @@ pub(super) enum Kind {
     Schema,
     /// The database does not take this statement, or not with these values.
     Rejected,
-    /// Login or permission: somebody must change something, here or there.
+    /// Login, permission, or a guardrail that no value would pass, as when disks are nearly full: somebody must change
+    /// something, here or there.
     Denied,
 }
 
@@ -33,6 +34,10 @@ const SCHEMA_WORDS: &[&str] = &[
     "undefined column",
     "unknown identifier",
 ];
+
+/// Guardrails of Cassandra that judge a value, by words of their names. What the others say is true of any value, and
+/// may change: disks are nearly full, or a consistency level or timestamps are not allowed.
+const VALUE_GUARDRAILS: &[&str] = &["size", "items_per_collection", "minimum_timestamp"];
 
 pub(super) fn kind(error: &ExecutionError) -> Kind {
     match error {
@@ -77,12 +82,20 @@ fn answered(error: &DbError, text: &str) -> Kind {
         DbError::Unprepared { .. } => Kind::Schema,
         // What Cassandra makes of a prepared statement whose table was dropped while it ran.
         DbError::ServerError if text.to_lowercase().contains("unknown cf") => Kind::Schema,
-        DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => {
-            let text = text.to_lowercase();
-            let schema = SCHEMA_WORDS.iter().any(|words| text.contains(words));
-            if schema { Kind::Schema } else { Kind::Rejected }
-        }
+        DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => refused(&text.to_lowercase()),
         _ => Kind::Away,
+    }
+}
+
+/// What the database does not take, and says so in lower-case `text`.
+fn refused(text: &str) -> Kind {
+    if SCHEMA_WORDS.iter().any(|words| text.contains(words)) {
+        return Kind::Schema;
+    }
+    let guardrail = text.strip_prefix("guardrail ").and_then(|rest| rest.split_once(" violated"));
+    match guardrail {
+        Some((name, _)) if !VALUE_GUARDRAILS.iter().any(|words| name.contains(words)) => Kind::Denied,
+        _ => Kind::Rejected,
     }
 }
 
@@ -168,6 +181,29 @@ mod tests {
         }
         let text = "java.lang.IllegalArgumentException: Unknown CF 8f5552a0-e603-11f1-ba57-6b756d61dbb1";
         assert_eq!(answered(&DbError::ServerError, text), Kind::Schema);
+    }
+
+    #[test]
+    fn a_guardrail_that_no_value_would_pass_does_not_make_values_dropped() {
+        for (name, text) in [
+            ("replica_disk_usage", "Write request failed because disk usage exceeds failure threshold"),
+            (
+                "write_consistency_levels",
+                "Provided values [LOCAL_QUORUM] are not allowed for write consistency levels",
+            ),
+            ("user_timestamps", "User provided timestamps (USING TIMESTAMP) is not allowed"),
+            (
+                "maximum_timestamp",
+                "The modification to table latest_by_topic has a timestamp 2 after the maximum",
+            ),
+        ] {
+            let text = format!("Guardrail {name} violated: {text}");
+            assert_eq!(answered(&DbError::Invalid, &text), Kind::Denied, "{text}");
+        }
+        for name in ["collection_size", "items_per_collection", "minimum_timestamp"] {
+            let text = format!("Guardrail {name} violated: more than it may be");
+            assert_eq!(answered(&DbError::Invalid, &text), Kind::Rejected, "never taken: {text}");
+        }
     }
 
     #[test]
