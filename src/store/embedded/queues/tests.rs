@@ -4,7 +4,11 @@ use std::{
     io::{self, BufRead, BufReader, Write},
     path::Path,
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    sync::{
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+        mpsc,
+    },
+    task::Wake,
 };
 
 use parking_lot::Condvar;
@@ -133,6 +137,41 @@ impl Disk {
 
 fn ticketed(queue: QueueId, seq: u64, ticket: &Arc<Ticket>) -> Entry {
     Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, Some(Arc::clone(ticket)))
+}
+
+/// Drops a store in the thread that wakes it, and says so.
+struct Last(Mutex<Option<Arc<EmbeddedQueues>>>, mpsc::SyncSender<()>);
+
+impl Wake for Last {
+    fn wake(self: Arc<Self>) {
+        let store = self.0.lock().take();
+        drop(store);
+        self.1.send(()).unwrap();
+    }
+}
+
+/// Whoever waits for the disk may be the last to have the store.
+#[test]
+fn a_store_that_ends_in_its_own_writer_thread_does_not_wait_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, options) = Disk::new();
+    let store = Arc::new(open(dir.path(), &options));
+    let environment = Arc::downgrade(&store.environment);
+    disk.stop(&store);
+    let ticket = Ticket::new();
+    append(&store, ticketed(Q, 0, &ticket));
+    ticket.done();
+    let (sender, ended) = mpsc::sync_channel(1);
+    let last = Arc::new(Last(Mutex::new(Some(Arc::clone(&store))), sender));
+    assert!(ticket.poll(&last.into()).is_none());
+    drop(store);
+    disk.go_on();
+    ended.recv().expect("the thread goes on");
+    while environment.strong_count() > 0 {
+        std::thread::yield_now();
+    }
+    let store = open(dir.path(), &QueueOptions::default());
+    assert_eq!(store.summaries().unwrap()[0].messages, 1);
 }
 
 #[tokio::test]
