@@ -184,11 +184,10 @@ impl Outbound {
 
     /// What was read.
     pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
-        let Page { mut entries, next, end } = page;
         let Some(mut rare) = self.rare.take() else { return };
-        let below = rare.tail.as_mut().and_then(|tail| tail.loaded(next, end, env.budget));
-        if let (Some(below), Some(tail)) = (below, &mut rare.tail) {
-            entries.retain(|entry| entry.place < below);
+        if let Some(tail) = &mut rare.tail
+            && let Some(entries) = tail.loaded(page, env.budget)
+        {
             let bytes =
                 entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
             tail.subtract(entries.len(), bytes);

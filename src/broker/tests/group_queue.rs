@@ -230,7 +230,7 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     scene.disk.set_failing(true);
     give_back(&mut scene, "no place", QoS::AtLeastOnce, None);
     give_back(&mut scene, "once more", QoS::AtLeastOnce, Some(7));
-    give_back(&mut scene, "kept", QoS::ExactlyOnce, Some(8));
+    give_back(&mut scene, "exactly once", QoS::ExactlyOnce, Some(8));
     scene.settle();
     assert!(scene.bench.broker.gauges().queued_bytes > 0);
     scene.disk.set_failing(false);
@@ -238,17 +238,17 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     scene.settle();
     let mut stored = scene.stored();
     stored.sort();
-    // The session goes on and has QoS 2 itself.
-    assert_eq!(stored, ["0", "no place", "once more"]);
-    // Of one that is over nobody else has it.
+    // The session goes on, but does not read again what it gave away.
+    assert_eq!(stored, ["0", "exactly once", "no place", "once more"]);
+    // Nor does one that is over.
     scene.disk.set_failing(true);
-    give_back(&mut scene, "kept", QoS::ExactlyOnce, Some(8));
+    give_back(&mut scene, "of the gone", QoS::ExactlyOnce, Some(9));
     scene.bench.broker.disconnect("m0", 0, true, scene.bench.now, &mut scene.bench.turn);
     scene.settle_failing();
     scene.disk.set_failing(false);
     scene.bench.pass(1);
     scene.settle();
-    assert!(scene.stored().contains(&"kept".to_owned()));
+    assert!(scene.stored().contains(&"of the gone".to_owned()));
     assert_eq!(scene.bench.broker.gauges().queued_bytes, 0);
 }
 

@@ -97,6 +97,8 @@ struct World {
     order: [Vec<u32>; 3],
     /// What another member has, whether it was promised, and its place here, which is to be removed.
     moved: Vec<(usize, bool, Option<u64>)>,
+    /// Of those the places that are still on disk here: the store has refused to move them so far.
+    staying: Vec<u64>,
     /// PUBREL packets that wait for the disk.
     steps: VecDeque<(u16, Arc<Ticket>)>,
 }
@@ -132,6 +134,7 @@ impl World {
             answers: VecDeque::new(),
             order: Default::default(),
             moved: Vec::new(),
+            staying: Vec::new(),
             steps: VecDeque::new(),
         }
     }
@@ -160,6 +163,7 @@ impl World {
             26 => self.expire(),
             27 => self.retry(),
             28 if argument < 64 => self.fail(some % 8 + 1),
+            28 => self.move_staying(),
             29 if argument < 64 && self.crashes => self.crash(),
             30 if argument < 32 => self.fail_load(),
             // The budget is used up for a while, by others.
@@ -381,9 +385,17 @@ impl World {
             self.moved.push((number, sent.promised, place));
             sent.promised = false;
             sent.received += 1;
-            if let Some(seq) = place {
-                self.disk.submit(QueueOp::Remove { queue: QUEUE, seq, unit: None });
-            }
+            self.staying.extend(place);
+        }
+        if !self.messages.len().is_multiple_of(3) {
+            self.move_staying();
+        }
+    }
+
+    /// They leave the disk here.
+    fn move_staying(&mut self) {
+        for seq in self.staying.drain(..) {
+            self.disk.submit(QueueOp::Remove { queue: QUEUE, seq, unit: None });
         }
     }
 
@@ -451,6 +463,7 @@ impl World {
         self.outbound = Outbound::new();
         self.purse = Purse::default();
         self.receipts.clear();
+        self.staying.clear();
         self.disconnected();
         for (number, promised, place) in self.moved.drain(..) {
             if place.is_some_and(|place| self.disk.0.lock().entries.contains_key(&(QUEUE, place))) {
@@ -472,6 +485,7 @@ impl World {
     fn finish(mut self) {
         self.purse.1.set(false);
         self.lose(0);
+        self.move_staying();
         self.disk.commit_all();
         self.go_on();
         self.retry();
