@@ -252,6 +252,57 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     assert_eq!(scene.bench.broker.gauges().queued_bytes, 0);
 }
 
+/// It has looked into the queue before the message was there, and is told by nobody else.
+#[test]
+fn a_member_that_joins_while_a_message_is_queued_does_not_wait_for_the_next_one() {
+    let mut scene = Scene::new(2);
+    let joining = scene.members[1].clone();
+    scene.bench.unsubscribe(&joining, FILTER);
+    scene.leave(0);
+    let (broker, session, now) = (scene.bench.broker.clone(), Arc::clone(&joining.session), scene.bench.now);
+    scene.members[0].when_asked(move || {
+        let subscribed = broker.subscribe(&session, &request(FILTER), now).unwrap();
+        assert!(!subscribed.group_queue, "it finds nothing");
+    });
+    scene.publish(QoS::AtLeastOnce);
+    scene.settle();
+    assert_eq!(joining.payloads(), numbers(0..1));
+}
+
+/// The queue was being read for somebody who is gone, so that it could not begin to read itself.
+#[test]
+fn a_member_that_joins_while_a_page_is_given_up_is_told_to_ask_again() {
+    let mut scene = Scene::new(2);
+    let joining = scene.members[1].clone();
+    scene.bench.unsubscribe(&joining, FILTER);
+    scene.leave(0);
+    scene.publish(QoS::AtLeastOnce);
+    scene.settle();
+    scene.come(0, None);
+    scene.leave(0);
+    let (broker, session, now) = (scene.bench.broker.clone(), Arc::clone(&joining.session), scene.bench.now);
+    scene.members[0].when_asked(move || {
+        broker.subscribe(&session, &request(FILTER), now).unwrap();
+        let left = broker.online(&session, now, &mut Turn::default());
+        assert!(!left, "it waits for what is being read");
+    });
+    scene.settle();
+    assert_eq!(joining.payloads(), numbers(0..1));
+}
+
+/// Nobody would ever remove it from the list of groups, nor from the disk before a restart.
+#[test]
+fn a_group_that_ends_while_it_delivers_gets_no_durable_queue() {
+    let mut scene = Scene::new(1);
+    let group = scene.group();
+    let (broker, session, now) =
+        (scene.bench.broker.clone(), Arc::clone(&scene.members[0].session), scene.bench.now);
+    scene.members[0].when_asked(move || assert!(broker.unsubscribe(&session, FILTER, now, None)));
+    scene.publish(QoS::AtLeastOnce);
+    assert_eq!(scene.members[0].payloads(), numbers(0..1));
+    assert_eq!(group.stored_queue(), QueueId::NONE);
+}
+
 impl Scene {
     /// Some commits fail; what must be kept is kept.
     fn settle_failing(&mut self) {
