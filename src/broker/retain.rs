@@ -229,6 +229,19 @@ impl Retained {
         }
     }
 
+    /// Puts messages that were read where they are wanted; `read` has those of [`Found::to_read`] in their order.
+    pub(super) fn fill<'a>(
+        &self,
+        found: impl IntoIterator<Item = &'a mut Found>,
+        read: LoadedRetained,
+        now: Timestamp,
+    ) {
+        let mut read = read.into_iter();
+        for found in found.into_iter().filter(|found| found.message.is_none()) {
+            found.message = self.read(&found.topic, read.next().flatten(), now);
+        }
+    }
+
     /// The message of a topic for which the disk gave `read`: perhaps another was set meanwhile, or none is any more.
     pub(super) fn read(
         &self,
@@ -376,6 +389,12 @@ impl Found {
             Kept::Disk { .. } => None,
         };
         Self { topic: Arc::clone(topic), message, cost: kept.cost() }
+    }
+
+    /// Topics of those that are on disk only.
+    pub(super) fn to_read<'a>(found: impl IntoIterator<Item = &'a Self>) -> Vec<Arc<str>> {
+        let missing = found.into_iter().filter(|found| found.message.is_none());
+        missing.map(|found| Arc::clone(&found.topic)).collect()
     }
 }
 
