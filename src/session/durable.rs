@@ -102,20 +102,11 @@ impl Delivery {
         if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
             return;
         }
-        let message = {
-            let mut message = self.message.borrow();
-            message.durability = Durability::Interval;
-            message
-        };
-        let offer = Offer {
-            qos: self.qos,
-            retain: self.retain,
-            ids: self.ids.as_deref().unwrap_or_default(),
-            group: self.group,
-            group_queue: QueueId::NONE,
-            queue_offline: true,
-        };
-        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, bound, disk));
+        let mut message = self.message.borrow();
+        message.durability = Durability::Interval;
+        let entry = submit(&message, self.qos, self.offer(), place, bound, disk);
+        drop(message);
+        self.durable = Durable::Submitted(entry);
     }
 }
 
