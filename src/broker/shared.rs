@@ -120,6 +120,13 @@ impl Group {
         queue
     }
 
+    /// Its durable queue, made if there is none, unless the group is gone: nobody would remove it then. Its name is on disk
+    /// no later than what is submitted to the sessions' store after this.
+    pub(super) fn keep_on_disk(&self, durable: &Durable) -> QueueId {
+        let queue = self.queue.lock();
+        if queue.closed { self.stored_queue() } else { self.make_stored(durable) }
+    }
+
     pub(super) fn id(&self) -> u32 {
         self.id
     }
@@ -298,9 +305,7 @@ impl Group {
         let known = self.stored_queue();
         match durable {
             Some(durable) if known == QueueId::NONE && member.target.is_durable() => {
-                let queue = self.queue.lock();
-                // Of a group that is gone nobody would remove it.
-                if queue.closed { known } else { self.make_stored(durable) }
+                self.keep_on_disk(durable)
             }
             _ => known,
         }

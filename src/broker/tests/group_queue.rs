@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{disk::Disk, *};
 use crate::broker::shared::Group;
 use crate::{
-    store::StoreHealth,
+    store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth},
     types::{OpenUnit, QueueId, QueueOp, Refused, Ticket, Yielded},
 };
 
@@ -288,6 +288,47 @@ fn a_member_that_joins_while_a_page_is_given_up_is_told_to_ask_again() {
     });
     scene.settle();
     assert_eq!(joining.payloads(), numbers(0..1));
+}
+
+/// Changes of sessions, in their order.
+#[derive(Default)]
+struct Diary(Mutex<Vec<&'static str>>);
+
+impl SessionStore for Diary {
+    fn submit(&self, op: SessionOp) {
+        let (name, ticket) = match op {
+            SessionOp::Put(_, ticket) => ("session", ticket),
+            SessionOp::Subscribe(_, _, ticket) => ("subscription", Some(ticket)),
+            SessionOp::Group(..) => ("group", None),
+            _ => ("other", None),
+        };
+        self.0.lock().push(name);
+        ticket.into_iter().for_each(|ticket| ticket.done());
+    }
+    fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
+/// A start removes queues of nobody. The first messages of a group were acknowledged when its queue was on disk but not
+/// yet whose it is.
+#[test]
+fn a_groups_queue_has_its_name_before_a_member_is_told_that_it_has_subscribed() {
+    let (disk, diary) = (Arc::new(Disk::default()), Arc::new(Diary::default()));
+    let stores = Stores { sessions: Arc::clone(&diary) as _, ..disk.stores() };
+    let mut bench = Bench::with_stores(Limits::default(), false, Some(stores));
+    for (name, expected) in
+        [("a", vec!["session", "group", "subscription"]), ("b", vec!["session", "subscription"])]
+    {
+        let member = bench.device(name);
+        let ticket = Ticket::new();
+        let request = SubscribeRequest { ticket: Some(&ticket), ..request(FILTER) };
+        bench.try_subscribe(&member, &request).unwrap();
+        assert_eq!(std::mem::take(&mut *diary.0.lock()), expected);
+    }
 }
 
 /// Nobody would ever remove it from the list of groups, nor from the disk before a restart.
