@@ -57,6 +57,11 @@ impl RetainedCursor {
         }
     }
 
+    /// The filter of the subscription.
+    pub fn filter(&self) -> &str {
+        &self.filter
+    }
+
     /// The next message, skipping expired ones; `None` at the end. Looks at a bounded number of topics per
     /// call: `Some(None)` means "call again". Pending while one is read from disk.
     pub fn poll_next(
