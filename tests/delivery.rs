@@ -8,7 +8,7 @@ use std::{collections::VecDeque, io::Write as _, net::TcpStream, thread};
 
 use client::{Client, Got};
 use mqtt_server::{
-    codec::{self, Ack, Connect, Packet, Publish},
+    codec::{self, Ack, Connect, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe},
     types::{Protocol, QoS},
 };
 use support::{Server, local, until};
@@ -108,8 +108,7 @@ fn expect_numbered(member: &mut Client, count: u32, case: &str) {
         let bytes = member.next_bytes().expect("a PUBLISH");
         let Packet::Publish(publish) = client::decoded(&bytes, Protocol::V4) else { panic!("{bytes:?}") };
         assert_eq!(publish.payload, n.to_be_bytes(), "message {n} is missing, {case}");
-        let ack = Ack { packet_id: publish.packet_id, code: 0, reason_string: None, user: Vec::new() };
-        member.send(&Packet::PubAck(ack));
+        member.send(&Packet::PubAck(ack(publish.packet_id)));
     }
 }
 
@@ -211,4 +210,75 @@ fn no_device_is_accepted_by_a_server_that_stops_and_then_left_without_a_word() {
         }
     }
     assert!(server.wait());
+}
+
+fn ack(packet_id: u16) -> Ack {
+    Ack { packet_id, code: 0, reason_string: None, user: Vec::new() }
+}
+
+/// Acknowledges what comes until nothing more does: the topics.
+fn take_all(client: &mut Client) -> Vec<String> {
+    let (mut topics, mut idle) = (Vec::new(), 0);
+    while idle < 3 {
+        let before = topics.len();
+        client.send(&Packet::PingReq);
+        loop {
+            let bytes = client.next_bytes().expect("a packet");
+            match client::decoded(&bytes, Protocol::V5) {
+                Packet::Publish(publish) => {
+                    topics.push(publish.topic.to_owned());
+                    client.send(&Packet::PubAck(ack(publish.packet_id)));
+                }
+                Packet::PingResp => break,
+                _ => {}
+            }
+        }
+        idle = if topics.len() == before { idle + 1 } else { 0 };
+    }
+    topics
+}
+
+/// A reader that takes one message at a time, and three retained ones.
+fn slow_reader(server: &Server) -> Client {
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    for topic in ["r/1", "r/2", "r/3"] {
+        publisher.publish_acked(topic, b"x", true);
+    }
+    Client::connect_with(
+        server.ports.tcp,
+        Connect { receive_maximum: Some(1), ..Connect::new(Protocol::V5, "reader") },
+    )
+}
+
+/// Each replay that waits costs memory: a client that acknowledges nothing could ask for as many as it likes.
+#[test]
+fn a_filter_that_is_subscribed_again_while_its_retained_messages_wait_is_replayed_once_from_there() {
+    let server = Server::start();
+    let mut reader = slow_reader(&server);
+    let filter = SubscribeFilter {
+        filter: "r/#".to_owned(),
+        qos: QoS::AtLeastOnce,
+        no_local: false,
+        retain_as_published: false,
+        retain_handling: 0,
+    };
+    for _ in 0..5 {
+        let filters = vec![filter.clone()];
+        reader.send(&Packet::Subscribe(Subscribe { packet_id: 1, id: None, user: Vec::new(), filters }));
+    }
+    let topics = take_all(&mut reader);
+    assert_eq!(topics.iter().filter(|topic| *topic == "r/3").count(), 1, "{topics:?}");
+    assert_eq!(topics[topics.len() - 3..], ["r/1", "r/2", "r/3"], "all come after the last SUBSCRIBE");
+}
+
+#[test]
+fn retained_messages_that_wait_do_not_come_after_their_filter_was_unsubscribed() {
+    let server = Server::start();
+    let mut reader = slow_reader(&server);
+    assert_eq!(reader.subscribe_with("r/#", QoS::AtLeastOnce, None), 1);
+    assert!(matches!(reader.next(), Got::Publish(topic, _) if topic == "r/1"));
+    let filters = vec!["r/#".to_owned()];
+    reader.send(&Packet::Unsubscribe(Unsubscribe { packet_id: 2, user: Vec::new(), filters }));
+    reader.send(&Packet::PubAck(ack(1)));
+    assert_eq!(take_all(&mut reader), Vec::<String>::new());
 }

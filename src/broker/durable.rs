@@ -247,6 +247,10 @@ impl Broker {
                 durable.queues().submit(QueueOp::Purge { queue });
             }
         }
+        // All members so far are persistent. Only an earlier version left groups without a queue.
+        for group in self.inner.index.groups() {
+            group.keep_on_disk(durable);
+        }
         // Without the sessions they belong to, queues are kept for whoever puts the file back.
         let orphans = if sessions_lost { Vec::new() } else { orphans };
         for queue in orphans.into_iter().filter(|queue| !durable.groups.lock().contains_key(queue)) {

@@ -28,6 +28,10 @@ impl Groups {
         self.by_id.get(&id)
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Group>> {
+        self.by_id.values()
+    }
+
     /// Adds the group that `make` builds for a new id.
     pub(super) fn add(&mut self, make: impl FnOnce(u32) -> Group) -> Arc<Group> {
         // 31 bits; skips 0 and, after wrapping, ids in use.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::{Broker, Inner, Turn, drops::count_drop, durable::Durable, shared::Waiting};
 use crate::{
     store::StoreHealth,
-    types::{DropReason, QoS, QueueId, Refused, Ticket, Timestamp, Yielded},
+    types::{DropReason, QueueId, Refused, Ticket, Timestamp, Yielded},
 };
 
 /// What goes to somebody else.
@@ -118,11 +118,8 @@ impl Broker {
         };
         for (yielded, from) in yielded {
             inner.budget.release(yielded.message.cost());
-            // A session that goes on may have read it again: it is the session's then, or QoS 2 would come twice.
-            let kept = yielded.place.is_some() && yielded.message.qos == QoS::ExactlyOnce;
-            if !(kept && inner.session_of(from).is_some()) {
-                self.redeliver(vec![yielded], from, now, turn);
-            }
+            // Still on disk where it was, but a session does not read again what it gave away.
+            self.redeliver(vec![yielded], from, now, turn);
         }
         for group in &unread {
             if let Some(group) = inner.index.group(*group) {

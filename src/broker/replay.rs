@@ -57,6 +57,11 @@ impl RetainedCursor {
         }
     }
 
+    /// The filter of the subscription.
+    pub fn filter(&self) -> &str {
+        &self.filter
+    }
+
     /// The next message, skipping expired ones; `None` at the end. Looks at a bounded number of topics per
     /// call: `Some(None)` means "call again". Pending while one is read from disk.
     pub fn poll_next(
@@ -69,14 +74,11 @@ impl RetainedCursor {
         if let Some(reading) = &mut self.reading {
             let Poll::Ready(result) = reading.as_mut().poll(cx) else { return Poll::Pending };
             self.reading = None;
-            let mut read = result.unwrap_or_else(|error| {
+            let read = result.unwrap_or_else(|error| {
                 tracing::error!(%error, "retained messages cannot be read and are left out of a replay");
                 Vec::new()
             });
-            let mut read = read.drain(..);
-            for found in self.found.iter_mut().filter(|found| found.message.is_none()) {
-                found.message = retained.read(&found.topic, read.next().flatten(), now);
-            }
+            retained.fill(&mut self.found, read, now);
         }
         if let Some(found) = self.found.pop_front() {
             return Poll::Ready(Some(found.message));
@@ -101,9 +103,7 @@ impl RetainedCursor {
                 Scanned::Paused(_) => return Poll::Ready(Some(None)),
                 Scanned::End => return Poll::Ready(None),
             }
-            let wanted = self.found.iter().filter(|found| found.message.is_none());
-            let topics = wanted.map(|found| Arc::clone(&found.topic)).collect();
-            self.reading = Some(Box::pin(retained.load(topics)));
+            self.reading = Some(Box::pin(retained.load(Found::to_read(&self.found))));
             return self.poll_next(broker, now, cx);
         }
     }
@@ -149,12 +149,9 @@ impl Broker {
         now: Timestamp,
     ) -> Result<Option<Arc<SharedMessage>>, StoreError> {
         let retained = self.retained_store();
-        let Some(found) = retained.get(topic, now) else { return Ok(None) };
-        if found.message.is_some() {
-            return Ok(found.message);
-        }
-        let mut read = retained.load(vec![found.topic]).await?;
-        Ok(retained.read(topic, read.pop().flatten(), now))
+        let mut found = retained.get(topic, now);
+        self.read_retained(found.as_mut_slice(), now).await?;
+        Ok(found.and_then(|found| found.message))
     }
 
     /// Topics that match `filter` and have a retained message, after topic `after`, at most `limit`.
@@ -178,17 +175,20 @@ impl Broker {
         bytes: usize,
         now: Timestamp,
     ) -> Result<RetainedPage, StoreError> {
+        let (mut found, next) = self.find_retained(filter, after, limit, bytes, now);
+        self.read_retained(&mut found, now).await?;
+        Ok(RetainedPage { messages: found.into_iter().filter_map(|found| found.message).collect(), next })
+    }
+
+    /// Reads what is on disk only.
+    async fn read_retained(&self, found: &mut [Found], now: Timestamp) -> Result<(), StoreError> {
         let retained = self.retained_store();
-        let (found, next) = self.find_retained(filter, after, limit, bytes, now);
-        let wanted = found.iter().filter(|found| found.message.is_none());
-        let topics: Vec<_> = wanted.map(|found| Arc::clone(&found.topic)).collect();
-        let read = if topics.is_empty() { Vec::new() } else { retained.load(topics).await? };
-        let mut read = read.into_iter();
-        let message = |found: Found| match found.message {
-            None => retained.read(&found.topic, read.next().flatten(), now),
-            message => message,
-        };
-        Ok(RetainedPage { messages: found.into_iter().filter_map(message).collect(), next })
+        let topics = Found::to_read(&*found);
+        if !topics.is_empty() {
+            let read = retained.load(topics).await?;
+            retained.fill(found, read, now);
+        }
+        Ok(())
     }
 
     fn find_retained(

@@ -4,7 +4,7 @@
 //! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`super::replay`].
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     ops::Bound,
     sync::{
         Arc,
@@ -49,16 +49,19 @@ struct Table {
     bytes: usize,
     /// Messages that expire some time.
     expiring: usize,
-    /// Topics whose message may leave memory, longest there first; each once.
-    leaving: VecDeque<Arc<str>>,
+    /// Topics whose message may leave memory, by the turns in which they are looked at.
+    leaving: BTreeMap<u64, Arc<str>>,
+    /// The last turn that was given.
+    turn: u64,
 }
 
 /// Where the message of a topic is.
 enum Kept {
     Here {
         message: Arc<SharedMessage>,
-        /// The topic is in `leaving`.
-        leaving: bool,
+        /// When it is looked at for leaving memory, 0 for never. The topic is in `leaving` with this turn, or in the hands
+        /// of whoever looks.
+        turn: u64,
     },
     /// On disk only, and surely there.
     Disk { received: Timestamp, expires: Option<Timestamp>, cost: u32 },
@@ -87,21 +90,50 @@ impl Kept {
     fn is_expired(&self, now: Timestamp) -> bool {
         self.expires().is_some_and(|at| at <= now)
     }
+
+    fn turn(&self) -> u64 {
+        match self {
+            Self::Here { turn, .. } => *turn,
+            Self::Disk { .. } => 0,
+        }
+    }
 }
 
 impl Table {
     fn put(&mut self, topic: &Arc<str>, kept: Kept) {
-        self.remove(topic);
+        if let Some(old) = self.take(topic)
+            && old.turn() != kept.turn()
+        {
+            self.leaving.remove(&old.turn());
+        }
         self.bytes += kept.cost();
         self.expiring += usize::from(kept.expires().is_some());
         self.messages.insert(Arc::clone(topic), kept);
     }
 
     fn remove(&mut self, topic: &str) -> bool {
-        let Some(kept) = self.messages.remove(topic) else { return false };
+        let kept = self.take(topic);
+        if let Some(kept) = &kept {
+            self.leaving.remove(&kept.turn());
+        }
+        kept.is_some()
+    }
+
+    /// Takes it out, but its turn stays.
+    fn take(&mut self, topic: &str) -> Option<Kept> {
+        let kept = self.messages.remove(topic)?;
         self.bytes -= kept.cost();
         self.expiring -= usize::from(kept.expires().is_some());
-        true
+        Some(kept)
+    }
+
+    /// The message of a topic, if it is in memory, is looked at for leaving it after all others.
+    fn may_leave(&mut self, topic: &Arc<str>) {
+        let Some(Kept::Here { turn, .. }) = self.messages.get_mut(topic) else { return };
+        self.turn += 1;
+        let before = std::mem::replace(turn, self.turn);
+        self.leaving.remove(&before);
+        self.leaving.insert(self.turn, Arc::clone(topic));
     }
 }
 
@@ -138,20 +170,21 @@ impl Retained {
         let old = table.messages.get(&*message.topic);
         let existed = old.is_some();
         let old_cost = old.map_or(0, Kept::cost);
-        let mut leaving = matches!(old, Some(Kept::Here { leaving: true, .. }));
+        let turn = old.map_or(0, Kept::turn);
         let too_many = !existed && table.messages.len() >= self.max_messages;
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
             return Err(RetainError::Quota);
         }
+        let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
             store.set(message.without_receipt(), published.retained_part());
-            if !leaving && message.payload.len() > SMALL {
-                leaving = true;
-                table.leaving.push_back(Arc::clone(&message.topic));
-            }
+            may_leave = turn == 0 && message.payload.len() > SMALL;
         }
         let topic = Arc::clone(&message.topic);
-        table.put(&topic, Kept::Here { message, leaving });
+        table.put(&topic, Kept::Here { message, turn });
+        if may_leave {
+            table.may_leave(&topic);
+        }
         self.len.store(table.messages.len(), Relaxed);
         Ok(existed)
     }
@@ -164,7 +197,7 @@ impl Retained {
             return false;
         }
         let small = message.payload.len() <= SMALL;
-        let here = || Kept::Here { message: Arc::clone(message), leaving: false };
+        let here = || Kept::Here { message: Arc::clone(message), turn: 0 };
         table.put(&message.topic, if small { here() } else { Kept::on_disk(message) });
         self.len.store(table.messages.len(), Relaxed);
         true
@@ -193,6 +226,19 @@ impl Retained {
                 Some(answer) => answer.await,
                 None => Ok(Vec::new()),
             }
+        }
+    }
+
+    /// Puts messages that were read where they are wanted; `read` has those of [`Found::to_read`] in their order.
+    pub(super) fn fill<'a>(
+        &self,
+        found: impl IntoIterator<Item = &'a mut Found>,
+        read: LoadedRetained,
+        now: Timestamp,
+    ) {
+        let mut read = read.into_iter();
+        for found in found.into_iter().filter(|found| found.message.is_none()) {
+            found.message = self.read(&found.topic, read.next().flatten(), now);
         }
     }
 
@@ -245,13 +291,13 @@ impl Retained {
             if bytes > EVICT_BYTES {
                 break;
             }
-            let Some(topic) = table.leaving.pop_front() else { break };
+            let Some((_, topic)) = table.leaving.pop_first() else { break };
             let Some(Kept::Here { message, .. }) = table.messages.get(&topic) else { continue };
             if message.received.plus_millis(STAY) <= now {
                 bytes += message.cost();
                 chosen.push(topic);
             } else {
-                table.leaving.push_back(topic);
+                table.may_leave(&topic);
             }
         }
         chosen
@@ -263,14 +309,15 @@ impl Retained {
         let loaded = loaded.into_iter().chain(std::iter::repeat(None));
         for (topic, read) in topics.into_iter().zip(loaded) {
             let mut table = self.table.write();
-            let Some(Kept::Here { message, leaving }) = table.messages.get_mut(&topic) else { continue };
+            let Some(Kept::Here { message, turn }) = table.messages.get_mut(&topic) else { continue };
             if message.payload.len() <= SMALL {
-                *leaving = false;
+                let before = std::mem::take(turn);
+                table.leaving.remove(&before);
             } else if read.is_some_and(|read| is_same(&read, message)) {
                 let kept = Kept::on_disk(message);
                 table.put(&topic, kept);
             } else {
-                table.leaving.push_back(topic);
+                table.may_leave(&topic);
             }
         }
     }
@@ -319,6 +366,11 @@ impl Retained {
     pub(super) fn bytes(&self) -> usize {
         self.table.read().bytes
     }
+
+    #[cfg(test)]
+    pub(super) fn leaving_len(&self) -> usize {
+        self.table.read().leaving.len()
+    }
 }
 
 /// A topic that has a message.
@@ -337,6 +389,12 @@ impl Found {
             Kept::Disk { .. } => None,
         };
         Self { topic: Arc::clone(topic), message, cost: kept.cost() }
+    }
+
+    /// Topics of those that are on disk only.
+    pub(super) fn to_read<'a>(found: impl IntoIterator<Item = &'a Self>) -> Vec<Arc<str>> {
+        let missing = found.into_iter().filter(|found| found.message.is_none());
+        missing.map(|found| Arc::clone(&found.topic)).collect()
     }
 }
 

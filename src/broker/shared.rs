@@ -107,7 +107,7 @@ impl Group {
         self.members.read().iter().any(|member| member.target.is_durable())
     }
 
-    /// The durable queue, made if there is none. Called under the queue's lock.
+    /// The durable queue, made if there is none. Called under the queue's lock, which is not closed.
     fn make_stored(&self, durable: &Durable) -> QueueId {
         let known = self.stored_queue();
         if known != QueueId::NONE {
@@ -118,6 +118,13 @@ impl Group {
         durable.note_group(queue, self.id);
         durable.sessions().submit(SessionOp::Group(queue, self.full_name.to_string()));
         queue
+    }
+
+    /// Its durable queue, made if there is none, unless the group is gone: nobody would remove it then. Its name is on disk
+    /// no later than what is submitted to the sessions' store after this.
+    pub(super) fn keep_on_disk(&self, durable: &Durable) -> QueueId {
+        let queue = self.queue.lock();
+        if queue.closed { self.stored_queue() } else { self.make_stored(durable) }
     }
 
     pub(super) fn id(&self) -> u32 {
@@ -185,13 +192,17 @@ impl Group {
             }
         }
         let outcome = self.enqueue(message, &members, online, delivery);
-        if outcome == Outcome::Queued && !is_any_online(&members) {
+        if outcome != Outcome::Queued {
+            return outcome;
+        }
+        // As they are now: one may have come, or joined, since the choice, and looked into the queue just before.
+        let members = Arc::clone(&*self.members.read());
+        if !is_any_online(&members) {
             // The last member may have gone meanwhile.
             if online {
                 self.park(delivery.budget);
             }
-        } else if outcome == Outcome::Queued {
-            // A member came between the choice and the queue, and may have drained it just before.
+        } else {
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
             if self.is_at_hand() {
                 // Members that were full: nobody else would tell them.
@@ -294,8 +305,7 @@ impl Group {
         let known = self.stored_queue();
         match durable {
             Some(durable) if known == QueueId::NONE && member.target.is_durable() => {
-                let _queue = self.queue.lock();
-                self.make_stored(durable)
+                self.keep_on_disk(durable)
             }
             _ => known,
         }

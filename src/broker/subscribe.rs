@@ -108,6 +108,10 @@ impl Broker {
                 state.subscriptions.push(reference);
             }
             if let (Some(durable), Some(ticket)) = (inner.durable_for(core), request.ticket) {
+                // Before the subscription, so that no message is acknowledged that is in a queue of nobody.
+                for group in inner.index.groups_of(&[reference]) {
+                    group.keep_on_disk(durable);
+                }
                 ticket.add();
                 let subscription = StoredSubscription {
                     filter: request.filter.to_owned(),

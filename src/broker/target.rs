@@ -92,7 +92,8 @@ pub trait Session: Target {
     /// member, never QoS 2 in flight [MQTT-4.8.2-5]. The broker removes what is on disk.
     fn end(&self) -> Vec<Yielded>;
 
-    /// The connection ended: hands back what a shared group queued here and was not yet sent.
+    /// The connection ended: hands back what a shared group queued here and was not yet sent, unless another has come
+    /// since. What it hands back it does not read from disk again.
     fn yield_shared(&self) -> Vec<Yielded>;
 
     /// What an earlier process left on disk for it. Called once, before anybody else has the session.

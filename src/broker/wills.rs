@@ -35,7 +35,7 @@ impl Broker {
         }
     }
 
-    /// Publishes a will that [`State::give_will`] gave. `slot` is 0 once the session is over: the slot may be another's by
+    /// Publishes a will that [`State::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over: the slot may be another's by
     /// now.
     pub(super) fn publish_will(
         &self,
@@ -45,7 +45,14 @@ impl Broker {
         now: Timestamp,
         turn: &mut Turn,
     ) {
-        let ticket = self.send_will(session, will, slot, now, turn);
+        let message = Arc::new(published(will, session.core(), slot, now));
+        count(|c| c.wills_published.add(1));
+        let message = message.borrow();
+        self.publish(&message, turn);
+        let ticket = message.issued().cloned();
+        if let Some(ticket) = &ticket {
+            ticket.done();
+        }
         let open = AtomicBool::new(true);
         let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), open });
         let waker = Arc::clone(&keeper).into();
@@ -83,38 +90,23 @@ impl Broker {
         drop(state);
         self.will_is_safe(core);
     }
+}
 
-    /// Publishes a will [MQTT-3.1.2-8] with its own QoS and retain flag [MQTT-3.1.2-14] [MQTT-3.1.2-15].
-    fn send_will(
-        &self,
-        session: &Arc<dyn Session>,
-        will: &Will,
-        slot: u32,
-        now: Timestamp,
-        turn: &mut Turn,
-    ) -> Option<Arc<Ticket>> {
-        let stored = &will.message;
-        let message = Arc::new(SharedMessage {
-            topic: Arc::clone(&stored.topic),
-            payload: stored.payload.clone(),
-            qos: stored.qos,
-            retain: stored.retain,
-            properties: stored.properties.clone(),
-            expires: will.expiry.map(|seconds| now.plus_secs(seconds)),
-            received: now,
-            kind: OriginKind::Device,
-            client_id: Some(session.core().client_id().clone()),
-            slot,
-            receipt: None,
-        });
-        count(|c| c.wills_published.add(1));
-        let message = message.borrow();
-        self.publish(&message, turn);
-        let ticket = message.issued().cloned();
-        if let Some(ticket) = &ticket {
-            ticket.done();
-        }
-        ticket
+/// The message of a will, with its own QoS and retain flag [MQTT-3.1.2-14] [MQTT-3.1.2-15].
+fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> SharedMessage {
+    let stored = &will.message;
+    SharedMessage {
+        topic: Arc::clone(&stored.topic),
+        payload: stored.payload.clone(),
+        qos: stored.qos,
+        retain: stored.retain,
+        properties: stored.properties.clone(),
+        expires: will.expiry.map(|seconds| now.plus_secs(seconds)),
+        received: now,
+        kind: OriginKind::Device,
+        client_id: Some(core.client_id().clone()),
+        slot,
+        receipt: None,
     }
 }
 

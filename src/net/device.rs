@@ -347,7 +347,12 @@ impl Session for Device {
     }
 
     fn yield_shared(&self) -> Vec<Yielded> {
-        self.slot.lock().out.yield_shared(&self.env(clock::now()))
+        let mut slot = self.slot.lock();
+        // It gets what waits, from a connection that has come since.
+        if slot.link.is_some() {
+            return Vec::new();
+        }
+        slot.out.yield_shared(&self.env(clock::now()))
     }
 
     fn restore(&self, stored: &QueueSummary) {

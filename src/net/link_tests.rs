@@ -19,10 +19,12 @@ use super::{
 };
 use crate::{
     auth::AllowAll,
-    broker::{Broker, BrokerConfig, CloseReason, ConnectionInfo, OpenRequest, Session, Turn},
+    broker::{
+        Broker, BrokerConfig, CloseReason, ConnectionInfo, MatchOptions, OpenRequest, Session, Target, Turn,
+    },
     config::Limits,
     session::LinkParams,
-    types::{ClientId, Protocol, Timestamp},
+    types::{ClientId, Message, Origin, Protocol, QoS, QueueId, Timestamp},
 };
 
 const NOW: Timestamp = Timestamp(1_000);
@@ -161,4 +163,34 @@ fn a_connection_that_is_asked_to_close_before_it_attaches_is_not_left_open() {
     let (device, epoch) = open(&shared, false);
     assert!(attach(&device, epoch, &wakes, Writer::Owner));
     assert_eq!(close(&device), None);
+}
+
+/// It would be moved to the disk behind the back of the new connection's task, which nobody would tell to read it.
+#[test]
+fn the_end_of_a_connection_takes_nothing_from_one_that_has_come_since() {
+    let shared = shared();
+    let wakes = Arc::new(Wakes::default());
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    device.detach(epoch);
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    let mut message = Message::new("t", b"p", NOW, Origin::BACKEND);
+    message.qos = QoS::AtLeastOnce;
+    let options = MatchOptions {
+        qos: QoS::AtLeastOnce,
+        retain_as_published: false,
+        replay: false,
+        ids: &[],
+        group: 1,
+        group_queue: QueueId::NONE,
+        queue_offline: false,
+    };
+    for _ in 0..11 {
+        device.deliver(&message, options);
+    }
+    let waiting = || device.queue().pending;
+    assert_eq!((device.yield_shared().len(), waiting()), (0, 1));
+    device.detach(epoch);
+    assert_eq!((device.yield_shared().len(), waiting()), (1, 0));
 }

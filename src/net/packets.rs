@@ -323,6 +323,8 @@ impl Connection {
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         let subscribed = self.device.shared.broker.subscribe(&session, request, now)?;
         if let Some(cursor) = subscribed.replay {
+            // One for a filter, whatever is left of an earlier one: their number is bounded by that of subscriptions.
+            self.end_replay(request.filter);
             self.rare().replays.push_back(cursor);
         }
         if subscribed.group_queue {
@@ -343,6 +345,8 @@ impl Connection {
         let mut codes = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
             let existed = self.device.shared.broker.unsubscribe(&session, filter, now, ticket.as_ref());
+            // [MQTT-3.10.4-2]
+            self.end_replay(filter);
             codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });
         }
         let unsuback =

@@ -44,6 +44,14 @@ impl Connection {
         }
     }
 
+    /// Sends no more of the retained messages for this filter.
+    pub(super) fn end_replay(&mut self, filter: &str) {
+        if let Some(rare) = &mut self.rare {
+            rare.replays.retain(|cursor| cursor.filter() != filter);
+        }
+        self.rare.take_if(|rare| rare.is_unused());
+    }
+
     /// Delivers retained messages of new subscriptions as long as there is room.
     pub(super) fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
         self.drain_groups(work);

@@ -102,20 +102,11 @@ impl Delivery {
         if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
             return;
         }
-        let message = {
-            let mut message = self.message.borrow();
-            message.durability = Durability::Interval;
-            message
-        };
-        let offer = Offer {
-            qos: self.qos,
-            retain: self.retain,
-            ids: self.ids.as_deref().unwrap_or_default(),
-            group: self.group,
-            group_queue: QueueId::NONE,
-            queue_offline: true,
-        };
-        self.durable = Durable::Submitted(submit(&message, self.qos, offer, place, bound, disk));
+        let mut message = self.message.borrow();
+        message.durability = Durability::Interval;
+        let entry = submit(&message, self.qos, self.offer(), place, bound, disk);
+        drop(message);
+        self.durable = Durable::Submitted(entry);
     }
 }
 
@@ -184,11 +175,10 @@ impl Outbound {
 
     /// What was read.
     pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
-        let Page { mut entries, next, end } = page;
         let Some(mut rare) = self.rare.take() else { return };
-        let below = rare.tail.as_mut().and_then(|tail| tail.loaded(next, end, env.budget));
-        if let (Some(below), Some(tail)) = (below, &mut rare.tail) {
-            entries.retain(|entry| entry.place < below);
+        if let Some(tail) = &mut rare.tail
+            && let Some(entries) = tail.loaded(page, env.budget)
+        {
             let bytes =
                 entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
             tail.subtract(entries.len(), bytes);

@@ -326,11 +326,11 @@ impl Outbound {
         self.out.len() != before
     }
 
-    /// What a shared group queued here and is not yet sent.
+    /// What a shared group queued here and is not yet sent: it is not read from disk again, even if it stays there.
     pub fn yield_shared(&mut self, env: &Env<'_>) -> Vec<Yielded> {
         let Some(rare) = &mut self.rare else { return Vec::new() };
         let taken = rare.pending.extract(|delivery| delivery.group != 0);
-        let yielded = taken
+        let yielded: Vec<_> = taken
             .into_iter()
             .map(|delivery| {
                 env.budget.release(delivery.message.cost());
@@ -339,6 +339,9 @@ impl Outbound {
             })
             .collect();
         self.offload(env);
+        if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
+            tail.give(yielded.iter().filter_map(|yielded| yielded.place));
+        }
         yielded
     }
 

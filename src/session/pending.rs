@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{Offer, durable::Durable};
-use crate::types::{Message, QoS, Receipt, SharedMessage, Timestamp, Yielded};
+use crate::types::{Message, QoS, QueueId, Receipt, SharedMessage, Timestamp, Yielded};
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
@@ -45,6 +45,18 @@ impl Delivery {
             awaited: if message.receipt.is_some() { Awaited::Unsent } else { Awaited::No },
             until: None,
             durable: Durable::No,
+        }
+    }
+
+    /// How it was offered.
+    pub(super) fn offer(&self) -> Offer<'_> {
+        Offer {
+            qos: self.qos,
+            retain: self.retain,
+            ids: self.ids.as_deref().unwrap_or_default(),
+            group: self.group,
+            group_queue: QueueId::NONE,
+            queue_offline: true,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
     codec::{AckKind, PublishFrame, reason},
     config::OverflowPolicy,
     telemetry::count,
-    types::{DropReason, Message, QoS, QueueId, Receipt, Timestamp},
+    types::{DropReason, Message, QoS, Receipt, Timestamp},
 };
 
 impl Outbound {
@@ -193,14 +193,7 @@ impl Outbound {
         }
         let mut message = delivery.message.borrow();
         message.receipt = delivery.receipt();
-        let offer = Offer {
-            qos: delivery.qos,
-            retain: delivery.retain,
-            ids: delivery.ids.as_deref().unwrap_or_default(),
-            group: delivery.group,
-            group_queue: QueueId::NONE,
-            queue_offline: true,
-        };
+        let offer = delivery.offer();
         let taken = match delivery.qos {
             QoS::AtMostOnce => self.send_qos0(&message, offer, env.now),
             qos if self.append_publish(&message, qos, offer, place, env.now) => Take::Sent,

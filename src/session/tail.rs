@@ -1,9 +1,12 @@
 //! The part of a persistent session's queue that is on disk only.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use super::{Budget, outbound::dropped};
-use crate::types::{DropReason, Page, QoS, Receipt};
+use crate::types::{DropReason, Page, QoS, ReadBack, Receipt};
 
 /// Below so many waiting messages and bytes more are read.
 pub(super) const LOW: usize = 128;
@@ -27,6 +30,9 @@ pub(super) struct Tail {
     loading: Option<Loading>,
     /// Publishers that wait for messages of the tail, by place.
     awaited: VecDeque<(u64, Arc<Receipt>)>,
+    /// Places of the tail whose message was given to the session's shared group: they are on disk until another queue has
+    /// it, and are not read again. Those that a read does not find any more are forgotten.
+    given: BTreeSet<u64>,
 }
 
 /// A read that is under way.
@@ -119,14 +125,27 @@ impl Tail {
         true
     }
 
-    /// What was read ends before `next`, at the end of the queue or not. Below which place it counts, if it was asked for.
-    pub(super) fn loaded(&mut self, next: u64, end: bool, budget: &dyn Budget) -> Option<u64> {
+    /// What was read: of its entries those that count, if it was asked for.
+    pub(super) fn loaded(&mut self, page: Page, budget: &dyn Budget) -> Option<Vec<ReadBack>> {
+        let Page { mut entries, next, end } = page;
         let loading = self.loading.as_ref()?;
         let (mark, trimmed) = (loading.mark, loading.trimmed);
         self.stop_loading(budget);
         let next = if end { next.max(mark) } else { next };
-        self.from = next.min(if trimmed { mark } else { self.next });
-        Some(self.from)
+        let below = next.min(if trimmed { mark } else { self.next });
+        entries.retain(|entry| entry.place < below);
+        let read = std::mem::replace(&mut self.from, below)..below;
+        let is_there = |place: &u64| entries.binary_search_by_key(place, |entry| entry.place).is_ok();
+        self.given.retain(|place| !read.contains(place) || is_there(place));
+        entries.retain(|entry| !self.given.contains(&entry.place));
+        Some(entries)
+    }
+
+    /// The messages of these places were given away, after what else waited has gone back to the tail. Below its first
+    /// place nothing is ever read again.
+    pub(super) fn give(&mut self, places: impl Iterator<Item = u64>) {
+        self.given = self.given.split_off(&self.from);
+        self.given.extend(places.filter(|place| *place >= self.from));
     }
 
     pub(super) fn subtract(&mut self, messages: usize, bytes: u64) {

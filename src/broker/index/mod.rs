@@ -192,6 +192,11 @@ impl Index {
         self.tables.read().groups.find(full_name).cloned()
     }
 
+    /// All groups.
+    pub(super) fn groups(&self) -> Vec<Arc<Group>> {
+        self.tables.read().groups.all().cloned().collect()
+    }
+
     /// The groups among a session's references.
     pub(super) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
         let mut shared = references.iter().filter(|id| *id & GROUP != 0).map(|id| id & !GROUP).peekable();

@@ -69,8 +69,8 @@ impl Group {
         } else {
             self.load_failed(budget);
         }
-        // Also whoever has come just now.
-        nudge(&members);
+        // Also whoever has come, or joined, just now.
+        self.nudge();
     }
 
     /// Its queue could not be read, or nobody wants what was read; it may be tried again.

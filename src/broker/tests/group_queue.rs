@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{disk::Disk, *};
 use crate::broker::shared::Group;
 use crate::{
-    store::StoreHealth,
+    store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth},
     types::{OpenUnit, QueueId, QueueOp, Refused, Ticket, Yielded},
 };
 
@@ -230,7 +230,7 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     scene.disk.set_failing(true);
     give_back(&mut scene, "no place", QoS::AtLeastOnce, None);
     give_back(&mut scene, "once more", QoS::AtLeastOnce, Some(7));
-    give_back(&mut scene, "kept", QoS::ExactlyOnce, Some(8));
+    give_back(&mut scene, "exactly once", QoS::ExactlyOnce, Some(8));
     scene.settle();
     assert!(scene.bench.broker.gauges().queued_bytes > 0);
     scene.disk.set_failing(false);
@@ -238,18 +238,110 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     scene.settle();
     let mut stored = scene.stored();
     stored.sort();
-    // The session goes on and has QoS 2 itself.
-    assert_eq!(stored, ["0", "no place", "once more"]);
-    // Of one that is over nobody else has it.
+    // The session goes on, but does not read again what it gave away.
+    assert_eq!(stored, ["0", "exactly once", "no place", "once more"]);
+    // Nor does one that is over.
     scene.disk.set_failing(true);
-    give_back(&mut scene, "kept", QoS::ExactlyOnce, Some(8));
+    give_back(&mut scene, "of the gone", QoS::ExactlyOnce, Some(9));
     scene.bench.broker.disconnect("m0", 0, true, scene.bench.now, &mut scene.bench.turn);
     scene.settle_failing();
     scene.disk.set_failing(false);
     scene.bench.pass(1);
     scene.settle();
-    assert!(scene.stored().contains(&"kept".to_owned()));
+    assert!(scene.stored().contains(&"of the gone".to_owned()));
     assert_eq!(scene.bench.broker.gauges().queued_bytes, 0);
+}
+
+/// It has looked into the queue before the message was there, and is told by nobody else.
+#[test]
+fn a_member_that_joins_while_a_message_is_queued_does_not_wait_for_the_next_one() {
+    let mut scene = Scene::new(2);
+    let joining = scene.members[1].clone();
+    scene.bench.unsubscribe(&joining, FILTER);
+    scene.leave(0);
+    let (broker, session, now) = (scene.bench.broker.clone(), Arc::clone(&joining.session), scene.bench.now);
+    scene.members[0].when_asked(move || {
+        let subscribed = broker.subscribe(&session, &request(FILTER), now).unwrap();
+        assert!(!subscribed.group_queue, "it finds nothing");
+    });
+    scene.publish(QoS::AtLeastOnce);
+    scene.settle();
+    assert_eq!(joining.payloads(), numbers(0..1));
+}
+
+/// The queue was being read for somebody who is gone, so that it could not begin to read itself.
+#[test]
+fn a_member_that_joins_while_a_page_is_given_up_is_told_to_ask_again() {
+    let mut scene = Scene::new(2);
+    let joining = scene.members[1].clone();
+    scene.bench.unsubscribe(&joining, FILTER);
+    scene.leave(0);
+    scene.publish(QoS::AtLeastOnce);
+    scene.settle();
+    scene.come(0, None);
+    scene.leave(0);
+    let (broker, session, now) = (scene.bench.broker.clone(), Arc::clone(&joining.session), scene.bench.now);
+    scene.members[0].when_asked(move || {
+        broker.subscribe(&session, &request(FILTER), now).unwrap();
+        let left = broker.online(&session, now, &mut Turn::default());
+        assert!(!left, "it waits for what is being read");
+    });
+    scene.settle();
+    assert_eq!(joining.payloads(), numbers(0..1));
+}
+
+/// Changes of sessions, in their order.
+#[derive(Default)]
+struct Diary(Mutex<Vec<&'static str>>);
+
+impl SessionStore for Diary {
+    fn submit(&self, op: SessionOp) {
+        let (name, ticket) = match op {
+            SessionOp::Put(_, ticket) => ("session", ticket),
+            SessionOp::Subscribe(_, _, ticket) => ("subscription", Some(ticket)),
+            SessionOp::Group(..) => ("group", None),
+            _ => ("other", None),
+        };
+        self.0.lock().push(name);
+        ticket.into_iter().for_each(|ticket| ticket.done());
+    }
+    fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
+/// A start removes queues of nobody. The first messages of a group were acknowledged when its queue was on disk but not
+/// yet whose it is.
+#[test]
+fn a_groups_queue_has_its_name_before_a_member_is_told_that_it_has_subscribed() {
+    let (disk, diary) = (Arc::new(Disk::default()), Arc::new(Diary::default()));
+    let stores = Stores { sessions: Arc::clone(&diary) as _, ..disk.stores() };
+    let mut bench = Bench::with_stores(Limits::default(), false, Some(stores));
+    for (name, expected) in
+        [("a", vec!["session", "group", "subscription"]), ("b", vec!["session", "subscription"])]
+    {
+        let member = bench.device(name);
+        let ticket = Ticket::new();
+        let request = SubscribeRequest { ticket: Some(&ticket), ..request(FILTER) };
+        bench.try_subscribe(&member, &request).unwrap();
+        assert_eq!(std::mem::take(&mut *diary.0.lock()), expected);
+    }
+}
+
+/// Nobody would ever remove it from the list of groups, nor from the disk before a restart.
+#[test]
+fn a_group_that_ends_while_it_delivers_gets_no_durable_queue() {
+    let mut scene = Scene::new(1);
+    let group = scene.group();
+    let (broker, session, now) =
+        (scene.bench.broker.clone(), Arc::clone(&scene.members[0].session), scene.bench.now);
+    scene.members[0].when_asked(move || assert!(broker.unsubscribe(&session, FILTER, now, None)));
+    scene.publish(QoS::AtLeastOnce);
+    assert_eq!(scene.members[0].payloads(), numbers(0..1));
+    assert_eq!(group.stored_queue(), QueueId::NONE);
 }
 
 impl Scene {

@@ -53,6 +53,8 @@ struct Receiver {
     closes: Mutex<Vec<(u32, CloseReason)>>,
     ended: AtomicBool,
     flushes: AtomicUsize,
+    /// Happens once, when somebody next asks whether it is connected.
+    when_asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Receiver {
@@ -113,6 +115,10 @@ impl Target for TestSession {
         self.receiver.flushes.fetch_add(1, SeqCst);
     }
     fn is_online(&self) -> bool {
+        let happens = self.receiver.when_asked.lock().take();
+        if let Some(happens) = happens {
+            happens();
+        }
         !self.receiver.offline.load(SeqCst)
     }
     fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
@@ -389,6 +395,11 @@ impl Device {
 
     pub(super) fn set_room(&self, room: Option<usize>) {
         *self.test.receiver.room.lock() = room;
+    }
+
+    /// What happens while it is next asked whether it is connected.
+    fn when_asked(&self, happens: impl FnOnce() + Send + 'static) {
+        *self.test.receiver.when_asked.lock() = Some(Box::new(happens));
     }
 
     pub(super) fn set_load(&self, load: usize) {

@@ -165,6 +165,29 @@ fn forget(bench: &mut Bench) {
     bench.pass(61);
 }
 
+/// A peer could make the list as long as it likes.
+#[test]
+fn a_topic_that_is_set_and_cleared_again_and_again_waits_once_to_leave_memory() {
+    let (mut bench, shelf) = on_shelf();
+    for _ in 0..100 {
+        retain(&mut bench, "a", &long("x"));
+        retain(&mut bench, "a", "");
+    }
+    let retained = &bench.broker.inner.retained;
+    assert_eq!(retained.leaving_len(), 0);
+    // Also if it is cleared and set while it is looked up on disk.
+    retain(&mut bench, "a", &long("x"));
+    shelf.set_holding(true);
+    forget(&mut bench);
+    retain(&mut bench, "a", "");
+    retain(&mut bench, "a", &long("x"));
+    shelf.answer();
+    assert_eq!(bench.broker.inner.retained.leaving_len(), 1);
+    shelf.set_holding(false);
+    forget(&mut bench);
+    assert_eq!((bench.broker.inner.retained.leaving_len(), shelf.references("a")), (0, 1));
+}
+
 #[test]
 fn large_messages_leave_memory_after_a_while_and_are_read_when_wanted() {
     let (mut bench, shelf) = on_shelf();

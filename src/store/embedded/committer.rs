@@ -74,7 +74,8 @@ impl Default for Lazy {
     }
 }
 
-/// Hands operations to a writer thread. Dropping it waits until what was submitted is written, or failed once more.
+/// Hands operations to a writer thread. Dropping it waits until what was submitted is written, or failed once more, unless
+/// it is dropped in that thread, which then ends by itself after that.
 pub(super) struct Committer<W: Work> {
     shared: Arc<Shared<W::Inbox>>,
     thread: Option<JoinHandle<()>>,
@@ -167,8 +168,15 @@ impl<W: Work> Drop for Committer<W> {
         self.shared.state.lock().closing = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            join(thread);
         }
+    }
+}
+
+/// Waits for the end of a store's thread, unless this is the one: whoever waited for a store may be the last to have it.
+pub(super) fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != std::thread::current().id() {
+        let _ = thread.join();
     }
 }
 

@@ -1,6 +1,8 @@
 //! A persistent session's outbound half: whatever the disk, the network and the process do, what was acknowledged to
 //! its publisher arrives.
 
+mod client;
+
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -97,6 +99,8 @@ struct World {
     order: [Vec<u32>; 3],
     /// What another member has, whether it was promised, and its place here, which is to be removed.
     moved: Vec<(usize, bool, Option<u64>)>,
+    /// Of those the places that are still on disk here: the store has refused to move them so far.
+    staying: Vec<u64>,
     /// PUBREL packets that wait for the disk.
     steps: VecDeque<(u16, Arc<Ticket>)>,
 }
@@ -132,6 +136,7 @@ impl World {
             answers: VecDeque::new(),
             order: Default::default(),
             moved: Vec::new(),
+            staying: Vec::new(),
             steps: VecDeque::new(),
         }
     }
@@ -160,6 +165,7 @@ impl World {
             26 => self.expire(),
             27 => self.retry(),
             28 if argument < 64 => self.fail(some % 8 + 1),
+            28 => self.move_staying(),
             29 if argument < 64 && self.crashes => self.crash(),
             30 if argument < 32 => self.fail_load(),
             // The budget is used up for a while, by others.
@@ -270,86 +276,6 @@ impl World {
         }
     }
 
-    fn read(&mut self, frames: usize) {
-        if !self.outbound.is_online() {
-            return;
-        }
-        let bytes = self.outbound.take_out();
-        self.outbound.note_written(0);
-        let mut rest = &bytes[..];
-        let mut left = frames;
-        while left > 0
-            && let Ok(Some(frame)) = codec::frame(rest, usize::MAX)
-        {
-            rest = &rest[frame.len..];
-            left -= 1;
-            match codec::decode(&frame, self.protocol).expect("what we encode can be decoded") {
-                Packet::Publish(publish) => self.receive(&publish),
-                Packet::PubRel(ack) => {
-                    self.held.remove(&ack.packet_id);
-                    self.answers.push_back((7, ack.packet_id));
-                }
-                other => panic!("unexpected {other:?}"),
-            }
-        }
-        self.with(|outbound, env| outbound.pump(env));
-    }
-
-    fn receive(&mut self, publish: &codec::Publish<'_>) {
-        let number = number(publish.payload);
-        let attempt = u32::from_be_bytes(publish.payload[4..8].try_into().expect("four bytes"));
-        let id = publish.packet_id;
-        let sent = &mut self.messages[number];
-        if publish.qos == QoS::AtMostOnce {
-            sent.received += 1;
-            assert!(sent.received == 1 || sent.crashed, "QoS 0 message {number} came twice");
-            return;
-        }
-        let busy = self.open.insert(id, attempt);
-        assert_eq!(busy, None, "id {id} is open on this connection");
-        assert!(self.open.len() <= self.window, "receive maximum {} exceeded", self.window);
-        let known = publish.qos == QoS::ExactlyOnce
-            && match self.held.insert(id, attempt) {
-                Some(before) => {
-                    assert_eq!(before, attempt, "id {id} given to another message while the client holds it");
-                    assert!(publish.dup);
-                    true
-                }
-                None => false,
-            };
-        if !known {
-            sent.received += 1;
-            assert!(publish.qos != QoS::ExactlyOnce || sent.received == 1, "QoS 2 message {number} twice");
-            if sent.received == 1 {
-                self.order[publish.qos as usize].push(attempt);
-            }
-        }
-        self.answers.push_back((if publish.qos == QoS::AtLeastOnce { 4 } else { 5 }, id));
-    }
-
-    /// Answers one of the open handshakes, not always the oldest.
-    fn answer(&mut self, choice: usize) {
-        if !self.outbound.is_online() || self.answers.is_empty() {
-            return;
-        }
-        let Some((kind, id)) = self.answers.remove(choice % self.answers.len()) else { return };
-        match kind {
-            4 => {
-                self.open.remove(&id);
-                assert!(self.with(|outbound, env| outbound.handle_puback(id, 0, env)));
-            }
-            5 => {
-                if let Some(held) = self.with(|outbound, env| outbound.handle_pubrec(id, 0, env)) {
-                    self.steps.push_back((id, held.0));
-                }
-            }
-            _ => {
-                self.open.remove(&id);
-                assert!(self.with(|outbound, env| outbound.handle_pubcomp(id, env)));
-            }
-        }
-    }
-
     fn lose(&mut self, frames: usize) {
         if !self.outbound.is_online() {
             return;
@@ -381,9 +307,17 @@ impl World {
             self.moved.push((number, sent.promised, place));
             sent.promised = false;
             sent.received += 1;
-            if let Some(seq) = place {
-                self.disk.submit(QueueOp::Remove { queue: QUEUE, seq, unit: None });
-            }
+            self.staying.extend(place);
+        }
+        if !self.messages.len().is_multiple_of(3) {
+            self.move_staying();
+        }
+    }
+
+    /// They leave the disk here.
+    fn move_staying(&mut self) {
+        for seq in self.staying.drain(..) {
+            self.disk.submit(QueueOp::Remove { queue: QUEUE, seq, unit: None });
         }
     }
 
@@ -451,6 +385,7 @@ impl World {
         self.outbound = Outbound::new();
         self.purse = Purse::default();
         self.receipts.clear();
+        self.staying.clear();
         self.disconnected();
         for (number, promised, place) in self.moved.drain(..) {
             if place.is_some_and(|place| self.disk.0.lock().entries.contains_key(&(QUEUE, place))) {
@@ -472,6 +407,7 @@ impl World {
     fn finish(mut self) {
         self.purse.1.set(false);
         self.lose(0);
+        self.move_staying();
         self.disk.commit_all();
         self.go_on();
         self.retry();

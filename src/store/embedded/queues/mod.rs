@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 
 use super::{
     CommitHook,
-    committer::{Committer, Lazy},
+    committer::{Committer, Lazy, join},
     environment::{Environment, EnvironmentOptions},
 };
 use crate::{
@@ -275,12 +275,12 @@ impl QueueStore for EmbeddedQueues {
 }
 
 impl Drop for EmbeddedQueues {
-    /// Waits for the writer to finish what it was given, and for the readers.
+    /// Waits for the writer to finish what it was given, and for the readers; not for the thread that this is.
     fn drop(&mut self) {
         self.committer = None;
         self.readers.close();
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            join(thread);
         }
     }
 }

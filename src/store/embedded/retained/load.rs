@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::tables::Tables;
 use crate::store::{
     BoxFuture, LoadedRetained, StoreError,
-    embedded::{self, environment::Environment},
+    embedded::{self, committer::join, environment::Environment},
 };
 
 /// A read transaction ends after so long, so that it does not keep old pages from being used again.
@@ -69,7 +69,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            join(thread);
         }
     }
 }

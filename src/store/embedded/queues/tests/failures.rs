@@ -1,0 +1,222 @@
+//! Disks that fail, are full or stand still, and the end of the store.
+
+use std::{sync::mpsc, task::Wake};
+
+use super::*;
+
+/// Drops a store in the thread that wakes it, and says so.
+struct Last(Mutex<Option<Arc<EmbeddedQueues>>>, mpsc::SyncSender<()>);
+
+impl Wake for Last {
+    fn wake(self: Arc<Self>) {
+        let store = self.0.lock().take();
+        drop(store);
+        self.1.send(()).unwrap();
+    }
+}
+
+/// Whoever waits for the disk may be the last to have the store.
+#[test]
+fn a_store_that_ends_in_its_own_writer_thread_does_not_wait_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, options) = Disk::new();
+    let store = Arc::new(open(dir.path(), &options));
+    let environment = Arc::downgrade(&store.environment);
+    disk.stop(&store);
+    let ticket = Ticket::new();
+    append(&store, ticketed(Q, 0, &ticket));
+    ticket.done();
+    let (sender, ended) = mpsc::sync_channel(1);
+    let last = Arc::new(Last(Mutex::new(Some(Arc::clone(&store))), sender));
+    assert!(ticket.poll(&last.into()).is_none());
+    drop(store);
+    disk.go_on();
+    ended.recv().expect("the thread goes on");
+    while environment.strong_count() > 0 {
+        std::thread::yield_now();
+    }
+    let store = open(dir.path(), &QueueOptions::default());
+    assert_eq!(store.summaries().unwrap()[0].messages, 1);
+}
+
+#[tokio::test]
+async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
+    for fails in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, options) = Disk::new();
+        let store = open(dir.path(), &options);
+        disk.stop(&store);
+        let (before, unit, behind) = (Ticket::new(), Ticket::unit(), Ticket::new());
+        append(&store, ticketed(OTHER, 0, &before));
+        append(&store, ticketed(Q, 0, &unit));
+        append(&store, ticketed(OTHER, 1, &behind));
+        disk.go_on();
+        before.done();
+        before.wait().await.unwrap();
+        assert_eq!(store.summaries().unwrap().iter().map(|s| s.messages).sum::<usize>(), 1);
+        disk.fails.store(fails, SeqCst);
+        append(&store, ticketed(Q, 1, &unit));
+        unit.add();
+        store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 5, ticket: Arc::clone(&unit) });
+        unit.done();
+        behind.done();
+        assert_eq!((unit.wait().await.is_err(), behind.wait().await.is_err()), (fails, fails));
+        disk.fails.store(false, SeqCst);
+        let queues: Vec<_> = store.summaries().unwrap();
+        let received = queues.iter().map(|s| s.received.len()).sum::<usize>();
+        let messages = queues.iter().map(|s| s.messages).sum::<usize>();
+        assert_eq!((messages, received), if fails { (1, 0) } else { (4, 1) });
+    }
+}
+
+#[tokio::test]
+async fn a_failed_commit_refuses_what_is_new_keeps_the_rest_and_recovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, options) = Disk::new();
+    let store = open(dir.path(), &options);
+    for seq in 0..4 {
+        append(&store, entry(Q, seq));
+    }
+    written(&store).await;
+    disk.stop(&store);
+    disk.fails.store(true, SeqCst);
+    let (new, moved, release) = (Ticket::new(), Ticket::unit(), Ticket::new());
+    append(&store, ticketed(Q, 4, &new));
+    remove(&store, Q, 0);
+    append(&store, ticketed(OTHER, 0, &moved));
+    moved.add();
+    store.submit(QueueOp::Remove { queue: Q, seq: 1, unit: Some(Arc::clone(&moved)) });
+    release.add();
+    store.submit(QueueOp::Release { queue: Q, seq: 2, ticket: Arc::clone(&release) });
+    disk.go_on();
+    for ticket in [&new, &moved] {
+        ticket.done();
+        assert!(ticket.wait().await.is_err());
+    }
+    assert_eq!(store.health(), StoreHealth::Failing);
+    let probes = (0..1000).filter(|_| store.accepts()).count();
+    assert!(probes <= 2, "{probes} publishes were let through");
+    // Another queue can be read though the disk takes nothing.
+    assert!(seqs(&store, OTHER).await.is_empty());
+    disk.fails.store(false, SeqCst);
+    release.done();
+    release.wait().await.unwrap();
+    assert_eq!(store.health(), StoreHealth::Sound);
+    assert!(store.accepts());
+    assert_eq!(seqs(&store, Q).await, [1, 2, 3]);
+    assert_eq!(store.gauges().waiting_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_full_map_refuses_and_harms_nothing_that_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = QueueOptions { map_size: 1 << 20, max_map_size: 2 << 20, ..QueueOptions::default() };
+    let store = open(dir.path(), &options);
+    let large = message(&[7; 1000], None);
+    let mut kept = 0;
+    loop {
+        let ticket = Ticket::new();
+        append(&store, Entry::new(Q, kept, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&ticket))));
+        ticket.done();
+        match ticket.wait().await {
+            Ok(()) => kept += 1,
+            Err(_) => break,
+        }
+    }
+    assert!(kept > 500, "{kept}");
+    assert_eq!(store.health(), StoreHealth::Failing);
+    assert_eq!(seqs(&store, Q).await.len() as u64, kept);
+    // A device takes all that waits; nothing is started anew.
+    for seq in 0..kept {
+        remove(&store, Q, seq);
+        if seq % 50 == 0 {
+            written(&store).await;
+        }
+    }
+    while store.gauges().depth > 0 {
+        // A removal that found no room is tried again.
+        let ticket = Ticket::new();
+        store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 1, ticket: Arc::clone(&ticket) });
+        let _ = ticket.wait().await;
+    }
+    for seq in kept..kept + 500 {
+        let ticket = Ticket::new();
+        append(&store, Entry::new(Q, seq, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&ticket))));
+        ticket.done();
+        ticket.wait().await.unwrap();
+    }
+    assert_eq!(store.health(), StoreHealth::Sound);
+    assert_eq!(seqs(&store, Q).await.len(), 500);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_left_by_removals_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(false));
+    let (disk, reserve) = (Arc::clone(&full), dir.path().join("queues/reserve"));
+    let kept_room = reserve.clone();
+    // Commits succeed as long as the reserve's room is free for them.
+    let hook = move || match disk.load(SeqCst) && kept_room.exists() {
+        true => Err(io::ErrorKind::StorageFull.into()),
+        false => Ok(()),
+    };
+    let store = open(dir.path(), &QueueOptions { hook: Some(Arc::new(hook)), ..QueueOptions::default() });
+    for seq in 0..10 {
+        append(&store, entry(Q, seq));
+    }
+    written(&store).await;
+    assert!(reserve.exists());
+    full.store(true, SeqCst);
+    let ticket = Ticket::new();
+    append(&store, ticketed(Q, 10, &ticket));
+    ticket.done();
+    assert!(ticket.wait().await.is_err());
+    assert!(!reserve.exists());
+    // Nothing can be made where the reserve was: the disk has no room for it.
+    std::fs::create_dir(&reserve).unwrap();
+    full.store(false, SeqCst);
+    for seq in 0..10 {
+        remove(&store, Q, seq);
+    }
+    written(&store).await;
+    assert_eq!(store.gauges().depth, 0);
+    assert_eq!(store.health(), StoreHealth::Failing, "a removal does not make room for more");
+    let ticket = Ticket::new();
+    append(&store, ticketed(Q, 11, &ticket));
+    ticket.done();
+    assert!(ticket.wait().await.is_err(), "added what only removals have room for");
+    std::fs::remove_dir(&reserve).unwrap();
+    while store.health() == StoreHealth::Failing {
+        std::thread::yield_now();
+        let _ = tokio::task::yield_now().await;
+        let ticket = Ticket::new();
+        append(&store, ticketed(Q, 12, &ticket));
+        ticket.done();
+        let _ = ticket.wait().await;
+    }
+    assert!(reserve.exists());
+}
+
+#[tokio::test]
+async fn a_disk_that_stands_still_costs_no_memory_for_what_is_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, options) = Disk::new();
+    let options = QueueOptions { max_waiting_bytes: 1 << 20, ..options };
+    let store = open(dir.path(), &options);
+    disk.stop(&store);
+    let ticket = Ticket::new();
+    for seq in 0..200_000 {
+        let one = append(&store, ticketed(Q, seq, &ticket));
+        assert!(one.settle());
+        assert!(store.accepts());
+    }
+    for seq in 200_000..220_000 {
+        append(&store, entry(Q, seq));
+    }
+    assert!(!store.accepts());
+    disk.go_on();
+    written(&store).await;
+    assert_eq!(store.gauges(), QueueGauges { waiting_bytes: 0, depth: 20_000 });
+    ticket.done();
+    assert_eq!(ticket.result(), Some(Ok(())));
+}
