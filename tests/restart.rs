@@ -13,7 +13,10 @@ use mqtt_server::{
     types::{Protocol, QoS},
 };
 use support::{Server, until};
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic::{
+    Code,
+    transport::{Certificate, ClientTlsConfig, Endpoint},
+};
 
 /// A CONNECT of a session that outlives its connection.
 fn lasting(client_id: &str, expiry: u32) -> Connect {
@@ -39,8 +42,11 @@ async fn latest(server: &Server, device: &str, topic: &str) -> Option<Vec<u8>> {
         .await
         .expect("connect to gRPC");
     let request = GetLatestRequest { topic: topic.to_owned(), device_id: Some(device.to_owned()) };
-    let response = StateClient::new(channel).get_latest(request).await.ok()?.into_inner();
-    response.value.map(|value| value.payload.to_vec())
+    match StateClient::new(channel).get_latest(request).await {
+        Ok(response) => response.into_inner().value.map(|value| value.payload.to_vec()),
+        Err(status) if status.code() == Code::NotFound => None,
+        Err(status) => panic!("{status}"),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

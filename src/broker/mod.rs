@@ -93,6 +93,8 @@ struct Inner {
     drops: Drops,
     online: AtomicUsize,
     online_peak: AtomicUsize,
+    /// Changes of sessions under way, see [`Broker::is_quiet`].
+    changes: AtomicUsize,
     sessions: AtomicUsize,
     streams: AtomicUsize,
 }
@@ -149,6 +151,7 @@ impl Broker {
             drops: Drops::default(),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),
+            changes: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             limits,

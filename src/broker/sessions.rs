@@ -1,6 +1,12 @@
 //! Life of sessions: open, takeover, close, expiry, administrative end.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
 
 use super::{
     Broker, CloseReason, Closed, Durable, EventKind, OpenRequest, Opened, Session, SessionCore, Target, Turn,
@@ -36,6 +42,15 @@ struct Former {
     ended: Option<Ended>,
 }
 
+/// A change of sessions under way.
+struct Change<'a>(&'a AtomicUsize);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Release);
+    }
+}
+
 impl Broker {
     /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
     /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
@@ -50,6 +65,7 @@ impl Broker {
         turn: &mut Turn,
     ) -> Opened {
         let now = request.now;
+        let _change = self.change();
         let (opened, former) = self.open_locked(request, make);
         let Opened { session, present, ticket, .. } = &opened;
         if let Some(epoch) = former.connection {
@@ -86,13 +102,14 @@ impl Broker {
     ) {
         let inner = &*self.inner;
         let core = session.core();
+        let _change = self.change();
         let (will, ended) = {
             let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.ended || state.epoch != epoch || !state.online {
                 return;
             }
-            inner.online.fetch_sub(1, Relaxed);
+            inner.online.fetch_sub(1, Release);
             let due = inner.timers.update(session, &mut state, |state| {
                 state.online = false;
                 state.since = now;
@@ -129,6 +146,19 @@ impl Broker {
         }
     }
 
+    /// Whether no session has a connection, and all that follows from the ends of connections and sessions so far is
+    /// done: above all their wills are published.
+    pub fn is_quiet(&self) -> bool {
+        // In this order: an end is under way before its session is not online any more.
+        self.inner.online.load(Acquire) == 0 && self.inner.changes.load(Acquire) == 0
+    }
+
+    /// What happens until it is dropped may be the end of a session or its connection, with a will to publish.
+    fn change(&self) -> Change<'_> {
+        self.inner.changes.fetch_add(1, Relaxed);
+        Change(&self.inner.changes)
+    }
+
     /// Called by net after a session has its new link: group queues drain to it, no more than surely fits into an empty
     /// mailbox, for overflowing that would drop messages or end the connection. True if something is left for it: to
     /// be called again when it has room, since nobody else would.
@@ -153,6 +183,7 @@ impl Broker {
         now: Timestamp,
         turn: &mut Turn,
     ) -> bool {
+        let _change = self.change();
         let (session, epoch, ended) = {
             let mut place = self.inner.place(client_id);
             let Some(session) = place.find(client_id) else { return false };
@@ -189,6 +220,7 @@ impl Broker {
         let core = session.core();
         let mut will = None;
         let mut ended = None;
+        let _change = self.change();
         {
             let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
@@ -288,7 +320,7 @@ impl Broker {
             leaving.hold();
         }
         if was_online {
-            inner.online.fetch_sub(1, Relaxed);
+            inner.online.fetch_sub(1, Release);
         }
         inner.sessions.fetch_sub(1, Relaxed);
         let subscriptions = std::mem::take(&mut state.subscriptions);

@@ -223,7 +223,7 @@ impl Gateway {
             }
         }
         drop(sessions);
-        while self.broker.gauges().online > 0 {
+        while !self.broker.is_quiet() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let mut turn = Turn::default();

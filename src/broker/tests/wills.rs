@@ -191,3 +191,20 @@ fn the_will_of_a_session_that_had_been_replaced_is_published_after_a_crash() {
     assert_eq!(watcher.payloads(), ["first"], "the will of the later was cancelled");
     assert_eq!((bench.broker.gauges().sessions, disk.sessions.lock().len()), (2, 2));
 }
+
+#[test]
+fn a_shutdown_does_not_overtake_the_will_of_a_connection_that_just_ended() {
+    let mut bench = Bench::new(Limits::default());
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "$share/g/status");
+    let message = Message::new("status", b"gone", bench.now, Origin::BACKEND);
+    let will = Some(Will { message: Arc::clone(message.share()), expiry: None, delay: 0 });
+    let device = bench.connect("dev", Connect { will, ..Connect::default() });
+    bench.close(&watcher);
+    let (broker, (tell, told)) = (bench.broker.clone(), std::sync::mpsc::sync_channel(1));
+    // Nobody is connected any more, and the will is being given to the group.
+    watcher.when_asked(move || tell.send((broker.gauges().online, broker.is_quiet())).unwrap());
+    bench.close(&device);
+    assert_eq!(told.try_recv(), Ok((0, false)));
+    assert!(bench.broker.is_quiet());
+}
