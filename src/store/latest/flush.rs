@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A batch for the store: so many values, fewer after failures, or so many bytes.
-pub(super) const BATCH: usize = 2_000;
+pub(super) const BATCH: usize = 4_000;
 const SMALLEST_BATCH: usize = 50;
 const BATCH_BYTES: usize = 8 << 20;
 

@@ -108,9 +108,12 @@ struct State<T> {
 impl<P: Put> Round<P> {
     /// Until the queue is empty, or hopeless.
     async fn run(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), StoreError> {
-        let tasks = self.state.lock().queue.len().min(self.cluster.options.concurrency);
-        let mut tasks: JoinSet<()> =
-            (0..tasks).map(|_| Arc::clone(self).work(Arc::clone(connection))).collect();
+        let number = self.state.lock().queue.len().min(self.cluster.options.concurrency);
+        let mut tasks = JoinSet::new();
+        for _ in 0..number {
+            // Boxed, it is copied once, else five times on its way into the set.
+            tasks.spawn(Box::pin(Arc::clone(self).work(Arc::clone(connection))));
+        }
         while let Some(ended) = tasks.join_next().await {
             ended.map_err(|e| StoreError::Unavailable(format!("write: {e}")))?;
         }
