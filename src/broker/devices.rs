@@ -52,13 +52,15 @@ impl Broker {
         page
     }
 
-    /// Every session with a connection, for shutdown pacing.
-    pub fn online_sessions(&self) -> Vec<Arc<dyn Session>> {
+    /// Every session with a connection, and the number of that, for shutdown pacing.
+    pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
         let mut online = Vec::with_capacity(self.inner.online.load(Relaxed));
         self.inner.slots.for_each_session(|session| {
-            if session.core().state.lock().online {
-                online.push(session);
-            }
+            let connected = {
+                let state = session.core().state.lock();
+                state.online.then_some(state.epoch)
+            };
+            online.extend(connected.map(|epoch| (session, epoch)));
         });
         online
     }

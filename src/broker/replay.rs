@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     store::{BoxFuture, LoadedRetained, StoreError},
+    telemetry::count,
     types::{QueueId, SharedMessage, Timestamp},
 };
 
@@ -63,7 +64,8 @@ impl RetainedCursor {
     }
 
     /// The next message, skipping expired ones; `None` at the end. Looks at a bounded number of topics per
-    /// call: `Some(None)` means "call again". Pending while one is read from disk.
+    /// call: `Some(None)` means "call again". Pending while one is read from disk. What cannot be read is left out and
+    /// counted, and the replay goes on behind it.
     pub fn poll_next(
         &mut self,
         broker: &Broker,
@@ -74,11 +76,15 @@ impl RetainedCursor {
         if let Some(reading) = &mut self.reading {
             let Poll::Ready(result) = reading.as_mut().poll(cx) else { return Poll::Pending };
             self.reading = None;
-            let read = result.unwrap_or_else(|error| {
-                tracing::error!(%error, "retained messages cannot be read and are left out of a replay");
-                Vec::new()
-            });
-            retained.fill(&mut self.found, read, now);
+            match result {
+                Ok(read) => retained.fill(&mut self.found, read, now),
+                Err(error) => {
+                    tracing::error!(%error, "retained messages cannot be read and are left out of a replay");
+                    retained.fill(&mut self.found, Vec::new(), now);
+                    let unread = self.found.iter().filter(|found| found.message.is_none()).count();
+                    count(|c| c.retained_unread.add(unread as u64));
+                }
+            }
         }
         if let Some(found) = self.found.pop_front() {
             return Poll::Ready(Some(found.message));

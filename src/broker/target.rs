@@ -85,7 +85,8 @@ pub trait Session: Target {
     /// The broker's part of the session. A plain accessor: it is called under registry locks.
     fn core(&self) -> &SessionCore;
 
-    /// Asks the connection of `epoch` or older to end for `reason`. Does not wait.
+    /// Asks the connection of `epoch` or older to end for `reason`; if that of just this `epoch` is only on its way, it
+    /// ends when it comes. Does not wait.
     fn close(&self, epoch: u32, reason: CloseReason);
 
     /// The session is over: drops what waits, and hands back what a shared group may give to another

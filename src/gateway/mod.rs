@@ -161,9 +161,9 @@ impl Gateway {
         Arc::new(move || service::metrics(&broker, latest.as_deref(), &watch))
     }
 
-    /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now is refused
-    /// (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published, latest values, sessions and queues are written. Bounded by
-    /// `shutdown.deadline`.
+    /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now or waits for the
+    /// disk is refused (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published,
+    /// latest values, sessions and queues are written. Bounded by `shutdown.deadline`.
     pub async fn shutdown(self) {
         self.end().instrument(info_span!("shutdown")).await;
     }
@@ -215,8 +215,8 @@ impl Gateway {
         let steps = sessions.len().div_ceil(100).max(1);
         let pause = window / u32::try_from(steps).unwrap_or(u32::MAX);
         for chunk in sessions.chunks(100) {
-            for session in chunk {
-                session.close(u32::MAX, CloseReason::ServerShutdown);
+            for (session, epoch) in chunk {
+                session.close(*epoch, CloseReason::ServerShutdown);
             }
             if sessions.len() > 100 {
                 tokio::time::sleep(pause).await;

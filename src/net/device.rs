@@ -114,8 +114,21 @@ impl Device {
         self.shared.env(self.core.queue(), now)
     }
 
-    /// What must be safe before a new connection is answered.
-    pub(super) fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
+    /// Waits for what must be on disk before a new connection is answered: `ticket`, and steps of QoS 2 handshakes that go
+    /// again at once. False if the store refuses the ticket; the steps are not refused.
+    pub(super) async fn is_written(&self, ticket: Option<Arc<Ticket>>) -> bool {
+        if let Some(ticket) = ticket
+            && ticket.wait().await.is_err()
+        {
+            return false;
+        }
+        for ticket in self.unsafe_releases() {
+            let _ = ticket.wait().await;
+        }
+        true
+    }
+
+    fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
         if !self.is_durable() {
             return Vec::new();
         }

@@ -34,6 +34,7 @@ use super::{
     listener::Listener,
     proxy,
     shard::Local,
+    shared::Entering,
     tls::TlsLayer,
     websocket::{Frames, Upgrade, upgrade},
     wheel,
@@ -134,9 +135,7 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     };
-    let opened = open(wire, connect, accepted, identity, peer, listener, Arc::clone(&shared)).await;
-    drop(entering);
-    opened
+    open(wire, connect, accepted, identity, peer, listener, &shared, entering).await
 }
 
 async fn admit(
@@ -178,6 +177,7 @@ async fn admit(
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "all that an accepted CONNECT has, once")]
 async fn open(
     mut wire: Wire,
     connect: Connect,
@@ -185,7 +185,8 @@ async fn open(
     identity: Arc<dyn Identity>,
     peer: Peer,
     listener: &Listener,
-    shared: Arc<Shared>,
+    shared: &Arc<Shared>,
+    entering: Entering<'_>,
 ) -> Result<Connection, HandshakeError> {
     let now = clock::now();
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
@@ -199,26 +200,30 @@ async fn open(
     let will = will(&connect, &client_id, now);
     let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
     let mut turn = Turn::default();
-    let maker = Arc::clone(&shared);
+    let maker = Arc::clone(shared);
     let opened = shared
         .broker
         .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
         .await;
     turn.flush();
     let session = Some(Arc::clone(&opened.session));
-    let claim = Claim { session, epoch: opened.epoch, fresh: !opened.present, shared: &shared };
-    if let Some(ticket) = opened.ticket
-        && ticket.wait().await.is_err()
-    {
-        return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
-    }
+    let claim = Claim { session, epoch: opened.epoch, fresh: !opened.present, shared };
     let session = Arc::clone(&opened.session);
     let Ok(device) = opened.session.into_any().downcast::<Device>() else {
         return Err(HandshakeError::Superseded);
     };
-    for ticket in device.unsafe_releases() {
-        // A step of a QoS 2 handshake goes again at once: it must be safe by then. It is not refused.
-        let _ = ticket.wait().await;
+    // A disk that stands still does not keep the gateway from stopping.
+    let written = tokio::select! {
+        biased;
+        written = device.is_written(opened.ticket) => written,
+        () = shared.until_shut() => false,
+    };
+    if !written {
+        // Before the answer, for which the peer may let us wait.
+        drop(claim);
+        drop(entering);
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     }
     connack.session_present = opened.present;
     let mut hello = Vec::with_capacity(64);

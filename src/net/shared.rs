@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::device::Device;
 use crate::{
@@ -39,6 +39,8 @@ pub struct Shared {
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
     /// after the last look.
     door: AtomicUsize,
+    /// True from when [`SHUT`] is set, for those who are inside and wait.
+    shut: watch::Sender<bool>,
 }
 
 /// No CONNECT is accepted any more.
@@ -60,7 +62,8 @@ impl Shared {
         let handshakes = Arc::new(Semaphore::new(limits.max_handshakes.clamp(1, Semaphore::MAX_PERMITS)));
         let connections = AtomicUsize::new(0);
         let door = AtomicUsize::new(0);
-        Arc::new(Self { broker, limits, auth, response_information, connections, handshakes, door })
+        let shut = watch::Sender::new(false);
+        Arc::new(Self { broker, limits, auth, response_information, connections, handshakes, door, shut })
     }
 
     /// To be held from before a session is opened until it has its connection; `None` if the gateway is stopping.
@@ -70,10 +73,18 @@ impl Shared {
         (before & SHUT == 0).then_some(entering)
     }
 
-    /// Refuses every CONNECT from now on, and waits until those that were accepted have their connection, which takes
-    /// no peer's help. The sessions that are online after that are all that there will be. Cancel safe.
+    /// Waits until the gateway stops. Cancel safe.
+    pub(super) async fn until_shut(&self) {
+        // The sender is ours: it is not gone before.
+        let _ = self.shut.subscribe().wait_for(|shut| *shut).await;
+    }
+
+    /// Refuses every CONNECT from now on, also those that wait for the disk, and waits until the others that were
+    /// accepted have their connection, which takes neither a peer's help nor the disk's. The sessions that are online
+    /// after that are all that there will be. Cancel safe.
     pub async fn refuse_connects(&self) {
         self.door.fetch_or(SHUT, AcqRel);
+        self.shut.send_replace(true);
         while self.door.load(Acquire) != SHUT {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

@@ -88,6 +88,7 @@ counters! {
     rate_limited: "mqtt_rate_limit_pauses_total", "Times reading of a client was paused by its rate limit", "";
     subscribe_refused: "mqtt_subscriptions_refused_total", "Filters refused", "";
     retained_refused: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "";
+    retained_unread: "mqtt_retained_unread_total", "Retained messages left out of a replay because the disk could not be read", "";
     sessions_expired: "mqtt_sessions_expired_total", "Sessions ended by expiry", "";
     wills_published: "mqtt_wills_published_total", "Wills published", "";
     non_broker_blocked: "mqtt_non_broker_blocked_total", "Deliveries between devices withheld in non-broker mode", "";

@@ -142,9 +142,16 @@ impl Broker {
 
     /// SIGTERM, and waits.
     pub(crate) fn stop(&mut self) {
+        self.terminate();
         if let Some(mut child) = self.child.take() {
-            let _ = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
             let _ = child.wait();
+        }
+    }
+
+    /// SIGTERM.
+    pub(crate) fn terminate(&self) {
+        if let Some(child) = &self.child {
+            let _ = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status();
         }
     }
 

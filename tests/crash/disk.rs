@@ -8,14 +8,14 @@ use mqtt_server::{
 };
 
 use super::{
-    blocking::{Client, Got, decoded, hello},
+    blocking::{Client, Got, decoded, hello, will},
     broker::{Broker, Kind},
     recorder,
     support::until,
 };
 
 /// Latest values have a store of their own, which is not what is tested.
-const CONFIG: &str = "[latest]\nenabled = false\n[store]\nrules = [\n\
+const CONFIG: &str = "[latest]\nenabled = false\n[shutdown]\ndeadline = \"10m\"\n[store]\nrules = [\n\
                       { filter = \"away/soon/#\", durability = \"interval\" },\n\
                       { filter = \"+/never/#\", durability = \"none\" },\n]\n\
                       [[listeners]]\nname = \"soon\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\ndurability = \"interval\"\n\
@@ -46,6 +46,13 @@ fn absent(port: u16, protocol: Protocol, name: &str, filter: &str) {
     assert_eq!(client.subscribe_with(filter, QoS::ExactlyOnce, None), 2);
     client.send(&Packet::Disconnect(Box::default()));
     assert_eq!(client.next(), Got::Closed);
+}
+
+/// Sessions with a connection, also those whose CONNECT is being answered.
+fn connections(broker: &Broker) -> u64 {
+    let metrics = broker.http_get("/metrics").unwrap_or_default();
+    let value = metrics.lines().find_map(|line| line.strip_prefix("mqtt_connections "));
+    value.map_or(0, |value| value.trim().parse().expect("a number"))
 }
 
 /// Nothing has come from the server so far.
@@ -144,6 +151,42 @@ fn a_publisher_on_a_listener_that_promises_less_does_not_wait_for_a_disk_that_st
     let mut got = returned(port, Protocol::V5, "away", "last");
     got.retain(|payload| payload != "twice");
     assert_eq!(got, ["held", "soon", "never", "last"]);
+}
+
+#[test]
+fn a_connect_that_waits_for_a_disk_that_stands_still_does_not_keep_the_others_from_being_disconnected() {
+    let Some(library) = recorder::library() else { return };
+    let control = tempfile::tempdir().expect("make a directory");
+    let mut broker = start(library, control.path());
+    let port = broker.port;
+    let mut other = Client::connect(port, Protocol::V5, "other");
+    let resumed = Connect { will: Some(will("gone", b"gone")), ..persistent(Protocol::V5, "resumed") };
+    drop(Client::connect_with(port, resumed.clone()));
+    until(|| connections(&broker) == 1);
+    let stall = control.path().join("stall");
+    fs::write(&stall, "").expect("stop the disk");
+    let waiting = [
+        (Protocol::V5, resumed, 0x88),
+        (Protocol::V5, persistent(Protocol::V5, "new-5"), 0x88),
+        (Protocol::V4, persistent(Protocol::V4, "new-3"), 3),
+    ]
+    .map(|(protocol, connect, code)| {
+        let mut client = Client::open(port, protocol);
+        client.send(&Packet::Connect(Box::new(connect)));
+        (client, code)
+    });
+    until(|| connections(&broker) == 4 && control.path().join("stall.waiting").exists());
+    assert!(waiting.iter().all(|(client, _)| is_silent(client)), "accepted without the disk");
+
+    broker.terminate();
+    for (mut client, code) in waiting {
+        assert_eq!(client.next(), Got::ConnAck(code));
+        assert_eq!(client.next(), Got::Closed);
+    }
+    assert_eq!(other.next(), Got::Disconnect(0x8B));
+    assert_eq!(other.next(), Got::Closed);
+    fs::remove_file(&stall).expect("let the disk go on");
+    broker.stop();
 }
 
 #[test]

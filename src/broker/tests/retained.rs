@@ -270,7 +270,9 @@ fn a_message_that_changes_while_it_is_read_is_the_new_one() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_ends_no_replay() {
+fn a_disk_that_cannot_be_read_ends_no_replay_and_what_is_left_out_is_counted() {
+    let unread = || crate::telemetry::totals().retained_unread;
+    let before = unread();
     let (mut bench, shelf) = on_shelf();
     retain(&mut bench, "a", &long("a"));
     retain(&mut bench, "b", "small");
@@ -279,6 +281,7 @@ fn a_disk_that_cannot_be_read_ends_no_replay() {
     let device = bench.device("d");
     let cursor = bench.subscribe(&device, "#").replay.unwrap();
     assert_eq!(replay(&bench, cursor).0, ["b"]);
+    assert_eq!(unread() - before, 1);
     assert!(ready(bench.broker.retained("a", bench.now)).is_err());
 }
 

@@ -226,6 +226,18 @@ fn pages_of_devices_show_each_once_and_a_page_may_begin_after_any_device() {
 }
 
 #[test]
+fn who_stops_the_gateway_asks_no_connection_under_another_number_than_its_own() {
+    let mut bench = Bench::new(Limits::default());
+    bench.device("once");
+    bench.device("twice");
+    bench.device("twice");
+    let mut online: Vec<_> = bench.broker.online_sessions();
+    online.sort_by_key(|(session, _)| session.core().client_id().as_str().to_owned());
+    let numbers: Vec<u32> = online.iter().map(|(_, epoch)| *epoch).collect();
+    assert_eq!(numbers, [1, 2]);
+}
+
+#[test]
 fn sessions_that_stay_are_paged_once_while_others_come_and_go() {
     let mut bench = Bench::new(Limits::default());
     for number in 0..300 {

@@ -17,6 +17,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 pub(super) mod transfer;
+mod uses;
 mod writer;
 
 use std::{

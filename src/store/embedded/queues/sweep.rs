@@ -39,9 +39,9 @@ impl Sweep {
         Ok(last.map(|last| Self { queue, next, last }))
     }
 
-    /// Whether it could remove an entry at this place, or hides it until then.
-    pub(super) fn covers(&self, queue: QueueId, seq: u64) -> bool {
-        self.queue == queue && tables::entry_key(queue, seq).is_some_and(|key| key <= self.last)
+    /// Whether it could remove an entry at this place of its queue, or hides it until then.
+    pub(super) fn covers(&self, seq: u64) -> bool {
+        tables::entry_key(self.queue, seq).is_some_and(|key| key <= self.last)
     }
 
     /// Removes up to `room` entries: how many, and whether all are gone.

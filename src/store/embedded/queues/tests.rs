@@ -265,6 +265,29 @@ async fn nothing_of_a_long_purged_queue_is_seen_while_it_goes_in_parts() {
 }
 
 #[tokio::test]
+async fn what_is_added_to_a_queue_that_is_still_being_emptied_is_not_removed_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, options) = Disk::new();
+    let store = open(dir.path(), &options);
+    let shared = message(b"x", None);
+    for seq in 0..25_000 {
+        append(&store, Entry::new(Q, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
+    }
+    written(&store).await;
+    store.submit(QueueOp::Purge { queue: Q });
+    disk.stop(&store);
+    let ticket = Ticket::new();
+    for seq in [30_000, 24_990, 31_000] {
+        append(&store, ticketed(Q, seq, &ticket));
+    }
+    ticket.done();
+    store.hurry();
+    disk.go_on();
+    ticket.wait().await.unwrap();
+    assert_eq!(seqs(&store, Q).await, [24_990, 30_000, 31_000]);
+}
+
+#[tokio::test]
 async fn a_released_entry_keeps_its_place_even_if_its_message_was_gone() {
     let (dir, store) = new();
     append(&store, entry(Q, 1));

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use hashbrown::HashSet;
 use heed::RwTxn;
 use parking_lot::Mutex;
 
@@ -15,6 +16,7 @@ use super::{
     load::Readers,
     sweep::{self, Sweep},
     tables::{self, Head, Tables},
+    uses::Uses,
 };
 use crate::{
     store::{
@@ -115,25 +117,6 @@ impl Writer {
         (self.clock)().0 / 1000
     }
 
-    /// Whether the batch reads or adds where `sweep` has not been yet.
-    fn meets(&self, sweep: &Sweep) -> bool {
-        self.batch.jobs.iter().any(|job| match job {
-            Job::Op(QueueOp::Append(entry)) => sweep.covers(entry.queue, entry.seq),
-            Job::Op(QueueOp::Trim { queue, .. } | QueueOp::Purge { queue }) => *queue == sweep.queue,
-            Job::Load(request) => request.queue == sweep.queue,
-            _ => false,
-        })
-    }
-
-    /// Whether the batch reads, adds to or cuts `queue`.
-    fn finish_now(&self, queue: QueueId) -> bool {
-        self.batch.jobs.iter().any(|job| match job {
-            Job::Op(QueueOp::Append(entry)) => entry.queue == queue,
-            Job::Load(request) => request.queue == queue,
-            _ => false,
-        })
-    }
-
     fn bodies(&mut self, txn: &mut RwTxn<'_>) -> Result<Vec<u64>, heed::Error> {
         let mut next = match self.next_number {
             Some(next) => next,
@@ -178,7 +161,7 @@ impl Writer {
         Ok(())
     }
 
-    fn segments(&mut self, txn: &mut RwTxn<'_>, room: &mut usize) -> Result<(), heed::Error> {
+    fn segments(&mut self, txn: &mut RwTxn<'_>, room: &mut usize, uses: &Uses) -> Result<(), heed::Error> {
         let numbers = self.bodies(txn)?;
         for index in 0..self.batch.segments.len() {
             let segment = &self.batch.segments[index];
@@ -194,7 +177,7 @@ impl Writer {
                 self.tables.forget_received(txn, queue)?;
             }
             if let Some(mut sweep) = Sweep::new(&self.tables, txn, cut)? {
-                let limit = if self.finish_now(sweep.queue) { usize::MAX } else { *room };
+                let limit = if uses.reads_or_adds(sweep.queue) { usize::MAX } else { *room };
                 let (removed, finished) = sweep.run(&self.tables, txn, limit)?;
                 self.swept(room, removed);
                 if !finished {
@@ -264,15 +247,19 @@ impl Work for Writer {
         self.effects = Effects::default();
         let mut room = self.limit.min(MAX_SWEPT);
         let mut sweeps = self.sweeps.clone();
+        let sweeps_or_cuts =
+            !sweeps.is_empty() || self.batch.segments.iter().any(|segment| segment.then.is_some());
+        // Few batches sweep: the others need not be looked through.
+        let uses = if sweeps_or_cuts { Uses::of(&self.batch.jobs) } else { Uses::default() };
         for sweep in &mut sweeps {
-            let limit = if self.meets(sweep) { usize::MAX } else { room };
+            let limit = if uses.meets(sweep) { usize::MAX } else { room };
             let (removed, finished) = sweep.run(&self.tables, txn, limit)?;
             self.swept(&mut room, removed);
             if !finished {
                 self.effects.sweeps.push(sweep.clone());
             }
         }
-        self.segments(txn, &mut room)?;
+        self.segments(txn, &mut room, &uses)?;
         if let (Some(now), Some(expiry)) = (self.expire_until, self.expiry.get()) {
             let expired = &mut self.effects.expired;
             self.effects.more_expired =
@@ -320,7 +307,8 @@ impl Work for Writer {
         self.failed = true;
         let mut kept = VecDeque::new();
         let mut refused = 0;
-        let mut touched = hashbrown::HashSet::<QueueId, ahash::RandomState>::default();
+        let mut touched: HashSet<QueueId, ahash::RandomState> =
+            self.sweeps.iter().map(|sweep| sweep.queue).collect();
         for job in std::mem::take(&mut self.batch.jobs) {
             match &job {
                 Job::Op(QueueOp::Append(_)) => {
@@ -339,8 +327,7 @@ impl Work for Writer {
                     kept.push_back(job);
                 }
                 Job::Load(request) => {
-                    let unfinished = self.sweeps.iter().any(|sweep| sweep.queue == request.queue);
-                    if unfinished || touched.contains(&request.queue) {
+                    if touched.contains(&request.queue) {
                         kept.push_back(job);
                     } else if let Job::Load(request) = job {
                         self.readers.submit(request);
