@@ -68,11 +68,13 @@ def store_cpu(broker):
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def paced(bench, broker, rate):
-    """CPU for each message, over some flushes: of the whole gateway, and of its threads beside those of devices."""
+def paced(bench, broker, rate, settle=lambda broker: None):
+    """CPU for each message, over some flushes: of the whole gateway, and of its threads beside those of devices, these
+    until it has settled."""
     seconds = 3 * FLUSH if rate == RATE else bench.seconds
     before = store_cpu(broker)
     report = publish(bench, broker, max(seconds, bench.seconds), "--rate", rate, "--tick-us", 1000)
+    settle(broker)
     return report["broker_cpu_us_per_published"], (store_cpu(broker) - before) * 1e6 / report["published"]
 
 
@@ -118,10 +120,11 @@ def database(bench, broker):
             # The tables are made and the keys known.
             paced(bench, running, RATE)
             flushed(running)
-            (figures["cpu"], busy), values, writes = counted(running, lambda: paced(bench, running, RATE))
+            # With the last flush: else values count that are not written yet.
+            run = lambda: paced(bench, running, RATE, flushed)
+            (figures["cpu"], busy), values, writes = counted(running, run)
             figures["extra"] = busy - idle
             figures["per write"] = values / writes
-            flushed(running)
 
         def naive(running):
             (_, busy), values, writes = counted(running, lambda: paced(bench, running, NAIVE_RATE))

@@ -90,6 +90,14 @@ impl Broker {
         opened
     }
 
+    /// Whether a session of this client id that outlives its connection can be opened now: it is there, or the store takes
+    /// another one.
+    pub fn can_keep(&self, client_id: &str) -> bool {
+        let Some(durable) = &self.inner.durable else { return true };
+        let found = self.inner.place(client_id).find(client_id);
+        found.is_some_and(|session| session.core().queue() != QueueId::NONE) || durable.sessions().accepts()
+    }
+
     /// Tells that the connection of `epoch` ended. Ignored if a later epoch exists. Publishes or schedules the
     /// will, ends the session if its expiry is 0. The session must no longer be online as a target.
     pub fn closed(

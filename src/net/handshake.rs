@@ -197,6 +197,11 @@ async fn open(
         keep_alive,
         username: connect.username.as_deref().map(Box::from),
     };
+    if expiry > 0 && !shared.broker.can_keep(client_id.as_str()) {
+        drop(entering);
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
+    }
     let will = will(&connect, &client_id, now);
     let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
     let mut turn = Turn::default();

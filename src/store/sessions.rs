@@ -87,6 +87,10 @@ pub trait SessionStore: Send + Sync {
     /// it is given without its subscriptions.
     fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError>;
 
+    /// Whether it takes another session, as far as known. While it does not, a session that is begun and refused would
+    /// leave a removal behind that waits for the disk.
+    fn accepts(&self) -> bool;
+
     /// How it does.
     fn health(&self) -> StoreHealth;
 }

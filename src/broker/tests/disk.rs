@@ -186,6 +186,9 @@ impl SessionStore for Forgetful {
     fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
         Ok(())
     }
+    fn accepts(&self) -> bool {
+        true
+    }
     fn health(&self) -> StoreHealth {
         StoreHealth::Sound
     }

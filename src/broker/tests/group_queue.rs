@@ -308,6 +308,9 @@ impl SessionStore for Diary {
     fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
         Ok(())
     }
+    fn accepts(&self) -> bool {
+        true
+    }
     fn health(&self) -> StoreHealth {
         StoreHealth::Sound
     }

@@ -348,3 +348,16 @@ fn a_connected_session_outlives_its_expiry_and_ends_without_a_will() {
     assert!(device.is_ended());
     assert!(watch.payloads().is_empty());
 }
+
+/// Else each refused CONNECT would leave the removal of a session behind that waits for the disk.
+#[test]
+fn while_the_disk_is_full_no_session_begins_that_would_be_refused_and_others_go_on() {
+    let disk = Arc::new(wills::Disk::default());
+    let mut bench = wills::bench(&disk);
+    bench.device("stored");
+    bench.connect("clean", Connect::default());
+    disk.full.store(true, SeqCst);
+    assert_eq!(["stored", "clean", "new"].map(|id| bench.broker.can_keep(id)), [true, false, false]);
+    disk.full.store(false, SeqCst);
+    assert!(bench.broker.can_keep("new"));
+}

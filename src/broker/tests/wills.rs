@@ -10,8 +10,9 @@ use crate::{
 
 /// A disk that is never late: sessions as a crash would leave them. Messages it does not keep.
 #[derive(Default)]
-struct Disk {
+pub(super) struct Disk {
     sessions: Mutex<BTreeMap<QueueId, StoredSession>>,
+    pub(super) full: AtomicBool,
 }
 
 impl Disk {
@@ -48,12 +49,15 @@ impl SessionStore for Disk {
         }
         Ok(())
     }
+    fn accepts(&self) -> bool {
+        !self.full.load(SeqCst)
+    }
     fn health(&self) -> StoreHealth {
         StoreHealth::Sound
     }
 }
 
-fn bench(disk: &Arc<Disk>) -> Bench {
+pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
     let broker = Broker::new(BrokerConfig {
         limits: Arc::default(),
         non_broker: false,

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -21,6 +21,9 @@ use crate::{
 /// First pause after a failed commit; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// While commits fail, one submission in so many milliseconds may try whether the disk takes it.
+const PROBE_MILLIS: u64 = 1000;
 
 /// What was submitted and not yet taken by the writer. It bounds itself: see the stores.
 pub(super) trait Inbox: Send + 'static {
@@ -85,6 +88,9 @@ struct Shared<I> {
     state: Mutex<State<I>>,
     wake: Condvar,
     failing: AtomicBool,
+    started: Instant,
+    /// Milliseconds after `started` when the last try was let through.
+    probed: AtomicU64,
     lazy: Lazy,
 }
 
@@ -112,6 +118,8 @@ impl<W: Work> Committer<W> {
             state: Mutex::new(state),
             wake: Condvar::new(),
             failing: AtomicBool::new(false),
+            started: now(),
+            probed: AtomicU64::new(0),
             lazy,
         });
         let writer = Writer {
@@ -155,6 +163,16 @@ impl<W: Work> Committer<W> {
         if wake {
             self.shared.wake.notify_one();
         }
+    }
+
+    /// Whether something new should be submitted: commits succeed, or it is time to try again.
+    pub(super) fn admits(&self) -> bool {
+        if self.health() == StoreHealth::Sound {
+            return true;
+        }
+        let Shared { started, probed, .. } = &*self.shared;
+        let (now, last) = (started.elapsed().as_millis() as u64, probed.load(Relaxed));
+        now >= last + PROBE_MILLIS && probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
     }
 
     /// How the last commit went.

@@ -22,12 +22,9 @@ mod writer;
 
 use std::{
     path::PathBuf,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     thread::JoinHandle,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
@@ -46,9 +43,6 @@ use inbox::{Gauges, Inbox, Job};
 use load::{Reader, Readers, Request};
 use tables::Tables;
 use writer::Writer;
-
-/// While commits fail, one publish in so many milliseconds may try whether the disk takes it.
-const PROBE_MILLIS: u64 = 1000;
 
 const READERS: usize = 2;
 
@@ -96,11 +90,6 @@ fn wall_clock() -> Timestamp {
     Timestamp(since.as_millis() as u64)
 }
 
-#[expect(clippy::disallowed_methods, reason = "spaces the tries while commits fail")]
-fn started() -> Instant {
-    Instant::now()
-}
-
 /// Figures of a queue store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueGauges {
@@ -118,9 +107,6 @@ pub struct EmbeddedQueues {
     max_waiting_bytes: usize,
     begun: usize,
     expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
-    started: Instant,
-    /// Milliseconds after `started` when the last try was let through.
-    probed: AtomicU64,
     committer: Option<Committer<Writer>>,
     readers: Arc<Readers>,
     threads: Vec<JoinHandle<()>>,
@@ -167,8 +153,6 @@ impl EmbeddedQueues {
             max_waiting_bytes: options.max_waiting_bytes,
             begun: options.begun,
             expiry,
-            started: started(),
-            probed: AtomicU64::new(0),
             committer: Some(committer),
             readers,
             threads: Vec::new(),
@@ -259,15 +243,8 @@ impl QueueStore for EmbeddedQueues {
     }
 
     fn accepts(&self) -> bool {
-        if self.gauges.waiting_bytes.load(Relaxed) > self.max_waiting_bytes {
-            return false;
-        }
-        if self.health() == StoreHealth::Sound {
-            return true;
-        }
-        let now = self.started.elapsed().as_millis() as u64;
-        let last = self.probed.load(Relaxed);
-        now >= last + PROBE_MILLIS && self.probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
+        self.gauges.waiting_bytes.load(Relaxed) <= self.max_waiting_bytes
+            && self.committer.as_ref().is_some_and(Committer::admits)
     }
 
     fn health(&self) -> StoreHealth {

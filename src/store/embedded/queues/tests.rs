@@ -8,7 +8,7 @@ mod start;
 use std::{
     io,
     path::Path,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
 };
 
 use parking_lot::Condvar;

@@ -109,6 +109,10 @@ impl SessionStore for EmbeddedSessions {
         Ok(())
     }
 
+    fn accepts(&self) -> bool {
+        self.committer.admits()
+    }
+
     fn health(&self) -> StoreHealth {
         self.committer.health()
     }
