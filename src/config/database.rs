@@ -150,7 +150,7 @@ impl Default for Database {
             speculative_delay: Span(Duration::from_millis(500)),
             speculative_attempts: 1,
             compression: Compression::None,
-            concurrency: 512,
+            concurrency: 128,
             server_id: String::new(),
             spill: true,
             spill_running: false,

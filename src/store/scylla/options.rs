@@ -177,7 +177,7 @@ impl Default for ScyllaOptions {
             speculative_delay: Some(Duration::from_millis(500)),
             speculative_attempts: 1,
             compression: Compression::None,
-            concurrency: 512,
+            concurrency: 128,
             topics_per_device: 10_000,
             ttl: Vec::new(),
             server_id: String::new(),
