@@ -53,8 +53,8 @@ pub(super) struct Cluster {
     pub(super) options: Arc<ScyllaOptions>,
     /// Which topics devices have, as far as it is known.
     pub(super) known: KnownTopics,
-    pub(super) writes: Arc<Limit>,
-    reads: Arc<Limit>,
+    pub(super) writes: Limit,
+    reads: Limit,
     state: Mutex<State>,
     opening: AsyncMutex<Option<Opening>>,
 }
@@ -146,7 +146,7 @@ impl Cluster {
     pub(super) fn answered<T>(
         &self,
         connection: &Arc<Connection>,
-        permit: Permit,
+        permit: Permit<'_>,
         answer: &Result<T, ExecutionError>,
     ) {
         match answer.as_ref().err().map(errors::kind) {

@@ -23,7 +23,7 @@ use super::{
     options::life,
     read::{self, next_rows},
     row::{self, Row},
-    write::{self, BATCH_BYTES, Group, Put},
+    write::{self, BATCH_BYTES, Plan, Put},
 };
 use crate::{
     store::{
@@ -46,10 +46,10 @@ impl ScyllaHistory {
 
     async fn write(&self, batch: Arc<[HistoryEntry]>) -> Result<(), StoreError> {
         let connection = self.cluster.connection().await?;
-        let groups = by_partition(&batch, BATCH_BYTES).into_iter();
-        let groups = groups.map(|numbers| Group { table: (), numbers }).collect();
+        let mut plan = Plan::new(batch.len());
+        by_partition(&batch, BATCH_BYTES).iter().for_each(|numbers| plan.add((), numbers));
         let entries = Entries { batch, options: Arc::clone(&self.cluster.options) };
-        write::all(&self.cluster, &connection, Arc::new(entries), groups).await
+        write::all(&self.cluster, &connection, Arc::new(entries), plan).await
     }
 
     async fn read(&self, query: HistoryQuery) -> Result<HistoryPage, StoreError> {
@@ -154,10 +154,10 @@ struct Entries {
 impl Put for Entries {
     type Table = ();
 
-    async fn put(&self, connection: &Connection, group: &Group<()>) -> Result<(), ExecutionError> {
+    async fn put(&self, connection: &Connection, (): (), numbers: &[usize]) -> Result<(), ExecutionError> {
         let server = &self.options.server_id;
-        let rows = group.numbers.iter().map(|number| bind(&self.batch[*number], server)).collect();
-        write::put(&connection.session, &connection.history.append, &self.options, rows).await
+        let rows: Vec<_> = numbers.iter().map(|number| bind(&self.batch[*number], server)).collect();
+        write::put(&connection.session, &connection.history.append, &self.options, &rows).await
     }
 
     fn refused(&self, number: usize, error: &str) {

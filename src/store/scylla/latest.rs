@@ -14,7 +14,7 @@ use super::{
     cluster::{Cluster, Connection},
     read, row,
     topics::{Admitted, KnownTopics},
-    write::{self, BATCH_BYTES, Group, Put},
+    write::{self, BATCH_BYTES, Plan, Put},
 };
 use crate::{store::LatestValue, telemetry::count};
 
@@ -37,13 +37,17 @@ pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
         }
         admitted => admitted?,
     };
-    let by_device = row::by_device(&batch, &admitted, BATCH_BYTES);
-    let by_device = by_device.into_iter().map(|numbers| Group { table: Table::ByDevice, numbers });
-    let by_topic = row::newest_by_topic(&batch, &admitted).into_iter();
-    let by_topic = by_topic.map(|number| Group { table: Table::ByTopic, numbers: vec![number] });
-    let groups = by_device.chain(by_topic).collect();
+    let newest = row::newest_by_topic(&batch, &admitted);
+    let mut plan = Plan::new(2 * admitted.len());
+    // A value goes to both tables one soon after the other, while the processor has it at hand.
+    for numbers in row::by_device(&batch, &admitted, BATCH_BYTES) {
+        plan.add(Table::ByDevice, &numbers);
+        for number in numbers.iter().filter(|number| newest[**number]) {
+            plan.add(Table::ByTopic, std::slice::from_ref(number));
+        }
+    }
     let values = Arc::new(Values { batch: Arc::clone(&batch), options: Arc::clone(&cluster.options) });
-    let written = write::all(cluster, &connection, values, groups).await;
+    let written = write::all(cluster, &connection, values, plan).await;
     if matches!(written, Ok(()) | Err(StoreError::Partly { .. })) {
         admission.dropped.count();
     }
@@ -68,12 +72,28 @@ pub(super) struct Values {
 impl Put for Values {
     type Table = Table;
 
-    async fn put(&self, connection: &Connection, group: &Group<Table>) -> Result<(), ExecutionError> {
-        let statement = match group.table {
+    async fn put(
+        &self,
+        connection: &Connection,
+        table: Table,
+        numbers: &[usize],
+    ) -> Result<(), ExecutionError> {
+        let statement = match table {
             Table::ByDevice => &connection.put_by_device,
             Table::ByTopic => &connection.put_by_topic,
         };
-        let rows = group.numbers.iter().map(|number| self.options.row(&self.batch[*number])).collect();
+        let row = |number: &usize| self.options.row(&self.batch[*number]);
+        let (one, many);
+        let rows: &[_] = match numbers {
+            [number] => {
+                one = [row(number)];
+                &one
+            }
+            numbers => {
+                many = numbers.iter().map(row).collect::<Vec<_>>();
+                &many
+            }
+        };
         write::put(&connection.session, statement, &self.options, rows).await
     }
 

@@ -1,14 +1,12 @@
 //! How many requests are under way: fewer while the database is overloaded, slowly more again.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Additive increase, multiplicative decrease: an overloaded answer halves what may be under way, down to one; so many
 /// good answers as may be under way allow one more, up to the bound.
 pub(super) struct Limit {
-    semaphore: Arc<Semaphore>,
+    semaphore: Semaphore,
     most: usize,
     state: Mutex<State>,
 }
@@ -24,24 +22,24 @@ struct State {
 }
 
 /// Leave for one request; given back when dropped.
-pub(super) struct Permit {
-    limit: Arc<Limit>,
-    held: Option<OwnedSemaphorePermit>,
+pub(super) struct Permit<'a> {
+    limit: &'a Limit,
+    held: Option<SemaphorePermit<'a>>,
     halvings: u64,
 }
 
 impl Limit {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    pub(super) fn new(most: usize) -> Self {
         let most = most.clamp(1, Semaphore::MAX_PERMITS);
         let state = State { allowed: most, debt: 0, good: 0, halvings: 0 };
-        Arc::new(Self { semaphore: Arc::new(Semaphore::new(most)), most, state: Mutex::new(state) })
+        Self { semaphore: Semaphore::new(most), most, state: Mutex::new(state) }
     }
 
     /// Waits until one more request may start. Cancel safe.
-    pub(super) async fn permit(self: &Arc<Self>) -> Permit {
+    pub(super) async fn permit(&self) -> Permit<'_> {
         // Never closed.
-        let held = Arc::clone(&self.semaphore).acquire_owned().await.ok();
-        Permit { limit: Arc::clone(self), held, halvings: self.state.lock().halvings }
+        let held = self.semaphore.acquire().await.ok();
+        Permit { limit: self, held, halvings: self.state.lock().halvings }
     }
 
     #[cfg(test)]
@@ -50,10 +48,10 @@ impl Limit {
     }
 }
 
-impl Permit {
+impl Permit<'_> {
     /// The request was answered in time.
     pub(super) fn good(self) {
-        let limit = &self.limit;
+        let limit = self.limit;
         let mut state = limit.state.lock();
         state.good += 1;
         if state.good >= state.allowed && state.allowed < limit.most {
@@ -81,7 +79,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut state = self.limit.state.lock();
         if state.debt > 0

@@ -13,8 +13,8 @@ use crate::{
     types::{ClientId, Properties, QoS, Timestamp},
 };
 
-/// Columns of both tables.
-pub(super) const COLUMNS: &str = "device, topic, payload, qos, retained, version, received, server, present, \
+/// Columns of both tables, the largest first: the driver's buffer then has about the room for a row at once.
+pub(super) const COLUMNS: &str = "payload, device, topic, qos, retained, version, received, server, present, \
                                   payload_format, content_type, response_topic, correlation_data, \
                                   user_properties";
 
@@ -33,9 +33,9 @@ const CORRELATION_DATA: i8 = 16;
 #[derive(SerializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
 pub(super) struct Bound<'a> {
+    payload: &'a [u8],
     device: &'a str,
     topic: &'a str,
-    payload: &'a [u8],
     qos: i8,
     retained: bool,
     version: i64,
@@ -64,9 +64,9 @@ pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bou
     });
     let version = value.version.cast_signed();
     Bound {
+        payload: &value.payload,
         device: value.device.as_str(),
         topic: &value.topic,
-        payload: &value.payload,
         qos: value.qos as i8,
         retained: value.retain,
         version,
@@ -87,9 +87,9 @@ pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bou
 #[derive(DeserializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
 pub(super) struct Row {
+    payload: Bytes,
     device: String,
     topic: String,
-    payload: Bytes,
     qos: i8,
     retained: bool,
     version: i64,
@@ -180,8 +180,8 @@ pub(super) fn groups<P: Eq + Hash>(
     done
 }
 
-/// Of `numbers` the newest of each topic.
-pub(super) fn newest_by_topic(values: &[LatestValue], numbers: &[usize]) -> Vec<usize> {
+/// Which of `numbers` is the newest of its topic.
+pub(super) fn newest_by_topic(values: &[LatestValue], numbers: &[usize]) -> Vec<bool> {
     let mut newest: HashMap<&str, usize, RandomState> = HashMap::default();
     for number in numbers {
         let best = newest.entry(&values[*number].topic).or_insert(*number);
@@ -189,5 +189,7 @@ pub(super) fn newest_by_topic(values: &[LatestValue], numbers: &[usize]) -> Vec<
             *best = *number;
         }
     }
-    newest.into_values().collect()
+    let mut is_newest = vec![false; values.len()];
+    newest.into_values().for_each(|number| is_newest[number] = true);
+    is_newest
 }

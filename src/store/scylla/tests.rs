@@ -16,7 +16,7 @@ use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use super::{
     super::{HistoryEntry, HistoryQuery, HistoryStore as _, history, suite},
     cluster::Connection,
-    write::{Group, Put},
+    write::{Plan, Put},
     *,
 };
 use crate::{store::LatestQuery, telemetry::totals};
@@ -234,11 +234,11 @@ impl Answers {
 impl Put for Answers {
     type Table = ();
 
-    async fn put(&self, _: &Connection, group: &Group<()>) -> Result<(), ExecutionError> {
+    async fn put(&self, _: &Connection, (): (), written: &[usize]) -> Result<(), ExecutionError> {
         let answer = |error, text: &str| {
             ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, text.to_owned()))
         };
-        let has = |numbers: &HashSet<usize>| group.numbers.iter().any(|number| numbers.contains(number));
+        let has = |numbers: &HashSet<usize>| written.iter().any(|number| numbers.contains(number));
         if has(&self.refused) {
             return Err(answer(DbError::Invalid, "Value is not to my taste"));
         }
@@ -249,7 +249,7 @@ impl Put for Answers {
             *self.slow.lock() -= 1;
             return Err(answer(DbError::Overloaded, ""));
         }
-        self.written.lock().extend(&group.numbers);
+        self.written.lock().extend(written);
         Ok(())
     }
 
@@ -263,9 +263,11 @@ async fn one_bad_value_neither_stops_the_others_nor_is_tried_for_ever() {
     let Some(options) = options("refused values") else { return };
     let store = with(&options, |_| {});
     let connection = store.cluster.connection().await.unwrap();
-    let groups = || (0..20).map(|n| Group { table: (), numbers: vec![2 * n, 2 * n + 1] }).collect();
-    let run =
-        async |put: &Arc<Answers>| write::all(&store.cluster, &connection, Arc::clone(put), groups()).await;
+    let run = async |put: &Arc<Answers>| {
+        let mut plan = Plan::new(40);
+        (0..20).for_each(|n| plan.add((), &[2 * n, 2 * n + 1]));
+        write::all(&store.cluster, &connection, Arc::clone(put), plan).await
+    };
 
     let put = Answers::new(&[3, 8, 9], &[], 0);
     run(&put).await.unwrap();
@@ -300,9 +302,10 @@ async fn a_key_that_the_server_refuses_is_dropped_alone() {
     let connection = store.cluster.connection().await.unwrap();
     let options = Arc::clone(&store.cluster.options);
     let put = Arc::new(latest::Values { batch: values.clone().into(), options });
-    let group = Group { table: latest::Table::ByDevice, numbers: vec![0, 1] };
+    let mut plan = Plan::new(2);
+    plan.add(latest::Table::ByDevice, &[0, 1]);
     let dropped = totals().latest_dropped_rejected;
-    write::all(&store.cluster, &connection, put, vec![group]).await.unwrap();
+    write::all(&store.cluster, &connection, put, plan).await.unwrap();
     assert!(totals().latest_dropped_rejected > dropped);
     assert_eq!(store.get("t", Some("d")).await.unwrap().as_ref(), Some(&values[0]));
     cql(&store, "DROP KEYSPACE {}").await;

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Range,
     pin::pin,
     sync::Arc,
 };
@@ -38,32 +39,61 @@ const ATTEMPTS: u32 = 3;
 /// So many more failures than successes end a write: the database is away, and each further request would wait in vain.
 const HOPELESS: usize = 8;
 
+/// Which values are written by one request each, and in which order.
+pub(super) struct Plan<T> {
+    /// Numbers of values, those of a request side by side.
+    order: Vec<usize>,
+    groups: VecDeque<Group<T>>,
+}
+
 /// Values that one request writes: to one partition.
-#[derive(Debug, Clone)]
-pub(super) struct Group<T> {
+struct Group<T> {
     /// Where they go; [`Put`] knows.
-    pub(super) table: T,
-    /// Their places in what is written.
-    pub(super) numbers: Vec<usize>,
+    table: T,
+    /// Where their numbers are in [`Plan::order`].
+    places: Range<usize>,
+    /// How often it was tried, this time included.
+    attempt: u32,
+}
+
+impl<T> Plan<T> {
+    /// For about so many values.
+    pub(super) fn new(values: usize) -> Self {
+        Self { order: Vec::with_capacity(values), groups: VecDeque::with_capacity(values) }
+    }
+
+    /// One request for the values of these numbers.
+    pub(super) fn add(&mut self, table: T, numbers: &[usize]) {
+        let from = self.order.len();
+        self.order.extend_from_slice(numbers);
+        self.groups.push_back(Group::new(table, from..self.order.len()));
+    }
+}
+
+impl<T> Group<T> {
+    fn new(table: T, places: Range<usize>) -> Self {
+        Self { table, places, attempt: 1 }
+    }
 }
 
 /// Knows how values of a kind become a request.
 pub(super) trait Put: Send + Sync + 'static {
     /// Names a table.
-    type Table: Copy + Send + 'static;
+    type Table: Copy + Send + Sync + 'static;
 
-    /// Writes the values of `group`.
+    /// Writes the values of these numbers, in time.
     fn put(
         &self,
         connection: &Connection,
-        group: &Group<Self::Table>,
+        table: Self::Table,
+        numbers: &[usize],
     ) -> impl Future<Output = Result<(), ExecutionError>> + Send;
 
     /// Counts and tells that the database refuses the value of this number.
     fn refused(&self, number: usize, error: &str);
 }
 
-/// Writes `groups`. Whoever drops it half way leaves nothing under way that it waits for.
+/// Writes what is planned. Whoever drops it half way leaves nothing under way that it waits for.
 ///
 /// # Errors
 /// [`StoreError::Partly`] if some values are written, else what is wrong.
@@ -71,9 +101,11 @@ pub(super) async fn all<P: Put>(
     cluster: &Arc<Cluster>,
     connection: &Arc<Connection>,
     put: Arc<P>,
-    groups: Vec<Group<P::Table>>,
+    plan: Plan<P::Table>,
 ) -> Result<(), StoreError> {
-    let round = Arc::new(Round { cluster: Arc::clone(cluster), put, state: Mutex::new(State::new(groups)) });
+    let order = Arc::new(plan.order);
+    let state = Mutex::new(State::new(Arc::clone(&order), plan.groups));
+    let round = Arc::new(Round { cluster: Arc::clone(cluster), put, order, state });
     round.run(connection).await?;
     if round.state.lock().ask_alone() {
         match cluster.connection().await {
@@ -82,8 +114,7 @@ pub(super) async fn all<P: Put>(
         }
         round.drop_refused();
     }
-    let mut state = round.state.lock();
-    std::mem::take(&mut *state).end()
+    round.state.lock().end()
 }
 
 /// What the tasks of a write have in common: each takes a group, asks the database and takes the next. A task for each
@@ -91,12 +122,14 @@ pub(super) async fn all<P: Put>(
 struct Round<P: Put> {
     cluster: Arc<Cluster>,
     put: Arc<P>,
+    /// Of the [`Plan`].
+    order: Arc<Vec<usize>>,
     state: Mutex<State<P::Table>>,
 }
 
 struct State<T> {
-    /// With the number of the attempt.
-    queue: VecDeque<(Group<T>, u32)>,
+    order: Arc<Vec<usize>>,
+    queue: VecDeque<Group<T>>,
     /// What the database does not take.
     refused: Vec<(Group<T>, ExecutionError)>,
     unwritten: BTreeSet<usize>,
@@ -124,10 +157,11 @@ impl<P: Put> Round<P> {
     async fn work(self: Arc<Self>, connection: Arc<Connection>) {
         loop {
             let permit = self.cluster.writes.permit().await;
-            let Some((group, attempt)) = self.state.lock().next() else { return };
-            let result = self.put.put(&connection, &group).await;
+            let Some(group) = self.state.lock().next() else { return };
+            let numbers = &self.order[group.places.clone()];
+            let result = self.put.put(&connection, group.table, numbers).await;
             self.cluster.answered(&connection, permit, &result);
-            self.state.lock().done(group, attempt, result, &self.cluster.options);
+            self.state.lock().done(group, result, &self.cluster.options);
         }
     }
 
@@ -137,9 +171,9 @@ impl<P: Put> Round<P> {
         let mut dropped = BTreeMap::new();
         for (group, error) in std::mem::take(&mut state.refused) {
             if errors::kind(&error) == Kind::Rejected {
-                dropped.extend(group.numbers.iter().map(|number| (*number, error.to_string())));
+                dropped.extend(self.order[group.places].iter().map(|number| (*number, error.to_string())));
             } else {
-                state.fail(group, &error, &self.cluster.options);
+                state.fail(&group, &error, &self.cluster.options);
             }
         }
         for (number, error) in dropped {
@@ -149,36 +183,18 @@ impl<P: Put> Round<P> {
     }
 }
 
-impl<T> Default for State<T> {
-    fn default() -> Self {
-        Self::new(Vec::new())
-    }
-}
-
 impl<T> State<T> {
-    fn new(groups: Vec<Group<T>>) -> Self {
-        Self {
-            queue: groups.into_iter().map(|group| (group, 1)).collect(),
-            refused: Vec::new(),
-            unwritten: BTreeSet::new(),
-            error: None,
-            good: 0,
-            bad: 0,
-        }
+    fn new(order: Arc<Vec<usize>>, queue: VecDeque<Group<T>>) -> Self {
+        let (refused, unwritten) = (Vec::new(), BTreeSet::new());
+        Self { order, queue, refused, unwritten, error: None, good: 0, bad: 0 }
     }
 
-    fn next(&mut self) -> Option<(Group<T>, u32)> {
+    fn next(&mut self) -> Option<Group<T>> {
         let hopeless = self.bad > self.good + HOPELESS;
         if hopeless { None } else { self.queue.pop_front() }
     }
 
-    fn done(
-        &mut self,
-        group: Group<T>,
-        attempt: u32,
-        result: Result<(), ExecutionError>,
-        options: &ScyllaOptions,
-    ) {
+    fn done(&mut self, group: Group<T>, result: Result<(), ExecutionError>, options: &ScyllaOptions) {
         let Err(error) = result else {
             self.good += 1;
             return;
@@ -189,18 +205,18 @@ impl<T> State<T> {
                 self.refused.push((group, error));
                 return;
             }
-            Kind::Overloaded if attempt < ATTEMPTS => {
+            Kind::Overloaded if group.attempt < ATTEMPTS => {
                 self.note(&error, options);
-                self.queue.push_back((group, attempt + 1));
+                self.queue.push_back(Group { attempt: group.attempt + 1, ..group });
             }
-            _ => self.fail(group, &error, options),
+            _ => self.fail(&group, &error, options),
         }
         self.bad += 1;
     }
 
-    fn fail(&mut self, group: Group<T>, error: &ExecutionError, options: &ScyllaOptions) {
+    fn fail(&mut self, group: &Group<T>, error: &ExecutionError, options: &ScyllaOptions) {
         self.note(error, options);
-        self.unwritten.extend(group.numbers);
+        self.unwritten.extend(&self.order[group.places.clone()]);
     }
 
     fn note(&mut self, error: &ExecutionError, options: &ScyllaOptions) {
@@ -211,14 +227,14 @@ impl<T> State<T> {
     /// What is left is not written, for this reason if it is another than before.
     fn give_up(&mut self, error: Option<StoreError>) {
         self.error = error.or_else(|| self.error.take());
-        self.unwritten.extend(self.queue.drain(..).flat_map(|(group, _)| group.numbers));
+        self.unwritten.extend(self.queue.drain(..).flat_map(|group| &self.order[group.places]));
     }
 
-    fn end(self) -> Result<(), StoreError> {
-        let Some(error) = self.error.filter(|_| !self.unwritten.is_empty()) else { return Ok(()) };
+    fn end(&mut self) -> Result<(), StoreError> {
+        let Some(error) = self.error.take().filter(|_| !self.unwritten.is_empty()) else { return Ok(()) };
         match error {
             StoreError::Unavailable(reason) if self.good > 0 => {
-                Err(StoreError::Partly { unwritten: self.unwritten.into_iter().collect(), reason })
+                Err(StoreError::Partly { unwritten: self.unwritten.iter().copied().collect(), reason })
             }
             error => Err(error),
         }
@@ -228,11 +244,10 @@ impl<T> State<T> {
 impl<T: Copy> State<T> {
     /// Whether something was refused; each value of it alone is next.
     fn ask_alone(&mut self) -> bool {
-        let refused = std::mem::take(&mut self.refused);
-        let alone = refused.into_iter().flat_map(|(Group { table, numbers }, _)| {
-            numbers.into_iter().map(move |number| Group { table, numbers: vec![number] })
-        });
-        self.queue = alone.map(|group| (group, 1)).collect();
+        let refused = std::mem::take(&mut self.refused).into_iter();
+        self.queue = refused
+            .flat_map(|(group, _)| group.places.map(move |at| Group::new(group.table, at..at + 1)))
+            .collect();
         !self.queue.is_empty()
     }
 }
@@ -252,11 +267,11 @@ pub(super) async fn put(
     session: &Session,
     statement: &PreparedStatement,
     options: &ScyllaOptions,
-    rows: Vec<impl SerializeRow + Sync>,
+    rows: &[impl SerializeRow + Sync],
 ) -> Result<(), ExecutionError> {
     let all = options.request_timeout;
     let alone = options.speculative_delay.filter(|delay| *delay < all);
-    let mut first = pin!(send(session, statement, options, &rows));
+    let mut first = pin!(send(session, statement, options, rows));
     if let Ok(answer) = timeout(alone.unwrap_or(all), first.as_mut()).await {
         return answer;
     }
@@ -264,7 +279,7 @@ pub(super) async fn put(
     let mut speculative = statement.clone();
     speculative.set_execution_profile_handle(None);
     let both = Box::pin(async {
-        let mut second = pin!(send(session, &speculative, options, &rows));
+        let mut second = pin!(send(session, &speculative, options, rows));
         tokio::select! {
             answer = first.as_mut() => if answer.is_ok() { answer } else { second.await },
             answer = second.as_mut() => if answer.is_ok() { answer } else { first.await },
