@@ -22,6 +22,9 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// After a commit it is looked so much later whether pages can be unmapped.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// While commits fail, one submission in so many milliseconds may try whether the disk takes it.
 const PROBE_MILLIS: u64 = 1000;
 
@@ -128,6 +131,7 @@ impl<W: Work> Committer<W> {
             work,
             spare,
             pause: None,
+            look: None,
             name: name.to_owned(),
         };
         let thread = std::thread::Builder::new()
@@ -210,6 +214,8 @@ struct Writer<W: Work> {
     spare: W::Inbox,
     /// The pause after the last commit, which failed, and when it ends.
     pause: Option<(Duration, Instant)>,
+    /// When it is looked whether pages can be unmapped; something was committed since the last look.
+    look: Option<Instant>,
     name: String,
 }
 
@@ -220,6 +226,7 @@ impl<W: Work> Writer<W> {
             if self.pause.is_none() && self.environment.recover() {
                 self.recovered();
             }
+            self.look();
             self.work.accept(&mut self.spare);
             if self.work.plan() {
                 self.commit();
@@ -237,6 +244,7 @@ impl<W: Work> Writer<W> {
         let more = self.work.more();
         let low = (self.pause.is_none() && self.environment.is_low()).then_some(LONGEST_PAUSE);
         let tick = self.work.tick().into_iter().chain(low).min().map(|tick| begun + tick);
+        let tick = tick.into_iter().chain(self.look).min();
         loop {
             let full = state.inbox.len() >= self.shared.lazy.count;
             if state.closing || state.urgent || (self.pause.is_none() && (more || full)) {
@@ -277,6 +285,7 @@ impl<W: Work> Writer<W> {
         match result {
             Ok(()) => {
                 self.pause = None;
+                self.look.get_or_insert_with(|| now() + LOOK);
                 if !self.environment.is_low() || self.environment.recover() {
                     self.recovered();
                 }
@@ -291,6 +300,19 @@ impl<W: Work> Writer<W> {
                 self.pause = Some((pause, now() + pause));
                 self.work.failed();
             }
+        }
+    }
+
+    fn look(&mut self) {
+        if self.look.take_if(|due| now() >= *due).is_none() {
+            return;
+        }
+        match self.environment.unmap_free() {
+            Ok(true) => {
+                tracing::debug!(store = self.name, "pages of the file are unmapped, it is mostly free")
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(store = self.name, %error, "cannot unmap free pages"),
         }
     }
 

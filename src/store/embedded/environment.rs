@@ -28,6 +28,9 @@ pub type CommitHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Between two looks for readers that were killed: their snapshots would keep pages from being used again.
 const STALE_READERS: Duration = Duration::from_secs(60);
 
+/// Pages of a smaller file are not worth being unmapped.
+const WORTH_UNMAPPING: usize = 64 << 20;
+
 /// How an environment is opened.
 pub(super) struct EnvironmentOptions {
     /// Folder in the data directory, also the name in messages.
@@ -148,6 +151,24 @@ impl Environment {
         let room = inside >= RESERVE as u64 || (used < self.room() && upkeep.reserve.make());
         self.low.store(!room, Relaxed);
         Ok(room)
+    }
+
+    /// Unmaps and maps again a large file that is mostly free, as it is once a burst is gone: each page that was ever
+    /// read counts as the process's memory until the system is short of it. Pages in use are mapped again when they are
+    /// read; the system still has them. True if it was done.
+    pub(super) fn unmap_free(&self) -> Result<bool, heed::Error> {
+        let _upkeep = self.writing.lock();
+        let (used, map_size) = (self.used(), self.env.info().map_size);
+        let filled = || {
+            let _gate = self.gate.read();
+            self.env.non_free_pages_size()
+        };
+        if used < WORTH_UNMAPPING || filled()? > used as u64 / 2 {
+            return Ok(false);
+        }
+        let _gate = self.gate.write();
+        open::resize(&self.env, map_size)?;
+        Ok(true)
     }
 
     /// Bytes of the file that were ever used.
@@ -313,5 +334,53 @@ mod tests {
         environment.writing.lock().readers_checked = None;
         environment.writing(|txn| environment.set_format(txn, 3)).unwrap();
         assert_eq!(environment.env.clear_stale_readers().unwrap(), 0, "the reader was still there");
+    }
+
+    /// Bytes of the file at `path` that count as this process's memory.
+    #[cfg(target_os = "linux")]
+    fn mapped(path: &Path) -> usize {
+        let path = path.canonicalize().unwrap();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+        let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("it is mapped");
+        rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    /// Once a burst was drained its file counted as memory until the end of the process.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_that_is_mostly_free_does_not_stay_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let environment = environment(dir.path());
+        let table = environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
+        let table: Table = table;
+        let value = vec![1; 1 << 20];
+        let keys = || (0..80_u8).map(|n| [n]);
+        let fill = |keys: Vec<[u8; 1]>| {
+            environment.writing(|txn| keys.iter().try_for_each(|key| table.put(txn, key, &value))).unwrap();
+        };
+        let sum = || {
+            let sum = environment.reading(|txn| {
+                table
+                    .iter(txn)?
+                    .map(|found| found.map(|(_, value)| value.iter().map(|b| u64::from(*b)).sum::<u64>()))
+                    .sum()
+            });
+            let sum: u64 = sum.unwrap();
+            sum
+        };
+        let path = dir.path().join("test/data.mdb");
+        fill(keys().collect());
+        assert_eq!(sum(), 80 << 20);
+        assert!(!environment.unmap_free().unwrap(), "all of it is in use");
+        assert!(mapped(&path) > 64 << 20, "{}", mapped(&path));
+        environment
+            .writing(|txn| keys().skip(1).try_for_each(|key| table.delete(txn, &key).map(drop)))
+            .unwrap();
+        assert!(environment.unmap_free().unwrap());
+        assert!(mapped(&path) < 4 << 20, "{}", mapped(&path));
+        assert_eq!(sum(), 1 << 20);
+        fill(keys().collect());
+        assert_eq!(sum(), 80 << 20);
     }
 }
