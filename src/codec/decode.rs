@@ -114,6 +114,20 @@ fn reason_properties(reader: &mut Reader<'_>) -> Result<(Option<String>, User), 
     Ok((reason_string, user))
 }
 
+/// Packet identifiers of the PUBACKs that `bytes` begin with, as far as they are as short as nearly all: success, without
+/// properties [MQTT-2.2.1-5]. Each takes [`PLAIN_PUBACK`] bytes.
+#[inline]
+pub fn plain_pubacks(bytes: &[u8]) -> impl Iterator<Item = u16> {
+    let (frames, _) = bytes.as_chunks::<PLAIN_PUBACK>();
+    frames.iter().map_while(|frame| match *frame {
+        [0x40, 2, high, low] if (high, low) != (0, 0) => Some(u16::from_be_bytes([high, low])),
+        _ => None,
+    })
+}
+
+/// Bytes of a PUBACK without reason code and properties.
+pub const PLAIN_PUBACK: usize = 4;
+
 /// Section 3.4 to 3.7.
 fn ack(reader: &mut Reader<'_>, protocol: Protocol, allowed: fn(u8) -> bool) -> Result<Ack, DecodeError> {
     // [MQTT-2.2.1-5]

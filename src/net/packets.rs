@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use tracing::info;
 
-use super::{connection::Connection, durable::Closing, ending::End, shard::Work};
+use super::{connection::Connection, device::Slot, durable::Closing, ending::End, shard::Work};
 use crate::{
     broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
@@ -15,6 +16,9 @@ use crate::{
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
+
+/// PUBACK packets that are handled under one lock: whoever delivers to the device waits for them.
+const ACKS_PER_LOCK: usize = 16;
 
 /// What came of a piece of input.
 pub(super) struct Handled {
@@ -38,6 +42,17 @@ impl Connection {
         let max = self.device.shared.limits.max_packet_size.0;
         let traced = self.is_traced();
         loop {
+            match if traced { Ok(0) } else { self.handle_plain_pubacks(&bytes[handled.used..], now, turn) } {
+                Ok(0) => {}
+                Ok(acks) => {
+                    handled.used += acks * codec::PLAIN_PUBACK;
+                    continue;
+                }
+                Err(end) => {
+                    handled.end = Some(end);
+                    break;
+                }
+            }
             let frame = match codec::frame(&bytes[handled.used..], max) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
@@ -245,11 +260,7 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let env = self.device.env(now);
-        let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-        // The next connection has looked at what it must wait for: nothing may be added to that.
-        if let Some(close) = slot.link.as_ref().and_then(|link| link.close) {
-            return Err(End::Close(close));
-        }
+        let mut slot = self.lock_open()?;
         let held = match first >> 4 {
             4 => {
                 slot.out.handle_puback(ack.packet_id, ack.code, &env);
@@ -271,6 +282,38 @@ impl Connection {
         match held {
             Some((kind, held)) => self.step_when_safe(kind, ack.packet_id, held, answers),
             None => Ok(()),
+        }
+    }
+
+    /// Handles PUBACK packets that `bytes` begin with, if they are plain, some under one lock. Says how many.
+    fn handle_plain_pubacks(&mut self, bytes: &[u8], now: Timestamp, turn: &mut Turn) -> Result<usize, End> {
+        let mut ids = codec::plain_pubacks(bytes).take(ACKS_PER_LOCK).peekable();
+        if ids.peek().is_none() {
+            return Ok(0);
+        }
+        let env = self.device.env(now);
+        let mut slot = self.lock_open()?;
+        let mut acks = 0;
+        for id in ids {
+            slot.out.handle_puback(id, 0, &env);
+            acks += 1;
+        }
+        let dirty = slot.mark_dirty();
+        drop(slot);
+        if dirty {
+            turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+        }
+        count(|c| c.packets_in.add(acks as u64));
+        Ok(acks)
+    }
+
+    /// The slot, while the session is ours and we need not close.
+    fn lock_open(&self) -> Result<MutexGuard<'_, Slot>, End> {
+        let Some(slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+        // The next connection has looked at what it must wait for: nothing may be added to that.
+        match slot.link.as_ref().and_then(|link| link.close) {
+            Some(close) => Err(End::Close(close)),
+            None => Ok(slot),
         }
     }
 

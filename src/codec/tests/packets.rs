@@ -272,3 +272,32 @@ pub(super) fn sample(protocol: Protocol) -> BoxedStrategy<Sample> {
     let other = if protocol.is_v5() { prop_oneof![14 => other, 1 => auth()].boxed() } else { other.boxed() };
     prop_oneof![1 => publish(protocol), 3 => other.prop_map(Sample::Other)].boxed()
 }
+
+/// The short way must take what the long way takes, and no more.
+#[test]
+fn plain_pubacks_are_those_that_decode_as_success_without_properties() {
+    let ack = |body: &[u8]| framed(0x40, body);
+    let first = [ack(&[0, 1]), ack(&[0xFF, 0xFF])].concat();
+    let others = [
+        ack(&[0, 0]),               // no identifier
+        ack(&[0, 3, 0x10]),         // a reason
+        ack(&[0, 3, 0, 0]),         // properties, none
+        ack(&[0]),                  // too short
+        framed(0x41, &[0, 3]),      // flags
+        framed(0x50, &[0, 3]),      // PUBREC
+        vec![0x40, 0x82, 0x00, 3],  // a longer form of the length
+        Vec::new(),
+    ];
+    for other in others {
+        let bytes = [&first[..], &other, &ack(&[0, 9])].concat();
+        let expected = if other.is_empty() { vec![1, 0xFFFF, 9] } else { vec![1, 0xFFFF] };
+        assert_eq!(plain_pubacks(&bytes).collect::<Vec<_>>(), expected, "{other:02x?}");
+    }
+    for protocol in [Protocol::V4, Protocol::V5] {
+        let Ok(Packet::PubAck(long)) = decode_one(&first[..PLAIN_PUBACK], protocol) else {
+            panic!("a PUBACK")
+        };
+        assert_eq!((long.packet_id, long.code), (1, 0));
+        assert!(long.reason_string.is_none() && long.user.is_empty());
+    }
+}
