@@ -279,13 +279,13 @@ fn plain_pubacks_are_those_that_decode_as_success_without_properties() {
     let ack = |body: &[u8]| framed(0x40, body);
     let first = [ack(&[0, 1]), ack(&[0xFF, 0xFF])].concat();
     let others = [
-        ack(&[0, 0]),               // no identifier
-        ack(&[0, 3, 0x10]),         // a reason
-        ack(&[0, 3, 0, 0]),         // properties, none
-        ack(&[0]),                  // too short
-        framed(0x41, &[0, 3]),      // flags
-        framed(0x50, &[0, 3]),      // PUBREC
-        vec![0x40, 0x82, 0x00, 3],  // a longer form of the length
+        ack(&[0, 0]),              // no identifier
+        ack(&[0, 3, 0x10]),        // a reason
+        ack(&[0, 3, 0, 0]),        // properties, none
+        ack(&[0]),                 // too short
+        framed(0x41, &[0, 3]),     // flags
+        framed(0x50, &[0, 3]),     // PUBREC
+        vec![0x40, 0x82, 0x00, 3], // a longer form of the length
         Vec::new(),
     ];
     for other in others {
