@@ -33,34 +33,28 @@ pub(super) struct Handled {
 impl Connection {
     /// Handles every complete frame in `bytes`. Answers and deliveries are left in `work`.
     pub(super) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
-        let Work { turn, answers, now, .. } = work;
-        let now = *now;
         let mut handled = Handled { used: 0, messages: 0, end: None };
-        if bytes.is_empty() {
-            return handled;
+        if !bytes.is_empty() {
+            handled.end = self.handle_each(bytes, &mut handled, work).err();
         }
+        handled
+    }
+
+    fn handle_each(&mut self, bytes: &[u8], handled: &mut Handled, work: &mut Work) -> Result<(), End> {
+        let Work { turn, answers, now, .. } = work;
         let max = self.device.shared.limits.max_packet_size.0;
         let traced = self.is_traced();
         loop {
-            match if traced { Ok(0) } else { self.handle_plain_pubacks(&bytes[handled.used..], now, turn) } {
-                Ok(0) => {}
-                Ok(acks) => {
+            let rest = &bytes[handled.used..];
+            if !traced {
+                let acks = self.handle_plain_pubacks(rest, *now, turn)?;
+                if acks > 0 {
                     handled.used += acks * codec::PLAIN_PUBACK;
                     continue;
                 }
-                Err(end) => {
-                    handled.end = Some(end);
-                    break;
-                }
             }
-            let frame = match codec::frame(&bytes[handled.used..], max) {
-                Ok(Some(frame)) => frame,
-                Ok(None) => break,
-                Err(error) => {
-                    handled.end = Some(End::Protocol(error.reason_code()));
-                    break;
-                }
-            };
+            let frame = codec::frame(rest, max).map_err(|error| End::Protocol(error.reason_code()))?;
+            let Some(frame) = frame else { return Ok(()) };
             count(|c| c.packets_in.add(1));
             if traced {
                 self.trace(&frame);
@@ -69,23 +63,19 @@ impl Connection {
             let answered = answers.len();
             let result = if frame.first >> 4 == 3 {
                 handled.messages += 1;
-                let routed = self.handle_publish_frame(&frame, now, turn, answers);
+                let routed = self.handle_publish_frame(&frame, *now, turn, answers);
                 if handled.messages.is_multiple_of(MESSAGES_PER_FLUSH) {
                     turn.flush();
                 }
                 routed
             } else {
-                self.handle_other(&frame, now, turn, answers)
+                self.handle_other(&frame, *now, turn, answers)
             };
             if answers.len() > answered {
                 count(|c| c.packets_out.add(1));
             }
-            if let Err(end) = result {
-                handled.end = Some(end);
-                break;
-            }
+            result?;
         }
-        handled
     }
 
     /// Type and size, never content.
@@ -273,12 +263,7 @@ impl Connection {
                 None
             }
         };
-        if slot.mark_dirty() {
-            drop(slot);
-            turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
-        } else {
-            drop(slot);
-        }
+        self.let_go(slot, turn);
         match held {
             Some((kind, held)) => self.step_when_safe(kind, ack.packet_id, held, answers),
             None => Ok(()),
@@ -298,13 +283,18 @@ impl Connection {
             slot.out.handle_puback(id, 0, &env);
             acks += 1;
         }
+        self.let_go(slot, turn);
+        count(|c| c.packets_in.add(acks as u64));
+        Ok(acks)
+    }
+
+    /// Unlocks the slot; what acknowledgements made room for is sent at the end of the turn.
+    fn let_go(&self, mut slot: MutexGuard<'_, Slot>, turn: &mut Turn) {
         let dirty = slot.mark_dirty();
         drop(slot);
         if dirty {
             turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
         }
-        count(|c| c.packets_in.add(acks as u64));
-        Ok(acks)
     }
 
     /// The slot, while the session is ours and we need not close.

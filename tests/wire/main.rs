@@ -13,7 +13,7 @@ use std::io::Write as _;
 
 use client::{Client, Got, decoded, hello, will};
 use mqtt_server::{
-    codec::{self, Ack, Auth, Connect, Packet, Publish, Unsubscribe},
+    codec::{self, Ack, Auth, Connect, Packet, Publish, Unsubscribe, reason},
     types::{Properties, Protocol, QoS},
 };
 use support::Server;

@@ -134,3 +134,31 @@ fn sys_answers_time_and_version_once_and_repeats_the_rest() {
         assert!(count(&seen, name) >= 3, "{name} is not repeated: {seen:?}");
     }
 }
+
+/// [MQTT-4.9.0-2]: a whole window acknowledged in one write is free again, also behind a PUBACK that is not as short as
+/// the others.
+#[test]
+fn a_window_acknowledged_in_one_write_is_free_again() {
+    const WINDOW: u16 = 50;
+    let server = Server::start();
+    let connect = Connect { receive_maximum: Some(WINDOW), ..hello(Protocol::V5, "reader") };
+    let mut reader = Client::connect_with(server.ports.tcp, connect);
+    assert_eq!(reader.subscribe_with("t", QoS::AtLeastOnce, None), 1);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    for n in 0..3 * WINDOW {
+        publisher.publish("t", &n.to_be_bytes(), QoS::AtLeastOnce, false);
+        assert_eq!(publisher.next(), Got::PubAck(0));
+    }
+    for first in [0, WINDOW, 2 * WINDOW] {
+        let window: Vec<_> = (0..WINDOW).map(|_| delivery(&mut reader, Protocol::V5)).collect();
+        let payloads = window.iter().map(|(.., payload)| payload.clone());
+        assert!(payloads.eq((first..first + WINDOW).map(|n| n.to_be_bytes().to_vec())), "{window:?}");
+        assert_eq!(reader.ping(), [], "the window is full");
+        let acks = window.iter().enumerate().map(|(n, (id, ..))| {
+            let code = if n == 20 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
+            Packet::PubAck(Ack { code, ..ack(*id) })
+        });
+        reader.send_all(&acks.collect::<Vec<_>>());
+    }
+    assert_eq!(reader.ping(), []);
+}

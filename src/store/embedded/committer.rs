@@ -22,9 +22,6 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// After a commit it is looked so much later whether pages can be unmapped.
-const LOOK: Duration = Duration::from_secs(10);
-
 /// While commits fail, one submission in so many milliseconds may try whether the disk takes it.
 const PROBE_MILLIS: u64 = 1000;
 
@@ -68,15 +65,17 @@ pub(super) trait Work: Send + 'static {
 /// How long what nobody waits for may wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lazy {
-    /// Time since the first of them.
+    /// Time since the first operation that nobody waits for.
     pub(super) interval: Duration,
-    /// Number of them.
+    /// Number of such operations.
     pub(super) count: usize,
+    /// Time since a commit until it is looked whether pages can be unmapped.
+    pub(super) unmap: Duration,
 }
 
 impl Default for Lazy {
     fn default() -> Self {
-        Self { interval: Duration::from_millis(50), count: 10_000 }
+        Self { interval: Duration::from_millis(50), count: 10_000, unmap: Duration::from_secs(10) }
     }
 }
 
@@ -285,7 +284,7 @@ impl<W: Work> Writer<W> {
         match result {
             Ok(()) => {
                 self.pause = None;
-                self.look.get_or_insert_with(|| now() + LOOK);
+                self.look.get_or_insert_with(|| now() + self.shared.lazy.unmap);
                 if !self.environment.is_low() || self.environment.recover() {
                     self.recovered();
                 }

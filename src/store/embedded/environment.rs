@@ -287,6 +287,8 @@ mod tests {
 
     use super::*;
     use crate::store::embedded::open::{Existing, in_use};
+    #[cfg(target_os = "linux")]
+    use crate::store::embedded::tests::mapped;
 
     fn environment(dir: &Path) -> Environment {
         let options = EnvironmentOptions {
@@ -336,38 +338,24 @@ mod tests {
         assert_eq!(environment.env.clear_stale_readers().unwrap(), 0, "the reader was still there");
     }
 
-    /// Bytes of the file at `path` that count as this process's memory.
-    #[cfg(target_os = "linux")]
-    fn mapped(path: &Path) -> usize {
-        let path = path.canonicalize().unwrap();
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut lines = smaps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
-        let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("it is mapped");
-        rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
-    }
-
     /// Once a burst was drained its file counted as memory until the end of the process.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_file_that_is_mostly_free_does_not_stay_in_memory() {
         let dir = tempfile::tempdir().unwrap();
         let environment = environment(dir.path());
-        let table = environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
-        let table: Table = table;
+        let table: Table =
+            environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
         let value = vec![1; 1 << 20];
         let keys = || (0..80_u8).map(|n| [n]);
         let fill = |keys: Vec<[u8; 1]>| {
             environment.writing(|txn| keys.iter().try_for_each(|key| table.put(txn, key, &value))).unwrap();
         };
-        let sum = || {
-            let sum = environment.reading(|txn| {
-                table
-                    .iter(txn)?
-                    .map(|found| found.map(|(_, value)| value.iter().map(|b| u64::from(*b)).sum::<u64>()))
-                    .sum()
-            });
-            let sum: u64 = sum.unwrap();
-            sum
+        let sum = || -> u64 {
+            let bytes = |value: &[u8]| value.iter().map(|b| u64::from(*b)).sum::<u64>();
+            environment
+                .reading(|txn| table.iter(txn)?.map(|found| found.map(|(_, value)| bytes(value))).sum())
+                .unwrap()
         };
         let path = dir.path().join("test/data.mdb");
         fill(keys().collect());

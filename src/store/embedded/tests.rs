@@ -27,6 +27,16 @@ fn open_with(path: &Path, options: &EmbeddedOptions) -> EmbeddedLatest {
     EmbeddedLatest::open(&DataDir::open(path).unwrap(), options).unwrap()
 }
 
+/// Bytes of the file at `path` that count as this process's memory.
+#[cfg(target_os = "linux")]
+pub(super) fn mapped(path: &Path) -> usize {
+    let path = path.canonicalize().unwrap();
+    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+    let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("it is mapped");
+    rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
 fn all() -> LatestQuery {
     LatestQuery { limit: 10_000, ..LatestQuery::default() }
 }

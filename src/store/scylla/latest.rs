@@ -82,19 +82,8 @@ impl Put for Values {
             Table::ByDevice => &connection.put_by_device,
             Table::ByTopic => &connection.put_by_topic,
         };
-        let row = |number: &usize| self.options.row(&self.batch[*number]);
-        let (one, many);
-        let rows: &[_] = match numbers {
-            [number] => {
-                one = [row(number)];
-                &one
-            }
-            numbers => {
-                many = numbers.iter().map(row).collect::<Vec<_>>();
-                &many
-            }
-        };
-        write::put(&connection.session, statement, &self.options, rows).await
+        let rows: Vec<_> = numbers.iter().map(|number| self.options.row(&self.batch[*number])).collect();
+        write::put(&connection.session, statement, &self.options, &rows).await
     }
 
     fn refused(&self, number: usize, error: &str) {

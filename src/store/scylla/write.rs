@@ -79,7 +79,7 @@ impl<T> Group<T> {
 /// Knows how values of a kind become a request.
 pub(super) trait Put: Send + Sync + 'static {
     /// Names a table.
-    type Table: Copy + Send + Sync + 'static;
+    type Table: Copy + Send + 'static;
 
     /// Writes the values of these numbers, in time.
     fn put(

@@ -60,6 +60,8 @@ pub struct QueueOptions {
     pub lazy_interval: Duration,
     /// How many such changes may wait.
     pub lazy_count: usize,
+    /// How long after a commit a large file that is mostly free leaves the process's memory.
+    pub unmap_interval: Duration,
     /// The time, by which messages expire.
     pub clock: fn() -> Timestamp,
     /// So many entries at a queue's front, at most, may have been sent by an earlier process.
@@ -77,6 +79,7 @@ impl Default for QueueOptions {
             max_waiting_bytes: 256 << 20,
             lazy_interval: lazy.interval,
             lazy_count: lazy.count,
+            unmap_interval: lazy.unmap,
             clock: wall_clock,
             begun: 4096,
             hook: None,
@@ -143,7 +146,11 @@ impl EmbeddedQueues {
             first_due,
         );
         let inbox = || Inbox::new(&gauges, options.max_waiting_bytes);
-        let lazy = Lazy { interval: options.lazy_interval, count: options.lazy_count };
+        let lazy = Lazy {
+            interval: options.lazy_interval,
+            count: options.lazy_count,
+            unmap: options.unmap_interval,
+        };
         let inboxes = [inbox(), inbox()];
         let committer = Committer::start("queue-writer", Arc::clone(&environment), writer, inboxes, lazy)?;
         let mut store = Self {

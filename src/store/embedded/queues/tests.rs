@@ -15,6 +15,8 @@ use parking_lot::Condvar;
 use tempfile::TempDir;
 
 use super::*;
+#[cfg(target_os = "linux")]
+use crate::store::embedded::tests::mapped;
 use crate::{
     store::StoredEntry,
     types::{Entry, Message, Origin, QoS, SharedMessage, Ticket},
@@ -342,3 +344,26 @@ static NOW: AtomicU64 = AtomicU64::new(1_700_000_000_000);
 /// Tells the kill test's child where to write.
 const CHILD: &str = "MQTT_SERVER_TEST_QUEUES_CHILD";
 const WIDTH: u64 = 5;
+
+/// Once a burst was drained its file counted as memory until the end of the process.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_burst_leaves_memory_after_it_is_drained() {
+    let dir = tempfile::tempdir().unwrap();
+    let unmap_interval = Duration::from_millis(50);
+    let store = open(dir.path(), &QueueOptions { unmap_interval, ..QueueOptions::default() });
+    for seq in 0..80 {
+        append(&store, Entry::new(Q, seq, message(&[1; 1 << 20], None), QoS::AtLeastOnce, None));
+    }
+    assert_eq!(seqs(&store, Q).await.len(), 80);
+    let path = dir.path().join("queues/data.mdb");
+    assert!(mapped(&path) > 64 << 20, "it was read");
+    (0..80).for_each(|seq| remove(&store, Q, seq));
+    written(&store).await;
+    let leaves = async {
+        while mapped(&path) > 8 << 20 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), leaves).await.expect("it stayed");
+}
