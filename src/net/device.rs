@@ -247,6 +247,10 @@ impl Target for Device {
             group_queue: options.group_queue,
             queue_offline: options.queue_offline,
         };
+        if options.qos.min(message.qos) != QoS::AtMostOnce {
+            // It will be kept until it is acknowledged: made here, it keeps nobody waiting for the lock.
+            message.share();
+        }
         let mut slot = self.slot.lock();
         let before = slot.out.dropped();
         let take = slot.out.offer(message, offer, &self.env(message.received));
