@@ -84,9 +84,16 @@ fn campaign(kind: Kind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
         // Now and then while it still starts.
         let life = if rng.one_in(6) { rng.between(1, 200) } else { rng.between(300, 1_500) };
         world.run(&mut broker, life * 1_000_000);
+        if kind != Kind::Own {
+            // It is to be found guilty, so that there has to be something to lose.
+            world.run_until_something_waits(&mut broker, 0);
+        }
         broker.kill();
         world.after_kill(&broker);
-        println!("round {round}: killed after {life} ms, {} acknowledged", acknowledged(&world.history));
+        println!(
+            "round {round}: killed after {life} ms or more, {} acknowledged",
+            acknowledged(&world.history)
+        );
         broker.start();
     }
     world.drain(&mut broker);

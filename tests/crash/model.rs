@@ -267,6 +267,11 @@ impl Facts {
         self.arrivals.push(arrival);
     }
 
+    /// When a publisher first sent it.
+    pub(crate) fn published_at(&self, msg: MsgId) -> Option<u64> {
+        self.published.get(&msg).map(|published| published.at)
+    }
+
     /// Acknowledged messages that have not come where they must.
     pub(crate) fn missing(&self, cast: &Cast) -> Vec<Violation> {
         let mut missing = Vec::new();

@@ -132,7 +132,7 @@ fn a_disk_that_lies_about_its_syncs_is_found() {
     world.settle(&mut broker);
     world.run(&mut broker, 300_000_000);
     let forgotten = super::clock::now();
-    world.run(&mut broker, 500_000_000);
+    world.run_until_something_waits(&mut broker, forgotten);
     broker.kill();
     let operations = recorder::read(&control.path().join("recorder.log"));
     let mut again = Broker::new(Kind::Own);

@@ -12,7 +12,7 @@ use super::{
     client::{Peer, Profile, Will},
     clock,
     history::{Durable, Event, Record, states},
-    model::{Cast, Facts},
+    model::{Cast, Facts, Violation},
     rng::Rng,
 };
 
@@ -171,6 +171,26 @@ impl World {
             }
             self.turn(broker);
         }
+    }
+
+    /// Load until a message of after `since` is acknowledged and waits for a client that is away: only a server that has
+    /// kept it can still send it.
+    pub(crate) fn run_until_something_waits(&mut self, broker: &mut Broker, since: u64) {
+        let deadline = clock::now() + PATIENCE;
+        while !self.something_waits(since) {
+            assert!(clock::now() < deadline, "nothing waits for anybody\n{}", broker.log());
+            self.run(broker, 100 * MILLI);
+        }
+    }
+
+    fn something_waits(&self, since: u64) -> bool {
+        let facts = Facts::new(&self.history, &self.cast);
+        facts.missing(&self.cast).iter().any(|violation| match violation {
+            Violation::Lost { client, msg, .. } => {
+                !self.peers[*client].online && facts.published_at(*msg) > Some(since)
+            }
+            _ => false,
+        })
     }
 
     /// Reads what the dead server has sent before it died.
