@@ -1,6 +1,6 @@
 """The agreed rows: what one message, one connection and one subscription cost, against Mosquitto."""
 
-from model import MOSQUITTO, OURS, OURS_TWO, Metric, Scenario
+from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, Metric, Scenario
 
 BOTH = (MOSQUITTO, OURS)
 WITH_TWO = (MOSQUITTO, OURS, OURS_TWO)
@@ -97,7 +97,7 @@ SCENARIOS = [
             Metric("p99", "us", ratio=1.0, digits=1),
             Metric("p99.9", "us", ratio=1.0, digits=1),
         ),
-        pubsub("-t", "pair", "-P", 100, "--qos", 1, "--rate", 10_000), core=True,
+        pubsub("-t", "pair", "-P", 100, "--qos", 1, "--rate", 10_000), sides=(MOSQUITTO, OURS, AGAIN), core=True,
     ),
     Scenario(
         "conn", "10,000 connections with a subscription each",

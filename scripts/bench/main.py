@@ -18,7 +18,7 @@ import report
 import special
 from brokers import Gateway, Mosquitto, Peer
 from load import Failed, Loader
-from model import MOSQUITTO, OURS, OURS_TWO, Result
+from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target"
@@ -49,6 +49,7 @@ class Bench:
         }
         if Mosquitto.binary():
             known[MOSQUITTO] = Mosquitto(MOSQUITTO, one)
+            known[AGAIN] = Mosquitto(AGAIN, one)
         for text in peers:
             name, _, command = text.partition("=")
             known[name] = Peer(name, one, template=command)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import charts
-from model import MOSQUITTO, OURS, OURS_TWO
+from model import AGAIN, MOSQUITTO, OURS, OURS_TWO
 
 BEGIN, END = "<!-- results: written by scripts/bench.sh -->", "<!-- end of results -->"
 # Above so much CPU of others (percent of one CPU) a run is marked as disturbed.
@@ -65,7 +65,7 @@ def notes(results):
     versions = {}
     for scenario, result in results.items():
         for name, text in result["versions"].items():
-            if name != OURS_TWO:
+            if name not in (OURS_TWO, AGAIN):
                 versions.setdefault(name, {}).setdefault(text, []).append(scenario)
     lines = [f"Machine: {machine()}.", ""]
     for name, texts in versions.items():
