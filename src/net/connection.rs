@@ -458,7 +458,12 @@ impl Connection {
     fn handle(&mut self, bytes: &[u8], work: &mut Work) -> Result<usize, End> {
         work.now = clock::now();
         work.answers.clear();
+        let listed = work.turn.dirty.len();
         let Handled { used, messages, end } = self.handle_frames(bytes, work);
+        if messages == 1 {
+            // It came alone and need not wait for the other sockets; what comes in bulk goes out in bulk.
+            work.turn.flush_early(listed);
+        }
         self.append_answers(work);
         if used >= OUT_BUFFER / 2 {
             // Another such read, and what goes out would not fit into one buffer.

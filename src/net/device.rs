@@ -290,6 +290,10 @@ impl Target for Device {
         flush::flush(&self);
     }
 
+    fn flush_early(&self) {
+        flush::flush_early(self);
+    }
+
     fn is_online(&self) -> bool {
         self.slot.lock().link.is_some()
     }

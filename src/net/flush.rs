@@ -1,9 +1,8 @@
-//! Writing out-buffers to sockets, at the end of a turn.
+//! Writing out-buffers to sockets: at the end of a turn, and early what came alone.
 
 use std::pin::Pin;
 use std::{
     io,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -35,10 +34,31 @@ enum Next {
     Again,
 }
 
+/// For whom a flush takes the writer.
+#[derive(Clone, Copy)]
+enum Taker {
+    /// The turn that has the device on its list and keeps it there.
+    Turn,
+    /// The same at its end.
+    TurnEnd,
+    /// The owner of this epoch: it has no right to a later connection, whose owner it would not wake.
+    Owner(u32),
+}
+
 /// Writes what waits, directly from this thread, or wakes the owner where only it may write.
-pub(super) fn flush(device: &Arc<Device>) {
+pub(super) fn flush(device: &Device) {
+    write_rounds(device, Taker::TurnEnd);
+}
+
+/// Writes what waits, if this thread may. The device stays on the list of the caller's turn, which flushes it once more:
+/// what the rest of the turn brings goes out in one write.
+pub(super) fn flush_early(device: &Device) {
+    write_rounds(device, Taker::Turn);
+}
+
+fn write_rounds(device: &Device, taker: Taker) {
     for round in 1..=ROUNDS {
-        let Some(flight) = take(device, None) else { return };
+        let Some(flight) = take(device, taker) else { return };
         let result = flight.writer.try_write(flight.unsent.rest());
         if matches!(give_back(device, flight, result, round == ROUNDS, false), Next::Done) {
             return;
@@ -48,8 +68,8 @@ pub(super) fn flush(device: &Arc<Device>) {
 
 /// Writes until nothing waits or the socket is full, at the end of the connection. Does nothing while another thread
 /// writes, or if the session has another connection.
-pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
-    while let Some(flight) = take(device, Some(epoch)) {
+pub(super) fn flush_owned(device: &Device, epoch: u32) {
+    while let Some(flight) = take(device, Taker::Owner(epoch)) {
         let result = flight.writer.try_write(flight.unsent.rest());
         let failed = result.is_err();
         give_back(device, flight, result, false, true);
@@ -60,9 +80,9 @@ pub(super) fn flush_owned(device: &Arc<Device>, epoch: u32) {
 }
 
 /// The owner's turn after the socket was full. `Pending` has registered the task for writability.
-pub(super) fn poll_flush(device: &Arc<Device>, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+pub(super) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     for round in 1..=ROUNDS {
-        let Some(mut flight) = take(device, Some(epoch)) else { return Poll::Ready(Ok(())) };
+        let Some(mut flight) = take(device, Taker::Owner(epoch)) else { return Poll::Ready(Ok(())) };
         let polled = Pin::new(&mut flight.writer).poll_write(cx, flight.unsent.rest());
         let (result, pending) = match polled {
             Poll::Ready(result) => (result, false),
@@ -122,17 +142,18 @@ pub(super) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &
     }
 }
 
-/// `owner` is the epoch for which the caller is the owner: it has no right to a later connection, whose owner it would
-/// not wake.
-fn take(device: &Device, owner: Option<u32>) -> Option<Flight> {
+fn take(device: &Device, taker: Taker) -> Option<Flight> {
     let mut guard = device.lock();
     let slot = &mut *guard;
     let link = slot.link.as_mut()?;
-    if owner.is_some_and(|epoch| epoch != link.epoch) {
-        return None;
-    }
-    link.dirty = false;
-    if link.flushing || (link.want_write && owner.is_none()) {
+    let is_owner = match taker {
+        Taker::Owner(epoch) if epoch != link.epoch => return None,
+        Taker::Owner(_) => true,
+        Taker::Turn if matches!(link.writer, Writer::Owner) => return None,
+        Taker::Turn | Taker::TurnEnd => false,
+    };
+    link.dirty &= matches!(taker, Taker::Turn);
+    if link.flushing || (link.want_write && !is_owner) {
         return None;
     }
     let Writer::Direct(writer) = &mut link.writer else {

@@ -8,9 +8,14 @@ use std::{
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
-use tokio::net::{TcpListener, TcpStream, tcp::OwnedReadHalf};
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
+    time::timeout,
+};
 
 use super::{
     Shared,
@@ -89,10 +94,22 @@ fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bo
     device.attach(link, params, b"connack", NOW).is_ok()
 }
 
+const TO_A_MEMBER: MatchOptions<'_> = MatchOptions {
+    qos: QoS::AtLeastOnce,
+    retain_as_published: false,
+    replay: false,
+    ids: &[],
+    group: 1,
+    group_queue: QueueId::NONE,
+    queue_offline: false,
+};
+
 async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let peer = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
     let (read, write) = listener.accept().await.expect("accept").0.into_split();
+    // Before the runtime has seen that, no write is tried.
+    write.writable().await.expect("writable");
     (Writer::Direct(Some(write)), read, peer)
 }
 
@@ -113,6 +130,48 @@ async fn the_owner_of_an_earlier_connection_never_writes_for_the_later_one_whose
     assert_eq!(device.lock().out.buffered(), b"connack".len(), "the later link's bytes are its own");
     flush::flush_owned(&device, later);
     assert_eq!(device.lock().out.buffered(), 0);
+}
+
+/// Waiting for the sockets behind it would add to its latency; writing each of many at once would cost a system call each.
+#[tokio::test]
+async fn the_first_delivery_of_a_turn_can_go_early_and_the_others_go_together_at_its_end() {
+    let shared = shared();
+    let (writer, _read, mut peer) = socket().await;
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &Arc::default(), writer));
+    flush::flush_owned(&device, epoch);
+    let mut turn = Turn::default();
+    let message = Message::new("t", b"p", NOW, Origin::BACKEND);
+    let deliver = || device.deliver(&message, TO_A_MEMBER).flush;
+    assert!(deliver());
+    turn.dirty.push(Arc::clone(&device) as Arc<dyn Target>);
+    let waiting = || device.lock().out.buffered();
+    let mut sent = vec![0; b"connack".len() + waiting()];
+    turn.flush_early(0);
+    let arrived = timeout(Duration::from_secs(10), peer.read_exact(&mut sent)).await;
+    arrived.expect("before the turn has ended").expect("read");
+    assert!(sent.starts_with(b"connack") && sent.ends_with(b"p"), "{sent:?}");
+    assert!(!deliver(), "it is on the list already");
+    turn.flush_early(1);
+    assert_ne!(waiting(), 0, "nothing has joined the list since");
+    turn.flush();
+    assert_eq!(waiting(), 0);
+    assert!(deliver(), "it is on no list any more");
+}
+
+#[test]
+fn the_owner_of_a_tls_connection_is_woken_once_for_a_turn() {
+    let shared = shared();
+    let wakes = Arc::new(Wakes::default());
+    let (device, epoch) = open(&shared, false);
+    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    let mut turn = Turn::default();
+    assert!(device.deliver(&Message::new("t", b"p", NOW, Origin::BACKEND), TO_A_MEMBER).flush);
+    turn.dirty.push(Arc::clone(&device) as Arc<dyn Target>);
+    turn.flush_early(0);
+    assert_eq!(wakes.0.load(SeqCst), 0);
+    turn.flush();
+    assert_eq!(wakes.0.load(SeqCst), 1);
 }
 
 #[test]
@@ -177,17 +236,8 @@ fn the_end_of_a_connection_takes_nothing_from_one_that_has_come_since() {
     assert!(attach(&device, epoch, &wakes, Writer::Owner));
     let mut message = Message::new("t", b"p", NOW, Origin::BACKEND);
     message.qos = QoS::AtLeastOnce;
-    let options = MatchOptions {
-        qos: QoS::AtLeastOnce,
-        retain_as_published: false,
-        replay: false,
-        ids: &[],
-        group: 1,
-        group_queue: QueueId::NONE,
-        queue_offline: false,
-    };
     for _ in 0..11 {
-        device.deliver(&message, options);
+        device.deliver(&message, TO_A_MEMBER);
     }
     let waiting = || device.queue().pending;
     assert_eq!((device.yield_shared().len(), waiting()), (0, 1));

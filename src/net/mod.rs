@@ -2,7 +2,7 @@
 //!
 //! A PUBLISH goes: `connection` reads, `packets` checks it and calls the broker, the broker calls
 //! `device` for each receiver, which encodes into that session's out-buffer; at the end of the turn
-//! `flush` writes each touched buffer with one system call.
+//! `flush` writes each touched buffer with one system call, and at once what a message that came alone left.
 
 mod clock;
 mod connection;
