@@ -199,6 +199,19 @@ class Mosquitto(Broker):
 
 
 @dataclass
+class Relay(Broker):
+    """`mqload relay`: no broker, but the reads and writes that one cannot do without."""
+
+    binary: Path = Path("target/release/mqload")
+
+    def command(self, directory, ports, wants, settings):
+        return [str(self.binary), "relay", "--listen", f"127.0.0.1:{ports['tcp']}"]
+
+    def version(self):
+        return "no broker: reads and writes alone"
+
+
+@dataclass
 class Peer(Broker):
     """Any broker: `--peer NAME=COMMAND`, the command with {port} (and {dir}, a directory of its own)."""
 

@@ -1,6 +1,6 @@
 """The agreed rows: what one message, one connection and one subscription cost, against Mosquitto."""
 
-from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, Metric, Scenario
+from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, RELAY, Metric, Scenario
 
 BOTH = (MOSQUITTO, OURS)
 WITH_TWO = (MOSQUITTO, OURS, OURS_TWO)
@@ -63,7 +63,7 @@ SCENARIOS = [
     Scenario("pair0", "10 pairs, QoS 0, window 100", (cpu(0.075, 0.25),), pubsub(*PAIR0), sides=WITH_TWO, core=True),
     Scenario(
         "pair0w1", "50 pairs, QoS 0, window 1: isolated messages", (cpu(0.80, 3.8),),
-        pubsub("-t", "pair", "-P", 50, "--qos", 0, "-w", 1), sides=WITH_TWO, core=True,
+        pubsub("-t", "pair", "-P", 50, "--qos", 0, "-w", 1), sides=(*WITH_TWO, RELAY), core=True,
     ),
     Scenario(
         "pair1", "10 pairs, QoS 1, window 100", (cpu(0.075, 0.50),),
@@ -97,7 +97,7 @@ SCENARIOS = [
             Metric("p99", "us", ratio=1.0, digits=1),
             Metric("p99.9", "us", ratio=1.0, digits=1),
         ),
-        pubsub("-t", "pair", "-P", 100, "--qos", 1, "--rate", 10_000), sides=(MOSQUITTO, OURS, AGAIN), core=True,
+        pubsub("-t", "pair", "-P", 100, "--qos", 1, "--rate", 10_000), sides=(MOSQUITTO, OURS, AGAIN, RELAY), core=True,
     ),
     Scenario(
         "conn", "10,000 connections with a subscription each",

@@ -1,7 +1,7 @@
 """Scenarios beside the agreed rows: does the cost stay flat, what do TLS, WebSocket and gRPC cost, latency."""
 
 from core import PAIR0, cpu, pubsub, traffic
-from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, Metric, Scenario
+from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, RELAY, Metric, Scenario
 
 # Cost per message may grow so much from the smallest to the largest size.
 FLAT = 1.2
@@ -130,7 +130,7 @@ SCENARIOS = [
     Scenario(
         "flat-conns", "isolated messages (window 1) on 10 to 10,000 connections",
         (growth("growth"), *(Metric(f"cpu@{2 * n}", "us CPU per message") for n in PAIRS)),
-        flat_connections, chart="connections", peers=False,
+        flat_connections, chart="connections", peers=False, sides=(MOSQUITTO, OURS, RELAY),
     ),
     subscriptions_scenario("flat-exact", "pair0 among 1k to 1M exact subscriptions", "exact"),
     subscriptions_scenario("flat-wildcard", "pair0 among 1k to 1M wildcard subscriptions", "wildcard"),
@@ -190,6 +190,6 @@ SCENARIOS = [
     Scenario(
         "half", "100 pairs, QoS 1, at half of Mosquitto's saturation, open loop",
         (cpu(), *latencies("p50", "p99", "p99.9"), Metric("load", "messages/s", digits=0)), half_load,
-        sides=(MOSQUITTO, OURS, AGAIN),
+        sides=(MOSQUITTO, OURS, AGAIN, RELAY),
     ),
 ]

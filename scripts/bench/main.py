@@ -16,9 +16,9 @@ import durable
 import further
 import report
 import special
-from brokers import Gateway, Mosquitto, Peer
+from brokers import Gateway, Mosquitto, Peer, Relay
 from load import Failed, Loader
-from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, Result
+from model import AGAIN, MOSQUITTO, OURS, OURS_TWO, RELAY, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target"
@@ -46,6 +46,7 @@ class Bench:
         known = {
             OURS: Gateway(OURS, one, binary=binary),
             OURS_TWO: Gateway(OURS_TWO, both, binary=binary, shards=2),
+            RELAY: Relay(RELAY, one, binary=self.tools / "mqload"),
         }
         if Mosquitto.binary():
             known[MOSQUITTO] = Mosquitto(MOSQUITTO, one)

@@ -9,6 +9,7 @@ OURS_TWO = "mqtt-server/2"  # with two shards, on both CPUs
 MOSQUITTO = "mosquitto"
 # A second Mosquitto like the first: how far two runs of one broker differ is what a ratio cannot tell.
 AGAIN = "mosquitto/again"
+RELAY = "mqload relay"  # what the kernel takes for the same packets, without a broker
 
 # Two shards may cost so much more CPU per message than one.
 TWO_SHARDS_AT_MOST = 1.25

@@ -1,8 +1,9 @@
 //! `mqload relay`: the physical limit. A single-threaded epoll server that
 //! answers CONNECT, SUBSCRIBE and PINGREQ, finds the topic of the first
 //! PUBLISH of a connection, and from then on forwards that connection's bytes
-//! unread to the topic's subscriber: one read, one write. Good for
-//! `pubsub --topology pair --qos 0` only.
+//! unread to the topic's subscriber: one read, one write. With QoS 1 it also
+//! answers each PUBLISH and reads the subscriber's PUBACKs, promising nothing.
+//! Good for `pubsub --topology pair` with QoS 0 or 1 only.
 
 use crate::codec::get_varint;
 use crate::poll::Poll;
@@ -27,13 +28,24 @@ enum Mode {
     Mqtt,
     /// Bytes go to this connection's slot as they are (`None`: nowhere).
     Raw(Option<usize>),
+    /// The same for whole packets of QoS 1, each answered.
+    Acked(Option<usize>),
+}
+
+impl Mode {
+    fn receiver(self) -> Option<usize> {
+        match self {
+            Mode::Mqtt => None,
+            Mode::Raw(to) | Mode::Acked(to) => to,
+        }
+    }
 }
 
 struct Peer {
     sock: TcpStream,
     mode: Mode,
     v5: bool,
-    /// Incomplete packet (Mode::Mqtt only).
+    /// Incomplete packet (not Mode::Raw).
     partial: Vec<u8>,
     /// What the kernel did not take yet.
     out: Vec<u8>,
@@ -108,9 +120,11 @@ impl Relay {
         self.peers[slot] = None;
         self.topics.retain(|_, s| *s != slot);
         for p in self.peers.iter_mut().flatten() {
-            if p.mode == Mode::Raw(Some(slot)) {
-                p.mode = Mode::Raw(None);
-            }
+            p.mode = match p.mode {
+                Mode::Raw(Some(to)) if to == slot => Mode::Raw(None),
+                Mode::Acked(Some(to)) if to == slot => Mode::Acked(None),
+                other => other,
+            };
         }
     }
 
@@ -149,11 +163,7 @@ impl Relay {
         let mut buf = std::mem::take(&mut self.buf);
         while let Some(p) = self.peers[slot].as_mut() {
             // A publisher whose subscriber is blocked is not read.
-            let to = match p.mode {
-                Mode::Raw(to) => to,
-                Mode::Mqtt => None,
-            };
-            if let Some(sub) = to.and_then(|t| self.peers[t].as_mut())
+            if let Some(sub) = p.mode.receiver().and_then(|t| self.peers[t].as_mut())
                 && !sub.out.is_empty()
             {
                 if !sub.waiting.contains(&slot) {
@@ -181,6 +191,12 @@ impl Relay {
                     self.send(to, &buf[..n]);
                 }
                 Mode::Raw(None) => {}
+                Mode::Acked(to) => {
+                    if self.acked(slot, to, &buf[..n]).is_none() {
+                        self.close(slot);
+                        break;
+                    }
+                }
                 Mode::Mqtt => {
                     p.partial.extend_from_slice(&buf[..n]);
                     if self.packets(slot).is_none() {
@@ -194,6 +210,38 @@ impl Relay {
             }
         }
         self.buf = buf;
+    }
+
+    /// Forwards the whole PUBLISH packets of QoS 1 in `data` and what came before, in one write, and answers them, in
+    /// another. `None`: end the connection.
+    fn acked(&mut self, slot: usize, to: Option<usize>, data: &[u8]) -> Option<()> {
+        let kept = std::mem::take(&mut self.peers[slot].as_mut()?.partial);
+        let joined = if kept.is_empty() { None } else { Some([&kept, data].concat()) };
+        let data = joined.as_deref().unwrap_or(data);
+        let mut whole = 0;
+        let mut answers = Vec::new();
+        while let Some((first, rest)) = data[whole..].split_first() {
+            let Some((len, k)) = get_varint(rest).ok()? else {
+                break;
+            };
+            let Some(body) = rest.get(k..k + len) else {
+                break;
+            };
+            if first >> 4 != 3 || qos(*first) != 1 {
+                return None; // DISCONNECT, or nothing for a relay
+            }
+            answers.extend_from_slice(&[0x40, 2]);
+            answers.extend_from_slice(body.get(2 + be16(body)?..)?.get(..2)?);
+            whole += 1 + k + len;
+        }
+        if whole > 0 {
+            if let Some(to) = to {
+                self.send(to, &data[..whole]);
+            }
+            self.send(slot, &answers);
+        }
+        self.peers[slot].as_mut()?.partial.extend_from_slice(&data[whole..]);
+        Some(())
     }
 
     /// Answers the packets of a connection that is not raw yet. `None`: end it.
@@ -217,8 +265,12 @@ impl Relay {
                     return Some(());
                 };
                 let to = self.topics.get(topic).copied();
-                p.mode = Mode::Raw(to);
                 let data = std::mem::take(&mut p.partial);
+                if qos(first) > 0 {
+                    p.mode = Mode::Acked(to);
+                    return self.acked(slot, to, &data);
+                }
+                p.mode = Mode::Raw(to);
                 if let Some(t) = to {
                     self.send(t, &data);
                 }
@@ -246,8 +298,8 @@ impl Relay {
                     while !rest.is_empty() {
                         let n = be16(rest)?;
                         self.topics.insert(rest.get(2..2 + n)?.to_vec(), slot);
+                        codes.push((rest.get(2 + n)? & 3).min(1));
                         rest = rest.get(3 + n..)?;
-                        codes.push(0);
                     }
                     let mut a = vec![0x90, (2 + v5 as usize + codes.len()) as u8];
                     a.extend_from_slice(pid);
@@ -257,6 +309,7 @@ impl Relay {
                     a.extend_from_slice(&codes);
                     self.send(slot, &a);
                 }
+                4 => {} // The receiver has it; its publisher was told long ago.
                 12 => {
                     self.send(slot, &[0xd0, 0]);
                 }
@@ -264,6 +317,11 @@ impl Relay {
             }
         }
     }
+}
+
+/// QoS of a PUBLISH with this first byte.
+fn qos(first: u8) -> u8 {
+    (first >> 1) & 3
 }
 
 fn be16(b: &[u8]) -> Option<usize> {

@@ -263,10 +263,12 @@ fn relay_forwards_everything() {
     let addr = format!("127.0.0.1:{port}");
     let mut cmd = Command::new(env!("CARGO_BIN_EXE_mqload"));
     let s = Server::start(cmd.args(["relay", "--listen", &addr]), port);
-    for more in [&[][..], &["--v5"], &["--size", "100000", "-w", "3"]] {
-        let mut a = vec!["pubsub", "-P", "5", "-n", "1000"];
-        a.extend(more);
-        exact(&s, &a, 5000, 5000);
+    for qos in ["0", "1"] {
+        for more in [&[][..], &["--v5"], &["--size", "100000", "-w", "3"]] {
+            let mut a = vec!["pubsub", "-P", "5", "-n", "1000", "--qos", qos];
+            a.extend(more);
+            exact(&s, &a, 5000, 5000);
+        }
     }
 }
 
