@@ -26,7 +26,7 @@ use super::{
     limiter::Limiter,
     packets::Handled,
     shard::{Local, Work},
-    wheel,
+    timers, wheel,
 };
 use crate::{
     auth::Identity,
@@ -271,7 +271,7 @@ impl Connection {
         let limit = self.device.shared.limits.write_timeout.0;
         let rare = self.rare();
         if progress || rare.stalled.is_none() {
-            rare.stalled = Some(Box::pin(tokio::time::sleep(limit)));
+            rare.stalled = Some(Box::pin(timers::sleep(limit)));
         }
         let expired = rare.stalled.as_mut().is_some_and(|sleep| sleep.as_mut().poll(cx).is_ready());
         if expired {
@@ -354,7 +354,7 @@ impl Connection {
         let Some(limiter) = &mut rare.limiter else { return };
         if let Some(pause) = limiter.take(messages, bytes, clock::now()) {
             count(|c| c.rate_limited.add(1));
-            rare.pause = Some(Box::pin(tokio::time::sleep(pause.max(Duration::from_millis(1)))));
+            rare.pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));
             self.device.heard(wheel::PAUSED);
         }
     }

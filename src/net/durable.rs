@@ -15,7 +15,7 @@ use std::{
 
 use tracing::warn;
 
-use super::{clock, connection::Connection, ending::End, shard::Work};
+use super::{clock, connection::Connection, ending::End, shard::Work, timers};
 use crate::{
     broker::{QueueStore, Session, Target},
     codec::{self, AckKind, reason},
@@ -189,7 +189,7 @@ impl Connection {
                     Load::Nothing => return,
                     Load::From(from) => self.read_from(from),
                     Load::NoRoom => Box::pin(async {
-                        tokio::time::sleep(NO_ROOM).await;
+                        timers::sleep(NO_ROOM).await;
                         None
                     }),
                 });
@@ -218,7 +218,7 @@ impl Connection {
                 Ok(page) => Some(page),
                 Err(error) => {
                     warn!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");
-                    tokio::time::sleep(RETRY).await;
+                    timers::sleep(RETRY).await;
                     None
                 }
             }

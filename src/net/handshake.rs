@@ -20,7 +20,6 @@ use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
     sync::OwnedSemaphorePermit,
-    time::timeout,
 };
 use tracing::debug;
 
@@ -35,6 +34,7 @@ use super::{
     proxy,
     shard::Local,
     shared::Entering,
+    timers,
     tls::TlsLayer,
     websocket::{Frames, Upgrade, upgrade},
     wheel,
@@ -80,7 +80,7 @@ pub(super) async fn run(
     shared: Arc<Shared>,
 ) -> Option<Connection> {
     let deadline = shared.limits.connect_timeout.0;
-    let established = timeout(deadline, establish(stream, &mut peer, &listener, shared)).await;
+    let established = timers::timeout(deadline, establish(stream, &mut peer, &listener, shared)).await;
     drop(permit);
     let listener = listener.name.as_str();
     match established {
@@ -160,7 +160,7 @@ async fn admit(
         certificate: wire.certificate(),
         peer: peer.to_string(),
     };
-    match shared.auth.authenticate(credentials).await {
+    match timers::run_within(|| shared.auth.authenticate(credentials)).await {
         Ok(identity) => {
             let allowed = connect.will.as_ref().is_none_or(|will| identity.may_publish(&will.topic));
             if allowed { Ok((accepted, identity)) } else { Err(Refused(Some(reason::NOT_AUTHORIZED))) }

@@ -22,6 +22,7 @@ mod replay;
 mod serving;
 mod shard;
 mod shared;
+mod timers;
 mod tls;
 mod unix;
 mod websocket;

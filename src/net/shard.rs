@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     Shared,
     serving::{Seat, Serving},
+    timers::{self, Timers},
     wheel,
 };
 use crate::{
@@ -111,8 +112,7 @@ pub(super) struct Incoming {
 /// What a shard is asked to do.
 enum Order {
     Serve(Incoming),
-    /// A second has passed. A shard that has no timer of its own waits for its sockets without a timeout, which costs
-    /// less each time.
+    /// A second has passed: shards have no timers, see [`timers`].
     Tick,
 }
 
@@ -156,16 +156,21 @@ pub fn start_shards(
 ) -> io::Result<(Vec<ShardHandle>, Vec<JoinHandle<()>>)> {
     let mut handles = Vec::with_capacity(count);
     let mut threads = Vec::with_capacity(count);
+    let timers = Timers::start()?;
     for index in 0..count {
         let (sender, receiver) = mpsc::channel(HANDOVER);
         let connections = Arc::new(AtomicUsize::new(0));
         handles.push(ShardHandle { sender, connections: Arc::clone(&connections) });
         let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().on_thread_park(flush_turn).build()?;
-        let shared = Arc::clone(shared);
-        let thread = std::thread::Builder::new()
-            .name(format!("shard-{index}"))
-            .spawn(move || runtime.block_on(run(receiver, shared, connections)))?;
+            tokio::runtime::Builder::new_current_thread().enable_io().on_thread_park(flush_turn).build()?;
+        let (shared, timers) = (Arc::clone(shared), timers.clone());
+        let thread = std::thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
+            timers.serve_this_thread();
+            runtime.block_on(run(receiver, shared, connections));
+            // Connections that are dropped with their runtime may have timers.
+            drop(runtime);
+            drop(timers);
+        })?;
         threads.push(thread);
     }
     Ok((handles, threads))
@@ -184,10 +189,8 @@ async fn run(mut orders: mpsc::Receiver<Order>, shared: Arc<Shared>, connections
         }
     }
     // Returning drops the runtime and with it every connection: not before they have ended by themselves.
-    let mut second = tokio::time::interval(SECOND);
-    second.set_missed_tick_behavior(MissedTickBehavior::Skip);
     while connections.load(Relaxed) > 0 {
-        second.tick().await;
+        timers::sleep(SECOND).await;
         wheel::tick();
     }
 }
