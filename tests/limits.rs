@@ -66,6 +66,23 @@ fn a_subscriber_that_does_not_read_costs_bounded_memory_and_delays_nobody() {
     assert!(ticks < 80, "a full socket alone keeps the server busy: {ticks} of 100 ticks");
 }
 
+/// Its buffers would be held for as long as its TCP connection stands.
+#[test]
+fn a_subscriber_that_takes_nothing_for_the_write_timeout_is_closed() {
+    let server = Server::start_with(&[], "[limits]\nmailbox_bytes = 1048576\nwrite_timeout = \"1s\"\n");
+    let mut stuck = Client::connect(server.ports.tcp, Protocol::V5, "stuck");
+    assert_eq!(stuck.subscribe("bulk"), 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    // More than the sockets of both ends hold.
+    let payload = vec![b'x'; 64 << 10];
+    while server.metric("mqtt_messages_dropped_total") == 0 {
+        (0..64).for_each(|_| publisher.publish("bulk", &payload, QoS::AtMostOnce, false));
+        assert_eq!(publisher.ping(), []);
+    }
+    until(|| server.metric("mqtt_write_timeouts_total") == 1);
+    assert_eq!(publisher.ping(), [], "the other goes on");
+}
+
 /// CPU time that a process has used, in ticks of 10 ms.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the server's figures");

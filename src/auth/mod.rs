@@ -57,7 +57,8 @@ pub type Decision = Pin<Box<dyn Future<Output = Result<Arc<dyn Identity>, Denied
 
 /// Decides who may connect. Cancel safe: a dropped decision is no decision.
 pub trait Authenticator: Send + Sync {
-    /// Decides about one CONNECT.
+    /// Decides about one CONNECT. The decision is polled on a thread that serves devices, so it must not block; it may
+    /// use Tokio's timers, sockets and tasks.
     fn authenticate(&self, credentials: Credentials) -> Decision;
 }
 
