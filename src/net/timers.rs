@@ -1,5 +1,5 @@
 //! Timers of connections. A shard's own runtime has none: with a time driver it would look at the clock and the driver's
-//! wheel before and after each wait for its sockets, which costs isolated messages 4 to 6 % of their CPU. They run in a
+//! wheel before and after each wait for its sockets, which costs isolated messages 3 to 6 % of their CPU. They run in a
 //! small runtime beside the shards, which lives until the last shard has ended.
 
 use std::{
