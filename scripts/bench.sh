@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Measures the gateway beside Mosquitto: scripts/bench.sh [SCENARIO...] [--peer NAME=COMMAND] [--no-docs]
+# Measures the gateway beside Mosquitto: scripts/bench.sh [SCENARIO...] [--peer NAME=COMMAND] [--no-docs] [--mix NAME]
 #
 #   scripts/bench.sh               the agreed rows
 #   scripts/bench.sh pair0 conn    these
 #   scripts/bench.sh all           every scenario there is; --help lists them
+#   scripts/bench.sh hostile       attackers of many kinds, and what becomes of those beside them; --mix NAME for one
+#   scripts/bench.sh memory        attacks on memory, against the configured budget; --mix NAME for one
 #
 # Builds the release gateway and the load generators, gets Mosquitto from the system's package manager, and lets
 # the brokers take turns. Results go to target/bench/ and into docs/benchmarks.md. Exit 1: a bound was missed.

@@ -2,7 +2,7 @@
 # Makes development certificates with openssl: scripts/certs.sh [DIRECTORY]
 #
 # An alternative to `mqtt-server --dev`, which makes its own on first start. Existing files are kept.
-# Result: ca.crt ca.key server.crt private.key client.crt client.key. Not for production: keys lie in the
+# Result: ca.crt ca.key server.crt server.key client.crt client.key. Not for production: keys lie in the
 # clear, and the authority is anyone who can read the directory.
 set -euo pipefail
 dir=${1:-$(cd "$(dirname "$0")/.." && pwd)/certs}
@@ -26,12 +26,17 @@ leaf() {
 }
 
 command -v openssl >/dev/null || { echo "scripts/certs.sh needs openssl" >&2; exit 1; }
-if [ -e "$dir/ca.crt" ] && [ -e "$dir/server.crt" ] && [ -e "$dir/private.key" ]; then
+# As `mqtt-server --dev` does with a directory from before the key was called server.key.
+if [ -f "$dir/private.key" ] && [ ! -e "$dir/server.key" ]; then
+  mv "$dir/private.key" "$dir/server.key"
+  ln -s server.key "$dir/private.key"
+fi
+if [ -e "$dir/ca.crt" ] && [ -e "$dir/server.crt" ] && [ -e "$dir/server.key" ]; then
   echo "certificates are already in $dir; remove them to make new ones"
   exit 0
 fi
 ca
-leaf localhost server.crt private.key "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1
+leaf localhost server.crt server.key "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1
 extendedKeyUsage=serverAuth"
 leaf device client.crt client.key "extendedKeyUsage=clientAuth"
 rm -f "$dir/ca.srl"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The quick checks before a commit: formatting, lints, documentation, dependencies. Installs nothing.
+# The quick checks before a commit: formatting, lints, protos, documentation, dependencies. Installs nothing.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -7,6 +7,7 @@ set -euo pipefail
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 step tools cargo clippy --locked -p mqload -p grpcload --all-targets -- -D warnings
+step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 if command -v cargo-deny >/dev/null; then
   step deny deny_check

@@ -29,6 +29,26 @@ step() {
   echo "    $name took $((SECONDS - start)) s"
 }
 
+# The protos: their style, and whether they still serve the clients of the last release. buf comes with the packages of
+# tests/interop.
+proto_check() {
+  local buf=tests/interop/node_modules/.bin/buf last before code=0
+  if [ ! -x "$buf" ]; then
+    skip "buf lint, buf breaking" "tests/interop/node_modules has no buf (cd tests/interop && npm ci)"
+    return
+  fi
+  "$buf" lint proto
+  if ! last=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null); then
+    skip "buf breaking" "there is no release (a tag v*) to compare the protos with"
+    return
+  fi
+  before=$(mktemp -d)
+  git archive "$last" proto | tar -x -C "$before"
+  "$buf" breaking proto --against "$before/proto" || code=$?
+  rm -rf "$before"
+  return "$code"
+}
+
 # The advisory database may be out of reach: then the other checks of cargo deny still run.
 deny_check() {
   if timeout 120 cargo deny --locked fetch db >/dev/null 2>&1; then

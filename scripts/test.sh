@@ -61,12 +61,12 @@ install_python() {
 }
 
 install_node() {
-  have npm || { skip "MQTT.js suites" "npm is missing"; return; }
+  have npm || { skip "MQTT.js suites, buf" "npm is missing"; return; }
   if cmp -s tests/interop/package-lock.json tests/interop/node_modules/.installed; then return; fi
-  say "installing MQTT.js into tests/interop/node_modules"
+  say "installing MQTT.js and buf into tests/interop/node_modules"
   (cd tests/interop && npm ci --no-audit --no-fund --loglevel=error &&
     cp package-lock.json node_modules/.installed) ||
-    skip "MQTT.js suites" "npm ci failed"
+    skip "MQTT.js suites, buf" "npm ci failed"
 }
 
 # cargo-deny is built beside the tests' own build and waited for, at most 15 minutes in all.
@@ -175,6 +175,7 @@ start_deny_install
 
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
+step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 step "documentation tests" cargo test --locked --doc
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and

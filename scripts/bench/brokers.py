@@ -140,7 +140,7 @@ class Gateway(Broker):
         top = list(takewhile(lambda line: not line.startswith("["), settings))
         lines += top
         if "tls" in wants:
-            lines += [f'cert = "{self.certs}/server.crt"', f'key = "{self.certs}/private.key"']
+            lines += [f'cert = "{self.certs}/server.crt"', f'key = "{self.certs}/server.key"']
             lines += self.listener("tls", ports["tls"])
         if "ws" in wants:
             lines += self.listener("ws", ports["ws"])
@@ -184,7 +184,7 @@ class Mosquitto(Broker):
             lines += [
                 f"listener {ports['tls']} 127.0.0.1",
                 f"certfile {self.certs}/server.crt",
-                f"keyfile {self.certs}/private.key",
+                f"keyfile {self.certs}/server.key",
             ]
         if "ws" in wants:
             lines += [f"listener {ports['ws']} 127.0.0.1", "protocol websockets"]

@@ -14,6 +14,7 @@ import core
 import database
 import durable
 import further
+import hostile
 import report
 import special
 from brokers import Gateway, Mosquitto, Peer, Relay
@@ -132,7 +133,17 @@ def record(bench, result):
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench.sh", description=__doc__)
     names = ", ".join(SCENARIOS)
-    parser.add_argument("scenario", nargs="*", help=f"which to measure: core (the default), all, or of {names}")
+    kinds = ", ".join(hostile.KINDS)
+    parser.add_argument("scenario", nargs="*", help=f"which to measure: core (the default), all, {kinds} (each alone), or of {names}")
+    parser.add_argument(
+        "--mix", action="append", default=[], metavar="NAME",
+        help="of hostile or memory this mix only; may be repeated, and what was measured before stays in the table",
+    )
+    parser.add_argument(
+        "--budget", action="append", default=[], type=int, metavar="MIB",
+        help=f"memory: with this limits.memory_budget; may be repeated (default {', '.join(map(str, hostile.BUDGETS_MIB))})",
+    )
+    parser.add_argument("--binary", help="hostile and memory: another build of the gateway")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=COMMAND",
         help="another broker beside the two; {port} and {dir} in the command are filled in",
@@ -156,15 +167,32 @@ def chosen(names):
     return list(dict.fromkeys(wanted))
 
 
+def raise_file_limit():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def attacked(options):
+    if len(options.scenario) > 1:
+        sys.exit(f"{options.scenario[0]} goes alone; --mix NAME chooses of it")
+    raise_file_limit()
+    bench = Bench(options)
+    # An attack of four seconds is long enough for a freeze, and all of them together take a few minutes.
+    bench.seconds = float(os.environ.get("SECONDS_PER_RUN", "4"))
+    return hostile.measure(bench, options.scenario[0], options, OUT)
+
+
 def main():
     options = arguments()
-    wanted = chosen(options.scenario)
     OUT.mkdir(parents=True, exist_ok=True)
+    if options.scenario and options.scenario[0] in hostile.KINDS:
+        # Attacks have no peer, no rounds and a table of their own.
+        sys.exit(0 if attacked(options) else 1)
+    wanted = chosen(options.scenario)
     stored = OUT / "results.json"
     results = json.loads(stored.read_text()) if stored.exists() else {}
     if not options.only_docs:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        raise_file_limit()
         bench = Bench(options)
         began = time.monotonic()
         for scenario in wanted:

@@ -1,6 +1,7 @@
 //! grpcload: how fast the gateway's gRPC streams are, and what they cost the
 //! gateway. Prints one JSON object; what it is for is in the README.
 
+mod hold;
 mod procstat;
 
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use tonic::transport::Channel;
 
 use crate::procstat::Cpu;
 use crate::proto::{
-    PublishRequest, PublishStreamOptions, PublishStreamRequest, Qos, ResultDetail, SubscribeRequest,
-    publish_result, publisher_client::PublisherClient, subscribe_item::Item,
+    PublishBatchRequest, PublishRequest, PublishStreamOptions, PublishStreamRequest, Qos, ResultDetail,
+    SubscribeRequest, publish_result, publisher_client::PublisherClient, subscribe_item::Item,
     subscriber_client::SubscriberClient,
 };
 
@@ -48,6 +49,10 @@ enum Command {
     Subscribe(Subscribe),
     /// Publish through one PublishStream
     Publish(Publish),
+    /// Publish by PublishBatch, calls one after another on several connections
+    Batch(Batch),
+    /// Send most of many large messages and wait
+    Hold(hold::Hold),
 }
 
 #[derive(Args)]
@@ -73,9 +78,9 @@ struct Subscribe {
     /// Topic filter
     #[arg(long, default_value = "#")]
     filter: String,
-    /// How long a message may wait for others, ms
-    #[arg(long, default_value_t = 0)]
-    linger_ms: u32,
+    /// How long a message may wait for others, ms; without it the gateway decides
+    #[arg(long)]
+    linger_ms: Option<u32>,
 }
 
 #[derive(Args)]
@@ -101,6 +106,21 @@ struct Publish {
     all_results: bool,
 }
 
+#[derive(Args)]
+struct Batch {
+    #[command(flatten)]
+    common: Common,
+    /// Messages in one call
+    #[arg(long, default_value_t = 10_000)]
+    batch: usize,
+    /// Calls under way at once, each on a connection of its own
+    #[arg(long, default_value_t = 4)]
+    calls: usize,
+    /// Beginning of the topics, of which each message has its own
+    #[arg(long, default_value = "grpcload/batch")]
+    topic: String,
+}
+
 /// Counts over the measured window.
 #[derive(Default)]
 struct Count {
@@ -117,6 +137,8 @@ fn main() {
             match Cli::parse().command {
                 Command::Subscribe(args) => subscribe(&args).await,
                 Command::Publish(args) => publish(&args).await,
+                Command::Batch(args) => batch(&args).await,
+                Command::Hold(args) => hold::run(&args).await,
             }
         })
     });
@@ -139,7 +161,10 @@ async fn subscribe(args: &Subscribe) -> Result<i32, Failure> {
     let mut client = SubscriberClient::new(connect(&args.common).await?).max_decoding_message_size(64 << 20);
     let request = SubscribeRequest {
         topic_filters: vec![args.filter.clone()],
-        linger_ms: args.linger_ms,
+        linger: args.linger_ms.map(|ms| prost_types::Duration {
+            seconds: i64::from(ms / 1_000),
+            nanos: (ms % 1_000 * 1_000_000).cast_signed(),
+        }),
         ..SubscribeRequest::default()
     };
     let stream = client.subscribe(request).await?.into_inner();
@@ -197,6 +222,37 @@ async fn publish(args: &Publish) -> Result<i32, Failure> {
             // There is room, since a frame was answered; an ended stream shows on the other side.
             let _ = send.try_send(frame.clone());
         }
+    })
+    .await
+}
+
+async fn batch(args: &Batch) -> Result<i32, Failure> {
+    let message = |n: usize| PublishRequest {
+        topic: format!("{}/{n}", args.topic),
+        payload: Bytes::from_static(b"batch"),
+        qos: Qos::AtMostOnce as i32,
+        ..PublishRequest::default()
+    };
+    let request = PublishBatchRequest { requests: (0..args.batch).map(message).collect() };
+    let (send, receive) = mpsc::channel(args.calls.max(1));
+    for _ in 0..args.calls {
+        let mut client =
+            PublisherClient::new(connect(&args.common).await?).max_decoding_message_size(64 << 20);
+        let (send, request) = (send.clone(), request.clone());
+        tokio::spawn(async move {
+            while send
+                .send(client.publish_batch(request.clone()).await.map(tonic::Response::into_inner))
+                .await
+                .is_ok()
+            {}
+        });
+    }
+    let answers = tokio_stream::wrappers::ReceiverStream::new(receive);
+    measure(&args.common, "batch", answers, |answer, count| {
+        count.batches += 1;
+        let failed = |r: &&proto::PublishResult| matches!(r.result, Some(publish_result::Result::Error(_)));
+        count.refused += answer.results.iter().filter(failed).count() as u64;
+        count.messages += answer.results.len() as u64;
     })
     .await
 }

@@ -31,13 +31,14 @@ pub fn put_varint(out: &mut Vec<u8>, mut n: usize) {
     }
 }
 
-fn put_str(out: &mut Vec<u8>, s: &[u8]) {
+/// Appends a string or binary data with its length.
+pub fn put_str(out: &mut Vec<u8>, s: &[u8]) {
     out.extend_from_slice(&(s.len() as u16).to_be_bytes());
     out.extend_from_slice(s);
 }
 
 /// Appends a whole packet whose body is built by `body`.
-fn packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
+pub fn packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
     out.push(first);
     put_varint(out, body.len());
     out.extend_from_slice(body);

@@ -151,7 +151,8 @@ impl Target {
     }
 }
 
-fn kb(text: &str, key: &str) -> u64 {
+/// The value of a line of /proc/PID/status.
+pub fn kb(text: &str, key: &str) -> u64 {
     text.lines()
         .find_map(|l| l.strip_prefix(key))
         .and_then(|r| r.split_ascii_whitespace().next())

@@ -1,0 +1,236 @@
+"""What hostile clients do to those beside them: `scripts/bench.sh hostile` and `scripts/bench.sh memory`.
+
+Each mix attacks a fresh gateway with one shard for a few seconds (`mqload hostile`, `grpcload batch` and `hold`), while
+a pair exchanges 100 messages/s, idle clients keep alive and new ones connect. There is no other broker to compare with:
+the measure is what ten plain publishers cost the bystanders, and for memory the configured budget.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from brokers import Gateway, pinned
+
+# On a quiet machine nothing that clients may legally send stops others for longer.
+GAP_MS = 250
+# Nor for longer than so many times what ten plain publishers do; gaps below FLOOR_MS are not told apart.
+TIMES_FLOOD = 3
+FLOOR_MS = 50
+# Beyond the budget memory may grow by so much.
+SLACK_MIB = 64
+BUDGETS_MIB = (192, 1024)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile."""
+
+    name: str
+    title: str
+    mixes: str = ""
+    grpc: tuple = ()
+    args: tuple = ()
+
+
+WORK = [
+    Mix("flood", "ten plain publishers, QoS 0"),
+    Mix("flood1", "ten publishers, QoS 1"),
+    Mix("topics", "publishing to new topics"),
+    Mix("retain-new", "retained messages to new topics"),
+    Mix("replay", "1 MiB SUBSCRIBEs that match retained messages"),
+    Mix("replay2", "two clients of that kind"),
+    Mix("replay-long", "one client, 10,000 matching filters of 100 bytes in each SUBSCRIBE"),
+    Mix("replay-many", "ten clients, 100 matching filters in each SUBSCRIBE"),
+    Mix("scan", "2,100 wildcard filters that match none of 300,000 retained topics"),
+    Mix("deep", "2^13 wildcard shapes of each of ten clients"),
+    Mix("deep-churn", "the same subscribed to and given up"),
+    Mix("puback", "PUBACK for nothing, 3.1.1"),
+    Mix("puback-v5", "PUBACK for nothing, MQTT 5"),
+    Mix("pubrel", "PUBREL for nothing"),
+    Mix("pingreq", "PINGREQ"),
+    Mix("qos2", "QoS 2 handshakes"),
+    Mix("unsubscribe", "UNSUBSCRIBE, one unknown filter"),
+    Mix("unsubscribe-wide", "UNSUBSCRIBE of 1 MiB"),
+    Mix("subscribe", "SUBSCRIBE to the same filter"),
+    Mix("subscribe-new", "SUBSCRIBE to new filters"),
+    Mix("subscribe-wide", "SUBSCRIBE of 1 MiB, and UNSUBSCRIBE"),
+    Mix("subscribe-retained", "SUBSCRIBE with a retained message each"),
+    Mix("subscribe-durable", "SUBSCRIBE in sessions on disk"),
+    Mix("shared", "new shared groups, joined and left"),
+    Mix("connect", "connecting and tearing off"),
+    Mix("takeover", "the same with five client ids"),
+    Mix("wills", "the same with wills"),
+    Mix("sessions", "the same with sessions on disk"),
+    Mix("fanout", "one publisher to 15,000 subscribers"),
+    Mix("slow", "publishers to ten subscribers that do not read"),
+    Mix("ws-ping", "WebSocket pings"),
+    Mix("ws-tiny", "WebSocket frames of one byte"),
+    Mix("tiny", "one byte in each TCP segment"),
+    Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
+]
+MEMORY = [
+    Mix("mem-ws-pings", "WebSocket pings, answers not read"),
+    Mix("mem-replies", "PINGREQ and SUBSCRIBE, answers not read"),
+    Mix("mem-frames", "3,000 unfinished PUBLISHes of 1 MB"),
+    Mix("mem-connects", "1,000 unfinished CONNECTs of 950 KB"),
+    Mix("mem-filters", "1,000,000 filters of 900 bytes"),
+    Mix("mem-wills", "1,000 wills of 600 KB"),
+    Mix("mem-small-wills", "4,000 wills of 240 KB"),
+    Mix("mem-sessions", "20,000 sessions with 20 KB of filters"),
+    Mix("mem-slow", "300 subscribers that do not read"),
+    Mix("mem-queues", "200 sessions without connection, 30 MB for each"),
+    Mix("mem-aliases", "2,000 clients with 64 topic aliases of 4 KB"),
+    Mix("mem-retained", "1,200 retained messages of 1 MB"),
+    Mix("mem-grpc", "unfinished gRPC requests of 4 MB", "quiet", ("hold", "--connections", "10", "--calls", "100")),
+    Mix(
+        "mem-all", "frames, CONNECTs, wills, filters, pings, slow subscribers and gRPC together",
+        "mem-frames,mem-connects,mem-small-wills,mem-filters,mem-ws-pings,mem-slow",
+        ("hold", "--connections", "10", "--calls", "100"),
+    ),
+]
+KINDS = {"hostile": WORK, "memory": MEMORY}
+
+
+class Hostile:
+    """Runs mixes against fresh gateways. `binary`: another build of the gateway than the one of target/."""
+
+    def __init__(self, bench, binary=None):
+        self.bench = bench
+        self.gateway = Gateway("mqtt-server", bench.broker_cpu, binary=Path(binary or bench.tools / "mqtt-server"))
+
+    def run(self, mix, settings=(), seconds=None):
+        """One mix; mqload's report, with `error` where there is none."""
+        seconds = seconds or self.bench.seconds
+        running = self.gateway.start(("ws", "grpc"), settings)
+        other = None
+        try:
+            line = ["mqload", "hostile", "-p", str(running.ports["tcp"]), "--ws-port", str(running.ports["ws"])]
+            line += ["--pid", str(running.pid), "--mix", mix.mixes or mix.name, "-d", str(seconds), "--quiet", *mix.args]
+            # What is held shows at once; late messages are another question.
+            line += ["--quiet-seconds", "1"] + (["--patience", "3"] if settings else [])
+            if self.bench.scale != 1:
+                line += ["--retained", str(self.bench.scaled(300_000)), "--subscribers", str(self.bench.scaled(15_000))]
+            main = subprocess.Popen(
+                pinned(self.bench.load_cpu, [str(self.bench.tools / line[0]), *line[1:]]),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            if mix.grpc:
+                # With the quiet second before an attack over.
+                time.sleep(1.2)
+                rpc = ["grpcload", mix.grpc[0], "--addr", f"http://127.0.0.1:{running.ports['grpc']}", *mix.grpc[1:]]
+                rpc += ["-d", str(seconds)] + (["--warmup", "0"] if mix.grpc[0] == "batch" else [])
+                other = subprocess.Popen(
+                    pinned(self.bench.load_cpu, ["nice", "-n", "10", str(self.bench.tools / rpc[0]), *rpc[1:]]),
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+            out, err = main.communicate()
+            try:
+                report = json.loads(out)
+            except json.JSONDecodeError:
+                report = {"error": err.strip()[-200:]}
+            if running.process.poll() is not None:
+                report["error"] = f"the gateway ended with {running.process.returncode}"
+            if other:
+                out, err = other.communicate(timeout=30)
+                report["grpc"] = json.loads(out) if out.strip() else err.strip()[-200:]
+            return report
+        finally:
+            if other and other.poll() is None:
+                other.kill()
+                other.wait()
+            # It may be busy for minutes, and has nothing that is worth waiting for.
+            running.process.kill()
+            running.stop()
+
+
+def milliseconds(report, key, field="max"):
+    figures = report.get(key) or {}
+    value = figures.get(field)
+    return None if value is None else value / 1000
+
+
+def work_row(mix, report, flood):
+    """The line of a mix, and whether it kept the bounds."""
+    if "error" in report:
+        return [f"`{mix.name}`", mix.title, *["-"] * 6, f"no result: {report['error']}"], False
+    gap = report["gap_ms"]
+    closed = report["pair_closed"] + report["innocents_closed"]
+    failed = report["connects_failed"]
+    problems = []
+    if gap > GAP_MS:
+        problems.append(f"gap over {GAP_MS}")
+    if flood and gap > max(FLOOR_MS, TIMES_FLOOD * flood["gap_ms"]):
+        problems.append(f"over {TIMES_FLOOD} x flood")
+    if closed or failed or report["refused"] or report["undelivered"]:
+        problems.append("others harmed")
+    text = [
+        f"`{mix.name}`", mix.title, f"{gap:.0f}" + (" +" if report["undelivered"] else ""),
+        f"{milliseconds(report, 'latency_us', 'p50'):.1f}", f"{milliseconds(report, 'latency_us', 'p99'):.0f}",
+        str(report["undelivered"]), str(closed), f"{milliseconds(report, 'connect_us') or 0:.0f}" + (f" ({failed} failed)" if failed else ""),
+        ", ".join(problems) or "pass",
+    ]
+    return text, not problems
+
+
+WORK_HEAD = ["mix", "what attacks", "greatest gap, ms", "p50, ms", "p99, ms", "undelivered", "others closed", "slowest CONNECT, ms", ""]
+MEMORY_HEAD = ["mix", "what attacks", "budget, MiB", "RSS before, MiB", "greatest, MiB", "growth", "others closed", "refused", ""]
+
+
+def memory_row(mix, report, budget):
+    if "error" in report:
+        return [f"`{mix.name}`", mix.title, str(budget), *["-"] * 5, f"no result: {report['error']}"], False
+    before, peak = report["rss_mib_before"], report["rss_mib_peak"]
+    kept = peak - before <= budget + SLACK_MIB
+    closed = report["pair_closed"] + report["innocents_closed"]
+    text = [
+        f"`{mix.name}`", mix.title, str(budget), f"{before:.0f}", f"{peak:.0f}", f"{peak - before:.0f}", str(closed),
+        str(report["refused"]), "pass" if kept else "MISS",
+    ]
+    return text, kept
+
+
+def chosen(kind, names):
+    mixes = KINDS[kind]
+    if not names:
+        return mixes
+    unknown = [n for n in names if n not in {m.name for m in mixes}]
+    if unknown:
+        sys.exit(f"no mix {', '.join(unknown)} in {kind}; there are {', '.join(m.name for m in mixes)}")
+    return [m for m in mixes if m.name in names]
+
+
+def measure(bench, kind, options, out):
+    """Runs the chosen mixes of a kind, keeps their reports in `out` and prints a table; whether all bounds were kept."""
+    names = options.mix
+    hostile = Hostile(bench, options.binary)
+    stored = out / f"{kind}.json"
+    reports = json.loads(stored.read_text()) if stored.exists() and (names or options.budget) else {}
+    budgets = (options.budget or BUDGETS_MIB) if kind == "memory" else (None,)
+    for mix in chosen(kind, names):
+        for budget in budgets:
+            settings = () if budget is None else ("[limits]", f'memory_budget = "{budget} MiB"')
+            report = hostile.run(mix, settings)
+            reports[f"{mix.name}@{budget}" if budget else mix.name] = report
+            stored.write_text(json.dumps(reports, indent=1))
+            row, kept = row_of(kind, mix, budget, reports)
+            print("  " + "  ".join(row), file=sys.stderr, flush=True)
+    lines, good = [], True
+    for mix in KINDS[kind]:
+        for budget in sorted({*BUDGETS_MIB, *options.budget}) if kind == "memory" else (None,):
+            if (f"{mix.name}@{budget}" if budget else mix.name) in reports:
+                row, kept = row_of(kind, mix, budget, reports)
+                lines.append("| " + " | ".join(row) + " |")
+                good = good and kept
+    head = WORK_HEAD if kind == "hostile" else MEMORY_HEAD
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    print("\n".join(lines))
+    return good
+
+
+def row_of(kind, mix, budget, reports):
+    if kind == "hostile":
+        return work_row(mix, reports[mix.name], reports.get("flood") if mix.name != "flood" else None)
+    return memory_row(mix, reports[f"{mix.name}@{budget}"], budget)
