@@ -9,14 +9,27 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     GIT_COMMIT=$GIT_COMMIT cargo build --release --locked --bin mqtt-server && \
     cp target/release/mqtt-server /mqtt-server
 
-# Run: the binary alone, as a user without rights.
+# Run: the binary alone, as a user without rights. It listens for devices on every interface of the container and takes its
+# certificate from /certs; what user 10001 may not read there, --user 0 may:
+#
+#   docker run -p 8883:8883 -v ./certs:/certs:ro -v mqtt:/var/lib/mqtt-server mqtt-server
+#
+# gRPC and HTTP stay on the container's loopback until they are told otherwise; for gRPC with client certificates:
+#
+#   -p 10000:10000 -e MQTT_SERVER_GRPC_ADDR=0.0.0.0:10000 \
+#     -e MQTT_SERVER_GRPC__CLIENT_CA=/certs/ca.crt -e MQTT_SERVER_GRPC__REQUIRE_CLIENT_CERT=true
+#
+# A file of your own: -v ./mqtt-server.toml:/etc/mqtt-server.toml:ro -e MQTT_SERVER_CONFIG=/etc/mqtt-server.toml.
 FROM debian:trixie-slim
 RUN useradd --system --uid 10001 --home-dir /var/lib/mqtt-server --create-home mqtt
 COPY --from=build /mqtt-server /usr/local/bin/mqtt-server
 USER mqtt
 WORKDIR /var/lib/mqtt-server
 VOLUME ["/var/lib/mqtt-server"]
+ENV MQTT_SERVER_ADDR=0.0.0.0:8883 \
+    MQTT_SERVER_CERT=/certs/server.crt \
+    MQTT_SERVER_KEY=/certs/server.key \
+    MQTT_SERVER_DATA_DIR=/var/lib/mqtt-server/data
 EXPOSE 8883 10000
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["mqtt-server"]
-CMD ["--config", "/etc/mqtt-server/mqtt-server.toml"]
