@@ -6,9 +6,9 @@
 //! grpc_client --ca certs/ca.crt --addr https://localhost:10000 latest sensors/temperature
 //! ```
 
-#![expect(clippy::print_stdout, reason = "it is a command-line tool")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line tool")]
 
-use std::{error::Error, path::PathBuf};
+use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use mqtt_server::grpc::proto::gateway::v1::{
@@ -16,7 +16,10 @@ use mqtt_server::grpc::proto::gateway::v1::{
     publisher_client::PublisherClient, state_client::StateClient, subscribe_item::Item,
     subscriber_client::SubscriberClient,
 };
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{
+    Status,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
 
 /// A client of the gateway's gRPC API.
 #[derive(Parser)]
@@ -30,6 +33,12 @@ struct Args {
     /// Name in the server's certificate, if it is not the host of the address.
     #[arg(long, requires = "ca")]
     server_name: Option<String>,
+    /// Certificate of this client (PEM), where the gateway asks for one.
+    #[arg(long, requires = "key")]
+    cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, requires = "cert")]
+    key: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -81,8 +90,31 @@ enum Command {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse();
+async fn main() -> ExitCode {
+    match run(Args::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("grpc_client: {}", in_words(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What an answer or a failed connection says, with its causes.
+fn in_words(error: &(dyn Error + 'static)) -> String {
+    if let Some(status) = error.downcast_ref::<Status>() {
+        return format!("{} ({:?})", status.message(), status.code());
+    }
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+async fn run(args: Args) -> Result<(), Box<dyn Error>> {
     let channel = connect(&args).await?;
     match args.command {
         Command::Subscribe { filter, device, count } => {
@@ -123,15 +155,30 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn connect(args: &Args) -> Result<Channel, Box<dyn Error>> {
     let mut endpoint = Endpoint::try_from(args.addr.clone())?;
+    let read =
+        |path: &PathBuf| std::fs::read(path).map_err(|error| format!("read {}: {error}", path.display()));
+    if args.addr.starts_with("https://") && args.ca.is_none() {
+        return Err("an https:// address needs --ca, the authority to trust, such as certs/ca.crt".into());
+    }
     if let Some(path) = &args.ca {
-        let ca = Certificate::from_pem(std::fs::read(path)?);
+        let ca = Certificate::from_pem(read(path)?);
         let mut tls = ClientTlsConfig::new().ca_certificate(ca);
         if let Some(name) = &args.server_name {
             tls = tls.domain_name(name);
         }
+        if let (Some(cert), Some(key)) = (&args.cert, &args.key) {
+            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+        }
         endpoint = endpoint.tls_config(tls)?;
     }
-    Ok(endpoint.connect().await?)
+    let channel = endpoint.connect().await.map_err(|error| {
+        let hint = match args.ca {
+            Some(_) => "is the gateway running there?",
+            None => "is the gateway running there, with plaintext gRPC? It speaks TLS otherwise: --addr https://... --ca FILE",
+        };
+        format!("cannot connect to {}: {}; {hint}", args.addr, in_words(&error))
+    })?;
+    Ok(channel)
 }
 
 async fn subscribe(

@@ -10,7 +10,7 @@
 //! broker          routing: subscription index, retained, shared groups, registry; knows only `Target`
 //! store           traits and backends of what outlives the process
 //! types           ClientId, topics, QoS, Message
-//! auth config shutdown telemetry tls          leaves
+//! auth clock config door shutdown telemetry tls     leaves
 //! ```
 //!
 //! Allowed edges: net -> session, broker; grpc -> broker, store; session -> codec -> types; broker -> store ->
@@ -22,8 +22,10 @@
 
 pub mod auth;
 pub mod broker;
+pub mod clock;
 pub mod codec;
 pub mod config;
+pub mod door;
 pub mod gateway;
 pub mod grpc;
 pub mod net;

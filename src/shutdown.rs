@@ -1,12 +1,12 @@
 //! The end of the process: stages that every part can wait for, and the signals that start them. A leaf.
 
-use std::{io, sync::Arc};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// How far the end has come. Only ever grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,17 +99,28 @@ impl Signals {
         })
     }
 
-    /// Runs until the second request to end, then calls `exit`, which should end the process at once. The first
-    /// triggers `shutdown`. `reload` runs on every SIGHUP and may block.
+    /// Runs until the second request to end, or until the end that the first asked for has taken longer than `limit`; then
+    /// calls `exit`, which should end the process at once. The first triggers `shutdown`. `reload` runs on every SIGHUP
+    /// and may block.
     pub async fn run(
         mut self,
         shutdown: Shutdown,
         reload: impl Fn() + Send + Sync + 'static,
+        limit: Duration,
         exit: impl FnOnce(),
     ) {
         let reload = Arc::new(reload);
+        let mut too_late = pin!(async {
+            shutdown.wait().await;
+            tokio::time::sleep(limit).await;
+        });
         loop {
             let name = tokio::select! {
+                () = &mut too_late => {
+                    error!(?limit, "the end takes longer than its deadline, ending at once");
+                    exit();
+                    return;
+                }
                 _ = self.terminate.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
                 _ = self.hangup.recv() => {
@@ -137,7 +148,6 @@ mod tests {
     use std::{
         process::Command,
         sync::atomic::{AtomicUsize, Ordering::SeqCst},
-        time::Duration,
     };
 
     use super::*;
@@ -185,7 +195,7 @@ mod tests {
             let exit = move || {
                 exits.fetch_add(1, SeqCst);
             };
-            Signals::install().unwrap().run(shutdown.clone(), reload, exit)
+            Signals::install().unwrap().run(shutdown.clone(), reload, Duration::from_secs(3_600), exit)
         });
         kill("HUP");
         until(|| reloads.load(SeqCst) == 1).await;

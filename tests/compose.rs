@@ -3,8 +3,10 @@
 
 mod support;
 
-use std::{fs, process::Command, time::Duration};
+use std::{collections::BTreeMap, fs, process::Command, time::Duration};
 
+use clap::Parser as _;
+use mqtt_server::config::{Address, Config, Flags};
 use serde_json::Value;
 use support::{Server, need, python, root, run};
 
@@ -50,10 +52,22 @@ fn the_program_takes_the_flags_and_the_database_it_is_given_is_a_service() {
             let flag = flag.replace("=/certs", &format!("={}", certs.display()));
             flag.replace("=/var/lib/mqtt-server/data", &format!("={}", data.display()))
         };
+        let env = compose["services"]["gateway"]["environment"].as_object().expect("an environment");
+        let env: BTreeMap<String, String> = env
+            .iter()
+            .map(|(name, value)| (name.clone(), value.as_str().expect("a text")))
+            .map(|(name, value)| (name, value.replace("/certs", &certs.display().to_string())))
+            .collect();
+        let placed: Vec<String> = flags.iter().map(place).collect();
         let mut command = support::command(env!("CARGO_BIN_EXE_mqtt-server"));
-        command.arg("--check").args(flags.iter().map(place)).current_dir(server.dir());
+        command.arg("--check").args(&placed).envs(&env).current_dir(server.dir());
         let (success, output) = run(&mut command, Duration::from_secs(60));
         assert!(success, "{flags:?}: {output}");
+        let args = ["mqtt-server"].into_iter().chain(placed.iter().map(String::as_str));
+        let parsed = Flags::try_parse_from(args).expect("flags that were taken");
+        let config = Config::load(&parsed, None, &env).expect("a configuration that was good");
+        let grpc = config.grpc_tls().expect("gRPC over TLS");
+        assert!(grpc.require_client_cert && grpc.client_ca.is_some(), "gRPC is open to other containers");
 
         let address = flags.iter().find_map(|flag| flag.strip_prefix("--db-addr=")).expect("a database");
         let (host, port) = address.split_once(':').expect("host and port");
@@ -126,8 +140,32 @@ fn the_gateway_has_time_to_stop() {
     let Some(compose) = compose() else { return };
     let grace = compose["services"]["gateway"]["stop_grace_period"].as_str().expect("a time");
     let grace: u64 = grace.trim_end_matches('s').parse().expect("seconds");
-    let deadline = mqtt_server::config::Config::default().shutdown.deadline.0;
+    let deadline = Config::default().shutdown.deadline.0;
     assert!(Duration::from_secs(grace) > deadline, "{grace} s, and the gateway takes {deadline:?}");
     let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
     assert!(dockerfile.contains("STOPSIGNAL SIGTERM"));
+}
+
+/// What the image sets is what the program takes, without a file that the image lacks: it starts with certificates at
+/// /certs alone, and others reach it.
+#[test]
+fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
+    let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
+    assert!(!dockerfile.contains("CMD") && !dockerfile.contains("\"--config\""), "{dockerfile}");
+    let set = |line: &str| -> Option<(String, String)> {
+        let line = line.trim_start_matches("ENV").trim().trim_end_matches('\\').trim();
+        let (name, value) = line.strip_prefix("MQTT_SERVER_")?.split_once('=')?;
+        Some((format!("MQTT_SERVER_{name}"), value.to_owned()))
+    };
+    let env: BTreeMap<String, String> = dockerfile.lines().filter_map(set).collect();
+    let config = Config::load(&Flags::default(), None, &env).expect("a configuration that is good");
+    let Some(Address::Ip(devices)) = config.addr else { panic!("an address for devices") };
+    assert!(devices.ip().is_unspecified() && config.grpc_addr.ip().is_loopback(), "{env:?}");
+    let server = Server::start();
+    let certs = server.dir().join("certs").display().to_string();
+    let mut command = support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+    command.arg("--check").current_dir(server.dir());
+    command.envs(env.iter().map(|(name, value)| (name, value.replace("/certs", &certs))));
+    let (success, output) = run(&mut command, Duration::from_secs(60));
+    assert!(success, "{env:?}: {output}");
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Modules that all may use and that use nothing but each other and `types`.
-const LEAVES: &[&str] = &["auth", "config", "telemetry", "shutdown", "tls", "sys"];
+const LEAVES: &[&str] = &["auth", "clock", "config", "door", "telemetry", "shutdown", "tls", "sys"];
 
 /// A layer and the layers it may name, beside itself and the leaves.
 const ALLOWED: &[(&str, &[&str])] = &[
@@ -46,7 +46,7 @@ const PURE: &[&str] = &["types", "codec", "session"];
 const IMPURE: &[&str] = &["tokio::", "Instant::now", "SystemTime::now", "std::thread::"];
 
 /// Longest file, in lines, without a test module at its end.
-const MAX_LINES: usize = 500;
+const MAX_LINES: usize = 800;
 
 struct Source {
     /// Path below src/, with forward slashes.

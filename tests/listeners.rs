@@ -237,7 +237,7 @@ fn events_of_a_connection_name_client_peer_and_listener_and_nothing_secret() {
         server.log().lines().filter(|line| line.contains(&quoted)).map(str::to_owned).collect()
     };
     for (message, with_client) in
-        [("connected", true), ("packet received", true), ("disconnected", true), ("handshake failed", false)]
+        [("connected", true), ("packet received", true), ("disconnected", true), ("CONNECT refused", false)]
     {
         until(|| !lines(message).is_empty());
         for line in lines(message) {

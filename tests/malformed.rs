@@ -61,6 +61,8 @@ const ROWS: &[Row] = &[
     Row("PINGRESP from a client, 5.0", V5, b"\xd0\x00"),
 
     // CONNECT.
+    Row("CONNECT of 5.0 with its length in two bytes for one [MQTT-1.5.5-1]", First, b"\x10\x8f\x00\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x02bD"),
+    Row("CONNECT of 5.0 with flags in the fixed header [MQTT-2.1.3-1]", First, b"\x18\x0f\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x02bD"),
     Row("CONNECT without content", First, b"\x10\x00"),
     Row("CONNECT with flags in the fixed header [MQTT-2.2.2-2]", First, b"\x11\x0e\x00\x04MQTT\x04\x02\x00\x3c\x00\x02bD"),
     Row("unknown protocol name [MQTT-3.1.2-1]", First, b"\x10\x0e\x00\x04MQTX\x04\x02\x00\x3c\x00\x02bD"),
@@ -154,6 +156,18 @@ const ROWS: &[Row] = &[
     Row("UNSUBSCRIBE without filter [MQTT-3.10.3-2]", V311, b"\xa2\x02\x00\x01"),
     Row("UNSUBSCRIBE without filter, 5.0 [MQTT-3.10.3-2]", V5, b"\xa2\x03\x00\x01\x00"),
     Row("UNSUBSCRIBE with packet id 0", V311, b"\xa2\x05\x00\x00\x00\x01t"),
+    Row("SUBSCRIBE with an empty filter, 3.1", V31, b"\x82\x05\x00\x01\x00\x00\x00"),
+    Row("SUBSCRIBE with an empty filter [MQTT-4.7.3-1]", V311, b"\x82\x05\x00\x01\x00\x00\x00"),
+    Row("SUBSCRIBE with an empty filter, 5.0 [MQTT-4.7.3-1]", V5, b"\x82\x06\x00\x01\x00\x00\x00\x00"),
+    Row("SUBSCRIBE with a bad filter behind a good one [MQTT-4.7.1-2]", V311, b"\x82\x0b\x00\x01\x00\x01t\x00\x00\x02a#\x00"),
+    Row("SUBSCRIBE with a bad filter behind a good one, 5.0 [MQTT-4.7.1-1]", V5, b"\x82\x0c\x00\x01\x00\x00\x01t\x00\x00\x02a#\x00"),
+    Row("SUBSCRIBE with + beside other characters [MQTT-4.7.1-3]", V311, b"\x82\x07\x00\x01\x00\x02a+\x00"),
+    Row("shared subscription without a group, 5.0 [MQTT-4.8.2-1]", V5, b"\x82\x0f\x00\x01\x00\x00\x09$share//a\x00"),
+    Row("shared subscription without a filter, 5.0 [MQTT-4.8.2-2]", V5, b"\x82\x0e\x00\x01\x00\x00\x08$share/g\x00"),
+    Row("UNSUBSCRIBE with an empty filter [MQTT-4.7.3-1]", V311, b"\xa2\x04\x00\x01\x00\x00"),
+    Row("UNSUBSCRIBE with an empty filter, 5.0 [MQTT-4.7.3-1]", V5, b"\xa2\x05\x00\x01\x00\x00\x00"),
+    Row("UNSUBSCRIBE with # before the end [MQTT-4.7.1-2]", V311, b"\xa2\x07\x00\x01\x00\x03#/a"),
+    Row("UNSUBSCRIBE with # before the end, 5.0 [MQTT-4.7.1-1]", V5, b"\xa2\x08\x00\x01\x00\x00\x03#/a"),
 
     // The rest.
     Row("PINGREQ with flags", V311, b"\xc1\x00"),
@@ -330,5 +344,58 @@ fn truncated_rows_hurt_nobody() {
             let _ = stream.write_all(&bytes[..end]);
         }
         witness.is_well(V5, name);
+    }
+}
+
+/// A log line of its own at the default level for each: who, what and why, whatever is in the client id.
+#[test]
+fn what_clients_do_wrong_is_told_once_each_on_a_line_that_they_cannot_break() {
+    let mut server = Server::start_with(&[], "[limits]\nmax_client_id_bytes = 40\n");
+    let connect = |id: &[u8]| {
+        let mut bytes = vec![0x10, 12 + id.len() as u8];
+        bytes.extend_from_slice(b"\x00\x04MQTT\x04\x02\x00\x3c\x00");
+        bytes.push(id.len() as u8);
+        bytes.extend_from_slice(id);
+        bytes
+    };
+    let evil = "a\u{1b}[2J\r\n\u{202e}\",\"level\":\"ERROR";
+    let send = |port: u16, bytes: &[u8]| {
+        let mut stream = TcpStream::connect(local(port)).expect("connect");
+        stream.set_read_timeout(Some(WAIT)).expect("set a timeout");
+        stream.write_all(bytes).expect("send");
+        stream
+    };
+    let ended = |mut stream: TcpStream| drop(stream.read_to_end(&mut Vec::new()));
+    // No TLS on the port for TLS; a client id over the limit; no CONNECT at all.
+    ended(send(server.ports.tls, b"GET / HTTP/1.1\r\n\r\n"));
+    ended(send(server.ports.tcp, &connect(&[evil.as_bytes(), &[b'x'; 40]].concat())));
+    ended(send(server.ports.tcp, b"\xc0\x00"));
+    // The second takes over from the first, and ends itself with a packet above the limit.
+    let mut first = send(server.ports.tcp, &connect(evil.as_bytes()));
+    first.read_exact(&mut [0; 4]).expect("CONNACK");
+    let mut second = send(server.ports.tcp, &connect(evil.as_bytes()));
+    second.read_exact(&mut [0; 4]).expect("CONNACK");
+    ended(first);
+    second.write_all(b"\x30\xff\xff\xff\x7f").expect("send");
+    ended(second);
+    assert!(server.stop(), "it stops in time");
+
+    let lines: Vec<serde_json::Value> =
+        server.log().lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let escaped = r#"a\u{1b}[2J\r\n\u{202e}","level":"ERROR"#;
+    for (message, id, reason) in [
+        ("TLS handshake failed", None, ""),
+        ("CONNECT refused", Some(escaped), "client_identifier_not_valid"),
+        ("handshake failed", None, "first packet is not CONNECT"),
+        ("session taken over, its earlier connection ends", Some(escaped), ""),
+        ("connection ended for what its client sent", Some(escaped), "packet_too_large"),
+    ] {
+        let told: Vec<_> = lines.iter().filter(|line| line["message"] == message).collect();
+        assert_eq!(told.len(), 1, "{message}: {lines:?}");
+        let field = |name: &str| told[0][name].as_str().unwrap_or_default();
+        assert_eq!(field("level"), "INFO");
+        assert!(field("peer").starts_with("127.0.0.1:"), "{told:?}");
+        assert!(id.is_none_or(|id| field("client_id").starts_with(id)), "{told:?}");
+        assert!(field("reason").contains(reason), "{told:?}");
     }
 }

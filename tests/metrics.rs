@@ -55,7 +55,7 @@ fn every_figure_that_operators_are_promised_is_there_from_the_start() {
         "mqtt_connections_established_total",
         "mqtt_connections_closed_total",
         "mqtt_connections_refused_total{reason=\"limit\"}",
-        "mqtt_connections_refused_total{reason=\"handshakes\"}",
+        "mqtt_connections_refused_total{reason=\"silent\"}",
         "mqtt_tls_handshakes_total{result=\"ok\"}",
         "mqtt_tls_handshakes_total{result=\"failed\"}",
         // sessions and subscriptions

@@ -4,13 +4,17 @@
 mod client;
 mod support;
 
-use std::fs;
+use std::{fs, path::Path, time::SystemTime};
 
 use client::{Client, Got, hello, will};
 use mqtt_server::{
     codec::{Connect, Packet},
     grpc::proto::gateway::v1::{GetLatestRequest, state_client::StateClient},
-    types::{Protocol, QoS},
+    store::{
+        DataDir, DurableOptions, EmbeddedSessions, Restore, SessionOp, SessionStore, StoredSession,
+        StoredSubscription,
+    },
+    types::{Protocol, QoS, QueueId, Timestamp},
 };
 use support::{Server, until};
 use tonic::{
@@ -113,6 +117,58 @@ fn a_session_expires_after_a_restart_too_and_no_other_goes_with_it() {
     publisher.publish_acked("a/b", b"x", false);
     let mut long = Client::connect_with(server.ports.tcp, lasting("long", 600));
     assert_eq!(long.next(), Got::Publish("a/b".to_owned(), b"x".to_vec()));
+}
+
+/// Makes all sessions in a data directory end their connections at `since`, and the process there at the same time.
+fn leave_behind(data: &Path, since: Timestamp) {
+    struct Found(Vec<StoredSession>);
+    impl Restore for Found {
+        fn session(&mut self, session: StoredSession, _subscriptions: Vec<StoredSubscription>) {
+            self.0.push(session);
+        }
+        fn group(&mut self, _queue: QueueId, _full_name: &str) {}
+    }
+    let directory = DataDir::open(data).expect("open the data directory");
+    let store = EmbeddedSessions::open(&directory, &DurableOptions::default()).expect("open the sessions");
+    let mut found = Found(Vec::new());
+    store.restore(&mut found).expect("read the sessions");
+    assert!(!found.0.is_empty());
+    for session in found.0 {
+        store.submit(SessionOp::Put(Box::new(StoredSession { since: Some(since), ..session }), None));
+    }
+    drop(store);
+    fs::write(data.join("clock"), format!("{0} {0}\n", since.0)).expect("write the clock");
+}
+
+/// A start whose wall clock is far ahead of, or behind, what is stored takes no time for passed; deadlines go on from there.
+#[test]
+fn a_wall_clock_that_cannot_be_believed_neither_ends_sessions_nor_keeps_them() {
+    const DAY: i64 = 24 * 60 * 60;
+    for (days, expiry, stays) in [
+        (-400, 24 * 60 * 60, true), // The wall clock is far ahead.
+        (-2, 24 * 60 * 60, false),  // Two days have passed.
+        (400, 1, false),            // It is far behind: the second passes all the same.
+        (400, 24 * 60 * 60, true),
+    ] {
+        let mut server = Server::start();
+        leave(Client::connect_with(server.ports.tcp, lasting("device", expiry)));
+        assert!(server.stop());
+        #[expect(clippy::disallowed_methods, reason = "what the gateway's file is compared with")]
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
+        let since = Timestamp(now.saturating_add_signed(days * DAY) * 1000);
+        leave_behind(&server.dir().join("data"), since);
+        let server = server.kill_and_restart(&[], "");
+        if stays {
+            let mut device = Client::open(server.ports.tcp, Protocol::V5);
+            device.send(&Packet::Connect(lasting("device", expiry).into()));
+            let connack = device.next_bytes().expect("CONNACK");
+            assert_eq!((connack[2], connack[3]), (1, 0), "{days} days: session present");
+        } else {
+            until(|| server.metric("mqtt_sessions") == 0);
+        }
+        let warned = server.log().contains("as if no time had passed");
+        assert_eq!(warned, days != -2, "{days} days: {}", server.log());
+    }
 }
 
 /// What broker mode allowed must not be a way from device to device later.

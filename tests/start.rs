@@ -100,7 +100,7 @@ fn dev_makes_certificates_listens_and_says_what_to_try() {
     ] {
         assert!(text.contains(&part), "{part} in {text}");
     }
-    for file in ["ca.crt", "server.crt", "private.key"] {
+    for file in ["ca.crt", "server.crt", "server.key"] {
         assert!(dev.dir.path().join("certs").join(file).exists(), "{file}");
     }
     for name in ["dev-tcp", "dev-ws"] {
@@ -143,6 +143,73 @@ fn bad_configuration_exits_2_and_names_key_value_and_fix() {
             }
         }
     }
+}
+
+/// Each with the cause and the remedy on one line, which begins with the program's name and not like a line of the log.
+#[test]
+fn what_keeps_it_from_starting_is_told_on_one_line_with_the_remedy() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    fs::write(dir.path().join("occupied"), "").expect("write a file");
+    let (_held, address) = held_port();
+    let held = address.to_string();
+    let free = ["--http-addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0"];
+    for (code, args, parts) in [
+        (2, &["--adr", "x"][..], ["'--adr'", "'--addr'"]),
+        (2, &["--addr", "127.0.0.1:70000"], ["no port 70000", "0 to 65535"]),
+        (2, &["--non-tls", "--db-addr", "http://db:9042"], ["is a URL", "without http://"]),
+        (2, &["--cert", "absent.crt", "--key", "absent.key"], ["absent.crt", "--cert certs/server.crt"]),
+        (1, &["--non-tls", "--addr", "127.0.0.1:0", "--data-dir", "occupied"], ["is a file", "--data-dir"]),
+        (
+            1,
+            &["--non-tls", "--addr", "127.0.0.1:0", "--data-dir", "occupied/in"],
+            ["is a file", "--data-dir"],
+        ),
+        (1, &["--non-tls", "--addr", &held], ["addr = ", "choose another address"]),
+    ] {
+        for form in ["human", "json"] {
+            let mut command = command(dir.path());
+            let output = command.args(args).args(free).args(["--log-format", form]).output().expect("run it");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+            let last = said.lines().last().unwrap_or_default();
+            assert!(last.starts_with("mqtt-server: "), "{args:?}: {said}");
+            assert_eq!(said.matches("mqtt-server: ").count(), 1, "{args:?}: {said}");
+            assert!(parts.iter().all(|part| last.contains(part)), "{args:?}: {said}");
+        }
+    }
+}
+
+/// The two lines of a first try without certificates, and the one that the certificates of `--dev` are for.
+#[test]
+fn plaintext_needs_no_certificate_and_those_of_dev_have_the_names_of_the_flags() {
+    let free = ["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
+    let dir = tempfile::tempdir().expect("make a directory");
+    for args in [&["--non-tls"][..], &["--non-tls", "--insecure-grpc"]] {
+        let log = dir.path().join("log");
+        let file = fs::File::create(&log).expect("create the log");
+        let child = command(dir.path())
+            .args(args)
+            .args(free)
+            .args(["--log-format", "json"])
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn();
+        let mut child = child.expect("start mqtt-server");
+        let read = || fs::read_to_string(&log).expect("read the log");
+        support::until(|| {
+            assert_eq!(child.try_wait().expect("ask for its status"), None, "it ended: {}", read());
+            support::logged_port(&read(), "http").is_some()
+        });
+        let _ = child.kill();
+        let _ = child.wait();
+        let told =
+            read().lines().filter(|line| line.contains("gRPC on") && line.contains("plaintext")).count();
+        assert_eq!(told, 1, "{}", read());
+    }
+    let (dev, _) = Dev::start("");
+    let card = ["--cert", "certs/server.crt", "--key", "certs/server.key", "--check"];
+    let output = command(dev.dir.path()).args(card).output().expect("run it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

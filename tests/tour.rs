@@ -6,7 +6,7 @@ mod tour;
 
 use std::fs;
 
-use support::{Server, need, on_path, root};
+use support::{Server, need, on_path, python, root};
 
 #[test]
 fn readme_tour_works_as_written() {
@@ -19,6 +19,19 @@ fn readme_tour_works_as_written() {
     for block in blocks {
         block.run(&server, &[], "");
     }
+}
+
+/// What docs/api.md says for Python, with the tools that are there.
+#[test]
+fn the_python_recipe_of_the_api_page_works_as_written() {
+    let [block] = &tour::blocks_of("docs/api.md", "sh recipe")[..] else { panic!("one recipe") };
+    let python = python();
+    if !need("the Python environment .venv", python.is_some()) {
+        return;
+    }
+    let server = Server::start();
+    std::os::unix::fs::symlink(root().join("proto"), server.dir().join("proto")).expect("link the protos");
+    block.run(&server, &[], &root().join(".venv/bin").display().to_string());
 }
 
 /// The README's start and test commands are the ones that exist.

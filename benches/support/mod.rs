@@ -116,7 +116,7 @@ struct Unbounded;
 
 impl Budget for Unbounded {
     fn force(&self, _bytes: usize) {}
-    fn charge(&self, _: usize) -> bool {
+    fn charge(&self, _: usize, _: usize) -> bool {
         true
     }
     fn release(&self, _: usize) {}

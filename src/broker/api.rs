@@ -53,6 +53,8 @@ pub struct Opened {
     pub present: bool,
     /// To wait for before CONNACK: the session is new and persistent, or one that was on disk is discarded.
     pub ticket: Option<Arc<Ticket>>,
+    /// Whether it had a connection, which ends now.
+    pub took_over: bool,
     /// Number of the session's connection, from 1; the connection owns the session while no higher one exists.
     pub epoch: u32,
 }
@@ -94,6 +96,8 @@ pub struct Subscribed {
     pub replay: Option<RetainedCursor>,
     /// Messages wait in the queue of the shared group that was joined: [`super::Broker::online`] hands them out.
     pub group_queue: bool,
+    /// Members of the shared group that were looked at.
+    pub members: usize,
 }
 
 /// Why a filter was refused.
@@ -178,8 +182,8 @@ pub struct DeviceInfo {
     pub since: Timestamp,
     /// Session expiry in seconds.
     pub expiry: u32,
-    /// Subscriptions: full filter and granted QoS.
-    pub subscriptions: Vec<(String, QoS)>,
+    /// How many subscriptions it has; [`super::Broker::subscriptions`] lists them.
+    pub subscription_count: usize,
     /// Queue figures.
     pub queue: QueueInfo,
 }
@@ -219,7 +223,7 @@ pub struct Gauges {
     pub retained: usize,
     /// Bytes of retained messages.
     pub retained_bytes: usize,
-    /// Bytes charged against the memory budget.
+    /// Bytes of messages that wait in memory, for sessions and streams.
     pub queued_bytes: usize,
     /// gRPC streams.
     pub streams: usize,

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::{Broker, DeviceInfo, DevicePage, Gauges, QueueInfo, Session, slots::TURN};
+use super::{Broker, DeviceInfo, DevicePage, Gauges, Kind, QueueInfo, Session, slots::TURN};
+use crate::types::QoS;
 
 /// Slots that one page of devices looks at.
 const PAGE_SLOTS: u32 = 8 * 1024;
@@ -12,6 +13,19 @@ impl Broker {
     pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
         let session = self.inner.session(client_id)?;
         Some(self.describe(&session))
+    }
+
+    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no order that means anything; `None` if
+    /// it has no session. Costs what it lists.
+    pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
+        let session = self.inner.session(client_id)?;
+        let core = session.core();
+        let listed = {
+            let state = core.state.lock();
+            let references = state.subscriptions.as_slice();
+            self.inner.index.list(&references[..references.len().min(most)], core.slot())
+        };
+        Some(listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect())
     }
 
     /// At most `limit` devices from `start`, 0 at first. A page costs what it shows: it looks at no more than
@@ -77,7 +91,7 @@ impl Broker {
             shared_groups,
             retained: inner.retained.len(),
             retained_bytes: inner.retained.bytes(),
-            queued_bytes: inner.budget.used(),
+            queued_bytes: inner.account.held(Kind::Queued) + inner.account.held(Kind::GrpcStreams),
             streams: inner.streams.load(Relaxed),
         }
     }
@@ -99,14 +113,13 @@ impl Broker {
         let core = session.core();
         let queue = session.queue();
         let state = core.state.lock();
-        let listed = self.inner.index.list(state.subscriptions.as_slice(), core.slot());
         DeviceInfo {
             client_id: core.client_id().clone(),
             online: state.online,
             connection: state.info(),
             since: state.since,
             expiry: state.expiry,
-            subscriptions: listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect(),
+            subscription_count: state.subscriptions.len(),
             queue,
         }
     }

@@ -1,4 +1,4 @@
-//! Drops: counted by reason, and gathered for `Events.Watch`: one event a second for each session and reason.
+//! Drops: counted by reason, and gathered for `Events.WatchEvents`: one event a second for each session and reason.
 
 use std::{collections::HashMap, sync::Arc};
 

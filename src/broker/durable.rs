@@ -9,7 +9,9 @@ use ahash::RandomState;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::{Broker, Inner, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners};
+use super::{
+    Broker, Inner, Kind, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners,
+};
 use crate::{
     store::{
         Expiry, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore,
@@ -397,7 +399,8 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         self.last = self.last.max(queue.0);
         let now = self.now;
         let inner = &*self.broker.inner;
-        let summary = self.summary(queue).cloned();
+        let mut summary = self.summary(queue).cloned();
+        let was_offline = stored.since.is_some();
         self.end_earlier(&stored.client_id);
         let over = stored.expiry == 0
             || stored.expiry != u32::MAX
@@ -413,11 +416,16 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             let client_id = stored.client_id.clone();
             let mut place = inner.place(client_id.as_str());
             let slot = inner.slots.reserve();
-            let session = (self.make)(SessionCore::restored(stored, slot, now));
-            if let Some(summary) = &summary {
+            let session = (self.make)(SessionCore::restored(stored, slot, now, &inner.account));
+            if let Some(summary) = &mut summary {
+                if was_offline {
+                    // Its entries say what was sent.
+                    summary.begun = 0;
+                }
                 session.restore(summary);
                 self.restored.messages += summary.messages;
             }
+            inner.account.force(Kind::Sessions, session.core().state.lock().cost(session.core().client_id()));
             inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
             place.replace(None, &session);
             self.durable.note_slot(session.core());

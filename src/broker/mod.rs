@@ -5,8 +5,8 @@
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
 //! one of timers or index; slots last.
 
+mod account;
 mod api;
-mod budget;
 mod devices;
 mod drops;
 mod durable;
@@ -25,6 +25,7 @@ mod sessions;
 mod shared;
 mod slab;
 mod slots;
+mod spread;
 mod streams;
 mod subscribe;
 mod target;
@@ -45,7 +46,6 @@ use crate::{
     types::{Message, Timestamp},
 };
 
-use budget::Budget;
 use drops::Drops;
 use durable::Durable;
 use index::Index;
@@ -55,11 +55,13 @@ use slots::Slots;
 use timers::Timers;
 
 pub use crate::store::{QueueStore, QueueSummary};
+pub use account::{Account, Charge, Kind};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use index::MatchCache;
 pub use replay::{RetainedCursor, RetainedPage};
 pub use session_core::SessionCore;
+pub use spread::{Routing, Spread};
 pub use streams::StreamHandle;
 pub use target::*;
 
@@ -88,7 +90,7 @@ struct Inner {
     registry: Registry,
     timers: Timers,
     retained: Retained,
-    budget: Budget,
+    account: Arc<Account>,
     events: broadcast::Sender<Event>,
     drops: Drops,
     online: AtomicUsize,
@@ -107,7 +109,7 @@ impl Inner {
 
     /// Where deliveries of shared groups leave their traces.
     fn delivery<'a>(&'a self, dirty: &'a mut Vec<Arc<dyn Target>>, now: Timestamp) -> shared::Delivery<'a> {
-        shared::Delivery { dirty, budget: &self.budget, durable: self.durable.as_ref(), now }
+        shared::Delivery { dirty, account: &self.account, durable: self.durable.as_ref(), now, visited: 0 }
     }
 
     /// The session of a client id.
@@ -146,7 +148,7 @@ impl Broker {
             registry: Registry::new(hasher.clone()),
             timers: Timers::default(),
             retained,
-            budget: Budget::new(limits.memory_budget.0),
+            account: Arc::new(Account::new(limits.budget().0)),
             events: broadcast::Sender::new(EVENT_CAPACITY),
             drops: Drops::default(),
             online: AtomicUsize::new(0),
@@ -176,19 +178,9 @@ impl Broker {
         let _ = self.inner.events.send(event);
     }
 
-    /// Bytes queued in the process are charged here; false refuses (memory budget).
-    pub fn charge(&self, bytes: usize) -> bool {
-        self.inner.budget.charge(bytes)
-    }
-
-    /// Charges bytes beyond the budget if need be: for what is bounded otherwise and must go on.
-    pub fn force(&self, bytes: usize) {
-        self.inner.budget.force(bytes);
-    }
-
-    /// Gives charged bytes back.
-    pub fn release(&self, bytes: usize) {
-        self.inner.budget.release(bytes);
+    /// The memory account of the process.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.inner.account
     }
 
     /// Latest values, if on.

@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Broker, Inner, Turn, drops::count_drop, durable::Durable, shared::Waiting};
+use super::{Broker, Inner, Kind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
 use crate::{
     store::StoreHealth,
     types::{DropReason, QueueId, Refused, Ticket, Timestamp, Yielded},
@@ -65,7 +65,7 @@ impl Durable {
 
     /// Whether the store would surely refuse a message now. While it fails, one try a second is let through.
     pub(super) fn is_stalled(&self) -> bool {
-        self.queues().health() == StoreHealth::Failing && !self.queues().accepts()
+        self.queues().health() != StoreHealth::Sound && !self.queues().accepts()
     }
 
     /// Members of the group are told at the next tick that it has something for them.
@@ -89,13 +89,13 @@ impl Inner {
                 let Some(found) = self.index.group(group) else {
                     return count_drop(DropReason::SessionEnded);
                 };
-                found.put_back(waiting, &self.budget);
+                found.put_back(waiting, &self.account);
                 durable.stall(group);
             }
             Moved::Yielded { mut yielded, from } => {
                 // It was told before what became of it.
                 yielded.message = yielded.message.without_receipt();
-                self.budget.force(yielded.message.cost());
+                self.account.force(Kind::Queued, yielded.message.cost());
                 durable.stalled.lock().yielded.push((yielded, from));
             }
         }
@@ -117,13 +117,13 @@ impl Broker {
             taken
         };
         for (yielded, from) in yielded {
-            inner.budget.release(yielded.message.cost());
+            inner.account.release(Kind::Queued, yielded.message.cost());
             // Still on disk where it was, but a session does not read again what it gave away.
             self.redeliver(vec![yielded], from, now, turn);
         }
         for group in &unread {
             if let Some(group) = inner.index.group(*group) {
-                group.load_failed(&inner.budget);
+                group.load_failed(&inner.account);
             }
         }
         groups.extend(unread);

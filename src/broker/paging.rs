@@ -78,7 +78,7 @@ impl Inner {
         match result {
             Ok(loaded) => {
                 let page = self.group_page(durable, queue, found.full_name(), loaded);
-                found.loaded(page, &self.budget);
+                found.loaded(page, &self.account);
             }
             Err(error) => {
                 tracing::warn!(group = found.full_name(), %error, "queue cannot be read, trying again");

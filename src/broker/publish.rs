@@ -1,15 +1,13 @@
 //! Routing of one message: retained store, latest value, history, subscribers.
 
-use std::sync::Arc;
-
 use super::{
-    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError, Turn,
-    drops::drop_message, index::MatchList, moves::Moved, shared::Delivery,
+    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError,
+    Routing, Turn, drops::drop_message, moves::Moved,
 };
 use crate::{
     store::StoreHealth,
     telemetry::count,
-    types::{DropReason, Message, OpenUnit, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded},
+    types::{DropReason, Effort, Message, OpenUnit, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded},
 };
 
 impl Broker {
@@ -19,15 +17,35 @@ impl Broker {
     /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
     /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
+        match self.admit(message, turn) {
+            Ok(withheld) => self.route(message, withheld, turn),
+            Err(refusal) => Published { refused: Some(refusal), ..Published::default() },
+        }
+    }
+
+    /// As [`Self::publish`], but of very many receivers only those whom the turn's account affords: the caller goes on with
+    /// the others when it has let others of its thread go first.
+    pub fn publish_some(&self, message: &Message<'_>, turn: &mut Turn) -> Routing {
+        match self.admit(message, turn) {
+            Ok(withheld) => self.route_some(message, withheld, turn),
+            Err(refusal) => Routing::Done(Published { refused: Some(refusal), ..Published::default() }),
+        }
+    }
+
+    /// Everything before the receivers. Says whether devices are none, or why the message is refused.
+    fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Refusal> {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))
         {
-            return Published { refused: Some(refusal), ..Published::default() };
+            return Err(refusal);
         }
         let from_device = message.origin.kind == OriginKind::Device;
         let withheld = self.inner.non_broker && from_device;
-        if message.retain && !withheld && self.inner.retained.set(message) == Err(RetainError::Quota) {
-            count(|c| c.retained_refused.add(1));
+        if message.retain && !withheld {
+            turn.effort.spend(Effort::RETAINED);
+            if self.inner.retained.set(message) == Err(RetainError::Quota) {
+                count(|c| c.retained_refused.add(1));
+            }
         }
         if from_device && let Some(latest) = &self.inner.latest {
             latest.record(message);
@@ -35,13 +53,7 @@ impl Broker {
         if from_device && let Some(history) = &self.inner.history {
             history.record(message);
         }
-        // The seam for more nodes: the one place to ask who else wants this message.
-        let published = self.route(message, withheld, turn);
-        self.hurry(message);
-        if published.matched == 0 {
-            count(|c| c.no_match.add(1));
-        }
-        published
+        Ok(withheld)
     }
 
     /// Hands one message to one device, subscribed or not. It never sets a retained message.
@@ -135,7 +147,7 @@ impl Broker {
     }
 
     /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
-    fn hurry(&self, message: &Message<'_>) {
+    pub(super) fn hurry(&self, message: &Message<'_>) {
         if let Some(durable) = &self.inner.durable
             && message.issued().is_some_and(|ticket| !ticket.is_unit())
         {
@@ -145,7 +157,7 @@ impl Broker {
 
     /// Why a QoS 1 or 2 message is refused before anybody gets it, if it is; counted.
     fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Refusal> {
-        if !self.inner.budget.has_room(message.payload.len() + message.topic.len()) {
+        if !self.inner.account.has_room(message.payload.len() + message.topic.len()) {
             count(|c| c.refused_memory.add(1));
             return Some(Refusal::Memory);
         }
@@ -169,70 +181,5 @@ impl Broker {
             || list.groups.iter().any(|group| group.is_durable());
         // Asked last: while the disk fails, few are let through to try it, and those must be written there.
         concerned && !queues.accepts()
-    }
-
-    fn route(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Published {
-        let inner = &*self.inner;
-        let Turn { dirty, matches } = turn;
-        let list = matches.find(&inner.index, &inner.slots, message.topic);
-        let mut published = Published::default();
-        if only_streams {
-            let blocked = list.targets.iter().filter(|matched| !matched.stream).count() + list.groups.len();
-            count(|c| c.non_broker_blocked.add(blocked as u64));
-        }
-        let offline_qos0 = inner.limits.offline_qos0;
-        for matched in &list.targets {
-            if only_streams && !matched.stream {
-                continue;
-            }
-            let Some(merged) = matched.for_sender(message.origin.slot) else { continue };
-            let options = MatchOptions {
-                qos: merged.qos,
-                retain_as_published: merged.retain_as_published,
-                replay: false,
-                ids: list.ids(&merged),
-                group: 0,
-                group_queue: QueueId::NONE,
-                queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
-            };
-            let Delivered { outcome, flush } = matched.target.deliver(message, options);
-            if flush {
-                dirty.push(Arc::clone(&matched.target));
-            }
-            published.add(outcome);
-        }
-        if only_streams || list.groups.is_empty() {
-            return published;
-        }
-        let mut delivery = inner.delivery(dirty, message.received);
-        deliver_to_groups(list, message, &mut delivery, &mut published);
-        published
-    }
-}
-
-/// Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
-fn deliver_to_groups(
-    list: &MatchList,
-    message: &Message<'_>,
-    delivery: &mut Delivery<'_>,
-    published: &mut Published,
-) {
-    for group in &list.groups {
-        published.add(group.deliver(message, delivery));
-    }
-}
-
-impl Published {
-    fn add(&mut self, outcome: Outcome) {
-        self.matched += u32::from(outcome != Outcome::Ignored);
-        match outcome {
-            Outcome::Ignored => {}
-            Outcome::Sent => self.sent += 1,
-            Outcome::Queued => self.queued += 1,
-            Outcome::Dropped(reason) => {
-                self.dropped += 1;
-                self.reason = Some(reason);
-            }
-        }
     }
 }

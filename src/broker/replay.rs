@@ -21,7 +21,7 @@ use crate::{
     types::{QueueId, SharedMessage, Timestamp},
 };
 
-/// Topics looked at per call of [`RetainedCursor::poll_next`].
+/// Topics looked at under one lock.
 const SCAN: usize = 1000;
 /// Messages and bytes that a cursor has in hand at once, once one is to be read.
 const READ_MESSAGES: usize = 64;
@@ -63,13 +63,14 @@ impl RetainedCursor {
         &self.filter
     }
 
-    /// The next message, skipping expired ones; `None` at the end. Looks at a bounded number of topics per
-    /// call: `Some(None)` means "call again". Pending while one is read from disk. What cannot be read is left out and
-    /// counted, and the replay goes on behind it.
+    /// The next message, skipping expired ones; `None` at the end. Looks at no more than `scan` topics, from which it takes
+    /// as many as it looked at: `Some(None)` means "call again". Pending while one is read from disk. What cannot be read
+    /// is left out and counted, and the replay goes on behind it.
     pub fn poll_next(
         &mut self,
         broker: &Broker,
         now: Timestamp,
+        scan: &mut usize,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Option<Arc<SharedMessage>>>> {
         let retained = broker.retained_store();
@@ -94,34 +95,36 @@ impl RetainedCursor {
         }
         let mut bytes = 0;
         loop {
-            match self.find(broker, now) {
-                Scanned::Found(found) if found.message.is_some() && self.found.is_empty() => {
+            match (*scan > 0).then(|| self.find(broker, now, scan)) {
+                Some(Scanned::Found(found)) if found.message.is_some() && self.found.is_empty() => {
                     return Poll::Ready(Some(found.message));
                 }
-                Scanned::Found(found) => {
+                Some(Scanned::Found(found)) => {
                     bytes += found.cost;
                     self.found.push_back(found);
                     if self.found.len() < READ_MESSAGES && bytes < READ_BYTES && self.left > 0 && !self.done {
                         continue;
                     }
                 }
-                Scanned::Paused(_) | Scanned::End if !self.found.is_empty() => {}
-                Scanned::Paused(_) => return Poll::Ready(Some(None)),
-                Scanned::End => return Poll::Ready(None),
+                _ if !self.found.is_empty() => {}
+                None | Some(Scanned::Paused(_)) => return Poll::Ready(Some(None)),
+                Some(Scanned::End) => return Poll::Ready(None),
             }
             self.reading = Some(Box::pin(retained.load(Found::to_read(&self.found))));
-            return self.poll_next(broker, now, cx);
+            return self.poll_next(broker, now, scan, cx);
         }
     }
 
     /// The next topic that matches, wherever its message is.
-    fn find(&mut self, broker: &Broker, now: Timestamp) -> Scanned {
+    fn find(&mut self, broker: &Broker, now: Timestamp, scan: &mut usize) -> Scanned {
         let retained = broker.retained_store();
         if !self.filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
             self.done = true;
+            *scan -= 1;
             return retained.get(&self.filter, now).map_or(Scanned::End, Scanned::Found);
         }
-        let scanned = retained.scan(&self.filter, self.position.as_deref(), SCAN, now);
+        let (scanned, seen) = retained.scan(&self.filter, self.position.as_deref(), SCAN.min(*scan), now);
+        *scan -= seen;
         match &scanned {
             Scanned::Found(found) => {
                 self.position = Some(Arc::clone(&found.topic));
@@ -209,7 +212,7 @@ impl Broker {
         let (mut list, mut sum) = (Vec::new(), 0);
         let mut position: Option<Arc<str>> = after.map(Arc::from);
         while list.len() < limit && sum < bytes {
-            match retained.scan(filter, position.as_deref(), SCAN, now) {
+            match retained.scan(filter, position.as_deref(), SCAN, now).0 {
                 Scanned::End => return (list, None),
                 Scanned::Paused(topic) => position = Some(topic),
                 Scanned::Found(found) => {

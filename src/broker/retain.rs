@@ -256,8 +256,14 @@ impl Retained {
         .filter(|message| !message.is_expired(now))
     }
 
-    /// The first match after `after` among the next `scan` topics.
-    pub(super) fn scan(&self, filter: &str, after: Option<&str>, scan: usize, now: Timestamp) -> Scanned {
+    /// The first match after `after` among the next `scan` topics, and how many were looked at.
+    pub(super) fn scan(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        scan: usize,
+        now: Timestamp,
+    ) -> (Scanned, usize) {
         let prefix = literal_prefix(filter);
         let start = match after {
             Some(after) => Bound::Excluded(after),
@@ -265,21 +271,23 @@ impl Retained {
         };
         let table = self.table.read();
         let mut last = None;
-        for (seen, (topic, kept)) in table.messages.range::<str, _>((start, Bound::Unbounded)).enumerate() {
+        let mut seen = 0;
+        for (topic, kept) in table.messages.range::<str, _>((start, Bound::Unbounded)) {
             if !topic.starts_with(prefix) {
-                return Scanned::End;
+                break;
             }
             if seen == scan {
-                return last.map_or(Scanned::End, Scanned::Paused);
+                return (last.map_or(Scanned::End, Scanned::Paused), seen);
             }
+            seen += 1;
             if matches(filter, topic) && !kept.is_expired(now) {
-                return Scanned::Found(Found::new(topic, kept));
+                return (Scanned::Found(Found::new(topic, kept)), seen);
             }
-            if seen + 1 == scan {
+            if seen == scan {
                 last = Some(Arc::clone(topic));
             }
         }
-        Scanned::End
+        (Scanned::End, seen)
     }
 
     /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to

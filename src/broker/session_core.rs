@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{ConnectionInfo, OpenRequest, Will, wills::Leaving};
+use super::{Account, Charge, ConnectionInfo, Kind, OpenRequest, Will, wills::Leaving};
 use crate::store::{StoredSession, StoredWill};
 use crate::types::{ClientId, Peer, Protocol, QueueId, Ticket, Timestamp};
 
@@ -66,9 +66,17 @@ impl SessionCore {
     }
 
     /// A session of an earlier process. Its deadlines count from `now` if it was connected when that ended.
-    pub(super) fn restored(session: StoredSession, slot: u32, now: Timestamp) -> Self {
+    pub(super) fn restored(
+        session: StoredSession,
+        slot: u32,
+        now: Timestamp,
+        account: &Arc<Account>,
+    ) -> Self {
         let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will } = session;
-        let will = will.map(|StoredWill { message, expiry, delay }| Will { message, expiry, delay });
+        let will = will.map(|StoredWill { message, expiry, delay }| {
+            let charge = Some(Arc::new(Charge::forced(account, Kind::Wills, message.cost())));
+            Will { message, expiry, delay, charge }
+        });
         let state = State {
             epoch: 0,
             since: since.unwrap_or(now),
@@ -105,6 +113,12 @@ impl SessionCore {
     pub fn slot(&self) -> u32 {
         self.slot
     }
+}
+
+/// Bytes of a session on the memory account, beside its subscriptions and its will.
+pub(super) fn cost(client_id: &ClientId, username: Option<&str>) -> usize {
+    const SESSION: usize = 512;
+    SESSION + client_id.as_str().len() + username.map_or(0, str::len)
 }
 
 impl Extra {
@@ -160,6 +174,11 @@ impl State {
         if leaving.is_some() {
             self.extra.get_or_insert_default().leaving = leaving;
         }
+    }
+
+    /// Bytes of the session on the memory account, as [`cost`].
+    pub(super) fn cost(&self, client_id: &ClientId) -> usize {
+        cost(client_id, self.extra.as_ref().and_then(|extra| extra.username.as_deref()))
     }
 
     /// The will, if there is one that is not being published.
@@ -227,24 +246,34 @@ impl State {
     }
 }
 
-/// A session's subscriptions as the index numbers them; filter texts are only in the index.
+/// A session's subscriptions as the index numbers them, and their bytes on the memory account; filter texts are only in
+/// the index.
 #[derive(Debug, Default)]
 pub(super) enum References {
     #[default]
     None,
-    One(u32),
-    Two([u32; 2]),
-    #[expect(clippy::box_collection, reason = "the usual one or two cost 16 bytes")]
-    Many(Box<Vec<u32>>),
+    One(u32, u32),
+    Two([u32; 2], u32),
+    /// Boxed: the usual one or two cost 16 bytes.
+    Many(Box<Many>),
+}
+
+/// The subscriptions of a session that has several.
+#[derive(Debug)]
+pub(super) struct Many {
+    references: Vec<u32>,
+    /// Shapes of its wildcard filters and how many have each; those of the first two are not counted.
+    shapes: Vec<(u64, u32)>,
+    bytes: u32,
 }
 
 impl References {
     pub(super) fn as_slice(&self) -> &[u32] {
         match self {
             Self::None => &[],
-            Self::One(reference) => std::slice::from_ref(reference),
-            Self::Two(references) => references,
-            Self::Many(references) => references,
+            Self::One(reference, _) => std::slice::from_ref(reference),
+            Self::Two(references, _) => references,
+            Self::Many(many) => &many.references,
         }
     }
 
@@ -252,38 +281,82 @@ impl References {
         self.as_slice().len()
     }
 
-    pub(super) fn push(&mut self, reference: u32) {
+    /// Their bytes on the memory account.
+    pub(super) fn bytes(&self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::One(_, bytes) | Self::Two(_, bytes) => *bytes,
+            Self::Many(many) => many.bytes,
+        }
+    }
+
+    /// Whether a filter of this shape may come beside `most` others.
+    pub(super) fn may_have(&self, shape: Option<u64>, most: usize) -> bool {
+        let (Self::Many(many), Some(shape)) = (self, shape) else { return true };
+        many.shapes.len() < most || many.shapes.iter().any(|(other, _)| *other == shape)
+    }
+
+    /// Adds a subscription of so many bytes; its filter's shape if it has wildcards.
+    pub(super) fn push(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
+        let all = self.bytes() + bytes;
         *self = match self {
-            Self::None => Self::One(reference),
-            Self::One(first) => Self::Two([*first, reference]),
-            Self::Two([first, second]) => Self::Many(Box::new(vec![*first, *second, reference])),
-            Self::Many(references) => {
-                if references.len() == references.capacity() && references.len() >= 64 {
-                    // A quarter more, not twice: sessions with many subscriptions are what costs memory.
-                    references.reserve_exact(references.len() / 4);
-                }
-                references.push(reference);
-                return;
+            Self::None => Self::One(reference, all),
+            Self::One(first, _) => Self::Two([*first, reference], all),
+            Self::Two([first, second], _) => {
+                let mut many = Many { references: vec![*first, *second], shapes: Vec::new(), bytes: all };
+                many.push(reference, shape);
+                Self::Many(Box::new(many))
+            }
+            Self::Many(many) => {
+                many.bytes = all;
+                return many.push(reference, shape);
             }
         };
     }
 
-    pub(super) fn remove(&mut self, reference: u32) {
+    /// Removes a subscription, which is there.
+    pub(super) fn remove(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
+        let all = self.bytes().saturating_sub(bytes);
         *self = match self {
-            Self::One(first) if *first == reference => Self::None,
-            Self::Two([first, second]) if *first == reference => Self::One(*second),
-            Self::Two([first, second]) if *second == reference => Self::One(*first),
-            Self::Many(references) => {
-                if let Some(position) = references.iter().position(|other| *other == reference) {
-                    references.swap_remove(position);
-                }
-                match references.as_slice() {
-                    [first, second] => Self::Two([*first, *second]),
+            Self::One(first, _) if *first == reference => Self::None,
+            Self::Two([first, second], _) if *first == reference => Self::One(*second, all),
+            Self::Two([first, second], _) if *second == reference => Self::One(*first, all),
+            Self::Many(many) => {
+                many.remove(reference, shape);
+                many.bytes = all;
+                match many.references.as_slice() {
+                    [first, second] => Self::Two([*first, *second], all),
                     _ => return,
                 }
             }
             _ => return,
         };
+    }
+}
+
+impl Many {
+    fn push(&mut self, reference: u32, shape: Option<u64>) {
+        let references = &mut self.references;
+        if references.len() == references.capacity() && references.len() >= 64 {
+            // A quarter more, not twice: sessions with many subscriptions are what costs memory.
+            references.reserve_exact(references.len() / 4);
+        }
+        references.push(reference);
+        let Some(shape) = shape else { return };
+        match self.shapes.iter_mut().find(|(other, _)| *other == shape) {
+            Some((_, count)) => *count += 1,
+            None => self.shapes.push((shape, 1)),
+        }
+    }
+
+    fn remove(&mut self, reference: u32, shape: Option<u64>) {
+        let Some(position) = self.references.iter().position(|other| *other == reference) else { return };
+        self.references.swap_remove(position);
+        let Some(position) = self.shapes.iter().position(|(other, _)| Some(*other) == shape) else { return };
+        self.shapes[position].1 -= 1;
+        if self.shapes[position].1 == 0 {
+            self.shapes.swap_remove(position);
+        }
     }
 }
 
@@ -295,18 +368,18 @@ mod tests {
     fn references_keep_what_was_pushed() {
         let mut references = References::None;
         for reference in 1..=100 {
-            references.push(reference);
+            references.push(reference, None, 10);
         }
-        assert_eq!(references.len(), 100);
+        assert_eq!((references.len(), references.bytes()), (100, 1000));
         for reference in 3..=100 {
-            references.remove(reference);
+            references.remove(reference, None, 10);
         }
-        assert!(matches!(references, References::Two(_)));
-        references.remove(2);
-        references.remove(77);
+        assert!(matches!(references, References::Two(_, 20)));
+        references.remove(2, None, 10);
+        assert_eq!(references.bytes(), 10);
         assert_eq!(references.as_slice(), [1]);
-        references.remove(1);
-        assert_eq!(references.len(), 0);
+        references.remove(1, None, 10);
+        assert_eq!((references.len(), references.bytes()), (0, 0));
     }
 
     #[test]

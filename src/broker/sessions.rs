@@ -9,14 +9,14 @@ use std::sync::{
 };
 
 use super::{
-    Broker, CloseReason, Closed, Durable, EventKind, OpenRequest, Opened, Session, SessionCore, Target, Turn,
-    Will,
-    session_core::{References, State},
+    Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session, SessionCore, Target,
+    Turn, Will,
+    session_core::{References, State, cost},
     shared::Group,
 };
 use crate::{
     telemetry::count,
-    types::{QueueId, Ticket, Timestamp},
+    types::{ClientId, QueueId, Ticket, Timestamp},
 };
 
 /// Timers run per tick at most.
@@ -66,7 +66,8 @@ impl Broker {
     ) -> Opened {
         let now = request.now;
         let _change = self.change();
-        let (opened, former) = self.open_locked(request, make);
+        let (mut opened, former) = self.open_locked(request, make);
+        opened.took_over = former.connection.is_some();
         let Opened { session, present, ticket, .. } = &opened;
         if let Some(epoch) = former.connection {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
@@ -90,6 +91,14 @@ impl Broker {
         opened
     }
 
+    /// Whether the memory account has room for the session of this client id, if it is not there.
+    pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
+        let fits = self.inner.account.takes(Kind::Sessions, cost(client_id, username))
+            || self.inner.session(client_id.as_str()).is_some();
+        count(|c| c.memory_sessions.add(u64::from(!fits)));
+        fits
+    }
+
     /// Whether a session of this client id that outlives its connection can be opened now: it is there, or the store takes
     /// another one.
     pub fn can_keep(&self, client_id: &str) -> bool {
@@ -111,6 +120,8 @@ impl Broker {
         let inner = &*self.inner;
         let core = session.core();
         let _change = self.change();
+        // The record says that there is no connection only when the queue says what was sent.
+        let noted = session.note_sent();
         let (will, ended) = {
             let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
@@ -134,10 +145,15 @@ impl Broker {
             } else if due {
                 (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
             } else {
-                inner.keep(core, &mut state, None);
+                if noted.is_none() {
+                    inner.keep(core, &mut state, None);
+                }
                 (None, None)
             }
         };
+        if let Some(noted) = noted {
+            self.keep_after(session, &noted);
+        }
         self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
         match ended {
             Some(ended) => self.clear_away(ended, "expired", None, now, turn),
@@ -281,6 +297,8 @@ impl Broker {
                 let ticket = (changes && inner.durable_for(old.core()).is_some()).then(Ticket::new);
                 let due = state.will_at().is_some_and(|at| at <= request.now)
                     || was_online && state.will().is_some_and(|will| will.delay == 0);
+                inner.account.force(Kind::Sessions, cost(&client_id, request.info.username.as_deref()));
+                inner.account.release(Kind::Sessions, state.cost(&client_id));
                 former.will = inner.timers.update(old, &mut state, |state| {
                     let will = due.then(|| state.give_will(old.core().queue())).flatten();
                     state.reconnect(request);
@@ -292,7 +310,10 @@ impl Broker {
                 if !was_online {
                     self.count_online();
                 }
-                return (Opened { session: Arc::clone(old), present: true, ticket, epoch }, former);
+                return (
+                    Opened { session: Arc::clone(old), present: true, ticket, took_over: false, epoch },
+                    former,
+                );
             }
             former.ended = Some(self.mark_ended(old, &mut state));
         }
@@ -307,11 +328,12 @@ impl Broker {
             durable.note_slot(session.core());
             inner.keep(session.core(), &mut session.core().state.lock(), ticket.as_ref());
         }
+        inner.account.force(Kind::Sessions, session.core().state.lock().cost(&client_id));
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
         place.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        (Opened { session, present: false, ticket, epoch: 1 }, former)
+        (Opened { session, present: false, ticket, took_over: false, epoch: 1 }, former)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
@@ -332,6 +354,8 @@ impl Broker {
         }
         inner.sessions.fetch_sub(1, Relaxed);
         let subscriptions = std::mem::take(&mut state.subscriptions);
+        inner.account.release(Kind::Filters, subscriptions.bytes() as usize);
+        inner.account.release(Kind::Sessions, state.cost(session.core().client_id()));
         Ended { session: Arc::clone(session), subscriptions, will }
     }
 
@@ -349,7 +373,7 @@ impl Broker {
         let core = session.core();
         let groups = inner.index.remove_all(subscriptions.as_slice(), core.slot());
         for group in groups {
-            group.close(&inner.budget, inner.durable.as_ref());
+            group.close(&inner.account, inner.durable.as_ref());
         }
         let left = session.end();
         self.redeliver(left, core.queue(), now, turn);
@@ -390,7 +414,7 @@ impl Broker {
     /// A member of these groups is not there any more.
     pub(super) fn park(&self, groups: &[Arc<Group>]) {
         for group in groups {
-            group.park(&self.inner.budget);
+            group.park(&self.inner.account);
         }
     }
 

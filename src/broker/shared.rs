@@ -20,7 +20,7 @@ pub(super) use self::{
     queue::{Most, Waiting},
     waiting::GroupPage,
 };
-use super::{Delivered, MatchOptions, Outcome, Target, budget::Budget, durable::Durable, index::Options};
+use super::{Delivered, MatchOptions, Outcome, Target, account::Account, durable::Durable, index::Options};
 use crate::{
     config::SharedStrategy,
     store::SessionOp,
@@ -69,9 +69,11 @@ pub(super) struct Group {
 /// Where a group's deliveries leave their traces.
 pub(super) struct Delivery<'a> {
     pub(super) dirty: &'a mut Vec<Arc<dyn Target>>,
-    pub(super) budget: &'a Budget,
+    pub(super) account: &'a Account,
     pub(super) durable: Option<&'a Durable>,
     pub(super) now: Timestamp,
+    /// Members looked at.
+    pub(super) visited: usize,
 }
 
 impl Group {
@@ -140,8 +142,12 @@ impl Group {
         parse_shared(&self.full_name).ok().flatten().map_or("", |(_, filter)| filter)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.members.read().len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.members.read().is_empty()
+        self.len() == 0
     }
 
     pub(super) fn has_member(&self, slot: u32) -> bool {
@@ -195,12 +201,13 @@ impl Group {
         if outcome != Outcome::Queued {
             return outcome;
         }
+        delivery.visited += members.len();
         // As they are now: one may have come, or joined, since the choice, and looked into the queue just before.
         let members = Arc::clone(&*self.members.read());
         if !is_any_online(&members) {
             // The last member may have gone meanwhile.
             if online {
-                self.park(delivery.budget);
+                self.park(delivery.account);
             }
         } else {
             self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
@@ -223,8 +230,12 @@ impl Group {
             return None;
         }
         let start = self.start(message, members);
+        if self.strategy == SharedStrategy::LeastInflight {
+            delivery.visited += members.len();
+        }
         let mut refused = None;
         for step in 0..members.len() {
+            delivery.visited += 1;
             let member = &members[(start + step) % members.len()];
             if !member.target.is_online() {
                 continue;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    Broker, EventKind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed,
+    Broker, EventKind, Inner, Kind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed,
     index::{Added, Entry, Options},
+    session_core::State,
     shared::{Group, Member, Most},
 };
 use crate::{
@@ -14,6 +15,17 @@ use crate::{
     types::{QoS, Ticket, Timestamp, TopicFilter, parse_shared},
 };
 
+/// Bytes of one subscription on the memory account: its text, its entries and, if it has wildcards, its way in the index.
+fn cost(filter: &str) -> u32 {
+    const ENTRY: usize = 96;
+    const LEVEL: usize = 48;
+    const GROUP: usize = 512;
+    let is_wildcard = filter.contains(['+', '#']);
+    let way = if is_wildcard { filter.len() + LEVEL * filter.split('/').count() } else { 0 };
+    let group = if filter.starts_with("$share/") { GROUP } else { 0 };
+    u32::try_from(ENTRY + filter.len() + way + group).unwrap_or(u32::MAX)
+}
+
 impl Broker {
     /// Adds or replaces one subscription. Refusals are counted here.
     pub fn subscribe(
@@ -22,7 +34,7 @@ impl Broker {
         request: &SubscribeRequest<'_>,
         now: Timestamp,
     ) -> Result<Subscribed, SubscribeError> {
-        let result = self.try_subscribe(session, request, now);
+        let result = self.try_subscribe(session, request, now, false);
         if result.is_err() {
             count(|c| c.subscribe_refused.add(1));
         }
@@ -56,7 +68,9 @@ impl Broker {
                 inner.index.unsubscribe(filter, core.slot())
             };
             let Some(reference) = reference else { return false };
-            state.subscriptions.remove(reference);
+            let cost = cost(filter);
+            state.subscriptions.remove(reference, self.shape(filter), cost);
+            inner.account.release(Kind::Filters, cost as usize);
             if is_shared {
                 left = inner.index.groups_of(&[reference]);
             }
@@ -67,7 +81,7 @@ impl Broker {
             }
         }
         if let Some(group) = gone {
-            group.close(&inner.budget, inner.durable.as_ref());
+            group.close(&inner.account, inner.durable.as_ref());
         }
         self.park(&left);
         self.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
@@ -79,6 +93,7 @@ impl Broker {
         session: &Arc<dyn Session>,
         request: &SubscribeRequest<'_>,
         now: Timestamp,
+        restored: bool,
     ) -> Result<Subscribed, SubscribeError> {
         let inner = &*self.inner;
         let limits = &inner.limits;
@@ -93,7 +108,12 @@ impl Broker {
             if state.ended {
                 return Err(SubscribeError::NotAuthorized);
             }
-            let may_add = state.subscriptions.len() < limits.max_subscriptions;
+            let shape = self.shape(request.filter);
+            let charge = cost(request.filter);
+            let charged = self.charge_filter(&state, charge, restored);
+            let may_add = charged
+                && state.subscriptions.len() < limits.max_subscriptions
+                && state.subscriptions.may_have(shape, limits.max_filter_shapes);
             let added = match shared {
                 Some((name, filter)) => {
                     let target = Arc::clone(session) as Arc<dyn super::Target>;
@@ -103,9 +123,12 @@ impl Broker {
                 }
                 None => inner.index.subscribe(request.filter, Entry { slot, id, options }, may_add),
             };
+            if charged && added.as_ref().is_none_or(|added| added.existed) {
+                inner.account.release(Kind::Filters, charge as usize);
+            }
             let Added { reference, existed } = added.ok_or(SubscribeError::Quota)?;
             if !existed {
-                state.subscriptions.push(reference);
+                state.subscriptions.push(reference, shape, charge);
             }
             if let (Some(durable), Some(ticket)) = (inner.durable_for(core), request.ticket) {
                 // Before the subscription, so that no message is acknowledged that is in a queue of nobody.
@@ -138,9 +161,9 @@ impl Broker {
             };
         let replay =
             replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
-        let group_queue =
-            shared.is_some() && inner.index.groups_of(&[reference]).iter().any(|group| group.has_queued());
-        Ok(Subscribed { qos, replay, group_queue })
+        let group = inner.index.groups_of(&[reference]).pop();
+        let group_queue = group.as_ref().is_some_and(|group| group.has_queued());
+        Ok(Subscribed { qos, replay, group_queue, members: group.map_or(0, |group| group.len()) })
     }
 
     /// A subscription of an earlier process: no event, no retained messages, nothing written.
@@ -149,7 +172,39 @@ impl Broker {
         session: &Arc<dyn Session>,
         request: &SubscribeRequest<'_>,
     ) -> Result<(), SubscribeError> {
-        self.try_subscribe(session, request, Timestamp(0)).map(drop)
+        self.try_subscribe(session, request, Timestamp(0), true).map(drop)
+    }
+
+    /// Which levels of a filter are wildcards, if any are. What a topic costs to match grows with the number of different
+    /// shapes, whoever has them: nearly all sessions need a few.
+    fn shape(&self, filter: &str) -> Option<u64> {
+        if !filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
+            return None;
+        }
+        let filter = parse_shared(filter).ok().flatten().map_or(filter, |(_, filter)| filter);
+        let levels: Vec<u8> = filter
+            .split('/')
+            .map(|level| match level {
+                "+" => b'+',
+                "#" => b'#',
+                _ => b'/',
+            })
+            .collect();
+        Some(self.inner.hasher.hash_one(levels))
+    }
+
+    /// Charges another filter to the session and to the account; what was granted before is not refused.
+    fn charge_filter(&self, state: &State, charge: u32, restored: bool) -> bool {
+        let Inner { account, limits, .. } = &*self.inner;
+        if restored {
+            account.force(Kind::Filters, charge as usize);
+            return true;
+        }
+        let held = state.subscriptions.bytes() as usize;
+        let fits = held + charge as usize <= limits.subscription_bytes.0
+            && account.charge(Kind::Filters, held, charge as usize);
+        count(|c| c.memory_filters.add(u64::from(!fits)));
+        fits
     }
 
     /// What the filter may be refused for; group name and inner filter if it is shared.

@@ -6,9 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use crate::types::{ClientId, DropReason, Message, QoS, QueueId, SharedMessage, Yielded};
+use crate::types::{ClientId, DropReason, Effort, Message, QoS, QueueId, SharedMessage, Ticket, Yielded};
 
-use super::{MatchCache, SessionCore};
+use super::{Charge, MatchCache, SessionCore};
 use crate::store::QueueSummary;
 
 /// How one target receives one message.
@@ -104,6 +104,12 @@ pub trait Session: Target {
     /// What an earlier process left on disk for it. Called once, before anybody else has the session.
     fn restore(&self, stored: &QueueSummary);
 
+    /// The connection has ended: has its queue on disk note what the client may have begun to receive. The ticket is done
+    /// when it does; none if it does already, or a new connection has come.
+    fn note_sent(&self) -> Option<Arc<Ticket>> {
+        None
+    }
+
     /// Whether what is on disk in this place must stay although it has expired: the client may have begun to receive it.
     fn may_have_sent(&self, place: u64, qos: QoS) -> bool;
 
@@ -143,6 +149,10 @@ pub enum CloseReason {
     ServerShutdown,
     /// Nothing was read for 1.5 times the keep alive [MQTT-3.1.2-22].
     KeepAlive,
+    /// A packet that had begun did not go on.
+    PacketTimeout,
+    /// Memory is short, and it holds more than it may then.
+    Memory,
     /// A write made no progress.
     WriteTimeout,
     /// The session's expiry ended while it was connected, or the session was discarded.
@@ -156,6 +166,8 @@ pub struct Turn {
     pub dirty: Vec<Arc<dyn Target>>,
     /// This thread's match cache.
     pub matches: MatchCache,
+    /// What the task at work may still do before it yields: whoever begins a poll renews it.
+    pub effort: Effort,
 }
 
 impl Turn {
@@ -199,6 +211,8 @@ pub struct Will {
     pub expiry: Option<u32>,
     /// Will Delay Interval in seconds.
     pub delay: u32,
+    /// Its bytes on the memory account, for as long as it is kept.
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// What is known of a connection, for `Devices` and events.

@@ -53,8 +53,27 @@ impl Broker {
         if let Some(ticket) = &ticket {
             ticket.done();
         }
+        self.once_done(session, ticket, Self::will_is_safe);
+    }
+
+    /// Writes the record of a session, as it is then, once the ticket is done.
+    pub(super) fn keep_after(&self, session: &Arc<dyn Session>, ticket: &Arc<Ticket>) {
+        self.once_done(session, Some(Arc::clone(ticket)), |broker, core| {
+            let mut state = core.state.lock();
+            if !state.ended {
+                broker.inner.keep(core, &mut state, None);
+            }
+        });
+    }
+
+    fn once_done(
+        &self,
+        session: &Arc<dyn Session>,
+        ticket: Option<Arc<Ticket>>,
+        then: fn(&Self, &SessionCore),
+    ) {
         let open = AtomicBool::new(true);
-        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), open });
+        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), then, open });
         let waker = Arc::clone(&keeper).into();
         if ticket.is_none_or(|ticket| ticket.poll(&waker).is_some()) {
             keeper.keep();
@@ -163,10 +182,11 @@ impl Leaving {
     }
 }
 
-/// Waits until a will is safe.
+/// Waits for a ticket: that of a will, or of what must come before a session's record.
 struct Keeper {
     broker: Broker,
     session: Arc<dyn Session>,
+    then: fn(&Broker, &SessionCore),
     open: AtomicBool,
 }
 
@@ -174,7 +194,7 @@ impl Keeper {
     /// Once: whoever polls and whoever wakes may both find that it is time.
     fn keep(&self) {
         if self.open.swap(false, AcqRel) {
-            self.broker.will_is_safe(self.session.core());
+            (self.then)(&self.broker, self.session.core());
         }
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{
-    Connect, ConnectWill, DecodeError,
+    Connect, ConnectWill, DecodeError, Frame,
+    decode::check_flags as check_header_flags,
     primitive::{Reader, put_binary, put_sized, put_str},
     property::{
         NOT_ALLOWED, Property, PropertyReader, id, put_byte, put_data, put_text, put_u16, put_u32, put_user,
@@ -20,11 +21,12 @@ const WILL_RETAIN: u8 = 0x20;
 const PASSWORD: u8 = 0x40;
 const USERNAME: u8 = 0x80;
 
-/// Decodes the body of a CONNECT of any level. The caller has checked the flags of the first byte or
-/// uses [`super::decode`].
-pub fn decode_connect(body: &[u8]) -> Result<Connect, DecodeError> {
-    let mut reader = Reader::new(body);
+/// Decodes a CONNECT of any level. The caller has seen that it is one.
+pub fn decode_connect(frame: &Frame<'_>) -> Result<Connect, DecodeError> {
+    let mut reader = Reader::new(frame.body);
     let protocol = read_protocol(&mut reader)?;
+    check_header_flags(1, frame.first & 0x0f, protocol)?;
+    frame.check_length(protocol)?;
     let flags = reader.u8()?;
     check_flags(flags, protocol)?;
     let mut connect = Connect::new(protocol, String::new());
@@ -127,7 +129,7 @@ fn read_will(reader: &mut Reader<'_>, flags: u8, protocol: Protocol) -> Result<C
     // [MQTT-3.1.3-11] [MQTT-4.7.0-1]
     let topic = reader.topic()?;
     if topic.is_empty() {
-        return Err(DecodeError::TopicName("empty will topic [MQTT-4.7.3-1]"));
+        return Err(DecodeError::Malformed("empty will topic [MQTT-4.7.3-1]"));
     }
     let payload = Bytes::copy_from_slice(reader.binary()?);
     Ok(ConnectWill {

@@ -11,7 +11,7 @@ use super::{
     publish::{decode_any_publish, packet_id},
     reason,
 };
-use crate::types::{Protocol, QoS};
+use crate::types::{Protocol, QoS, TopicFilter, parse_shared};
 
 /// Decodes a packet of either direction. A CONNECT says its level itself; for it `protocol` is ignored.
 #[inline]
@@ -40,12 +40,10 @@ pub fn decode_from_client<'a>(frame: &Frame<'a>, protocol: Protocol) -> Result<P
 
 fn decode_other<'a>(frame: &Frame<'a>, protocol: Protocol) -> Result<Packet<'a>, DecodeError> {
     let kind = frame.first >> 4;
-    check_flags(kind, frame.first & 0x0f, protocol)?;
     if kind == 1 {
-        let connect = decode_connect(frame.body)?;
-        frame.check_length(connect.protocol)?;
-        return Ok(Packet::Connect(Box::new(connect)));
+        return decode_connect(frame).map(|connect| Packet::Connect(Box::new(connect)));
     }
+    check_flags(kind, frame.first & 0x0f, protocol)?;
     frame.check_length(protocol)?;
     let mut reader = Reader::new(frame.body);
     let packet = match kind {
@@ -68,25 +66,25 @@ fn decode_other<'a>(frame: &Frame<'a>, protocol: Protocol) -> Result<Packet<'a>,
     Ok(packet)
 }
 
-/// The reserved flags of the first byte [MQTT-2.1.3-1] [MQTT-2.2.2-1] [MQTT-2.2.2-2].
-fn check_flags(kind: u8, flags: u8, protocol: Protocol) -> Result<(), DecodeError> {
+/// The reserved flags of the first byte [MQTT-2.1.3-1] [MQTT-2.2.2-1] [MQTT-2.2.2-2]. In 3.1 they are DUP, QoS and RETAIN of
+/// every packet; where it has no use for them they may be anything.
+pub(super) fn check_flags(kind: u8, flags: u8, protocol: Protocol) -> Result<(), DecodeError> {
+    let used = match (protocol, kind) {
+        (Protocol::V3, 6 | 8 | 10) => 0x06,
+        (Protocol::V3, _) => 0,
+        _ => 0x0f,
+    };
     match kind {
-        6 | 8 | 10 => {
-            // [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1]. In 3.1 these packets have a DUP flag.
-            let dup = if protocol == Protocol::V3 { 0x08 } else { 0 };
-            if flags & !dup != 0x02 {
-                return Err(DecodeError::Malformed(
-                    "flags are not 0010 [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1]",
-                ));
-            }
+        6 | 8 | 10 if flags & used != 0x02 => {
+            Err(DecodeError::Malformed("flags are not 0010 [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1]"))
         }
+        6 | 8 | 10 => Ok(()),
         // DISCONNECT: [MQTT-3.14.1-1], AUTH: [MQTT-3.15.1-1].
-        _ if flags != 0 => {
-            return Err(DecodeError::Malformed("reserved flags set [MQTT-2.1.3-1] [MQTT-2.2.2-1]"));
+        _ if flags & used != 0 => {
+            Err(DecodeError::Malformed("reserved flags set [MQTT-2.1.3-1] [MQTT-2.2.2-1]"))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// `code`, if `allowed` knows it.
@@ -222,7 +220,21 @@ fn subscribe(reader: &mut Reader<'_>, protocol: Protocol) -> Result<Subscribe, D
     Ok(subscribe)
 }
 
+/// A filter of the wrong form makes its packet malformed: none of the others in it is looked at. One that is well formed
+/// and not accepted is the server's to refuse, with 0x8F.
+fn check_filter(filter: &str, protocol: Protocol) -> Result<(), DecodeError> {
+    TopicFilter::check(filter).map_err(|_| {
+        DecodeError::Malformed("no topic filter [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.1-3] [MQTT-4.7.3-1]")
+    })?;
+    // MQTT 3 knows no shared subscriptions: there it is a filter like any other.
+    if protocol.is_v5() && filter.starts_with("$share/") && parse_shared(filter).is_err() {
+        return Err(DecodeError::Malformed("no shared subscription [MQTT-4.8.2-1] [MQTT-4.8.2-2]"));
+    }
+    Ok(())
+}
+
 fn subscribe_filter(filter: &str, options: u8, protocol: Protocol) -> Result<SubscribeFilter, DecodeError> {
+    check_filter(filter, protocol)?;
     let reserved = if protocol.is_v5() { 0xc0 } else { 0xfc };
     if options & reserved != 0 {
         return Err(DecodeError::Malformed(
@@ -251,6 +263,30 @@ fn subscribe_filter(filter: &str, options: u8, protocol: Protocol) -> Result<Sub
         retain_as_published: options & 0x08 != 0,
         retain_handling,
     })
+}
+
+/// Filters of a SUBSCRIBE or UNSUBSCRIBE, counted without decoding them; of a malformed one those before the fault. 0 for
+/// any other packet.
+pub fn count_filters(frame: &Frame<'_>, protocol: Protocol) -> usize {
+    let options = match frame.first >> 4 {
+        8 => 1,
+        10 => 0,
+        _ => return 0,
+    };
+    let mut reader = Reader::new(frame.body);
+    let head = packet_id(&mut reader).and_then(|_| match protocol.is_v5() {
+        true => reader.varint().and_then(|properties| reader.take(properties as usize).map(drop)),
+        false => Ok(()),
+    });
+    let mut filters = 0;
+    while head.is_ok() && !reader.is_empty() {
+        let filter = reader.u16().and_then(|len| reader.take(usize::from(len) + options));
+        if filter.is_err() {
+            break;
+        }
+        filters += 1;
+    }
+    filters
 }
 
 /// Section 3.9.
@@ -307,7 +343,9 @@ fn unsubscribe(reader: &mut Reader<'_>, protocol: Protocol) -> Result<Unsubscrib
     }
     while !reader.is_empty() {
         // [MQTT-3.10.3-1]
-        unsubscribe.filters.push(reader.string()?);
+        let filter = reader.str()?;
+        check_filter(filter, protocol)?;
+        unsubscribe.filters.push(filter.to_owned());
     }
     Ok(unsubscribe)
 }

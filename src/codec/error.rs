@@ -16,8 +16,9 @@ pub enum DecodeError {
     /// The frame is longer than the receiver accepts.
     #[error("packet too large [MQTT-3.2.2-15]")]
     TooLarge,
-    /// A CONNECT for a protocol we do not speak [MQTT-3.1.2-1] [MQTT-3.1.2-2]. Answer CONNACK 0x84 in
-    /// the form of version 5 when `name_ok` and `level` is above 5, else return code 0x01.
+    /// A CONNECT for a protocol we do not speak. If `name_ok`, it is MQTT of another level: answered with return code 1
+    /// in the form that all levels before 5 know [MQTT-3.1.2-2]. If not, it is not MQTT, and is told nothing
+    /// [MQTT-3.1.2-1].
     #[error("unsupported protocol level {level}")]
     UnsupportedProtocol {
         /// Whether the protocol name is one that we know.
@@ -25,9 +26,6 @@ pub enum DecodeError {
         /// The level asked for.
         level: u8,
     },
-    /// A topic name that can be no topic name.
-    #[error("topic name invalid: {0}")]
-    TopicName(&'static str),
     /// A topic alias of 0.
     #[error("topic alias is 0 [MQTT-3.3.2-8]")]
     TopicAlias,
@@ -41,7 +39,6 @@ impl DecodeError {
             Self::Protocol(_) => reason::PROTOCOL_ERROR,
             Self::TooLarge => reason::PACKET_TOO_LARGE,
             Self::UnsupportedProtocol { .. } => reason::UNSUPPORTED_PROTOCOL_VERSION,
-            Self::TopicName(_) => reason::TOPIC_NAME_INVALID,
             Self::TopicAlias => reason::TOPIC_ALIAS_INVALID,
         }
     }

@@ -212,7 +212,7 @@ pub struct Subscribe {
     pub id: Option<u32>,
     /// v5: User Property.
     pub user: Vec<(String, String)>,
-    /// Filters, at least one. Text is UTF-8 checked; the filter's syntax is not.
+    /// Filters, at least one, of the right form.
     pub filters: Vec<SubscribeFilter>,
 }
 
@@ -251,7 +251,7 @@ pub struct Unsubscribe {
     pub packet_id: u16,
     /// v5: User Property.
     pub user: Vec<(String, String)>,
-    /// Filters, at least one.
+    /// Filters, at least one, of the right form.
     pub filters: Vec<String>,
 }
 

@@ -146,7 +146,7 @@ fn topic_error(bytes: &[u8]) -> DecodeError {
     if bytes.contains(&0) {
         return NUL;
     }
-    DecodeError::TopicName("wildcard in a topic name [MQTT-3.3.2-2]")
+    DecodeError::Malformed("wildcard in a topic name [MQTT-3.3.2-2] [MQTT-3.3.2-14]")
 }
 
 /// The variable byte integer at the front of `bytes` and its width; `Ok(None)` when it is incomplete.

@@ -181,14 +181,9 @@ fn flag(reader: &mut Reader<'_>) -> Result<bool, DecodeError> {
 
 fn response_topic<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     // [MQTT-3.3.2-13]
-    let topic = match reader.topic() {
-        Err(DecodeError::TopicName(_)) => {
-            return Err(DecodeError::Protocol("wildcard in the response topic [MQTT-3.3.2-14]"));
-        }
-        other => other?,
-    };
+    let topic = reader.topic()?;
     if topic.is_empty() {
-        return Err(DecodeError::Protocol("empty response topic [MQTT-4.7.3-1]"));
+        return Err(DecodeError::Malformed("empty response topic [MQTT-4.7.3-1]"));
     }
     Ok(topic)
 }

@@ -83,7 +83,7 @@ fn no_topic(protocol: Protocol) -> DecodeError {
     if protocol.is_v5() {
         return DecodeError::Protocol("neither topic nor topic alias (section 3.3.2.1)");
     }
-    DecodeError::TopicName("empty topic name [MQTT-4.7.3-1]")
+    DecodeError::Malformed("empty topic name [MQTT-4.7.3-1]")
 }
 
 #[inline]

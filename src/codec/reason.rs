@@ -160,3 +160,45 @@ pub(super) fn in_disconnect(code: u8) -> bool {
 pub(super) fn in_auth(code: u8) -> bool {
     matches!(code, SUCCESS | CONTINUE_AUTHENTICATION | RE_AUTHENTICATE)
 }
+
+/// A reason code of a refusal in words, for logs.
+pub fn words(code: u8) -> &'static str {
+    match code {
+        UNSPECIFIED_ERROR => "unspecified_error",
+        MALFORMED_PACKET => "malformed_packet",
+        PROTOCOL_ERROR => "protocol_error",
+        IMPLEMENTATION_SPECIFIC_ERROR => "implementation_specific_error",
+        UNSUPPORTED_PROTOCOL_VERSION => "unsupported_protocol_version",
+        CLIENT_IDENTIFIER_NOT_VALID => "client_identifier_not_valid",
+        BAD_USER_NAME_OR_PASSWORD => "bad_user_name_or_password",
+        NOT_AUTHORIZED => "not_authorized",
+        SERVER_UNAVAILABLE => "server_unavailable",
+        SERVER_BUSY => "server_busy",
+        BANNED => "banned",
+        SERVER_SHUTTING_DOWN => "server_shutting_down",
+        BAD_AUTHENTICATION_METHOD => "bad_authentication_method",
+        KEEP_ALIVE_TIMEOUT => "keep_alive_timeout",
+        SESSION_TAKEN_OVER => "session_taken_over",
+        TOPIC_FILTER_INVALID => "topic_filter_invalid",
+        TOPIC_NAME_INVALID => "topic_name_invalid",
+        PACKET_IDENTIFIER_IN_USE => "packet_identifier_in_use",
+        PACKET_IDENTIFIER_NOT_FOUND => "packet_identifier_not_found",
+        RECEIVE_MAXIMUM_EXCEEDED => "receive_maximum_exceeded",
+        TOPIC_ALIAS_INVALID => "topic_alias_invalid",
+        PACKET_TOO_LARGE => "packet_too_large",
+        MESSAGE_RATE_TOO_HIGH => "message_rate_too_high",
+        QUOTA_EXCEEDED => "quota_exceeded",
+        ADMINISTRATIVE_ACTION => "administrative_action",
+        PAYLOAD_FORMAT_INVALID => "payload_format_invalid",
+        RETAIN_NOT_SUPPORTED => "retain_not_supported",
+        QOS_NOT_SUPPORTED => "qos_not_supported",
+        USE_ANOTHER_SERVER => "use_another_server",
+        SERVER_MOVED => "server_moved",
+        SHARED_SUBSCRIPTIONS_NOT_SUPPORTED => "shared_subscriptions_not_supported",
+        CONNECTION_RATE_EXCEEDED => "connection_rate_exceeded",
+        MAXIMUM_CONNECT_TIME => "maximum_connect_time",
+        SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED => "subscription_identifiers_not_supported",
+        WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED => "wildcard_subscriptions_not_supported",
+        _ => "unknown",
+    }
+}

@@ -1,6 +1,11 @@
 //! Where a listener binds: `ip:port`, `[v6]:port` or `unix:/path`, and the permissions of the latter.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -42,14 +47,53 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix:") {
-            Some("") => Err("a Unix socket needs a path, such as unix:/run/mqtt-server.sock".to_owned()),
+            Some("") => {
+                Err("a Unix socket needs a path; write it like unix:/run/mqtt-server.sock".to_owned())
+            }
             Some(path) => Ok(Self::Unix(PathBuf::from(path))),
-            None => text.parse().map(Self::Ip).map_err(|_| {
-                "not an address; write ip:port, [v6]:port or unix:/path (host names are not looked up)"
-                    .to_owned()
-            }),
+            None => socket_address(text).map(Self::Ip),
         }
     }
+}
+
+/// `ip:port`. An error says what is wrong and, after a semicolon, what to write.
+pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    if let Some((scheme, rest)) = text.split_once("://") {
+        return Err(format!("a URL; write it without {scheme}://, like {}", rest.trim_end_matches('/')));
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if text.parse::<IpAddr>().is_err() => (host, port),
+        _ => match text.parse() {
+            Ok(IpAddr::V4(_)) => return Err(format!("no port; write it like {text}:8883")),
+            Ok(IpAddr::V6(_)) => return Err(format!("no port; write it like [{text}]:8883")),
+            Err(_) => return Err("not an address; write ip:port, [v6]:port or unix:/path".to_owned()),
+        },
+    };
+    if port.parse::<u16>().is_err() {
+        return Err(match !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => format!("there is no port {port}; ports are 0 to 65535"),
+            false => format!("no port after the colon; write it like {host}:8883"),
+        });
+    }
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    Err(match bare {
+        "" | "*" => {
+            format!(
+                "no IP address; write 127.0.0.1:{port} for this machine, 0.0.0.0:{port} for every interface"
+            )
+        }
+        "localhost" => format!("host names are not looked up; write 127.0.0.1:{port} or [::1]:{port}"),
+        bare if bare.parse::<Ipv6Addr>().is_ok() => {
+            format!("an IPv6 address without brackets; write it like [{bare}]:{port}")
+        }
+        _ if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => {
+            format!("{host} is not an IP address; write it like 127.0.0.1:{port}")
+        }
+        _ => format!("host names are not looked up; write an IP address, like 127.0.0.1:{port}"),
+    })
 }
 
 impl fmt::Display for Address {
@@ -107,6 +151,30 @@ impl Serialize for FileMode {
 impl<'de> Deserialize<'de> for FileMode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// An address that is always one of IP.
+pub(super) mod socket {
+    use std::net::SocketAddr;
+
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(in crate::config) fn serialize<S: Serializer>(
+        value: &SocketAddr,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<SocketAddr, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.starts_with("unix:") {
+            return Err(de::Error::custom("cannot be a Unix socket; write ip:port or [v6]:port"));
+        }
+        super::socket_address(&text).map_err(de::Error::custom)
     }
 }
 
@@ -180,8 +248,30 @@ mod tests {
         for text in ["127.0.0.1:8883", "[::1]:8883", "unix:/run/x.sock"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in ["localhost:1883", "127.0.0.1", "8883", "unix:", "127.0.0.1:99999"] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_an_address_is_told_what_to_write() {
+        for (text, remedy) in [
+            ("localhost:1883", "write 127.0.0.1:1883 or [::1]:1883"),
+            ("example.org:1883", "write an IP address"),
+            ("127.0.0.1", "write it like 127.0.0.1:8883"),
+            ("::1", "write it like [::1]:8883"),
+            ("fd00::1:2:8883:70000", "70000"),
+            ("8883", "write ip:port"),
+            (":8883", "0.0.0.0:8883 for every interface"),
+            ("*:8883", "0.0.0.0:8883 for every interface"),
+            ("unix:", "needs a path"),
+            ("127.0.0.1:99999", "ports are 0 to 65535"),
+            ("127.0.0.1:-1", "write it like 127.0.0.1:8883"),
+            ("127.0.0.1:", "write it like 127.0.0.1:8883"),
+            ("127.0.0.1:mqtt", "write it like 127.0.0.1:8883"),
+            ("127.0.0.256:1", "write it like 127.0.0.1:1"),
+            ("mqtts://127.0.0.1:8883/", "without mqtts://, like 127.0.0.1:8883"),
+            ("", "write ip:port"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.contains(remedy) && error.contains("; "), "{text}: {error}");
         }
     }
 

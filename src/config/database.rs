@@ -119,9 +119,9 @@ pub struct Database {
     pub concurrency: usize,
     /// Who this gateway is, written with each value; empty takes the id in the data directory.
     pub server_id: String,
-    /// At shutdown keep in the data directory what the database did not take.
+    /// Keep in the data directory what the database does not take, while it is away and at shutdown.
     pub spill: bool,
-    /// Do so while running, too, when memory for values is nearly used up.
+    /// While the database is away keep more there than `latest.max_bytes`.
     pub spill_running: bool,
     /// While the database is away, answer reads from what waits for it.
     pub memory_reads: bool,
@@ -265,12 +265,11 @@ impl Config {
     fn check_contact_points(&self, list: &str, check: &mut Check) {
         let bad = list.split(',').find_map(|point| Some((point, contact_point(point).err()?)));
         if let Some((point, problem)) = bad {
-            check.fail(
-                "db_addr",
-                list,
-                format!("{:?} {problem}", point.trim()),
+            let (problem, fix) = problem.split_once("; ").unwrap_or((
+                &problem,
                 "write HOST[:PORT][,HOST...], such as 10.0.0.1,10.0.0.2:9042 or [fd00::1]:9042",
-            );
+            ));
+            check.fail("db_addr", list, format!("{:?} {problem}", point.trim()), fix);
         }
         if !self.latest.enabled {
             check.fail(

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use super::{Address, Config, Listener, ListenerKind, SharedStrategy, TlsVersion};
+use super::{Address, ByteSize, Config, Listener, ListenerKind, SharedStrategy, TlsVersion};
 
 /// The files and rules of one TLS use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +22,22 @@ pub struct TlsFiles {
 }
 
 impl Config {
+    /// What memory the configuration can reach at most, as one line for people.
+    pub fn memory_reach(&self) -> String {
+        let (limits, budget) = (&self.limits, self.limits.budget());
+        let latest = if self.latest.enabled { self.latest.max_bytes } else { ByteSize(0) };
+        let all = budget.0.saturating_add(limits.retained_bytes.0).saturating_add(latest.0);
+        let mib = |bytes: ByteSize| format!("{} MiB", bytes.0 >> 20);
+        format!(
+            "memory: peers can make it hold at most {} (limits.memory_budget {}, limits.retained_bytes {}, latest.max_bytes {}), \
+             and some KiB for each connection",
+            mib(ByteSize(all)),
+            mib(budget),
+            mib(limits.retained_bytes),
+            mib(latest),
+        )
+    }
+
     /// Every listener for devices that opens, each with its address: the default one and the configured ones.
     /// In development mode without configured ones also plaintext and WebSocket on loopback, where their ports
     /// are not taken by the default one.

@@ -1,6 +1,6 @@
 //! What is wrong with a configuration: everything at once, each with key, value and fix.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// One thing wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,29 +39,40 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.key)?;
         if !self.value.is_empty() {
-            write!(f, " = {}", self.value)?;
+            write!(f, " = {}", OneLine(&self.value))?;
         }
         if !self.origin.is_empty() {
             write!(f, " (from {})", self.origin)?;
         }
-        write!(f, ": {}", self.problem)?;
+        write!(f, ": {}", OneLine(&self.problem))?;
         if !self.fix.is_empty() {
-            write!(f, "; {}", self.fix)?;
+            write!(f, "; {}", OneLine(&self.fix))?;
         }
         Ok(())
     }
 }
 
-/// Everything wrong with a configuration; never empty.
+/// Text of a file or of the environment that cannot break the line.
+struct OneLine<'a>(&'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            if c.is_control() { write!(f, "{}", c.escape_default())? } else { f.write_char(c)? }
+        }
+        Ok(())
+    }
+}
+
+/// Everything wrong with a configuration, one line each; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError(pub Vec<Problem>);
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let many = if self.0.len() == 1 { "problem" } else { "problems" };
-        write!(f, "bad configuration, {} {many}:", self.0.len())?;
-        for problem in &self.0 {
-            write!(f, "\n  {problem}")?;
+        for (number, problem) in self.0.iter().enumerate() {
+            let between = if number == 0 { "" } else { "\n" };
+            write!(f, "{between}{problem}")?;
         }
         Ok(())
     }

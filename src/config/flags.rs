@@ -41,6 +41,10 @@ pub struct Flags {
     /// Directory of all that is kept on disk [default: ./data]
     #[arg(long, value_name = "DIR", help_heading = "Storage")]
     pub data_dir: Option<PathBuf>,
+    /// Read the files of all stores page by page before they are used, also those that were closed cleanly, whatever
+    /// time it takes
+    #[arg(long, help_heading = "Storage")]
+    pub verify_store: bool,
     /// Nodes of a Cassandra or Scylla cluster for latest values, HOST[:PORT][,HOST...]; without it they are kept in
     /// the data directory
     #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "NODES", help_heading = "Storage")]
@@ -145,6 +149,7 @@ impl Flags {
             ("--non-broker", "non_broker", self.non_broker),
             ("--dev", "dev", self.dev),
             ("--insecure-grpc", "insecure_grpc", self.insecure_grpc),
+            ("--verify-store", "store.verify", self.verify_store),
         ];
         let migrate =
             self.db_migrate.map(|on| ("--db-migrate", "database.migrate", toml::Value::Boolean(on)));

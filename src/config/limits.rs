@@ -7,7 +7,10 @@ use serde::{
     de::{IntoDeserializer, value},
 };
 
-use super::units::{ByteSize, Span};
+use super::{
+    machine,
+    units::{ByteSize, Span},
+};
 
 /// What to do with a QoS 1 or 2 message for a full queue. QoS 0 is always dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -61,6 +64,10 @@ impl FromStr for SharedStrategy {
 pub struct Limits {
     /// Largest MQTT packet accepted (announced in v5 CONNACK).
     pub max_packet_size: ByteSize,
+    /// Largest CONNECT accepted.
+    pub max_connect_size: ByteSize,
+    /// Largest will accepted: topic, payload and properties.
+    pub will_bytes: ByteSize,
     /// Longest topic name or filter.
     pub max_topic_bytes: usize,
     /// Most levels in a topic name or filter.
@@ -69,6 +76,13 @@ pub struct Limits {
     pub max_client_id_bytes: usize,
     /// Subscriptions per session.
     pub max_subscriptions: usize,
+    /// Different sets of wildcard levels in the filters of one session, `a/+/b` and `c/+/d` being the same: what a message
+    /// costs to match grows with their number.
+    pub max_filter_shapes: usize,
+    /// Filters in one SUBSCRIBE or UNSUBSCRIBE; a packet with more closes the connection (0x97).
+    pub max_filters_per_packet: usize,
+    /// Bytes of filters per session.
+    pub subscription_bytes: ByteSize,
     /// Un-acknowledged QoS 1 and 2 messages towards a client.
     pub max_inflight: u16,
     /// Un-acknowledged QoS 2 messages from a client (v5 Receive Maximum).
@@ -90,7 +104,7 @@ pub struct Limits {
     pub offline_qos0: bool,
     /// Full queues: what happens to QoS 1 and 2.
     pub overflow: OverflowPolicy,
-    /// Bytes queued in the whole process.
+    /// Bytes that peers may make the whole process hold; 0 is a quarter of what the process may use, at least 64 MiB.
     pub memory_budget: ByteSize,
     /// Retained messages in all.
     pub retained_messages: usize,
@@ -98,18 +112,30 @@ pub struct Limits {
     pub retained_bytes: ByteSize,
     /// Most retained messages replayed for one subscription; 0 is no limit.
     pub retained_per_subscribe: usize,
+    /// Topics with a retained message that are looked at per second for the new subscriptions of one client, 0 is no limit;
+    /// its retained messages then come more slowly.
+    pub retained_scan_rate: u32,
     /// Connections in all.
     pub max_connections: usize,
-    /// TLS, WebSocket and CONNECT handshakes under way at once.
+    /// Connections at once from one address through one listener, 0 is no limit.
+    pub max_connections_per_address: usize,
+    /// TLS, WebSocket and CONNECT handshakes under way at once on one listener; more wait.
     pub max_handshakes: usize,
-    /// New connections per second, 0 is no limit.
+    /// The same from one address, 0 is no own limit.
+    pub max_handshakes_per_address: usize,
+    /// New connections per second and listener, 0 is no limit; more wait.
     pub accept_rate: u32,
+    /// New connections per second and listener from one address, 0 is no limit; what 30 seconds allow may come at once,
+    /// more are closed.
+    pub accept_rate_per_address: u32,
     /// Messages per second from one client, 0 is no limit; reading pauses.
     pub client_message_rate: u32,
     /// Bytes per second from one client, 0 is no limit; reading pauses.
     pub client_byte_rate: ByteSize,
     /// From accept to a complete CONNECT.
     pub connect_timeout: Span,
+    /// A packet that has begun must go on: the rest, or another 64 KiB of it, comes within this, or the connection closes.
+    pub packet_timeout: Span,
     /// A write that makes no progress for so long closes the connection.
     pub write_timeout: Span,
     /// Smallest keep alive granted to v5 clients, seconds; v3 clients cannot be told, theirs stays.
@@ -148,10 +174,15 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_packet_size: ByteSize(1 << 20),
+            max_connect_size: ByteSize(256 << 10),
+            will_bytes: ByteSize(128 << 10),
             max_topic_bytes: 4096,
             max_topic_levels: 128,
             max_client_id_bytes: 256,
             max_subscriptions: 10_000,
+            max_filter_shapes: 64,
+            max_filters_per_packet: 10_000,
+            subscription_bytes: ByteSize(4 << 20),
             max_inflight: 1024,
             receive_maximum: 1024,
             topic_alias_maximum: 64,
@@ -162,16 +193,21 @@ impl Default for Limits {
             offline_age: Span(Duration::ZERO),
             offline_qos0: false,
             overflow: OverflowPolicy::DropNewest,
-            memory_budget: ByteSize(1 << 30),
+            memory_budget: ByteSize(0),
             retained_messages: 1_000_000,
             retained_bytes: ByteSize(512 << 20),
             retained_per_subscribe: 0,
+            retained_scan_rate: 250_000,
             max_connections: 1_000_000,
+            max_connections_per_address: 60_000,
             max_handshakes: 1_000,
+            max_handshakes_per_address: 500,
             accept_rate: 0,
+            accept_rate_per_address: 2_000,
             client_message_rate: 0,
             client_byte_rate: ByteSize(0),
             connect_timeout: Span(Duration::from_secs(10)),
+            packet_timeout: Span(Duration::from_secs(30)),
             write_timeout: Span(Duration::from_secs(20)),
             keep_alive_min: 0,
             keep_alive_max: 0,
@@ -188,6 +224,17 @@ impl Default for Limits {
             group_queue_messages: 10_000,
             group_queue_bytes: ByteSize(16 << 20),
             stream_buffer: ByteSize(4 << 20),
+        }
+    }
+}
+
+impl Limits {
+    /// What `memory_budget` comes to on this machine.
+    pub fn budget(&self) -> ByteSize {
+        const LEAST: usize = 64 << 20;
+        match self.memory_budget {
+            ByteSize(0) => ByteSize((*machine::MEMORY / 4).max(LEAST)),
+            budget => budget,
         }
     }
 }

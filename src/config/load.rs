@@ -1,16 +1,15 @@
 //! File, environment and flags into one table, checked key by key, so that all mistakes show at once.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use toml::{Table, Value};
 
 use super::{
     Config, ConfigError, Flags, Listener, Problem,
+    environment::{PREFIX, of_kubernetes},
     secret::{HIDDEN, is_secret},
 };
 
-/// Prefix of the environment variables.
-const PREFIX: &str = "MQTT_SERVER_";
 /// The variable that names the file; see [`Flags::config_file`].
 pub(super) const CONFIG_VARIABLE: &str = "MQTT_SERVER_CONFIG";
 /// Tables whose keys the user chooses.
@@ -26,7 +25,7 @@ impl Config {
         file: Option<&str>,
         env: &BTreeMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        let mut loader = Loader { schema: schema(), ..Loader::default() };
+        let mut loader = Loader { schema: Arc::new(schema()), ..Loader::default() };
         if let Some(text) = file {
             loader.file(text);
         }
@@ -45,6 +44,7 @@ impl Config {
         if config.dev {
             config.take_dev_certificates(&loader.table);
         }
+        config.go_without_certificate(&loader.table);
         if let Err(ConfigError(problems)) = config.validate() {
             loader.problems.extend(problems);
         }
@@ -66,7 +66,20 @@ impl Config {
     fn take_dev_certificates(&mut self, given: &Table) {
         if !given.contains_key("cert") && !given.contains_key("key") {
             self.cert = Path::new(super::DEV_CERTS_DIR).join("server.crt");
-            self.key = Path::new(super::DEV_CERTS_DIR).join("private.key");
+            self.key = Path::new(super::DEV_CERTS_DIR).join("server.key");
+        }
+    }
+
+    /// `non_tls` alone is whole: without a certificate that anybody named or another listener needs, gRPC is plaintext
+    /// too, on loopback.
+    fn go_without_certificate(&mut self, given: &Table) {
+        let named = ["cert", "key"].iter().any(|key| given.contains_key(*key));
+        let grpc = given.get("grpc").and_then(Value::as_table);
+        let asked = grpc.is_some_and(|grpc| ["tls", "cert", "key"].iter().any(|key| grpc.contains_key(*key)));
+        let needed = self.effective_listeners().iter().any(|(_, listener)| listener.kind.is_tls());
+        let local = self.grpc_addr.ip().to_canonical().is_loopback();
+        if self.non_tls && !self.dev && !named && !asked && !needed && local {
+            self.grpc.tls = false;
         }
     }
 }
@@ -78,7 +91,7 @@ pub(super) fn schema() -> Table {
 
 #[derive(Default)]
 struct Loader {
-    schema: Table,
+    schema: Arc<Table>,
     table: Table,
     /// Key to flag or variable.
     origins: BTreeMap<String, String>,
@@ -89,9 +102,8 @@ impl Loader {
     fn file(&mut self, text: &str) {
         match text.parse::<Table>() {
             Ok(mut table) => {
-                let schema = std::mem::take(&mut self.schema);
+                let schema = Arc::clone(&self.schema);
                 self.drop_unknown("", &mut table, &schema);
-                self.schema = schema;
                 self.table = table;
             }
             Err(error) => {
@@ -117,7 +129,12 @@ impl Loader {
             let full = join(path, &name);
             let Some(known) = schema.get(&name) else {
                 let value = table.remove(&name).map(|v| show(&v)).unwrap_or_default();
-                self.problems.push(unknown(full, value, &name, schema));
+                let near = match path.starts_with("listeners[") {
+                    true => nearest(&name, schema),
+                    false => nearest(&full, &self.schema),
+                };
+                let fix = suggest(near.map(|known| format!("'{known}'")));
+                self.problems.push(Problem::new(full, value, "unknown key", fix));
                 continue;
             };
             let Some(value) = table.get_mut(&name) else { continue };
@@ -154,13 +171,10 @@ impl Loader {
                         self.problems.push(problem);
                     }
                 },
+                None if of_kubernetes(variable, text) => {}
                 None => {
-                    let (parent, name) = key.rsplit_once('.').unwrap_or(("", &key));
-                    let nearby = match find(&self.schema, parent) {
-                        Some(Value::Table(table)) => table,
-                        _ => &self.schema,
-                    };
-                    let mut problem = unknown(key.clone(), text.clone(), name, nearby);
+                    let fix = suggest(nearest(&key, &self.schema).map(|known| as_variable(&known)));
+                    let mut problem = Problem::new(key, text, "unknown key", fix);
                     problem.origin.clone_from(variable);
                     self.problems.push(problem);
                 }
@@ -210,7 +224,7 @@ impl Loader {
                 let name = path.join(".");
                 // The parser's words quote the value.
                 let problem = if is_secret(&name) { "not text".to_owned() } else { first_line(&error) };
-                self.problems.push(Problem::new(name, show(&value), problem, fix));
+                self.problems.push(with_its_own_fix(name, &value, problem, fix));
                 remove(&mut self.table, &path);
             }
         }
@@ -250,7 +264,7 @@ impl Loader {
                         _ => "write it as in the sample file".to_owned(),
                     };
                     let key = format!("listeners[{number}].{name}");
-                    self.problems.push(Problem::new(key, show(value), first_line(&error), fix));
+                    self.problems.push(with_its_own_fix(key, value, first_line(&error), fix));
                     if let Some(Value::Table(entry)) = good.get_mut(number) {
                         entry.remove(name);
                     }
@@ -284,17 +298,68 @@ fn show(value: &Value) -> String {
     }
 }
 
+/// Where the parser of a value says what to write, that is the fix.
+fn with_its_own_fix(key: String, value: &Value, problem: String, fix: String) -> Problem {
+    match problem.split_once("; ") {
+        Some((problem, fix)) => Problem::new(key, show(value), problem, fix),
+        None => Problem::new(key, show(value), problem, fix),
+    }
+}
+
 fn first_line(error: &toml::de::Error) -> String {
     error.message().lines().next().unwrap_or("not valid").to_owned()
 }
 
-fn unknown(key: String, value: String, name: &str, nearby: &Table) -> Problem {
-    let nearest = nearby.keys().map(|known| (distance(name, known), known)).filter(|(d, _)| *d <= 3).min();
-    let fix = match nearest {
-        Some((_, known)) => format!("did you mean '{known}'?"),
+fn suggest(near: Option<String>) -> String {
+    match near {
+        Some(known) => format!("did you mean {known}?"),
         None => "remove it, or see docs/mqtt-server.toml for all keys".to_owned(),
+    }
+}
+
+/// The key that was probably meant: the most similar one, or one of the same name in another section.
+fn nearest(key: &str, schema: &Table) -> Option<String> {
+    // A section and its key are often joined by one underscore.
+    let plain = |key: &str| key.replace('.', "_");
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let mut known = Vec::new();
+    key_names("", schema, &mut known);
+    let (wanted, name) = (plain(key), last(key));
+    let similar = known.iter().map(|known| (distance(&wanted, &plain(known)), known));
+    // Of a short name less may be wrong.
+    let most = (wanted.len() / 3).clamp(1, 3);
+    let similar = similar.filter(|(distance, _)| *distance <= most).min().map(|(_, known)| known);
+    let longer = || {
+        // MQTT_SERVER_ADRESS; the longest name that it begins with.
+        let wanted = undoubled(&wanted);
+        let begun =
+            known.iter().filter(|known| known.len() > 3 && wanted.starts_with(&undoubled(&plain(known))));
+        begun.max_by_key(|known| known.len())
     };
-    Problem::new(key, value, "unknown key", fix)
+    similar.or_else(|| known.iter().find(|known| last(known) == name)).or_else(longer).cloned()
+}
+
+/// Each run of a letter once.
+fn undoubled(text: &str) -> String {
+    let mut letters: Vec<char> = text.chars().collect();
+    letters.dedup();
+    letters.into_iter().collect()
+}
+
+fn key_names(path: &str, schema: &Table, into: &mut Vec<String>) {
+    for (name, value) in schema {
+        let full = join(path, name);
+        match value {
+            Value::Table(inner) if !inner.is_empty() => key_names(&full, inner, into),
+            _ => {}
+        }
+        into.push(full);
+    }
+}
+
+/// The variable of a key.
+fn as_variable(key: &str) -> String {
+    format!("{PREFIX}{}", key.replace('.', "__").to_uppercase())
 }
 
 /// Edit distance, for suggestions.

@@ -9,7 +9,10 @@ use serde::{
 
 use crate::types::Durability;
 
-use super::{Address, ByteSize, FileMode, SharedStrategy, Span, address::optional};
+use super::{
+    Address, ByteSize, FileMode, SharedStrategy, Span,
+    address::{optional, socket},
+};
 
 /// Form of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
@@ -116,6 +119,8 @@ pub struct Listener {
     pub durability: Option<DurabilityMode>,
     /// Path of WebSocket requests.
     pub path: String,
+    /// Origins of pages that may open a WebSocket; none is pages of the host that the request names, `*` is all.
+    pub allowed_origins: Vec<String>,
 }
 
 impl Default for Listener {
@@ -134,6 +139,7 @@ impl Default for Listener {
             shared_strategy: None,
             durability: None,
             path: "/mqtt".to_owned(),
+            allowed_origins: Vec::new(),
         }
     }
 }
@@ -187,6 +193,22 @@ pub struct Grpc {
     pub default_deadline: Span,
     /// Streams at once in the process.
     pub max_streams: u32,
+    /// Connections at once; for one more the oldest that never made a call is closed, or it is refused.
+    pub max_connections: u32,
+    /// The same from one address, 0 is no own limit.
+    pub max_connections_per_address: u32,
+    /// Connections at once that have not finished TLS and the beginning of HTTP/2; more wait.
+    pub max_handshakes: u32,
+    /// Time for TLS and the beginning of HTTP/2.
+    pub handshake_timeout: Span,
+    /// Calls and streams at once on one connection; more are answered RESOURCE_EXHAUSTED.
+    pub max_calls_per_connection: u32,
+    /// Calls and streams at once in the process; more are answered RESOURCE_EXHAUSTED.
+    pub max_calls: u32,
+    /// How often connections are pinged.
+    pub keepalive_interval: Span,
+    /// A connection that does not answer a ping for so long is closed.
+    pub keepalive_timeout: Span,
 }
 
 impl Default for Grpc {
@@ -199,6 +221,14 @@ impl Default for Grpc {
             require_client_cert: false,
             default_deadline: Span(Duration::from_secs(30)),
             max_streams: 10_000,
+            max_connections: 1_000,
+            max_connections_per_address: 500,
+            max_handshakes: 100,
+            handshake_timeout: Span(Duration::from_secs(10)),
+            max_calls_per_connection: 1_000,
+            max_calls: 20_000,
+            keepalive_interval: Span(Duration::from_secs(30)),
+            keepalive_timeout: Span(Duration::from_secs(20)),
         }
     }
 }
@@ -209,15 +239,18 @@ impl Default for Grpc {
 pub struct Http {
     /// Serve it.
     pub enabled: bool,
-    /// Connections at once.
+    /// Connections at once that read pages, and as many that ask for health.
     pub max_connections: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Span,
+    /// An answer of which nothing is read for so long ends the connection.
+    pub write_timeout: Span,
 }
 
 impl Default for Http {
     fn default() -> Self {
-        Self { enabled: true, max_connections: 64, header_timeout: Span(Duration::from_secs(10)) }
+        let seconds = Span(Duration::from_secs(10));
+        Self { enabled: true, max_connections: 64, header_timeout: seconds, write_timeout: seconds }
     }
 }
 
@@ -310,6 +343,10 @@ pub struct Store {
     pub interval: Span,
     /// Bytes that may wait for the disk; beyond it messages for persistent sessions are refused.
     pub max_waiting_bytes: ByteSize,
+    /// Verify the files of all stores at the start, also those that were closed cleanly, and without `verify_limit`.
+    pub verify: bool,
+    /// How long a start may verify each file that was not closed cleanly; zero is without limit.
+    pub verify_limit: Span,
 }
 
 impl Default for Store {
@@ -320,6 +357,8 @@ impl Default for Store {
             rules: Vec::new(),
             interval: Span(Duration::from_millis(50)),
             max_waiting_bytes: ByteSize(256 << 20),
+            verify: false,
+            verify_limit: Span(Duration::from_secs(60)),
         }
     }
 }
@@ -385,8 +424,10 @@ pub struct Config {
     /// Response Information for v5 clients that ask for it; empty is none.
     pub response_information: String,
     /// gRPC.
+    #[serde(with = "socket")]
     pub grpc_addr: SocketAddr,
     /// Metrics and health.
+    #[serde(with = "socket")]
     pub http_addr: SocketAddr,
     /// Stores.
     pub data_dir: PathBuf,

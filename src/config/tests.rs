@@ -104,9 +104,10 @@ fn the_page_has_every_key_with_its_default() {
 fn wrong_keys_are_refused_with_the_nearest_right_one() {
     for (file, key, fix) in [
         ("adr = \"127.0.0.1:1\"", "adr", "'addr'"),
-        ("[limits]\nmax_inflght = 3", "limits.max_inflght", "'max_inflight'"),
+        ("[limits]\nmax_inflght = 3", "limits.max_inflght", "'limits.max_inflight'"),
+        ("max_inflight = 3", "max_inflight", "'limits.max_inflight'"),
         ("[tls]\nca = \"x\"", "tls.ca", "'"),
-        ("[grpc]\nrequire_client_certs = true", "grpc.require_client_certs", "'require_client_cert'"),
+        ("[grpc]\nrequire_client_certs = true", "grpc.require_client_certs", "'grpc.require_client_cert'"),
         ("[nonsense]\nx = 1", "nonsense", "docs/mqtt-server.toml"),
         (
             "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\nkinds = \"tcp\"",
@@ -172,8 +173,11 @@ fn environment_goes_over_the_file() {
 #[test]
 fn wrong_environment_is_refused() {
     for (variable, value, parts) in [
-        ("MQTT_SERVER_LIMITS__MAX_INFLGHT", "1", ["limits.max_inflght", "'max_inflight'"]),
-        ("MQTT_SERVER_LIMITS_MAX_INFLIGHT", "1", ["limits_max_inflight", "unknown key"]),
+        ("MQTT_SERVER_LIMITS__MAX_INFLGHT", "1", ["limits.max_inflght", "MQTT_SERVER_LIMITS__MAX_INFLIGHT?"]),
+        ("MQTT_SERVER_LIMITS_MAX_INFLIGHT", "1", ["unknown key", "MQTT_SERVER_LIMITS__MAX_INFLIGHT?"]),
+        ("MQTT_SERVER_ADRR", "x", ["unknown key", "did you mean MQTT_SERVER_ADDR?"]),
+        ("MQTT_SERVER_ADRESS", "x", ["unknown key", "did you mean MQTT_SERVER_ADDR?"]),
+        ("MQTT_SERVER_PORT", "8883", ["unknown key", "docs/mqtt-server.toml"]),
         ("MQTT_SERVER_LIMITS__MAX_INFLIGHT", "many", ["many", "whole number"]),
         ("MQTT_SERVER_NON_TLS", "maybe", ["maybe", "true or false"]),
         ("MQTT_SERVER_LIMITS", "x", ["limits", "section"]),
@@ -186,6 +190,19 @@ fn wrong_environment_is_refused() {
 }
 
 #[test]
+fn what_kubernetes_injects_for_a_service_of_this_name_configures_nothing() {
+    let env = [
+        ("MQTT_SERVER_PORT", "tcp://10.96.0.7:8883"),
+        ("MQTT_SERVER_SERVICE_HOST", "10.96.0.7"),
+        ("MQTT_SERVER_SERVICE_PORT_MQTTS", "8883"),
+        ("MQTT_SERVER_PORT_8883_TCP_ADDR", "10.96.0.7"),
+        ("MQTT_SERVER_SHARDS", "3"),
+    ];
+    let config = load("", "", &env).unwrap();
+    assert_eq!(config, Config { shards: 3, ..Config::default() });
+}
+
+#[test]
 fn flags_go_over_environment_and_file() {
     let env = [("MQTT_SERVER_ADDR", "127.0.0.1:2"), ("MQTT_SERVER_LOG__LEVEL", "warn")];
     let config = load("-a 127.0.0.1:3 --debug --log-format json", "addr = \"127.0.0.1:1\"", &env).unwrap();
@@ -193,6 +210,33 @@ fn flags_go_over_environment_and_file() {
     assert_eq!((config.log.level.as_str(), config.log.format), ("debug", LogFormat::Json));
     let error = load("--addr nowhere", "", &[]).unwrap_err().to_string();
     assert!(error.contains("addr = \"nowhere\" (from --addr)"), "{error}");
+}
+
+#[test]
+fn without_tls_and_a_certificate_grpc_is_plaintext_on_loopback_and_nowhere_else() {
+    for line in ["--non-tls", "--non-tls --insecure-grpc"] {
+        let config = load(line, "", &[]).unwrap();
+        assert!(config.tls_uses().is_empty(), "{line}");
+        let told = config.warnings().into_iter().filter(|line| line.contains("plaintext")).count();
+        assert_eq!(told, 1, "{line}");
+    }
+    for line in [
+        "",
+        "--non-tls --dev",
+        "--non-tls --cert a --key b",
+        "--non-tls --insecure-grpc --grpc-addr 0.0.0.0:1",
+        "--insecure-grpc",
+    ] {
+        assert!(load(line, "", &[]).unwrap().grpc_tls().is_some(), "{line}");
+    }
+    let asked = load("--non-tls", "[grpc]\ntls = true", &[]).unwrap();
+    assert!(asked.grpc_tls().is_some(), "what is asked for stays");
+    let own = load("--non-tls", "[grpc]\ncert = \"a\"\nkey = \"b\"", &[]).unwrap();
+    assert!(own.grpc_tls().is_some(), "a certificate of its own is used");
+    let listener = "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\n";
+    let needed = load("--non-tls", listener, &[]).unwrap();
+    assert!(needed.grpc_tls().is_some(), "another listener needs the certificate anyway");
+    assert!(load("", "[grpc]\ntls = false", &[]).is_err(), "with TLS for devices it is a decision");
 }
 
 #[test]
@@ -213,10 +257,20 @@ fn every_rule_names_key_value_and_fix() {
     for (file, key, value, fix) in [
         ("db_addr = \"a,b:x\"", "db_addr", "a,b:x", "HOST[:PORT]"),
         ("db_addr = \"a,\"", "db_addr", "a,", "HOST[:PORT]"),
+        ("db_addr = \"http://a:9042\"", "db_addr", "http://a:9042", "without http://"),
+        ("addr = \"127.0.0.1:70000\"", "addr", "\"127.0.0.1:70000\"", "0 to 65535"),
+        ("addr = \"localhost:8883\"", "addr", "\"localhost:8883\"", "127.0.0.1:8883"),
+        ("grpc_addr = \"127.0.0.1:70000\"", "grpc_addr", "\"127.0.0.1:70000\"", "0 to 65535"),
+        (
+            "http_addr = \"http://127.0.0.1:9090\"",
+            "http_addr",
+            "\"http://127.0.0.1:9090\"",
+            "without http://",
+        ),
         ("db_addr = \"a\"\n[latest]\nenabled = false", "db_addr", "a", "latest.enabled"),
         ("[database]\nkeyspace = \"My-Keys\"", "database.keyspace", "\"My-Keys\"", "a-z"),
-        ("[database]\nreplication = \"many\"", "database.replication", "\"many\"", "\"1\""),
-        ("[database]\nreplication = 0", "database.replication", "0", "\"1\""),
+        ("[database]\nreplication = \"many\"", "database.replication", "\"many\"", "write 3"),
+        ("[database]\nreplication = 0", "database.replication", "0", "write 3"),
         ("[database]\nserver_id = \"a b\"", "database.server_id", "a b", "64 letters"),
         ("[database]\nread_consistency = \"any\"", "database.read_consistency", "any", "local_quorum"),
         (
@@ -265,7 +319,8 @@ fn every_rule_names_key_value_and_fix() {
         ("namespace = \"devices/#\"", "namespace", "devices/#", "{client_id}"),
         ("namespace = \"x{client_id}/#\"", "namespace", "x{client_id}/#", "{client_id}"),
         ("namespace = \"#/{client_id}\"", "namespace", "#/{client_id}", "{client_id}"),
-        ("[log]\nlevel = \"a=b=c\"", "log.level", "a=b=c", "info"),
+        ("[log]\nlevel = \"a=b=c\"", "log.level", "\"a=b=c\"", "info"),
+        ("[log]\nlevel = \"loud\"", "log.level", "\"loud\"", "warn"),
         ("response_information = \"a/+\"", "response_information", "a/+", "{namespace}"),
         ("response_information = \"{client}\"", "response_information", "{client}", "{client_id}"),
         ("addr = \"\"", "addr", "\"\"", "[[listeners]]"),
@@ -289,7 +344,7 @@ fn every_rule_names_key_value_and_fix() {
         ("[limits]\nmailbox_bytes = \"1000\"", "limits.max_packet_size", "1 MiB", "mailbox_bytes"),
         ("[limits]\nstream_buffer = \"1000\"", "limits.max_packet_size", "1 MiB", "stream_buffer"),
         (
-            "[store]\nenabled = false\n[limits]\noffline_bytes = \"2 GiB\"",
+            "[store]\nenabled = false\n[limits]\nmemory_budget = \"1 GiB\"\noffline_bytes = \"2 GiB\"",
             "limits.offline_bytes",
             "2 GiB",
             "memory_budget",
@@ -375,8 +430,20 @@ fn response_information_follows_the_namespace() {
 
 #[test]
 fn offline_queues_on_disk_may_exceed_the_memory_budget() {
-    let limits = load("", "[limits]\noffline_bytes = \"2 GiB\"", &[]).unwrap().limits;
+    let limits =
+        load("", "[limits]\nmemory_budget = \"1 GiB\"\noffline_bytes = \"2 GiB\"", &[]).unwrap().limits;
     assert!(limits.offline_bytes > limits.memory_budget);
+}
+
+#[test]
+fn the_budget_follows_the_machine_unless_it_is_set_and_what_it_comes_to_is_told() {
+    let unset = load("", "", &[]).unwrap();
+    assert!(unset.limits.budget().0 >= 64 << 20);
+    assert!(!unset.memory_reach().contains("limits.memory_budget 0"), "{}", unset.memory_reach());
+    let file = "[limits]\nmemory_budget = \"192 MiB\"\nretained_bytes = \"8 MiB\"\n[latest]\nenabled = false";
+    let set = load("", file, &[]).unwrap();
+    assert_eq!(set.limits.budget().0, 192 << 20);
+    assert!(set.memory_reach().contains("at most 200 MiB"), "{}", set.memory_reach());
 }
 
 #[test]
@@ -395,7 +462,8 @@ fn a_password_is_never_shown_whatever_is_wrong_with_it() {
         assert!(!format!("{error:?}").contains(secret), "{error:?}");
     }
     let misspelt = load("", "", &[("MQTT_SERVER_DATABASE__PASWORD", secret)]).unwrap_err().to_string();
-    assert!(misspelt.contains("'password'") && !misspelt.contains(secret), "{misspelt}");
+    let words = ["(from MQTT_SERVER_DATABASE__PASWORD)", "did you mean MQTT_SERVER_DATABASE__PASSWORD?"];
+    assert!(words.iter().all(|word| misspelt.contains(word)) && !misspelt.contains(secret), "{misspelt}");
     let env = [("MQTT_SERVER_DATABASE__PASSWORD", secret)];
     let config = load("", "[database]\nusername = \"a\"", &env).unwrap();
     assert_eq!(config.database_password().unwrap().expose(), secret);

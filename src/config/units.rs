@@ -13,6 +13,11 @@ pub struct ByteSize(pub usize);
 pub struct Span(pub Duration);
 
 impl Span {
+    /// Seconds, rounded up.
+    pub fn secs(self) -> u32 {
+        u32::try_from(self.millis().div_ceil(1000)).unwrap_or(u32::MAX)
+    }
+
     /// Whole milliseconds, saturating.
     pub fn millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)

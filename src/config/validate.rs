@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, net::SocketAddr};
 
-use super::{Address, ByteSize, Config, ConfigError, Limits, Problem};
+use super::{Address, ByteSize, Config, ConfigError, Limits, Problem, log_level};
 
 impl Config {
     /// Checks every section.
@@ -38,6 +38,12 @@ impl Config {
                     listener.name
                 ));
             }
+        }
+        if self.non_tls && !self.grpc.tls {
+            warnings.push(format!(
+                "gRPC on {} is plaintext, as is MQTT with non_tls; name a certificate with --cert and --key for TLS",
+                self.grpc_addr
+            ));
         }
         let backends = [("gRPC", self.grpc_addr), ("HTTP", self.http_addr)];
         for (name, addr) in backends {
@@ -87,11 +93,11 @@ impl Config {
     }
 
     fn check_log(&self, check: &mut Check) {
-        if self.log.level.parse::<tracing_subscriber::filter::Targets>().is_err() {
+        if let Err(problem) = log_level::parse(&self.log.level) {
             check.fail(
                 "log.level",
-                &self.log.level,
-                "not a level",
+                format!("\"{}\"", self.log.level),
+                problem,
                 "use error, warn, info, debug or trace, also per module: info,mqtt_server::net=debug",
             );
         }
@@ -120,6 +126,14 @@ impl Config {
             }
             if listener.kind.is_websocket() && !listener.path.starts_with('/') {
                 check.fail(key("path"), &listener.path, "does not start with /", "write it like /mqtt");
+            }
+            if let Some(origin) = listener.allowed_origins.iter().find(|origin| !is_origin(origin)) {
+                check.fail(
+                    key("allowed_origins"),
+                    origin,
+                    "not an origin",
+                    "write it like https://app.example.com, with the port if there is one, or * for all",
+                );
             }
             if listener.cert.is_some() != listener.key.is_some() {
                 let (set, unset) = if listener.cert.is_some() { ("cert", "key") } else { ("key", "cert") };
@@ -205,12 +219,13 @@ impl Config {
                  --insecure-grpc",
             );
         }
-        if !grpc.tls && !self.dev && !self.insecure_grpc {
+        let local = self.non_tls && loopback(self.grpc_addr);
+        if !grpc.tls && !self.dev && !self.insecure_grpc && !local {
             check.fail(
                 "grpc.tls",
                 false,
                 "plaintext gRPC is for development",
-                "set it to true, or accept it with --dev or --insecure-grpc",
+                "set it to true, or accept it with --dev or --insecure-grpc, or with --non-tls on a loopback address",
             );
         }
         if self.http.enabled && !loopback(self.http_addr) && !self.insecure_grpc {
@@ -253,6 +268,23 @@ impl Config {
             self.grpc.default_deadline.0.is_zero(),
         );
         check.positive("grpc.max_streams", self.grpc.max_streams, self.grpc.max_streams == 0);
+        let grpc = &self.grpc;
+        for (name, number) in [
+            ("max_connections", grpc.max_connections),
+            ("max_handshakes", grpc.max_handshakes),
+            ("max_calls_per_connection", grpc.max_calls_per_connection),
+            ("max_calls", grpc.max_calls),
+        ] {
+            check.positive(&format!("grpc.{name}"), number, number == 0);
+        }
+        for (name, time) in [
+            ("grpc.handshake_timeout", grpc.handshake_timeout),
+            ("grpc.keepalive_interval", grpc.keepalive_interval),
+            ("grpc.keepalive_timeout", grpc.keepalive_timeout),
+            ("http.write_timeout", self.http.write_timeout),
+        ] {
+            check.positive(name, time, time.0.is_zero());
+        }
         check.positive("http.max_connections", self.http.max_connections, self.http.max_connections == 0);
         check.positive("http.header_timeout", self.http.header_timeout, self.http.header_timeout.0.is_zero());
         check.positive(
@@ -335,10 +367,15 @@ impl Limits {
             check.positive(&format!("limits.{key}"), value, is_zero);
         };
         zero("max_packet_size", &self.max_packet_size, self.max_packet_size.0 == 0, check);
+        zero("max_connect_size", &self.max_connect_size, self.max_connect_size.0 == 0, check);
+        zero("subscription_bytes", &self.subscription_bytes, self.subscription_bytes.0 == 0, check);
+        zero("packet_timeout", &self.packet_timeout, self.packet_timeout.0.is_zero(), check);
         zero("max_topic_bytes", &self.max_topic_bytes, self.max_topic_bytes == 0, check);
         zero("max_topic_levels", &self.max_topic_levels, self.max_topic_levels == 0, check);
         zero("max_client_id_bytes", &self.max_client_id_bytes, self.max_client_id_bytes == 0, check);
         zero("max_subscriptions", &self.max_subscriptions, self.max_subscriptions == 0, check);
+        zero("max_filters_per_packet", &self.max_filters_per_packet, self.max_filters_per_packet == 0, check);
+        zero("max_filter_shapes", &self.max_filter_shapes, self.max_filter_shapes == 0, check);
         zero("max_inflight", &self.max_inflight, self.max_inflight == 0, check);
         zero("receive_maximum", &self.receive_maximum, self.receive_maximum == 0, check);
         zero("mailbox_messages", &self.mailbox_messages, self.mailbox_messages == 0, check);
@@ -389,8 +426,8 @@ impl Limits {
         let bounds = [
             ("max_packet_size", self.max_packet_size, "mailbox_bytes", self.mailbox_bytes),
             ("max_packet_size", self.max_packet_size, "stream_buffer", self.stream_buffer),
-            ("mailbox_bytes", self.mailbox_bytes, "memory_budget", self.memory_budget),
-            ("offline_bytes", in_memory, "memory_budget", self.memory_budget),
+            ("mailbox_bytes", self.mailbox_bytes, "memory_budget", self.budget()),
+            ("offline_bytes", in_memory, "memory_budget", self.budget()),
         ];
         for (key, value, other, bound) in bounds {
             if value > bound && bound.0 != 0 {
@@ -402,7 +439,7 @@ impl Limits {
                 );
             }
         }
-        if self.memory_budget.0 < 1 << 20 {
+        if self.budget().0 < 1 << 20 {
             check.fail(
                 "limits.memory_budget",
                 self.memory_budget,
@@ -442,6 +479,12 @@ impl Check {
             self.fail(key, value, "zero", "use more than 0");
         }
     }
+}
+
+/// Whether a browser may send it as Origin, or it is `*`.
+fn is_origin(text: &str) -> bool {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    text == "*" || host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', ' ', '?', '#']))
 }
 
 fn loopback(addr: SocketAddr) -> bool {

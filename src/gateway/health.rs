@@ -1,23 +1,27 @@
-//! What operators are told of the stores on disk.
+//! What operators are told of the stores on disk and of certificates.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
 use tokio::sync::watch;
 
 use crate::{
     store::{
-        Condition, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _, RetainedStore as _,
-        SessionStore as _, StoreHealth,
+        Condition, EmbeddedLatest, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _,
+        RetainedStore as _, SessionStore as _, StoreHealth,
     },
-    telemetry::Gauge,
+    telemetry::{Gauge, escape_label},
+    tls::TlsStore,
 };
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {
     pub(super) durable: Option<Durable>,
+    /// Latest values on this disk: all, or those that the database did not take.
+    pub(super) latest: Option<Arc<EmbeddedLatest>>,
     pub(super) set_aside: Vec<PathBuf>,
     /// Latest values, if they are kept in a database.
     pub(super) database: Option<watch::Receiver<Condition>>,
+    pub(super) tls: Arc<TlsStore>,
 }
 
 pub(super) struct Durable {
@@ -37,13 +41,29 @@ impl Durable {
 }
 
 impl StoreWatch {
+    /// Notes that nothing more is written.
+    pub(super) fn note_closed(&self) {
+        if let Some(latest) = &self.latest {
+            latest.note_closed();
+        }
+        if let Some(durable) = &self.durable {
+            durable.sessions.note_closed();
+            durable.queues.note_closed();
+            durable.retained.note_closed();
+        }
+    }
+
     /// What is wrong, a line each; nothing if all is well.
     pub(super) fn problems(&self) -> String {
         let mut text = String::new();
         let health = self.durable.as_ref().map(Durable::health);
         for (name, health) in health.into_iter().flatten() {
-            if health == StoreHealth::Failing {
-                text.push_str(&format!("store: failing: {name}\n"));
+            match health {
+                StoreHealth::Sound => {}
+                StoreHealth::Failing => text.push_str(&format!("store: failing: {name}\n")),
+                StoreHealth::Damaged => {
+                    text.push_str(&format!("store: damaged, set aside at the next start: {name}\n"));
+                }
             }
         }
         if let Some(trouble) =
@@ -66,6 +86,13 @@ impl StoreWatch {
             none(),
             self.set_aside.len() as u64,
         )];
+        #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+        let now = SystemTime::now();
+        for (name, days) in self.tls.days_left(now) {
+            let help = "Days until the certificate of a TLS use ends, below zero after that";
+            let label = format!("use=\"{}\"", escape_label(&name));
+            all.push(("gateway_certificate_days_left", help, label, (days * 100.0).floor() / 100.0));
+        }
         let Some(durable) = &self.durable else { return all };
         for (name, health) in durable.health() {
             let label = format!("store=\"{name}\"");

@@ -1,6 +1,6 @@
 //! Where latest values are kept: in a database that `db_addr` names, else in the data directory.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tracing::info;
 
@@ -22,8 +22,8 @@ pub(super) struct Opened {
     pub(super) latest: Arc<Latest>,
     /// Of the topics that have one.
     pub(super) history: Option<Arc<History>>,
-    /// Where a damaged file was moved.
-    pub(super) set_aside: Option<PathBuf>,
+    /// What is in the data directory of them.
+    pub(super) on_disk: Option<Arc<EmbeddedLatest>>,
 }
 
 /// Opens what is in the data directory; a database is connected to later, by the first write or read.
@@ -39,16 +39,17 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
     match config.contact_points() {
         none if none.is_empty() => {
             let store = embedded(config, directory)?;
-            let set_aside = store.set_aside().cloned();
-            Ok(Opened { latest: Latest::new(Arc::new(store), options), history: None, set_aside })
+            let latest = Latest::new(Arc::clone(&store) as _, options);
+            Ok(Opened { latest, history: None, on_disk: Some(store) })
         }
         contact_points => open_database(config, directory, contact_points, options),
     }
 }
 
-fn embedded(config: &Config, directory: &Arc<DataDir>) -> Result<EmbeddedLatest, StartError> {
+fn embedded(config: &Config, directory: &Arc<DataDir>) -> Result<Arc<EmbeddedLatest>, StartError> {
     let topics_per_device = config.latest.topics_per_device;
-    Ok(EmbeddedLatest::open(directory, &EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() })?)
+    let options = EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() };
+    Ok(Arc::new(EmbeddedLatest::open(directory, &options)?))
 }
 
 fn open_database(
@@ -75,11 +76,11 @@ fn open_database(
         ..options
     };
     let spill = if database.spill { Some(embedded(config, directory)?) } else { None };
-    let set_aside = spill.as_ref().and_then(|spill| spill.set_aside().cloned());
-    let spill = spill.map(|spill| Arc::new(spill) as Arc<dyn SpillStore>);
+    let on_disk = spill.clone();
+    let spill = spill.map(|spill| spill as Arc<dyn SpillStore>);
     let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
     let history = history::open(config, &store, &options);
-    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, set_aside })
+    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, on_disk })
 }
 
 fn database_options(

@@ -20,16 +20,17 @@ use std::{
 
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{Instrument as _, info, info_span, warn};
+use tracing::{Instrument as _, error, info, info_span, warn};
 
 use health::StoreWatch;
 
 use crate::{
     auth::{AllowAll, Authenticator},
     broker::{Broker, CloseReason, Turn},
+    clock,
     config::{Address, Config, ConfigError},
     net,
-    store::{Latest, StoreError},
+    store::{ClockMark, Latest, StoreError},
     telemetry::ReadRows,
     tls::{DevCertsError, TlsError, TlsStore},
 };
@@ -52,7 +53,7 @@ pub enum StartError {
         error: TlsError,
     },
     /// An address cannot be bound.
-    #[error("bind {key} = {address}: {error}; choose another address or stop what uses it")]
+    #[error("bind {key} = {address}: {error}; {}", unbound(.error))]
     Bind {
         /// Configuration key.
         key: String,
@@ -62,11 +63,24 @@ pub enum StartError {
         error: io::Error,
     },
     /// The data directory cannot be used.
-    #[error("open data_dir: {0}")]
+    #[error("{}", match .0 { StoreError::Unavailable(text) => text.clone(), other => format!("open data_dir: {other}") })]
     Store(#[from] StoreError),
     /// A thread or socket cannot be made.
     #[error("start threads: {0}")]
     Io(#[from] io::Error),
+}
+
+/// What to do about an address that cannot be bound.
+fn unbound(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            "this machine has no such address, choose another address of its own"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "choose another address, ports below 1024 need CAP_NET_BIND_SERVICE"
+        }
+        _ => "choose another address or stop what uses it",
+    }
 }
 
 /// Builds a [`Gateway`].
@@ -105,10 +119,13 @@ impl Builder {
 pub struct Gateway {
     broker: Broker,
     shared: Arc<net::Shared>,
+    /// The shards.
+    threads: Vec<std::thread::JoinHandle<()>>,
     config: Arc<Config>,
     addresses: Vec<(String, Address)>,
     tls: Arc<TlsStore>,
     latest: Option<Arc<Latest>>,
+    clock_mark: Option<Arc<ClockMark>>,
     watch: Arc<StoreWatch>,
     /// No new connections; streams end.
     draining: watch::Sender<bool>,
@@ -188,10 +205,13 @@ impl Gateway {
             task.abort();
         }
         let _ = self.stopping.send(true);
-        if let Some(task) = self.latest_task.take()
-            && tokio::time::timeout_at(end, task).await.is_err()
+        self.join_shards(deadline / 8).await;
+        if let Some(mut task) = self.latest_task.take()
+            && tokio::time::timeout_at(end, &mut task).await.is_err()
         {
-            warn!("latest values not completely written before the deadline");
+            task.abort();
+            let lost = self.latest.as_ref().map_or(0, |latest| latest.abandon());
+            error!(lost, ?deadline, "latest values are lost: they were not written before the deadline");
         }
         if let Some(task) = self.history_task.take()
             && tokio::time::timeout_at(end, task).await.is_err()
@@ -204,7 +224,27 @@ impl Gateway {
             warn!("sessions and queues not completely written before the deadline");
         }
         self.tasks.shutdown().await;
+        self.watch.note_closed();
+        if let Some(mark) = self.clock_mark.take() {
+            service::keep_clock(&mark).await;
+        }
         info!("stopped");
+    }
+
+    /// Ends what is left of connections and handshakes, so that nothing of this gateway outlives it: not the lock of its
+    /// data directory either.
+    async fn join_shards(&mut self, longest: Duration) {
+        self.shared.end();
+        let threads = std::mem::take(&mut self.threads);
+        let joined = tokio::task::spawn_blocking(|| {
+            for thread in threads {
+                // One that panicked has ended, too.
+                let _ = thread.join();
+            }
+        });
+        if tokio::time::timeout(longest, joined).await.is_err() {
+            warn!("a shard is still busy, it is left behind");
+        }
     }
 
     async fn drain(&self) {
@@ -227,7 +267,7 @@ impl Gateway {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let mut turn = Turn::default();
-        self.broker.shutdown_wills(net::now(), &mut turn);
+        self.broker.shutdown_wills(clock::now(), &mut turn);
         turn.flush();
     }
 }
@@ -252,7 +292,7 @@ mod tests {
         let gateway = builder.start().await.unwrap();
         for name in ["version", "time"] {
             let topic = format!("$SYS/broker/{name}");
-            assert!(gateway.broker().retained(&topic, net::now()).await.unwrap().is_some(), "{topic}");
+            assert!(gateway.broker().retained(&topic, clock::now()).await.unwrap().is_some(), "{topic}");
         }
         gateway.shutdown().await;
     }

@@ -22,7 +22,7 @@ use crate::{
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
-    store::DataDir,
+    store::{ClockMark, DataDir, Verify},
     telemetry::trace_clients,
     tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
@@ -47,17 +47,25 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(files) => Some(add_tls(&tls, "grpc", files, &[b"h2"])?),
         None => None,
     };
+    #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+    tls.log_notices(SystemTime::now());
 
     let directory = match config.latest.enabled || config.store.enabled {
-        true => Some(DataDir::open(&config.data_dir)?),
+        true => {
+            let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
+            Some(DataDir::open_with(&config.data_dir, verify)?)
+        }
         false => None,
     };
+    // Before the first deadline is made or read.
+    let clock_mark = directory.as_ref().map(|directory| Arc::new(ClockMark::resume(directory)));
     let opened = match &directory {
         Some(directory) if config.latest.enabled => Some(latest::open(&config, directory)?),
         _ => None,
     };
-    let (latest, history, aside) =
-        opened.map_or((None, None, None), |opened| (Some(opened.latest), opened.history, opened.set_aside));
+    let (latest, history, on_disk) =
+        opened.map_or((None, None, None), |opened| (Some(opened.latest), opened.history, opened.on_disk));
+    let aside = on_disk.as_ref().and_then(|latest| latest.set_aside().cloned());
     let remote = latest.as_ref().filter(|_| config.db_addr.is_some());
     let stores = match &directory {
         Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
@@ -67,7 +75,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let watch = Arc::new(StoreWatch {
         set_aside: aside.into_iter().chain(stores.iter().flat_map(stores::Opened::set_aside)).collect(),
         durable,
+        latest: on_disk,
         database: remote.map(|latest| latest.condition()),
+        tls: Arc::clone(&tls),
     });
     let mut bound = Vec::new();
     for prepared in listeners {
@@ -96,7 +106,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
-    let (shards, _threads) = net::start_shards(config.effective_shards(), &shared)?;
+    let (shards, threads) = net::start_shards(config.effective_shards(), &shared)?;
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
     let mut tasks = JoinSet::new();
@@ -128,7 +138,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             stop.clone(),
         ));
     }
-    tasks.spawn(service::run_ticks(broker.clone()));
+    tasks.spawn(service::run_ticks(broker.clone(), clock_mark.clone()));
     if let Some(sys) = sys {
         tasks.spawn(sys.run(config.sys.interval.0));
     }
@@ -138,10 +148,12 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     Ok(Gateway {
         broker,
         shared,
+        threads,
         config,
         addresses,
         tls,
         latest,
+        clock_mark,
         watch,
         draining,
         stopping,
@@ -183,7 +195,7 @@ impl Prepared {
             bound = bound.with_tls(Arc::clone(tls));
         }
         if self.listener.kind.is_websocket() {
-            bound = bound.with_websocket(&self.listener.path);
+            bound = bound.with_websocket(&self.listener.path, self.listener.allowed_origins.clone());
         }
         if self.listener.proxy_protocol {
             bound = bound.with_proxy_protocol();
@@ -202,9 +214,12 @@ fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, S
     let mut prepared = Vec::new();
     for (address, listener) in config.effective_listeners() {
         let tls = match listener.kind {
-            ListenerKind::Tls | ListenerKind::Wss => {
-                Some(add_tls(tls, &listener.name, config.listener_tls(&listener), &[])?)
-            }
+            ListenerKind::Tls | ListenerKind::Wss => Some(add_tls(
+                tls,
+                &format!("listener {}", listener.name),
+                config.listener_tls(&listener),
+                &[],
+            )?),
             ListenerKind::Tcp | ListenerKind::Ws => None,
         };
         let optional = config.dev && listener.name.starts_with("dev-");
@@ -242,6 +257,17 @@ fn grpc_config(config: &Config) -> grpc::GrpcConfig {
     grpc::GrpcConfig {
         wait_timeout: config.grpc.default_deadline.0,
         max_streams: config.grpc.max_streams as usize,
+        max_connections: config.grpc.max_connections as usize,
+        max_connections_per_address: match config.grpc.max_connections_per_address {
+            0 => usize::MAX,
+            most => most as usize,
+        },
+        max_handshakes: config.grpc.max_handshakes as usize,
+        handshake_timeout: config.grpc.handshake_timeout.0,
+        max_calls_per_connection: config.grpc.max_calls_per_connection,
+        max_calls: config.grpc.max_calls,
+        keepalive_interval: config.grpc.keepalive_interval.0,
+        keepalive_timeout: config.grpc.keepalive_timeout.0,
         ..grpc::GrpcConfig::default()
     }
 }

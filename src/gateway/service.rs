@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::sync::watch;
-use tracing::error;
+use tracing::{error, info, warn};
 
 use super::{
     health::StoreWatch,
@@ -15,13 +15,16 @@ use super::{
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
-    broker::{Broker, Turn},
+    broker::{Broker, Kind, Turn},
+    clock,
     config::Config,
-    grpc, net,
-    store::Latest,
-    telemetry::{HttpLimits, Pages, ProcessStats, Row, render, rows, serve as serve_http, totals},
+    grpc,
+    store::{ClockMark, Latest},
+    telemetry::{
+        HttpLimits, Pages, ProcessStats, Row, peer_limits, render, rows, serve as serve_http, totals,
+    },
     tls::TlsHandle,
-    types::{Message, Origin},
+    types::{Message, Origin, Timestamp},
 };
 
 pub(super) async fn run_grpc(
@@ -32,7 +35,7 @@ pub(super) async fn run_grpc(
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
-    let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestReader>);
+    let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
     let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
@@ -70,6 +73,7 @@ pub(super) async fn run_http(
     let limits = HttpLimits {
         max_connections: config.http.max_connections,
         header_timeout: config.http.header_timeout.0,
+        write_timeout: config.http.write_timeout.0,
     };
     serve_http(socket, pages, limits, async move {
         let _ = stop.wait_for(|stop| *stop).await;
@@ -77,15 +81,42 @@ pub(super) async fn run_http(
     .await;
 }
 
-/// Timers of the broker, once a second.
-pub(super) async fn run_ticks(broker: Broker) {
+/// Until the clocks are kept again.
+const KEEP_CLOCK: Duration = Duration::from_secs(30);
+
+/// Writes where time goes on after the next start.
+pub(super) async fn keep_clock(mark: &Arc<ClockMark>) {
+    let mark = Arc::clone(mark);
+    let kept = tokio::task::spawn_blocking(move || mark.keep()).await;
+    if let Ok(Err(error)) = kept {
+        warn!(%error, "cannot keep the clock");
+    }
+}
+
+/// Timers of the broker, once a second, and a look at the wall clock.
+pub(super) async fn run_ticks(broker: Broker, mark: Option<Arc<ClockMark>>) {
+    let mut kept = None;
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         second.tick().await;
+        let jump = clock::observe();
+        if let Some(millis) = jump.filter(|millis| millis.unsigned_abs() >= 10_000) {
+            warn!(seconds = millis / 1000, "wall clock has jumped, sessions and messages age as before");
+        }
+        let now = clock::now();
+        let is_due = kept.is_none_or(|at: Timestamp| now >= at.plus_millis(KEEP_CLOCK.as_millis() as u64));
+        if let Some(mark) = mark.as_ref().filter(|_| jump.is_some() || is_due) {
+            kept = Some(now);
+            keep_clock(mark).await;
+        }
         let mut turn = Turn::default();
-        broker.tick(net::now(), &mut turn);
+        broker.tick(clock::now(), &mut turn);
         turn.flush();
+        for (said, peer, suppressed) in peer_limits().sweep() {
+            let peer = peer.map_or_else(|| "others".to_owned(), |peer| peer.to_string());
+            info!(?said, peer, suppressed, "more of the same was left out of the log");
+        }
     }
 }
 
@@ -123,7 +154,7 @@ impl Sys {
         let values = self.stats.tick(input, &totals(), &self.broker.gauges());
         let mut turn = Turn::default();
         for (topic, payload) in &values {
-            let mut message = Message::new(topic, payload.as_bytes(), net::now(), Origin::SERVER);
+            let mut message = Message::new(topic, payload.as_bytes(), clock::now(), Origin::SERVER);
             message.retain = true;
             // What answers a subscription once is only kept; without retained messages it can only be sent.
             if !(is_answered_once(topic) && self.broker.set_retained(&message).is_ok()) {
@@ -146,6 +177,8 @@ pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWat
     rows
 }
 
+const MEMORY_HELP: &str = "Bytes charged to limits.memory_budget, by what they are held for";
+
 fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
     let (now, queues) = (broker.gauges(), broker.queues());
     let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
@@ -158,7 +191,7 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
         gauge("mqtt_retained_bytes", "Bytes of retained messages", now.retained_bytes),
         gauge(
             "mqtt_queued_bytes",
-            "Bytes that wait in queues, charged to limits.memory_budget",
+            "Bytes of messages that wait in memory, for sessions and gRPC streams",
             now.queued_bytes,
         ),
         gauge("mqtt_queued_messages", "Messages waiting in session queues", queues.pending),
@@ -169,6 +202,12 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
         ),
         gauge("gateway_grpc_streams", "Open gRPC streams", now.streams),
     ];
+    let account = broker.account();
+    all.push(gauge("gateway_memory_budget_bytes", "What limits.memory_budget allows", account.limit()));
+    all.extend(Kind::ALL.map(|kind| {
+        let label = format!("kind=\"{}\"", kind.as_str());
+        ("gateway_memory_bytes", MEMORY_HELP, label, account.held(kind) as f64)
+    }));
     all.extend(broker.history().into_iter().flat_map(|history| history::gauges(history)));
     if let Some(latest) = latest {
         let store = latest.gauges();
@@ -192,7 +231,7 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gau
             "gateway_latest_oldest_pending_seconds",
             "Age of the oldest latest value not yet written",
             String::new(),
-            latest.oldest_pending(net::now()).as_secs_f64(),
+            latest.oldest_pending(clock::to_wall(clock::now())).as_secs_f64(),
         ));
     }
     all

@@ -7,6 +7,7 @@ use tracing::{info, warn};
 use super::{StartError, health::Durable};
 use crate::{
     broker::{Broker, DurabilityRules, Restored, Stores},
+    clock,
     config::Config,
     net::{self, Shared},
     store::{DataDir, DurableOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions},
@@ -31,7 +32,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         &QueueOptions {
             max_waiting_bytes: config.store.max_waiting_bytes.0,
             lazy_interval: config.store.interval.0,
-            clock: net::now,
+            clock: clock::now,
             begun: usize::from(config.limits.max_inflight) + AT_HAND,
             ..QueueOptions::default()
         },
@@ -85,7 +86,7 @@ impl Opened {
             retained,
             refused_retained,
             left_retained,
-        } = broker.restore(net::session_maker(shared), self.sessions.set_aside().is_some(), net::now())?;
+        } = broker.restore(net::session_maker(shared), self.sessions.set_aside().is_some(), clock::now())?;
         if left_retained > 0 {
             warn!(
                 left_retained,

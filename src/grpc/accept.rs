@@ -1,9 +1,10 @@
 //! Connections for tonic: accept, TLS handshake, bounds. A slow or silent peer never keeps others waiting.
 
 use std::{
+    future::Future,
     io,
     net::SocketAddr,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -15,17 +16,28 @@ use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{sleep, timeout},
+    sync::mpsc,
+    time::{Instant, Sleep, sleep, sleep_until, timeout_at},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
-use super::GrpcConfig;
-use crate::telemetry::count;
+use super::{GrpcConfig, calls::Standing};
+use crate::{
+    door::{Bounds, Door, Guest, Lobby, Refusal, Seat},
+    info_of_peer,
+    telemetry::{Said, count},
+};
 
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Sockets that may wait for a handshake's place, as a multiple of the places.
+const LOBBY: usize = 16;
+/// The part of the time for a handshake after which a silent peer leaves for one who waits.
+const PATIENCE: u32 = 10;
+/// What a client sends first: the preface, and the head of its SETTINGS.
+const PREFACE: usize = 24;
+const FRAME_HEAD: usize = 9;
 
 /// Server certificates and settings, replaced as a whole when certificates are reloaded.
 pub type SharedTls = Arc<ArcSwap<ServerConfig>>;
@@ -33,8 +45,10 @@ pub type SharedTls = Arc<ArcSwap<ServerConfig>>;
 /// A connection that tonic can serve.
 pub(super) struct Connection {
     io: Io,
-    peer: Option<SocketAddr>,
-    _permit: OwnedSemaphorePermit,
+    peer: SocketAddr,
+    standing: Arc<Standing>,
+    /// Until the client has said what HTTP/2 begins with.
+    opening: Option<Box<Opening>>,
 }
 
 enum Io {
@@ -42,12 +56,15 @@ enum Io {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// What services may know of a connection.
-#[derive(Debug, Clone)]
-pub(super) struct PeerInfo {
-    /// Remote address.
-    #[expect(dead_code, reason = "for logs of calls, once they come")]
-    pub(super) addr: Option<SocketAddr>,
+/// The places of the server.
+pub(super) fn door(config: &GrpcConfig) -> Arc<Door> {
+    Door::alone(Bounds {
+        connections: config.max_connections,
+        connections_per_address: config.max_connections_per_address,
+        handshakes: config.max_handshakes,
+        patience: config.handshake_timeout / PATIENCE,
+        ..Bounds::default()
+    })
 }
 
 /// Accepts until the receiver is gone.
@@ -55,64 +72,155 @@ pub(super) async fn accept(
     listener: TcpListener,
     tls: Option<SharedTls>,
     config: GrpcConfig,
+    door: Arc<Door>,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let connections = Arc::new(Semaphore::new(config.max_connections));
-    let handshakes = Arc::new(Semaphore::new(config.max_handshakes));
     let tls = tls.map(|shared| Arc::new(Http2Tls { shared, last: Mutex::new(None) }));
+    let mut lobby = Lobby::new(config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections));
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => Some(accepted),
+            () = door.changed(), if !lobby.is_empty() => None,
             () = ready.closed() => return,
         };
-        let (socket, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "grpc accept failed");
+        match accepted {
+            // Without a rate nobody comes too often.
+            Some(Ok((socket, peer))) => {
+                let turned_away = lobby.push(Some(peer.into()), (socket, peer));
+                count(|c| c.grpc_refused_waiting.add(turned_away.iter().count() as u64));
+            }
+            Some(Err(error)) => {
+                crate::warn_limited!(%error, "grpc accept failed");
+                door.shed();
                 sleep(ACCEPT_PAUSE).await;
-                continue;
             }
-        };
-        let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
-            count(|c| c.refused_connections_limit.add(1));
-            tracing::debug!(%peer, "grpc connection refused: too many");
-            continue;
-        };
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!(%peer, %error, "grpc connection lost");
-            continue;
+            None => {}
         }
-        let Some(tls) = &tls else {
-            let connection = Connection { io: Io::Plain(socket), peer: Some(peer), _permit: permit };
-            if ready.send(Ok(connection)).await.is_err() {
-                return;
-            }
-            continue;
-        };
-        let Ok(handshake) = Arc::clone(&handshakes).try_acquire_owned() else {
-            count(|c| c.refused_handshakes.add(1));
-            continue;
-        };
-        let acceptor = TlsAcceptor::from(tls.current());
-        let ready = ready.clone();
-        tokio::spawn(async move {
-            let _handshake = handshake;
-            match timeout(config.handshake_timeout, acceptor.accept(socket)).await {
-                Ok(Ok(stream)) => {
+        while let Some(((socket, peer), entered)) = lobby.next(|address| door.enter(address)) {
+            let (seat, guest) = match entered {
+                Ok(places) => places,
+                Err(refusal) => {
+                    refuse(peer, refusal);
+                    continue;
+                }
+            };
+            let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
+            let ready = ready.clone();
+            tokio::spawn(async move {
+                if let Some(connection) = open(socket, peer, tls, seat, guest, &config).await {
+                    let _ = ready.send(Ok(connection)).await;
+                }
+            });
+        }
+    }
+}
+
+fn refuse(peer: SocketAddr, refusal: Refusal) {
+    tracing::debug!(%peer, ?refusal, "grpc connection refused");
+    count(|c| match refusal {
+        Refusal::AddressConnections => c.grpc_refused_address_limit.add(1),
+        _ => c.grpc_refused_limit.add(1),
+    });
+}
+
+/// Brings TLS up; `None` if that fails, takes too long or another needs the place.
+async fn open(
+    socket: TcpStream,
+    peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    seat: Seat,
+    guest: Guest,
+    config: &GrpcConfig,
+) -> Option<Connection> {
+    let deadline = Instant::now() + config.handshake_timeout;
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%peer, %error, "grpc connection lost");
+        return None;
+    }
+    let io = match tls {
+        None => Io::Plain(socket),
+        Some(acceptor) => {
+            let handshake = pin!(timeout_at(deadline, acceptor.accept(socket)));
+            match guest.attend(handshake).await {
+                Some(Ok(Ok(stream))) => {
                     count(|c| c.handshake_tls_ok.add(1));
-                    let io = Io::Tls(Box::new(stream));
-                    let _ = ready.send(Ok(Connection { io, peer: Some(peer), _permit: permit })).await;
+                    Io::Tls(Box::new(stream))
                 }
-                Ok(Err(error)) => {
+                ended => {
                     count(|c| c.handshake_tls_failed.add(1));
-                    tracing::debug!(%peer, %error, "grpc tls handshake failed");
-                }
-                Err(_) => {
-                    count(|c| c.handshake_tls_failed.add(1));
-                    tracing::debug!(%peer, "grpc tls handshake timed out");
+                    match ended {
+                        Some(Ok(result)) => {
+                            let (listener, reason) = ("grpc", result.err().map(tracing::field::display));
+                            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener, reason, "TLS handshake failed");
+                        }
+                        Some(Err(_)) => say_timed_out(peer),
+                        None => say_left(peer),
+                    }
+                    return None;
                 }
             }
-        });
+        }
+    };
+    let opening = Some(Box::new(Opening::until(deadline)));
+    Some(Connection { io, peer, standing: Arc::new(Standing::new(seat, guest)), opening })
+}
+
+fn say_timed_out(peer: SocketAddr) {
+    count(|c| c.grpc_refused_timeout.add(1));
+    info_of_peer!(Said::Handshake, peer.ip(), %peer, listener = "grpc", "handshake timed out");
+}
+
+fn say_left(peer: SocketAddr) {
+    count(|c| c.grpc_refused_silent.add(1));
+    tracing::debug!(%peer, "silent grpc connection closed for another");
+}
+
+/// The client's preface and SETTINGS, as far as they have come.
+struct Opening {
+    deadline: Pin<Box<Sleep>>,
+    head: [u8; PREFACE + FRAME_HEAD],
+    received: usize,
+}
+
+impl Opening {
+    fn until(deadline: Instant) -> Self {
+        let deadline = Box::pin(sleep_until(deadline));
+        Self { deadline, head: [0; PREFACE + FRAME_HEAD], received: 0 }
+    }
+
+    /// Whether all is there with `bytes`. What they say is HTTP/2's business.
+    fn is_complete_with(&mut self, bytes: &[u8]) -> bool {
+        let room = self.head.get_mut(self.received..).unwrap_or_default();
+        let len = room.len().min(bytes.len());
+        room[..len].copy_from_slice(&bytes[..len]);
+        self.received += bytes.len();
+        let [high, middle, low] = [PREFACE, PREFACE + 1, PREFACE + 2].map(|at| usize::from(self.head[at]));
+        self.received >= self.head.len() + (high << 16 | middle << 8 | low)
+    }
+}
+
+impl Connection {
+    /// An error once the connection has to end: in favour of another, at the end, or for its deadline.
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if self.standing.guest().poll_told(cx).is_ready() {
+            say_left(self.peer);
+            return Poll::Ready(io::ErrorKind::ConnectionAborted.into());
+        }
+        if let Some(opening) = &mut self.opening
+            && opening.deadline.as_mut().poll(cx).is_ready()
+        {
+            say_timed_out(self.peer);
+            return Poll::Ready(io::ErrorKind::TimedOut.into());
+        }
+        Poll::Pending
+    }
+
+    /// `polled`, or the connection's end if that is due and nothing can be done now.
+    fn or_ended<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        match polled {
+            Poll::Pending => self.poll_ended(cx).map(Err),
+            ready => ready,
+        }
     }
 }
 
@@ -145,28 +253,43 @@ impl Http2Tls {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = PeerInfo;
+    type ConnectInfo = Arc<Standing>;
 
-    fn connect_info(&self) -> PeerInfo {
-        PeerInfo { addr: self.peer }
+    fn connect_info(&self) -> Arc<Standing> {
+        Arc::clone(&self.standing)
     }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let polled = match &mut this.io {
             Io::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
             Io::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        };
+        if let Some(opening) = &mut this.opening {
+            let new = &buf.filled()[before..];
+            if !new.is_empty() {
+                this.standing.guest().spoke();
+            }
+            if opening.is_complete_with(new) {
+                this.opening = None;
+                this.standing.guest().idle();
+            }
         }
+        this.or_ended(polled, cx)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let polled = match &mut this.io {
             Io::Plain(socket) => Pin::new(socket).poll_write(cx, buf),
             Io::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
+        };
+        this.or_ended(polled, cx)
     }
 
     fn poll_write_vectored(
@@ -174,10 +297,12 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
+        let this = self.get_mut();
+        let polled = match &mut this.io {
             Io::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, bufs),
             Io::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
+        };
+        this.or_ended(polled, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -198,6 +323,23 @@ impl AsyncWrite for Connection {
         match &mut self.get_mut().io {
             Io::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Io::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_opening_is_complete_with_the_whole_of_the_first_settings_however_it_is_cut() {
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        bytes.extend_from_slice(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 9]);
+        for step in [1, 7, 24, 33, 100] {
+            let mut opening = Opening::until(Instant::now());
+            let chunks = bytes[..bytes.len() - 1].chunks(step);
+            assert!(chunks.into_iter().all(|chunk| !opening.is_complete_with(chunk)), "{step}");
+            assert!(opening.is_complete_with(&bytes[bytes.len() - 1..]), "{step}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::{convert::Wait, proto::gateway::v1};
 use crate::{
     broker::{ConnectionInfo, DeviceInfo, Event, EventKind, Published},
+    clock,
     store::LatestValue,
     types::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMessage, Timestamp},
 };
@@ -25,6 +26,13 @@ pub(super) fn properties_to_proto(properties: &Properties) -> v1::Properties {
             .map(|(name, value)| v1::UserProperty { name: name.clone(), value: value.clone() })
             .collect(),
     }
+}
+
+/// The proto form of a point in time as the wall clock shows it.
+pub(super) fn time(at: Timestamp) -> prost_types::Timestamp {
+    let seconds = i64::try_from(at.0 / 1_000).unwrap_or(i64::MAX);
+    let nanos = i32::try_from(at.0 % 1_000 * 1_000_000).unwrap_or_default();
+    prost_types::Timestamp { seconds, nanos }
 }
 
 fn qos_to_proto(qos: QoS) -> i32 {
@@ -56,16 +64,19 @@ pub(super) fn publish_response(
     wait: Wait,
     waited: Option<ReceiptState>,
 ) -> v1::PublishResponse {
-    let lost = waited.map_or(0, |state| state.dropped.min(published.sent));
+    let lost = waited.map_or(0, |state: ReceiptState| state.dropped.min(published.sent));
     let sent = published.sent - lost;
+    let waited = waited.unwrap_or_default();
+    let rejected = if wait == Wait::Acked { waited.rejected } else { 0 };
     let outcome = match published {
+        _ if rejected > 0 => v1::Outcome::Rejected,
         _ if sent > 0 && wait == Wait::Acked => v1::Outcome::Acked,
         _ if sent > 0 => v1::Outcome::Sent,
         Published { queued: 1.., .. } => v1::Outcome::Queued,
         Published { matched: 0, .. } => v1::Outcome::NoMatch,
         _ => v1::Outcome::Dropped,
     };
-    let reason = waited.filter(|state| state.dropped > 0).and_then(|state| state.reason).or(published.reason);
+    let reason = waited.reason.filter(|_| waited.dropped > 0).or(published.reason);
     v1::PublishResponse {
         outcome: outcome.into(),
         drop_reason: drop_reason(reason),
@@ -73,7 +84,8 @@ pub(super) fn publish_response(
         sent,
         queued: published.queued,
         dropped: published.dropped + lost,
-        reason_code: waited.filter(|_| wait == Wait::Acked).and_then(|state| state.code).map(u32::from),
+        reason_code: waited.code.filter(|_| wait == Wait::Acked).map(u32::from),
+        rejected,
     }
 }
 
@@ -86,7 +98,7 @@ pub(super) fn latest_value(value: LatestValue) -> v1::LatestValue {
         qos: qos_to_proto(value.qos),
         retain: value.retain,
         properties: value.properties.as_deref().map(properties_to_proto),
-        received_at_ms: value.received.0,
+        receive_time: Some(time(value.received)),
         server_id: value.server.as_deref().unwrap_or_default().to_owned(),
     }
 }
@@ -99,24 +111,21 @@ pub(super) fn retained_message(message: &SharedMessage, now: Timestamp) -> v1::R
         payload: message.payload.clone(),
         qos: qos_to_proto(message.qos),
         properties: message.properties.as_deref().map(properties_to_proto),
-        received_at_ms: message.received.0,
-        expires_in_seconds: message.expires.map(|at| now.secs_until(at)),
+        receive_time: Some(time(clock::to_wall(message.received))),
+        expiry_seconds: message.expires.map(|at| now.secs_until(at)),
     }
 }
 
-/// The proto form of a device.
+/// The proto form of a device, without its subscriptions.
 pub(super) fn device(info: DeviceInfo) -> v1::Device {
     v1::Device {
-        client_id: info.client_id.as_str().to_owned(),
+        device_id: info.client_id.as_str().to_owned(),
         online: info.online,
         connection: Some(connection(&info.connection)),
-        since_ms: info.since.0,
+        state_time: Some(time(clock::to_wall(info.since))),
         session_expiry_seconds: info.expiry,
-        subscriptions: info
-            .subscriptions
-            .into_iter()
-            .map(|(filter, qos)| v1::DeviceSubscription { filter, qos: qos_to_proto(qos) })
-            .collect(),
+        subscriptions: Vec::new(),
+        subscription_count: u32::try_from(info.subscription_count).unwrap_or(u32::MAX),
         queue: Some(v1::Queue {
             inflight: info.queue.inflight as u64,
             pending: info.queue.pending as u64,
@@ -126,8 +135,13 @@ pub(super) fn device(info: DeviceInfo) -> v1::Device {
     }
 }
 
+/// The proto form of a subscription.
+pub(super) fn subscription(topic_filter: String, qos: QoS) -> v1::DeviceSubscription {
+    v1::DeviceSubscription { topic_filter, qos: qos_to_proto(qos) }
+}
+
 fn connection(info: &ConnectionInfo) -> v1::Connection {
-    let protocol = match info.protocol {
+    let version = match info.protocol {
         Protocol::V3 => v1::ProtocolVersion::V31,
         Protocol::V4 => v1::ProtocolVersion::V311,
         Protocol::V5 => v1::ProtocolVersion::V50,
@@ -135,7 +149,7 @@ fn connection(info: &ConnectionInfo) -> v1::Connection {
     v1::Connection {
         peer: info.peer.to_string(),
         listener: info.listener.to_string(),
-        protocol: protocol.into(),
+        protocol_version: version.into(),
         keep_alive_seconds: info.keep_alive.into(),
         username: info.username.as_deref().map(str::to_owned),
     }
@@ -167,10 +181,8 @@ pub(super) fn event(event: Event) -> v1::Event {
             Detail::Disconnected(v1::Disconnected { reason: reason.to_owned() })
         }
         EventKind::TakenOver => Detail::TakenOver(v1::TakenOver {}),
-        EventKind::Subscribed { filter, qos } => {
-            Detail::Subscribed(v1::DeviceSubscription { filter, qos: qos_to_proto(qos) })
-        }
-        EventKind::Unsubscribed { filter } => Detail::Unsubscribed(v1::Unsubscribed { filter }),
+        EventKind::Subscribed { filter, qos } => Detail::Subscribed(subscription(filter, qos)),
+        EventKind::Unsubscribed { filter } => Detail::Unsubscribed(v1::Unsubscribed { topic_filter: filter }),
         EventKind::SessionEnded { reason } => {
             Detail::SessionEnded(v1::SessionEnded { reason: reason.to_owned() })
         }
@@ -179,5 +191,6 @@ pub(super) fn event(event: Event) -> v1::Event {
         }
         EventKind::AuthFailed => Detail::AuthFailed(v1::AuthFailed {}),
     };
-    v1::Event { time_ms: event.at.0, client_id: event.client_id.as_str().to_owned(), detail: Some(detail) }
+    let device_id = event.client_id.as_str().to_owned();
+    v1::Event { time: Some(time(clock::to_wall(event.at))), device_id, detail: Some(detail) }
 }

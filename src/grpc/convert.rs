@@ -9,7 +9,7 @@ use super::{
     encode,
     proto::gateway::v1,
     status::Error,
-    stream::{Selector, SlowPolicy},
+    stream::{Linger, Selector, SlowPolicy},
 };
 use crate::{
     broker,
@@ -25,10 +25,14 @@ const MAX_WILD_EXCLUSIONS: usize = 100;
 pub(super) const MAX_BATCH: usize = 10_000;
 /// Most bytes in a batch of a stream.
 pub(super) const MAX_STREAM_BATCH: usize = 64 << 10;
+/// Least buffer of a stream, if the gateway's own limit is not below.
+const MIN_BUFFER: usize = 4 << 10;
 const MAX_LINGER: Duration = Duration::from_secs(10);
-const MIN_HEARTBEAT_MS: u32 = 100;
-const MAX_PAGE: u32 = 1_000;
-const DEFAULT_PAGE: u32 = 100;
+const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
+const MAX_PAGE: usize = 1_000;
+const DEFAULT_PAGE: usize = 100;
+/// The last second of the year 9999, where google.protobuf.Timestamp ends.
+const MAX_SECONDS: u64 = 253_402_300_799;
 /// Longest MQTT string or binary property.
 const MAX_STRING: usize = 65_535;
 
@@ -69,9 +73,6 @@ impl Publication {
 
 /// Validates one publish.
 pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Result<Publication, Error> {
-    if !request.idempotency_key.is_empty() {
-        return Err(Error::Unimplemented("idempotency_key"));
-    }
     let wait = match known(request.wait, "wait")? {
         v1::Wait::Unspecified | v1::Wait::Accepted => Wait::Accepted,
         v1::Wait::Durable => Wait::Durable,
@@ -182,15 +183,12 @@ pub(super) struct Subscribe {
     pub(super) policy: SlowPolicy,
     pub(super) buffer: usize,
     pub(super) batch: usize,
-    pub(super) linger: Option<Duration>,
+    pub(super) linger: Linger,
     pub(super) heartbeat: Option<Duration>,
 }
 
 /// Validates a subscription.
 pub(super) fn subscribe(request: v1::SubscribeRequest, limits: &Limits) -> Result<Subscribe, Error> {
-    if !request.resume_token.is_empty() {
-        return Err(Error::Unimplemented("resume_token"));
-    }
     let entries = request.device_ids.len()
         + request.device_id_prefixes.len()
         + request.topic_filters.len()
@@ -216,22 +214,26 @@ pub(super) fn subscribe(request: v1::SubscribeRequest, limits: &Limits) -> Resul
     let selector = Selector::new(request.devices_only)
         .devices(request.device_ids, request.device_id_prefixes)
         .exclude(request.exclude_device_ids, request.exclude_topic_filters);
+    let buffer = bytes_within("buffer_bytes", request.buffer_bytes, MIN_BUFFER, limits.stream_buffer.0)?;
+    let batch =
+        bytes_within("max_batch_bytes", request.max_batch_bytes, 1, MAX_STREAM_BATCH.min(buffer / 4))?;
     Ok(Subscribe {
         selector,
         filters: or_all(request.topic_filters),
         policy,
-        buffer: capped(request.buffer_bytes, limits.stream_buffer.0),
-        batch: capped(request.max_batch_bytes, MAX_STREAM_BATCH),
-        linger: linger(request.linger_ms)?,
-        heartbeat: heartbeat(request.heartbeat_interval_ms)?,
+        buffer,
+        batch,
+        linger: linger(request.linger)?,
+        heartbeat: heartbeat(request.heartbeat_interval)?,
     })
 }
 
-/// `value`, or `most` if it is 0 or larger.
-fn capped(value: u32, most: usize) -> usize {
+/// A number of bytes in a range; 0 is the most.
+fn bytes_within(field: &str, value: u32, least: usize, most: usize) -> Result<usize, Error> {
     match value as usize {
-        0 => most,
-        value => value.min(most),
+        0 => Ok(most),
+        value if (least..=most).contains(&value) => Ok(value),
+        _ => Err(Error::invalid(field, format!("is not 0 and not between {least} and {most}"))),
     }
 }
 
@@ -245,21 +247,39 @@ pub(super) fn or_all(mut filters: Vec<String>) -> Vec<String> {
     filters
 }
 
-/// Validates `linger_ms`.
-pub(super) fn linger(ms: u32) -> Result<Option<Duration>, Error> {
-    let span = Duration::from_millis(ms.into());
-    if span > MAX_LINGER {
-        return Err(Error::invalid("linger_ms", "is more than 10000"));
+/// Validates `linger`.
+pub(super) fn linger(proto: Option<prost_types::Duration>) -> Result<Linger, Error> {
+    match span("linger", proto)? {
+        None => Ok(Linger::Adaptive),
+        Some(span) if span <= MAX_LINGER => Ok(Linger::Fixed(span)),
+        Some(_) => Err(Error::invalid("linger", "is more than 10 s")),
     }
-    Ok((ms > 0).then_some(span))
 }
 
-/// Validates `heartbeat_interval_ms`.
-pub(super) fn heartbeat(ms: u32) -> Result<Option<Duration>, Error> {
-    if ms > 0 && ms < MIN_HEARTBEAT_MS {
-        return Err(Error::invalid("heartbeat_interval_ms", "is less than 100"));
+/// Validates `heartbeat_interval`.
+pub(super) fn heartbeat(proto: Option<prost_types::Duration>) -> Result<Option<Duration>, Error> {
+    let span = span("heartbeat_interval", proto)?;
+    if span.is_some_and(|span| span < MIN_HEARTBEAT) {
+        return Err(Error::invalid("heartbeat_interval", "is less than 100 ms"));
     }
-    Ok((ms > 0).then(|| Duration::from_millis(ms.into())))
+    Ok(span)
+}
+
+/// A span that is not negative.
+fn span(field: &str, proto: Option<prost_types::Duration>) -> Result<Option<Duration>, Error> {
+    let span = proto.map(Duration::try_from).transpose();
+    span.map_err(|_| Error::invalid(field, "is negative, or not a duration"))
+}
+
+/// A point in time, whole milliseconds since the Unix epoch.
+pub(super) fn time(field: &str, proto: Option<prost_types::Timestamp>) -> Result<Option<Timestamp>, Error> {
+    let Some(proto) = proto else { return Ok(None) };
+    let nanos = u32::try_from(proto.nanos).ok().filter(|nanos| *nanos < 1_000_000_000);
+    let seconds = u64::try_from(proto.seconds).ok().filter(|seconds| *seconds <= MAX_SECONDS);
+    match (seconds, nanos) {
+        (Some(seconds), Some(nanos)) => Ok(Some(Timestamp(seconds * 1_000 + u64::from(nanos / 1_000_000)))),
+        _ => Err(Error::invalid(field, "is not a time between 1970 and 9999")),
+    }
 }
 
 /// Validates the number of filter entries of a request.
@@ -270,12 +290,18 @@ pub(super) fn check_entries(entries: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Validates a view; unspecified is `default`.
+pub(super) fn view(view: i32, default: v1::DeviceView) -> Result<v1::DeviceView, Error> {
+    let view = known(view, "view")?;
+    Ok(if view == v1::DeviceView::Unspecified { default } else { view })
+}
+
 /// Validates a page size; 0 is the default.
-pub(super) fn page_size(size: u32) -> Result<usize, Error> {
-    match size {
-        0 => Ok(DEFAULT_PAGE as usize),
-        size if size <= MAX_PAGE => Ok(size as usize),
-        _ => Err(Error::invalid("page_size", format!("is more than {MAX_PAGE}"))),
+pub(super) fn page_size(size: i32) -> Result<usize, Error> {
+    match usize::try_from(size) {
+        Ok(0) => Ok(DEFAULT_PAGE),
+        Ok(size @ ..=MAX_PAGE) => Ok(size),
+        _ => Err(Error::invalid("page_size", format!("is not between 0 and {MAX_PAGE}"))),
     }
 }
 

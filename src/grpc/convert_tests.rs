@@ -63,7 +63,7 @@ fn unspecified_values_have_their_documented_defaults() {
     assert_eq!(subscribe.filters, ["#"]);
     assert_eq!(subscribe.policy, SlowPolicy::DropOldest);
     assert_eq!((subscribe.buffer, subscribe.batch), (limits().stream_buffer.0, 64 << 10));
-    assert!(subscribe.linger.is_none() && subscribe.heartbeat.is_none());
+    assert!(subscribe.linger == Linger::Adaptive && subscribe.heartbeat.is_none());
 }
 
 #[test]
@@ -100,20 +100,13 @@ fn bad_publishes_are_refused_by_field() {
 }
 
 #[test]
-fn what_is_not_there_yet_says_so() {
-    let publish = v1::PublishRequest { idempotency_key: "k".into(), ..to("t") };
-    assert!(matches!(publication(publish, &limits()), Err(Error::Unimplemented(_))));
-    let request = v1::SubscribeRequest { resume_token: "r".into(), ..v1::SubscribeRequest::default() };
-    assert!(matches!(subscribe(request, &limits()), Err(Error::Unimplemented(_))));
-}
-
-#[test]
 fn subscriptions_are_bounded_and_checked() {
     let field = |request| match subscribe(request, &limits()) {
         Err(Error::Invalid { field, .. }) => field,
         other => panic!("not refused: {other:?}"),
     };
     let base = v1::SubscribeRequest::default;
+    let span = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
     let many = |n: usize| (0..n).map(|n| format!("d{n}")).collect::<Vec<_>>();
     assert_eq!(field(v1::SubscribeRequest { device_ids: many(1_001), ..base() }), "request");
     let bad = v1::SubscribeRequest { topic_filters: vec!["a".into(), "a/#/b".into()], ..base() };
@@ -123,12 +116,21 @@ fn subscriptions_are_bounded_and_checked() {
     let wild = (0..101).map(|n| format!("{n}/#")).collect();
     let bad = v1::SubscribeRequest { exclude_topic_filters: wild, ..base() };
     assert_eq!(field(bad), "exclude_topic_filters");
-    assert_eq!(field(v1::SubscribeRequest { linger_ms: 10_001, ..base() }), "linger_ms");
-    let bad = v1::SubscribeRequest { heartbeat_interval_ms: 5, ..base() };
-    assert_eq!(field(bad), "heartbeat_interval_ms");
-    let big = v1::SubscribeRequest { buffer_bytes: u32::MAX, max_batch_bytes: u32::MAX, ..base() };
-    let subscribe = subscribe(big, &limits()).unwrap();
-    assert_eq!((subscribe.buffer, subscribe.batch), (limits().stream_buffer.0, 64 << 10));
+    assert_eq!(field(v1::SubscribeRequest { linger: span(10, 1), ..base() }), "linger");
+    let bad = v1::SubscribeRequest { heartbeat_interval: span(0, 99_999_999), ..base() };
+    assert_eq!(field(bad), "heartbeat_interval");
+    assert_eq!(field(v1::SubscribeRequest { linger: span(-1, 0), ..base() }), "linger");
+    for bytes in [1, 4_095, (4 << 20) + 1, u32::MAX] {
+        assert_eq!(field(v1::SubscribeRequest { buffer_bytes: bytes, ..base() }), "buffer_bytes");
+    }
+    for (buffer_bytes, max_batch_bytes) in [(0, 65_537), (8_192, 2_049)] {
+        let bad = v1::SubscribeRequest { buffer_bytes, max_batch_bytes, ..base() };
+        assert_eq!(field(bad), "max_batch_bytes");
+    }
+    let small = v1::SubscribeRequest { buffer_bytes: 8_192, linger: span(0, 0), ..base() };
+    let small = subscribe(small, &limits()).unwrap();
+    assert_eq!((small.buffer, small.batch), (8_192, 2_048));
+    assert_eq!(small.linger, Linger::Fixed(Duration::ZERO), "asked for none, not unset");
 }
 
 #[test]

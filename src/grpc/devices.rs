@@ -3,14 +3,18 @@
 use tonic::{Request, Response, Status};
 
 use super::{
-    Context, PAGE_BYTES, answers, convert, fit, now,
+    Context, answers, convert,
+    deadline::within,
+    delete, now,
+    page::{PAGE_BYTES, Pages, fit},
     proto::{gateway::v1, server::devices_server::Devices},
     status::Error,
 };
-use crate::broker::Turn;
+use crate::broker::{DeviceInfo, Turn};
 
-/// MQTT 5 reason code "administrative action".
-const ADMINISTRATIVE: u32 = 0x98;
+/// Most subscriptions shown with a device, and their bytes.
+const SHOWN: usize = 100;
+const SHOWN_BYTES: usize = 64 << 10;
 
 /// The service.
 pub(super) struct DevicesService {
@@ -19,51 +23,91 @@ pub(super) struct DevicesService {
 
 impl DevicesService {
     fn check_id(&self, id: &str) -> Result<(), Error> {
-        convert::check_client_id("client_id", id, self.context.broker.limits())
+        convert::check_client_id("device_id", id, self.context.broker.limits())
+    }
+
+    /// A device, with its first subscriptions if they are wanted.
+    fn shown(&self, info: DeviceInfo, full: bool) -> v1::Device {
+        let first = full.then(|| self.context.broker.subscriptions(info.client_id.as_str(), SHOWN)).flatten();
+        let first = first.unwrap_or_default().into_iter();
+        let (subscriptions, _) =
+            fit(first.map(|(filter, qos)| answers::subscription(filter, qos)), SHOWN_BYTES);
+        v1::Device { subscriptions, ..answers::device(info) }
     }
 }
 
 #[tonic::async_trait]
 impl Devices for DevicesService {
-    async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
-        let request = request.into_inner();
-        let limit = convert::page_size(request.page_size)?;
-        // The token is where the page starts.
-        let start = match request.page_token.as_str() {
-            "" => 0,
-            token => token
-                .parse()
-                .map_err(|_| Error::invalid("page_token", "is not one of this gateway's tokens"))?,
-        };
+    async fn list_devices(
+        &self,
+        request: Request<v1::ListDevicesRequest>,
+    ) -> Result<Response<v1::ListDevicesResponse>, Status> {
+        let mut request = request.into_inner();
+        let (limit, token) =
+            (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
+        request.page_size = 0;
+        let pages = Pages::of("ListDevices", &request);
+        let start = pages.start(&token)?.map(|start| start.parse().map_err(|_| Error::PageTokenInvalid));
+        let start = start.transpose()?.unwrap_or_default();
+        let full = convert::view(request.view, v1::DeviceView::Basic)? == v1::DeviceView::Full;
         let page = self.context.broker.devices(start, limit, request.online_only);
         let (starts, found): (Vec<u32>, Vec<_>) = page.devices.into_iter().unzip();
-        let (devices, cut) = fit(found.into_iter().map(answers::device), PAGE_BYTES);
+        let (devices, cut) = fit(found.into_iter().map(|info| self.shown(info, full)), PAGE_BYTES);
         let next = if cut { devices.len().checked_sub(1).map(|last| starts[last]) } else { page.next };
-        let next_page_token = next.map_or_else(String::new, |start| start.to_string());
-        Ok(Response::new(v1::ListResponse { devices, next_page_token }))
+        let next_page_token = pages.token(next.map(|start| start.to_string()).as_deref());
+        Ok(Response::new(v1::ListDevicesResponse { devices, next_page_token }))
     }
 
-    async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::GetResponse>, Status> {
-        let id = request.into_inner().client_id;
-        self.check_id(&id)?;
-        let device = self.context.broker.device(&id).ok_or(Error::DeviceNotFound)?;
-        Ok(Response::new(v1::GetResponse { device: Some(answers::device(device)) }))
-    }
-
-    async fn disconnect(
+    async fn get_device(
         &self,
-        request: Request<v1::DisconnectRequest>,
-    ) -> Result<Response<v1::DisconnectResponse>, Status> {
+        request: Request<v1::GetDeviceRequest>,
+    ) -> Result<Response<v1::GetDeviceResponse>, Status> {
         let request = request.into_inner();
-        self.check_id(&request.client_id)?;
-        let code = u8::try_from(request.reason_code.unwrap_or(ADMINISTRATIVE))
-            .ok()
+        self.check_id(&request.device_id)?;
+        let full = convert::view(request.view, v1::DeviceView::Full)? == v1::DeviceView::Full;
+        let info = self.context.broker.device(&request.device_id).ok_or(Error::DeviceNotFound)?;
+        Ok(Response::new(v1::GetDeviceResponse { device: Some(self.shown(info, full)) }))
+    }
+
+    async fn list_subscriptions(
+        &self,
+        request: Request<v1::ListSubscriptionsRequest>,
+    ) -> Result<Response<v1::ListSubscriptionsResponse>, Status> {
+        let mut request = request.into_inner();
+        self.check_id(&request.device_id)?;
+        let (limit, token) =
+            (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
+        request.page_size = 0;
+        let pages = Pages::of("ListSubscriptions", &request);
+        // The last filter of the page before.
+        let after = pages.start(&token)?;
+        let found = self.context.broker.subscriptions(&request.device_id, usize::MAX);
+        let mut found = found.ok_or(Error::DeviceNotFound)?;
+        found.sort_unstable();
+        let from = after.map_or(0, |after| found.partition_point(|(filter, _)| *filter <= after));
+        let more = found.len() > from + limit;
+        let wanted = found.drain(from..).take(limit).map(|(filter, qos)| answers::subscription(filter, qos));
+        let (subscriptions, cut) = fit(wanted, PAGE_BYTES);
+        let last = subscriptions.last().filter(|_| more || cut).map(|last| last.topic_filter.as_str());
+        let next_page_token = pages.token(last);
+        Ok(Response::new(v1::ListSubscriptionsResponse { subscriptions, next_page_token }))
+    }
+
+    async fn disconnect_device(
+        &self,
+        request: Request<v1::DisconnectDeviceRequest>,
+    ) -> Result<Response<v1::DisconnectDeviceResponse>, Status> {
+        let request = request.into_inner();
+        self.check_id(&request.device_id)?;
+        let code = request
+            .reason_code
+            .map_or(Some(delete::ADMINISTRATIVE), |code| u8::try_from(code).ok())
             .filter(|code| *code >= 0x80)
             .ok_or_else(|| Error::invalid("reason_code", "is not between 128 and 255"))?;
         let found = {
             let mut turn = Turn::default();
             let found = self.context.broker.disconnect(
-                &request.client_id,
+                &request.device_id,
                 code,
                 request.discard_session,
                 now(),
@@ -72,21 +116,46 @@ impl Devices for DevicesService {
             turn.flush();
             found
         };
-        tracing::info!(client_id = request.client_id, code, found, "disconnect asked for by a backend");
+        tracing::info!(client_id = request.device_id, code, found, "disconnect asked for by a backend");
         if !found {
             return Err(Error::DeviceNotFound.into());
         }
-        Ok(Response::new(v1::DisconnectResponse {}))
+        Ok(Response::new(v1::DisconnectDeviceResponse {}))
     }
 
-    async fn set_trace(
+    async fn delete_device(
         &self,
-        request: Request<v1::SetTraceRequest>,
-    ) -> Result<Response<v1::SetTraceResponse>, Status> {
+        request: Request<v1::DeleteDeviceRequest>,
+    ) -> Result<Response<v1::DeleteDeviceResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let (context, device) = (&self.context, request.device_id.as_str());
+        self.check_id(device)?;
+        // First the session, whose will may set what is deleted then.
+        let session_ended = delete::session(context, device);
+        let deleting = async {
+            let latest_values = delete::latest(context, device, "#").await?;
+            Ok((latest_values, delete::retained(context, device).await?))
+        };
+        let (latest_values, retained_messages) =
+            within(&metadata, context.config.wait_timeout, deleting).await?;
+        tracing::info!(
+            client_id = device,
+            session_ended,
+            latest_values,
+            retained_messages,
+            "device deleted by a backend"
+        );
+        Ok(Response::new(v1::DeleteDeviceResponse { session_ended, latest_values, retained_messages }))
+    }
+
+    async fn set_device_trace(
+        &self,
+        request: Request<v1::SetDeviceTraceRequest>,
+    ) -> Result<Response<v1::SetDeviceTraceResponse>, Status> {
         let request = request.into_inner();
-        self.check_id(&request.client_id)?;
-        tracing::info!(client_id = request.client_id, enabled = request.enabled, "client trace switched");
-        (self.context.hooks.set_trace)(&request.client_id, request.enabled);
-        Ok(Response::new(v1::SetTraceResponse {}))
+        self.check_id(&request.device_id)?;
+        tracing::info!(client_id = request.device_id, enabled = request.enabled, "client trace switched");
+        (self.context.hooks.set_trace)(&request.device_id, request.enabled);
+        Ok(Response::new(v1::SetDeviceTraceResponse {}))
     }
 }

@@ -7,7 +7,8 @@
 use prost::Message as _;
 
 use super::{answers, proto::gateway::v1};
-use crate::types::{Message, OriginKind};
+use crate::clock;
+use crate::types::{Message, OriginKind, Timestamp};
 
 /// Tag of a length-delimited field below 16.
 const fn delimited(field: u8) -> u8 {
@@ -54,7 +55,10 @@ pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
     let mut body = base + 2; // qos: always set, below 128
     body += usize::from(retain) * 2;
     body += properties.as_ref().map_or(0, |_| 1 + varint_len(properties_len as u64) + properties_len);
-    body += number_len(message.received.0);
+    let received = clock::to_wall(message.received);
+    let (seconds, nanos) = (received.0 / 1_000, received.0 % 1_000 * 1_000_000);
+    let time_len = number_len(seconds) + number_len(nanos);
+    body += 2 + time_len; // always below 128
     body += expires.map_or(0, |seconds| 1 + varint_len(u64::from(seconds)));
     body += usize::from(whole) * 2; // origin
     let item = 1 + varint_len(body as u64) + body;
@@ -76,9 +80,12 @@ pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
         varint(out, properties_len as u64);
         properties.encode_raw(out);
     }
-    if message.received.0 > 0 {
-        out.push(number(7));
-        varint(out, message.received.0);
+    out.extend_from_slice(&[delimited(7), time_len as u8]);
+    for (field, value) in [(1, seconds), (2, nanos)] {
+        if value > 0 {
+            out.push(number(field));
+            varint(out, value);
+        }
     }
     if let Some(seconds) = expires {
         out.push(number(8));
@@ -111,8 +118,23 @@ pub(super) fn gap(out: &mut Vec<u8>, count: u64, reason: v1::GapReason) {
 }
 
 /// Appends `{ heartbeat }`. The same bytes serve `SubscribeResponse` and `WatchLatestResponse`.
-pub(super) fn heartbeat(out: &mut Vec<u8>, time_ms: u64) {
-    item(out, v1::subscribe_item::Item::Heartbeat(v1::Heartbeat { time_ms }));
+pub(super) fn heartbeat(out: &mut Vec<u8>, at: Timestamp) {
+    item(
+        out,
+        v1::subscribe_item::Item::Heartbeat(v1::Heartbeat { time: Some(answers::time(clock::to_wall(at))) }),
+    );
+}
+
+/// Appends `WatchLatestItem { removed }`.
+pub(super) fn removed(out: &mut Vec<u8>, device: &str, topic: &str) {
+    let removed = v1::RemovedValue { device_id: device.to_owned(), topic: topic.to_owned() };
+    let item = v1::watch_latest_item::Item::Removed(removed);
+    v1::WatchLatestResponse { items: vec![v1::WatchLatestItem { item: Some(item) }] }.encode_raw(out);
+}
+
+/// An upper bound of what [`removed`] appends.
+pub(super) fn removed_bound(device: &str, topic: &str) -> usize {
+    device.len() + topic.len() + 32
 }
 
 fn item(out: &mut Vec<u8>, item: v1::subscribe_item::Item) {
@@ -168,7 +190,7 @@ mod tests {
     use super::*;
     use crate::{
         grpc::convert,
-        types::{ClientId, Origin, Properties, QoS, Timestamp},
+        types::{ClientId, Origin, Properties, QoS},
     };
 
     #[test]
@@ -189,7 +211,7 @@ mod tests {
                 (true, true, Some(Timestamp(11_000))),
                 (true, false, Some(Timestamp(1))),
             ] {
-                let mut sent = Message::new("t/1", &payload, Timestamp(10_000), origin);
+                let mut sent = Message::new("t/1", &payload, Timestamp(10_050), origin);
                 sent.qos = QoS::ExactlyOnce;
                 sent.retain = retain;
                 sent.properties = with_properties.then_some(&properties);
@@ -198,7 +220,7 @@ mod tests {
                 message(&mut out, Form::Item, &sent);
                 assert!(out.len() + GAPS_BOUND <= size_bound(&sent));
                 gap(&mut out, 5, v1::GapReason::BufferFull);
-                heartbeat(&mut out, 9);
+                heartbeat(&mut out, Timestamp(9));
                 let decoded = v1::SubscribeResponse::decode(&out[..]).unwrap();
                 assert_eq!(decoded.encode_to_vec(), out, "the canonical encoding");
                 assert_eq!(decoded.items.len(), 3);
@@ -206,9 +228,12 @@ mod tests {
                 assert_eq!(got.device_id, "dev-1");
                 assert_eq!((got.topic.as_str(), got.payload.len()), ("t/1", payload.len()));
                 assert_eq!((got.qos(), got.origin()), (v1::Qos::ExactlyOnce, v1::Origin::Device));
-                assert_eq!((got.retain, got.received_at_ms), (retain, 10_000));
-                let left = expires.map(|at| u32::from(at.0 > 10_000));
-                assert_eq!(got.expires_in_seconds, left);
+                assert_eq!(
+                    (got.retain, &got.receive_time),
+                    (retain, &Some(answers::time(Timestamp(10_050))))
+                );
+                let left = expires.map(|at| u32::from(at.0 > 10_050));
+                assert_eq!(got.expiry_seconds, left);
                 let back = got.properties.clone().map(|p| convert::properties("properties", p).unwrap());
                 assert_eq!(back.flatten().as_ref(), sent.properties);
 

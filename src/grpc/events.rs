@@ -19,6 +19,8 @@ use crate::broker::Event;
 
 /// Most events in a batch.
 const BATCH: usize = 256;
+/// And bytes, but for the last one: filters may be long.
+const BATCH_BYTES: usize = 64 << 10;
 /// Batches that wait for the caller to read them; behind them the broker's own bound holds.
 const FRAMES: usize = 4;
 
@@ -34,23 +36,26 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn item(&self, event: Event) -> Option<v1::WatchItem> {
+    fn item(&self, event: Event) -> Option<v1::WatchEventsItem> {
         let kind = self.kinds.is_empty() || self.kinds.contains(&answers::event_kind(&event.kind));
         let wanted = kind && self.devices.wants_device(Some(event.client_id.as_str()));
-        wanted.then(|| item(v1::watch_item::Item::Event(answers::event(event))))
+        wanted.then(|| item(v1::watch_events_item::Item::Event(answers::event(event))))
     }
 }
 
-fn item(item: v1::watch_item::Item) -> v1::WatchItem {
-    v1::WatchItem { item: Some(item) }
+fn item(item: v1::watch_events_item::Item) -> v1::WatchEventsItem {
+    v1::WatchEventsItem { item: Some(item) }
 }
 
-fn gap(count: u64) -> v1::WatchItem {
-    item(v1::watch_item::Item::Gap(v1::Gap { count, reason: v1::GapReason::BufferFull.into() }))
+fn gap(count: u64) -> v1::WatchEventsItem {
+    item(v1::watch_events_item::Item::Gap(v1::Gap { count, reason: v1::GapReason::BufferFull.into() }))
 }
 
 /// Waits for at least one wanted event, then takes what else is there. `None` at the end.
-async fn next_batch(events: &mut broadcast::Receiver<Event>, wanted: &Wanted) -> Option<Vec<v1::WatchItem>> {
+async fn next_batch(
+    events: &mut broadcast::Receiver<Event>,
+    wanted: &Wanted,
+) -> Option<Vec<v1::WatchEventsItem>> {
     let mut items = Vec::new();
     while items.is_empty() {
         match events.recv().await {
@@ -59,7 +64,7 @@ async fn next_batch(events: &mut broadcast::Receiver<Event>, wanted: &Wanted) ->
             Err(RecvError::Closed) => return None,
         }
     }
-    while items.len() < BATCH {
+    while items.len() < BATCH && items.iter().map(prost::Message::encoded_len).sum::<usize>() < BATCH_BYTES {
         match events.try_recv() {
             Ok(event) => items.extend(wanted.item(event)),
             Err(TryRecvError::Lagged(count)) => items.push(gap(count)),
@@ -71,20 +76,23 @@ async fn next_batch(events: &mut broadcast::Receiver<Event>, wanted: &Wanted) ->
 
 #[tonic::async_trait]
 impl Events for EventsService {
-    type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+    type WatchEventsStream = ReceiverStream<Result<v1::WatchEventsResponse, Status>>;
 
-    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch_events(
+        &self,
+        request: Request<v1::WatchEventsRequest>,
+    ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let request = request.into_inner();
-        let entries = request.kinds.len() + request.client_ids.len() + request.client_id_prefixes.len();
+        let entries = request.kinds.len() + request.device_ids.len() + request.device_id_prefixes.len();
         convert::check_entries(entries)?;
         let limits = self.context.broker.limits();
-        convert::check_client_ids("client_ids", &request.client_ids, limits)?;
-        convert::check_client_ids("client_id_prefixes", &request.client_id_prefixes, limits)?;
+        convert::check_client_ids("device_ids", &request.device_ids, limits)?;
+        convert::check_client_ids("device_id_prefixes", &request.device_id_prefixes, limits)?;
         let kinds: Result<HashSet<_>, _> =
             request.kinds.iter().map(|&kind| convert::known(kind, "kinds")).collect();
         let mut kinds = kinds?;
         kinds.remove(&v1::EventKind::Unspecified);
-        let devices = Selector::new(false).devices(request.client_ids, request.client_id_prefixes);
+        let devices = Selector::new(false).devices(request.device_ids, request.device_id_prefixes);
         let wanted = Wanted { kinds, devices };
 
         let slot = self.context.streams.open(None)?;
@@ -96,7 +104,7 @@ impl Events for EventsService {
             loop {
                 let response = tokio::select! {
                     items = next_batch(&mut events, &wanted) => match items {
-                        Some(items) => Ok(v1::WatchResponse { items }),
+                        Some(items) => Ok(v1::WatchEventsResponse { items }),
                         None => Err(Error::ShuttingDown.into()),
                     },
                     _ = shutdown.wait_for(|stop| *stop) => Err(Error::ShuttingDown.into()),
@@ -133,9 +141,12 @@ mod tests {
             devices: Selector::new(false).devices(vec![], vec!["od".into()]),
         };
         let items = next_batch(&mut receiver, &wanted).await.unwrap();
-        let Some(v1::watch_item::Item::Gap(gap)) = &items[0].item else { panic!() };
+        let Some(v1::watch_events_item::Item::Gap(gap)) = &items[0].item else { panic!() };
         assert_eq!(gap.count, 6);
-        let Some(v1::watch_item::Item::Event(event)) = &items.last().unwrap().item else { panic!() };
-        assert_eq!((items.len(), event.time_ms, event.client_id.as_str()), (2, 7, "odd"));
+        let Some(v1::watch_events_item::Item::Event(event)) = &items.last().unwrap().item else { panic!() };
+        assert_eq!(
+            (items.len(), event.time, event.device_id.as_str()),
+            (2, Some(answers::time(Timestamp(7))), "odd")
+        );
     }
 }

@@ -1,38 +1,53 @@
-//! `gateway.v1.State/History`: what a device has sent on a topic, page by page.
+//! `gateway.v1.State/ListHistory`: what a device has sent on a topic, page by page.
 
-use super::{PAGE_BYTES, answers, convert, fit, now, proto::gateway::v1, status::Error};
+use super::{
+    answers, convert, now,
+    page::{PAGE_BYTES, Pages, fit},
+    proto::gateway::v1,
+    status::Error,
+};
 use crate::{
     broker::Broker,
+    clock,
     store::{HistoryPlace, HistoryQuery},
     types::Timestamp,
 };
 
 /// One page. Reads only.
-pub(super) async fn page(broker: &Broker, request: v1::HistoryRequest) -> Result<v1::HistoryResponse, Error> {
+pub(super) async fn page(
+    broker: &Broker,
+    mut request: v1::ListHistoryRequest,
+) -> Result<v1::ListHistoryResponse, Error> {
     let limits = broker.limits();
+    let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
+    request.page_size = 0;
+    let pages = Pages::of("ListHistory", &request);
+    let page_token = pages.start(&token)?.unwrap_or_default();
     convert::check_client_id("device_id", &request.device_id, limits)?;
     convert::check_topic_name("topic", &request.topic, limits)?;
-    let to = if request.to_ms == 0 { u64::MAX } else { request.to_ms };
-    if to <= request.from_ms {
-        return Err(Error::invalid("to_ms", "is not after from_ms"));
+    let from = convert::time("start_time", request.start_time)?.unwrap_or_default();
+    let to = convert::time("end_time", request.end_time)?.unwrap_or(Timestamp(u64::MAX));
+    if to <= from {
+        return Err(Error::invalid("end_time", "is not after start_time"));
     }
     let oldest_first = request.oldest_first;
     let query = HistoryQuery {
         device: request.device_id,
         topic: request.topic,
-        from: Timestamp(request.from_ms),
-        to: Timestamp(to),
+        from,
+        to,
         oldest_first,
-        limit: convert::page_size(request.page_size)?,
-        page_token: request.page_token,
+        limit,
+        page_token,
     };
     let history = broker.history().ok_or(Error::HistoryOff)?;
-    let page = history.page(query, now()).await?;
+    let page = history.page(query, clock::to_wall(now())).await?;
     let places: Vec<_> = page.values.iter().map(|value| HistoryPlace::beyond(value, oldest_first)).collect();
     let (values, cut) = fit(page.values.into_iter().map(answers::latest_value), PAGE_BYTES);
     let last = values.len().checked_sub(1).and_then(|last| places.get(last)).filter(|_| cut);
-    let next_page_token = last.map_or(page.next, HistoryPlace::to_string);
-    Ok(v1::HistoryResponse { values, next_page_token })
+    let next = last.map_or(page.next, HistoryPlace::to_string);
+    let next_page_token = pages.token(Some(next.as_str()).filter(|next| !next.is_empty()));
+    Ok(v1::ListHistoryResponse { values, next_page_token })
 }
 
 #[cfg(test)]
@@ -75,16 +90,16 @@ mod tests {
         broker.history().unwrap().flush().await.unwrap();
     }
 
-    fn request() -> v1::HistoryRequest {
-        v1::HistoryRequest {
+    fn request() -> v1::ListHistoryRequest {
+        v1::ListHistoryRequest {
             device_id: "d".to_owned(),
             topic: "kept/a".to_owned(),
-            ..v1::HistoryRequest::default()
+            ..v1::ListHistoryRequest::default()
         }
     }
 
     /// First bytes of all payloads, page by page.
-    async fn pages(broker: &Broker, mut request: v1::HistoryRequest) -> Vec<Vec<u8>> {
+    async fn pages(broker: &Broker, mut request: v1::ListHistoryRequest) -> Vec<Vec<u8>> {
         let mut pages = Vec::new();
         loop {
             let response = page(broker, request.clone()).await.unwrap();
@@ -104,9 +119,9 @@ mod tests {
         publish(&broker, &[vec![1], vec![2], vec![3; 2 << 20], vec![4; 2 << 20], vec![5; 3 << 20], vec![6]])
             .await;
         assert_eq!(pages(&broker, request()).await.concat(), [6, 5, 4, 3, 2, 1]);
-        let oldest = v1::HistoryRequest { oldest_first: true, page_size: 2, ..request() };
+        let oldest = v1::ListHistoryRequest { oldest_first: true, page_size: 2, ..request() };
         assert_eq!(pages(&broker, oldest).await[..3], [vec![1, 2], vec![3], vec![4]]);
-        let other = v1::HistoryRequest { topic: "other".to_owned(), ..request() };
+        let other = v1::ListHistoryRequest { topic: "other".to_owned(), ..request() };
         assert_eq!(pages(&broker, other).await.concat(), [0_u8; 0], "a topic without a rule has no history");
     }
 
@@ -117,15 +132,17 @@ mod tests {
             Error::Invalid { field, .. } => field,
             other => panic!("{other}"),
         };
+        let five = Some(answers::time(Timestamp(5)));
         for (bad, name) in [
-            (v1::HistoryRequest { device_id: String::new(), ..request() }, "device_id"),
-            (v1::HistoryRequest { topic: "a/#".to_owned(), ..request() }, "topic"),
-            (v1::HistoryRequest { from_ms: 5, to_ms: 5, ..request() }, "to_ms"),
-            (v1::HistoryRequest { page_size: 1_001, ..request() }, "page_size"),
-            (v1::HistoryRequest { page_token: "x".to_owned(), ..request() }, "page_token"),
+            (v1::ListHistoryRequest { device_id: String::new(), ..request() }, "device_id"),
+            (v1::ListHistoryRequest { topic: "a/#".to_owned(), ..request() }, "topic"),
+            (v1::ListHistoryRequest { start_time: five, end_time: five, ..request() }, "end_time"),
+            (v1::ListHistoryRequest { page_size: 1_001, ..request() }, "page_size"),
         ] {
             assert_eq!(field(page(&broker, bad).await.unwrap_err()), name);
         }
+        let foreign = v1::ListHistoryRequest { page_token: "x".to_owned(), ..request() };
+        assert_eq!(page(&broker, foreign).await, Err(Error::PageTokenInvalid));
         store.away.store(true, SeqCst);
         assert_eq!(page(&broker, request()).await, Err(Error::StoreUnavailable));
         assert_eq!(page(&setup(false).1, request()).await, Err(Error::HistoryOff));

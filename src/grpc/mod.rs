@@ -6,16 +6,20 @@
 
 mod accept;
 mod answers;
+mod calls;
 mod convert;
 mod deadline;
+mod delete;
 mod devices;
 mod encode;
 mod events;
 mod health;
 mod history;
+mod page;
 mod precedent;
 pub mod proto;
 mod publisher;
+mod request_size;
 mod state;
 mod status;
 mod stream;
@@ -23,14 +27,13 @@ mod subscriber;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use prost::Message;
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Server, server::Router};
+use tonic::{codec::CompressionEncoding::Gzip, service::Routes, transport::Server};
 use tonic_health::{
     ServingStatus,
     pb::health_server::HealthServer,
@@ -38,6 +41,7 @@ use tonic_health::{
 };
 
 use self::{
+    calls::CallLimit,
     devices::DevicesService,
     events::EventsService,
     health::Health,
@@ -50,34 +54,37 @@ use self::{
         },
     },
     publisher::PublisherService,
+    request_size::SizeLimit,
     state::StateService,
     stream::Streams,
     subscriber::SubscriberService,
 };
-use crate::{broker::Broker, telemetry::count, types::Timestamp};
+use crate::{broker::Broker, clock::now, telemetry::count};
 
-pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestReader, status::ERROR_DOMAIN};
+pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestValues, status::ERROR_DOMAIN};
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// Bytes of a page of a list: under the 4 MiB that clients accept by default.
-const PAGE_BYTES: usize = 3 << 20;
 
 /// Bounds of the gRPC server.
 #[derive(Debug, Clone, Copy)]
 pub struct GrpcConfig {
-    /// Largest request message, and largest response of a batch read.
+    /// Largest request message, unpacked if it is compressed.
     pub max_message_bytes: usize,
-    /// Connections at once; more are closed at accept.
+    /// Connections at once. For one more the oldest that never made a call is closed, or it is refused.
     pub max_connections: usize,
-    /// TLS handshakes under way at once; more are closed.
+    /// The same from one address.
+    pub max_connections_per_address: usize,
+    /// Connections at once that have not said what HTTP/2 begins with; more wait.
     pub max_handshakes: usize,
-    /// Time for a TLS handshake.
+    /// Time for that, TLS included.
     pub handshake_timeout: Duration,
-    /// Calls and streams at once on one connection.
-    pub max_requests_per_connection: u32,
+    /// Calls and streams at once on one connection; more are answered RESOURCE_EXHAUSTED.
+    pub max_calls_per_connection: u32,
+    /// The same in all.
+    pub max_calls: u32,
     /// Streams (Subscribe, Watch..., PublishStream) at once in all. Each may buffer `limits.stream_buffer`.
     pub max_streams: usize,
     /// How long a publish waits for SENT or ACKED when the call has no deadline.
@@ -95,9 +102,11 @@ impl Default for GrpcConfig {
         Self {
             max_message_bytes: 16 << 20,
             max_connections: 1_000,
+            max_connections_per_address: 500,
             max_handshakes: 100,
             handshake_timeout: Duration::from_secs(10),
-            max_requests_per_connection: 1_000,
+            max_calls_per_connection: 1_000,
+            max_calls: 20_000,
             max_streams: 1_000,
             wait_timeout: Duration::from_secs(10),
             keepalive_interval: Duration::from_secs(30),
@@ -116,7 +125,7 @@ pub struct Hooks {
     /// Switches tracing of one client (its id) on or off.
     pub set_trace: TraceHook,
     /// Latest values; `None` if they are switched off.
-    pub latest: Option<Arc<dyn LatestReader>>,
+    pub latest: Option<Arc<dyn LatestValues>>,
 }
 
 /// Why the gRPC server stopped.
@@ -159,27 +168,33 @@ pub async fn serve(
         shutdown: shutdown.clone(),
     };
     let health = HealthReporter::new();
-    let router = router(&context, &health)?;
+    let routes = routes(&context, &health)?;
     let health =
         Health { reporter: health, latest: context.hooks.latest.as_ref().and_then(|l| l.condition()) };
     let streams = Arc::clone(&context.streams);
     drop(context);
-    run(listener, tls, config, router, health, streams, shutdown).await
+    run(listener, tls, config, routes, health, streams, shutdown).await
 }
 
-/// Serves `router` until `shutdown`.
+/// Serves `routes` until `shutdown`.
 async fn run(
     listener: TcpListener,
     tls: Option<SharedTls>,
     config: GrpcConfig,
-    router: Router,
+    routes: Routes,
     mut health: Health,
     streams: Arc<Streams>,
     shutdown: watch::Receiver<bool>,
 ) -> Result<(), GrpcError> {
     health.set_all(ServingStatus::Serving).await;
     let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
-    tokio::spawn(accept::accept(listener, tls, config, ready));
+    let door = accept::door(&config);
+    // However this ends, no connection outlives it.
+    let _closing = Closing(Arc::clone(&door));
+    tokio::spawn(accept::accept(listener, tls, config, door, ready));
+    let router = server(&config)
+        .layer(CallLimit::new(config.max_calls_per_connection, config.max_calls))
+        .add_routes(routes);
 
     let stop = {
         let mut shutdown = shutdown.clone();
@@ -208,27 +223,46 @@ async fn run(
     }
 }
 
-fn router(context: &Context, health: &HealthReporter) -> Result<Router, GrpcError> {
-    let config = &context.config;
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    macro_rules! service {
-        ($server:ident, $service:ident) => {
-            $server::new($service { context: context.clone() })
-                .max_decoding_message_size(config.max_message_bytes)
-        };
+/// Ends every connection on drop.
+struct Closing(Arc<crate::door::Door>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
     }
-    Ok(Server::builder()
+}
+
+/// What HTTP/2 is told.
+fn server(config: &GrpcConfig) -> Server {
+    Server::builder()
         .trace_fn(on_call)
         .http2_keepalive_interval(Some(config.keepalive_interval))
         .http2_keepalive_timeout(Some(config.keepalive_timeout))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(config.max_requests_per_connection)
-        .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
+        .max_concurrent_streams(config.max_calls_per_connection.saturating_add(calls::SPARE))
+}
+
+fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcError> {
+    let config = &context.config;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // Generic clients show the details of errors with it.
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+    };
+    macro_rules! service {
+        ($server:ident, $service:ident) => {
+            SizeLimit(
+                $server::new($service { context: context.clone() })
+                    .max_decoding_message_size(config.max_message_bytes)
+                    .accept_compressed(Gzip)
+                    .send_compressed(Gzip),
+            )
+        };
+    }
+    Ok(Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .add_service(service!(PublisherServer, PublisherService))
@@ -247,26 +281,6 @@ fn on_call<B>(request: &tonic::codegen::http::Request<B>) -> tracing::Span {
     } else {
         tracing::Span::none()
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the layer's clock")]
-fn now() -> Timestamp {
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// As many items as fit in `budget` bytes, at least one; true if some did not.
-fn fit<T: Message>(items: impl Iterator<Item = T>, budget: usize) -> (Vec<T>, bool) {
-    let mut taken = Vec::new();
-    let mut size = 0;
-    for item in items {
-        size += item.encoded_len() + 8;
-        if size > budget && !taken.is_empty() {
-            return (taken, true);
-        }
-        taken.push(item);
-    }
-    (taken, false)
 }
 
 #[cfg(test)]

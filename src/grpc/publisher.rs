@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -12,12 +15,12 @@ use super::{
     deadline::deadline,
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
-    status::{Error, Level, drop_error},
+    status::{Error, Level, Reached, drop_error},
 };
 use crate::{
-    broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Turn},
+    broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Routing, Spread, Turn},
     telemetry::count,
-    types::{Durability, Receipt, ReceiptState, Refused, Ticket, Timestamp},
+    types::{Durability, Effort, Receipt, ReceiptState, Refused, Ticket, Timestamp},
 };
 
 const DEFAULT_WINDOW: usize = 1_000;
@@ -63,45 +66,76 @@ impl Routed {
         let reached = match self.wait {
             Wait::Accepted | Wait::Durable => return true,
             Wait::Sent => state.sent,
-            Wait::Acked => state.acked,
+            Wait::Acked => state.acked.saturating_add(state.rejected),
         };
         reached.saturating_add(state.dropped) >= self.published.sent
     }
 
-    /// Waits until done or `deadline`. Cancel safe.
-    async fn finish(&self, deadline: Instant) -> Result<v1::PublishResponse, Error> {
-        if let Some(ticket) = &self.ticket {
-            return match tokio::time::timeout_at(deadline, ticket.wait()).await {
-                Ok(Ok(())) => self.response(None),
-                Ok(Err(Refused)) => Err(Error::StoreRefused),
-                Err(_) => Err(Error::Deadline { level: Level::Accepted, state: ReceiptState::default() }),
-            };
+    /// Waits until done, `deadline`, or the gateway shuts down. Cancel safe.
+    async fn finish(
+        &self,
+        deadline: Instant,
+        shutdown: &watch::Receiver<bool>,
+    ) -> Result<v1::PublishResponse, Error> {
+        if let Some(result) = self.ready() {
+            return result;
         }
-        let Some(receipt) = &self.receipt else { return self.response(None) };
-        match tokio::time::timeout_at(deadline, receipt.wait(|state| self.is_done(state))).await {
-            Ok(state) => self.response(Some(state)),
-            Err(_) => Err(self.late(receipt.state())),
+        let mut shutdown = shutdown.clone();
+        tokio::select! {
+            biased;
+            result = self.wait() => result,
+            // A sender that is gone counts as asking.
+            _ = shutdown.wait_for(|stop| *stop) => Err(Error::CutShort(self.reached())),
+            () = sleep_until(deadline) => Err(Error::Deadline(self.reached())),
         }
     }
 
-    fn late(&self, state: ReceiptState) -> Error {
+    /// Waits until done, however long that takes. Cancel safe.
+    async fn wait(&self) -> Result<v1::PublishResponse, Error> {
+        if let Some(ticket) = &self.ticket {
+            return ticket
+                .wait()
+                .await
+                .map_err(|Refused| Error::StoreRefused)
+                .and_then(|()| self.response(None));
+        }
+        match &self.receipt {
+            Some(receipt) => self.response(Some(receipt.wait(|state| self.is_done(state)).await)),
+            None => self.response(None),
+        }
+    }
+
+    /// How far it came by now.
+    fn reached(&self) -> Reached {
+        let state = self.receipt.as_ref().map_or_else(ReceiptState::default, |receipt| receipt.state());
+        let waits_for_the_disk = self.ticket.is_some();
         let all_sent = state.sent.saturating_add(state.dropped) >= self.published.sent;
-        Error::Deadline { level: if all_sent { Level::Sent } else { Level::Accepted }, state }
+        let level = if all_sent && !waits_for_the_disk { Level::Sent } else { Level::Accepted };
+        Reached { level, state }
     }
 }
 
-/// Validates and routes one message; the caller flushes `turn`.
-fn publish(
-    context: &Context,
+/// Lets the other calls of this thread go first.
+async fn pause(turn: &mut Turn) {
+    turn.flush();
+    turn.effort.renew();
+    tokio::task::yield_now().await;
+}
+
+/// Validates and routes one message; the caller flushes `turn`. Not cancel safe in time: when it is dropped the rest of the
+/// receivers get the message at once.
+async fn publish(
+    broker: &Broker,
     request: v1::PublishRequest,
     at: Timestamp,
     turn: &mut Turn,
 ) -> Result<Routed, Error> {
-    let publication = convert::publication(request, context.broker.limits())?;
-    route(&context.broker, &publication, at, turn)
+    let publication = convert::publication(request, broker.limits())?;
+    turn.effort.spend(Effort::REQUEST);
+    route(broker, &publication, at, turn).await
 }
 
-fn route(
+async fn route(
     broker: &Broker,
     publication: &Publication,
     at: Timestamp,
@@ -115,11 +149,16 @@ fn route(
         // Nobody waits for the disk.
         _ => broker.durability(&publication.topic, None).max(Durability::Interval),
     };
-    let published = match &publication.device {
-        None => broker.publish(&message, turn),
-        Some(device) => direct(broker.publish_to_device(device, &message, publication.offline, turn))?,
+    let (published, ticket) = match &publication.device {
+        None => match broker.publish_some(&message, turn) {
+            Routing::Done(published) => (published, message.issued().cloned()),
+            Routing::More(spread) => spread_all(spread, turn).await,
+        },
+        Some(device) => {
+            let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
+            (direct(outcome)?, message.issued().cloned())
+        }
     };
-    let ticket = message.issued().cloned();
     if let Some(ticket) = &ticket {
         ticket.done();
     }
@@ -128,6 +167,16 @@ fn route(
     }
     count(|c| c.grpc_published.add(1));
     Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0), ticket })
+}
+
+/// Hands a message to the rest of its receivers.
+async fn spread_all(mut spread: Box<Spread>, turn: &mut Turn) -> (Published, Option<Arc<Ticket>>) {
+    loop {
+        pause(turn).await;
+        if let Some(published) = spread.go_on(turn) {
+            return (published, spread.ticket().cloned());
+        }
+    }
 }
 
 fn refused(refusal: Refusal) -> Error {
@@ -166,12 +215,15 @@ fn to_result(result: Result<v1::PublishResponse, Error>) -> v1::PublishResult {
 const MESSAGES_PER_FLUSH: usize = 256;
 
 /// Routes many messages, in turns of a few.
-fn publish_all(context: &Context, requests: Vec<v1::PublishRequest>) -> Vec<Result<Routed, Error>> {
+async fn publish_all(broker: &Broker, requests: Vec<v1::PublishRequest>) -> Vec<Result<Routed, Error>> {
     let mut turn = Turn::default();
     let at = now();
     let mut routed = Vec::with_capacity(requests.len());
     for request in requests {
-        routed.push(publish(context, request, at, &mut turn));
+        if turn.effort.is_spent() {
+            pause(&mut turn).await;
+        }
+        routed.push(publish(broker, request, at, &mut turn).await);
         if routed.len().is_multiple_of(MESSAGES_PER_FLUSH) {
             turn.flush();
         }
@@ -189,11 +241,11 @@ impl Publisher for PublisherService {
         let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
         let routed = {
             let mut turn = Turn::default();
-            let routed = publish(&self.context, request.into_inner(), now(), &mut turn);
+            let routed = publish(&self.context.broker, request.into_inner(), now(), &mut turn).await;
             turn.flush();
             routed?
         };
-        Ok(Response::new(routed.finish(deadline).await?))
+        Ok(Response::new(routed.finish(deadline, &self.context.shutdown).await?))
     }
 
     async fn publish_batch(
@@ -204,9 +256,9 @@ impl Publisher for PublisherService {
         let requests = request.into_inner().requests;
         check_batch(&requests)?;
         let mut results = Vec::with_capacity(requests.len());
-        for routed in publish_all(&self.context, requests) {
+        for routed in publish_all(&self.context.broker, requests).await {
             results.push(to_result(match routed {
-                Ok(routed) => routed.finish(deadline).await,
+                Ok(routed) => routed.finish(deadline, &self.context.shutdown).await,
                 Err(error) => Err(error),
             }));
         }
@@ -230,12 +282,10 @@ impl Publisher for PublisherService {
             failures_only: false,
             started: false,
         };
-        let mut shutdown = self.context.shutdown.clone();
         tokio::spawn(async move {
             let _slot = slot;
             let ended = tokio::select! {
                 result = run.run(request.into_inner()) => result,
-                _ = shutdown.wait_for(|stop| *stop) => Err(Error::ShuttingDown.into()),
                 () = sender.closed() => return,
             };
             if let Err(status) = ended {
@@ -265,6 +315,8 @@ enum StreamEvent {
     Frame(Option<v1::PublishStreamRequest>),
     /// The first pending message has its result.
     Done(Result<v1::PublishResponse, Error>),
+    /// The gateway shuts down.
+    Stop,
 }
 
 /// A publish stream at work.
@@ -281,15 +333,19 @@ struct PublishRun {
 }
 
 impl PublishRun {
-    /// Reads frames while the window has room, and sends results in order, until the caller is done.
+    /// Reads frames while the window has room, and sends results in order, until the caller is done. When the gateway
+    /// shuts down, what was read has its results first.
     async fn run(mut self, mut frames: Streaming<v1::PublishStreamRequest>) -> Result<(), Status> {
-        let mut reading = true;
+        let mut shutdown = self.context.shutdown.clone();
+        let (mut reading, mut stopping) = (true, false);
         while reading || !self.pending.is_empty() {
             let room = self.pending.len() < self.window;
             let event = {
                 let front = async {
                     match self.pending.front() {
-                        Some(Pending::Waiting(routed, deadline)) => routed.finish(*deadline).await,
+                        Some(Pending::Waiting(routed, deadline)) => {
+                            routed.finish(*deadline, &self.context.shutdown).await
+                        }
                         // Results that are done are never left in front.
                         _ => std::future::pending().await,
                     }
@@ -297,12 +353,16 @@ impl PublishRun {
                 tokio::select! {
                     biased;
                     result = front => StreamEvent::Done(result),
-                    frame = frames.message(), if reading && room => StreamEvent::Frame(frame?),
+                    _ = shutdown.wait_for(|stop| *stop), if reading => StreamEvent::Stop,
+                    frame = frames.message(), if reading && room => StreamEvent::Frame(frame.map_err(|status| {
+                        super::request_size::too_large(&status).map_or(status, Status::from)
+                    })?),
                 }
             };
             match event {
-                StreamEvent::Frame(Some(frame)) => self.accept(frame)?,
+                StreamEvent::Frame(Some(frame)) => self.accept(frame).await?,
                 StreamEvent::Frame(None) => reading = false,
+                StreamEvent::Stop => (reading, stopping) = (false, true),
                 StreamEvent::Done(result) => {
                     if let Some(front) = self.pending.front_mut() {
                         *front = Pending::Done(result);
@@ -311,10 +371,10 @@ impl PublishRun {
             }
             self.send_done().await?;
         }
-        Ok(())
+        if stopping { Err(Error::ShuttingDown.into()) } else { Ok(()) }
     }
 
-    fn accept(&mut self, frame: v1::PublishStreamRequest) -> Result<(), Error> {
+    async fn accept(&mut self, frame: v1::PublishStreamRequest) -> Result<(), Error> {
         if let Some(options) = frame.options {
             if self.started {
                 return Err(Error::invalid("options", "are for the first frame only"));
@@ -330,7 +390,7 @@ impl PublishRun {
         self.started = true;
         check_batch(&frame.requests)?;
         let deadline = Instant::now() + self.context.config.wait_timeout;
-        for routed in publish_all(&self.context, frame.requests) {
+        for routed in publish_all(&self.context.broker, frame.requests).await {
             self.pending.push_back(match routed {
                 Ok(routed) => match routed.ready() {
                     Some(result) => Pending::Done(result),
@@ -358,7 +418,10 @@ impl PublishRun {
                 },
             };
             let silent = self.failures_only
-                && matches!(&result, Ok(response) if response.outcome() != v1::Outcome::Dropped);
+                && matches!(&result, Ok(response) if !matches!(
+                    response.outcome(),
+                    v1::Outcome::Dropped | v1::Outcome::Rejected
+                ));
             if !silent {
                 let result = Some(to_result(result));
                 response.results.push(v1::SequencedResult { sequence: self.next, result });
@@ -376,10 +439,10 @@ impl PublishRun {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{pin::pin, time::Duration};
 
     use super::*;
-    use crate::types::DropReason;
+    use crate::{broker::BrokerConfig, types::DropReason};
 
     #[test]
     fn direct_results_are_outcomes_or_errors() {
@@ -394,6 +457,35 @@ mod tests {
         assert_eq!(done(Outcome::Dropped(DropReason::Offline)).unwrap().dropped, 1);
     }
 
+    /// One call would keep a thread of the services, and all calls on it, until the last of its messages is routed.
+    #[test]
+    fn a_large_batch_lets_other_calls_go_first() {
+        let broker = Broker::new(BrokerConfig {
+            limits: Arc::default(),
+            non_broker: false,
+            namespace: String::new(),
+            listener_strategies: Default::default(),
+            latest: None,
+            history: None,
+            stores: None,
+            durability: Default::default(),
+        });
+        let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
+        let mut all = pin!(publish_all(&broker, vec![request; MAX_BATCH]));
+        let mut polls = 1;
+        // Outside of a runtime a task that yields is woken at once.
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let results = loop {
+            match all.as_mut().poll(&mut cx) {
+                std::task::Poll::Ready(results) => break results,
+                std::task::Poll::Pending => polls += 1,
+            }
+        };
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), MAX_BATCH);
+        let least = MAX_BATCH * Effort::REQUEST as usize / Effort::TURN as usize;
+        assert!(least > 1 && polls >= least, "{polls} polls");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_when_every_online_receiver_is_done_or_the_deadline_tells_the_level() {
         let receipt = Arc::new(Receipt::default());
@@ -403,8 +495,11 @@ mod tests {
         assert!(routed.ready().is_none());
         receipt.update(|state| state.sent = 2);
         let deadline = Instant::now() + Duration::from_secs(1);
-        let Err(Error::Deadline { level, .. }) = routed.finish(deadline).await else { panic!() };
-        assert_eq!(level, Level::Sent);
+        let (stop, shutdown) = watch::channel(false);
+        let Err(Error::Deadline(reached)) = routed.finish(deadline, &shutdown).await else { panic!() };
+        assert_eq!(reached.level, Level::Sent);
+        stop.send_replace(true);
+        assert_eq!(routed.finish(deadline, &shutdown).await, Err(Error::CutShort(reached)));
 
         receipt.update(|state| {
             state.acked = 1;
@@ -416,5 +511,19 @@ mod tests {
         assert_eq!(response.outcome(), v1::Outcome::Acked);
         assert_eq!((response.sent, response.dropped, response.reason_code), (1, 1, Some(16)));
         assert_eq!(response.drop_reason(), v1::DropReason::ConnectionLost);
+        let done = routed.finish(deadline, &shutdown).await.unwrap();
+        assert_eq!(
+            done.outcome(),
+            v1::Outcome::Acked,
+            "what is known is told, also at shutdown and too late"
+        );
+
+        receipt.update(|state| {
+            state.acked = 0;
+            state.answered(0x97);
+        });
+        let response = routed.ready().unwrap().unwrap();
+        assert_eq!((response.outcome(), response.rejected), (v1::Outcome::Rejected, 1));
+        assert_eq!(response.reason_code, Some(0x97));
     }
 }

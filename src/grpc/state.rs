@@ -8,11 +8,13 @@ use tokio::{sync::watch, task::JoinSet};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use super::{
-    Context, PAGE_BYTES, answers, convert,
+    Context, answers, convert,
     convert::MAX_STREAM_BATCH,
     deadline::within,
+    delete,
     encode::Form,
-    fit, history, now,
+    history, now,
+    page::{PAGE_BYTES, Pages, fit},
     proto::{gateway::v1, server::state_server::State},
     status::Error,
     stream::{Options, Pace, RawMessage, Selector, SlowPolicy, StreamTarget, Subscription},
@@ -20,7 +22,7 @@ use super::{
 use crate::{
     broker::RetainError,
     store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError},
-    types::{Message, Origin},
+    types::{Message, Origin, Timestamp},
 };
 
 /// Most requests in BatchGetLatest.
@@ -32,8 +34,8 @@ const DELETE_PAGE: usize = 256;
 /// Values in a page of a snapshot.
 const SNAPSHOT_PAGE: usize = 256;
 
-/// Reads latest values, unwritten ones included.
-pub trait LatestReader: Send + Sync + 'static {
+/// Latest values, unwritten ones included.
+pub trait LatestValues: Send + Sync + 'static {
     /// The value of `topic` of `device`, or without a device the newest over all devices.
     fn get<'a>(
         &'a self,
@@ -44,7 +46,15 @@ pub trait LatestReader: Send + Sync + 'static {
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
 
-    /// Whether [`LatestReader::list`] works without device ids.
+    /// Deletes the values of `device` on topics that match `filter`; which there were.
+    fn delete<'a>(
+        &'a self,
+        device: &'a str,
+        filter: &'a str,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Vec<Arc<str>>, StoreError>>;
+
+    /// Whether [`LatestValues::list`] works without device ids.
     fn lists_all(&self) -> bool {
         true
     }
@@ -55,7 +65,7 @@ pub trait LatestReader: Send + Sync + 'static {
     }
 }
 
-impl LatestReader for Latest {
+impl LatestValues for Latest {
     fn lists_all(&self) -> bool {
         Self::lists_all(self)
     }
@@ -74,6 +84,15 @@ impl LatestReader for Latest {
 
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
         Box::pin(Self::list(self, query))
+    }
+
+    fn delete<'a>(
+        &'a self,
+        device: &'a str,
+        filter: &'a str,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Vec<Arc<str>>, StoreError>> {
+        Box::pin(Self::delete(self, device, filter, now))
     }
 }
 
@@ -116,7 +135,7 @@ impl StateService {
         }
     }
 
-    fn latest(&self) -> Result<&Arc<dyn LatestReader>, Error> {
+    fn latest(&self) -> Result<&Arc<dyn LatestValues>, Error> {
         self.context.hooks.latest.as_ref().ok_or(Error::LatestOff)
     }
 
@@ -129,16 +148,17 @@ impl StateService {
         within(metadata, self.context.config.wait_timeout, read).await
     }
 
-    /// The values asked for, in their order, several reads at once. Cancelled, no read goes on.
+    /// The values asked for, in their order, several reads at once, as many as fit in an answer. Cancelled, no read goes
+    /// on.
     async fn get_all(
         &self,
         requests: Vec<v1::GetLatestRequest>,
     ) -> Result<Vec<v1::BatchGetLatestEntry>, Error> {
         let latest = self.latest()?;
-        let mut entries = vec![v1::BatchGetLatestEntry::default(); requests.len()];
+        let mut entries: Vec<Option<v1::BatchGetLatestEntry>> = vec![None; requests.len()];
         let mut waiting = requests.into_iter().enumerate();
         let mut reads = JoinSet::new();
-        let mut size = 0;
+        let (mut complete, mut size) = (0, 0);
         loop {
             while reads.len() < CONCURRENT_GETS
                 && let Some((place, request)) = waiting.next()
@@ -148,16 +168,19 @@ impl StateService {
             }
             let Some(read) = reads.join_next().await else { break };
             let (place, value) = read.map_err(|_| Error::Internal)?;
-            let value = value?;
-            size += value.as_ref().map_or(0, v1::LatestValue::encoded_len);
-            if size > self.context.config.max_message_bytes {
-                return Err(Error::ResponseTooLarge);
-            }
             if let Some(entry) = entries.get_mut(place) {
-                entry.value = value;
+                *entry = Some(v1::BatchGetLatestEntry { value: value? });
+            }
+            while let Some(Some(entry)) = entries.get(complete) {
+                size += entry.encoded_len() + 8;
+                if size > PAGE_BYTES && complete > 0 {
+                    entries.truncate(complete);
+                    return Ok(entries.into_iter().flatten().collect());
+                }
+                complete += 1;
             }
         }
-        Ok(entries)
+        Ok(entries.into_iter().flatten().collect())
     }
 
     fn check_get(&self, field: &str, request: &v1::GetLatestRequest) -> Result<(), Error> {
@@ -171,7 +194,7 @@ impl StateService {
 }
 
 async fn get(
-    latest: &dyn LatestReader,
+    latest: &dyn LatestValues,
     request: &v1::GetLatestRequest,
 ) -> Result<Option<v1::LatestValue>, Error> {
     let value = latest.get(&request.topic, request.device_id.as_deref()).await?;
@@ -181,7 +204,7 @@ async fn get(
 /// A page whose response fits in `budget` bytes, if one value does. The store's tokens stand at page ends
 /// only, so a page that is too large is asked for again with fewer values.
 async fn page(
-    latest: &dyn LatestReader,
+    latest: &dyn LatestValues,
     mut query: LatestQuery,
     budget: usize,
 ) -> Result<(Vec<v1::LatestValue>, String), Error> {
@@ -221,32 +244,59 @@ impl State for StateService {
         for (place, request) in requests.iter().enumerate() {
             self.check_get(&format!("requests[{place}]."), request)?;
         }
+        let asked = requests.len();
         let entries = self.within(&metadata, self.get_all(requests)).await?;
-        Ok(Response::new(v1::BatchGetLatestResponse { entries }))
+        let next = if entries.len() < asked { entries.len() } else { 0 };
+        let next_index = u32::try_from(next).unwrap_or(u32::MAX);
+        Ok(Response::new(v1::BatchGetLatestResponse { entries, next_index }))
     }
 
     async fn list_latest(
         &self,
         request: Request<v1::ListLatestRequest>,
     ) -> Result<Response<v1::ListLatestResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
+        let (metadata, _, mut request) = request.into_parts();
         let limits = self.context.broker.limits();
+        let (limit, token) =
+            (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
+        request.page_size = 0;
+        let pages = Pages::of("ListLatest", &request);
+        let page_token = pages.start(&token)?.unwrap_or_default();
         convert::check_entries(request.device_ids.len())?;
         convert::check_client_ids("device_ids", &request.device_ids, limits)?;
         let filter = (!request.topic_filter.is_empty()).then_some(request.topic_filter);
         if let Some(filter) = &filter {
             convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
         }
-        let query = LatestQuery {
-            devices: request.device_ids,
-            filter,
-            limit: convert::page_size(request.page_size)?,
-            page_token: request.page_token,
-        };
-        let budget = PAGE_BYTES;
-        let read = page(self.latest()?.as_ref(), query, budget);
-        let (values, next_page_token) = self.within(&metadata, read).await?;
+        let query = LatestQuery { devices: request.device_ids, filter, limit, page_token };
+        let read = page(self.latest()?.as_ref(), query, PAGE_BYTES);
+        let (values, next) = self.within(&metadata, read).await?;
+        let next_page_token = pages.token(Some(next.as_str()).filter(|next| !next.is_empty()));
         Ok(Response::new(v1::ListLatestResponse { values, next_page_token }))
+    }
+
+    async fn delete_latest(
+        &self,
+        request: Request<v1::DeleteLatestRequest>,
+    ) -> Result<Response<v1::DeleteLatestResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let limits = self.context.broker.limits();
+        convert::check_client_id("device_id", &request.device_id, limits)?;
+        let filter = match (request.topic.as_str(), request.topic_filter.as_str()) {
+            (topic, "") => {
+                convert::check_topic_name("topic", topic, limits)?;
+                topic
+            }
+            ("", filter) => {
+                convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
+                filter
+            }
+            _ => return Err(Error::invalid("topic_filter", "cannot be combined with topic").into()),
+        };
+        self.latest()?;
+        let deleting = delete::latest(&self.context, &request.device_id, filter);
+        let count = self.within(&metadata, deleting).await?;
+        Ok(Response::new(v1::DeleteLatestResponse { count }))
     }
 
     type WatchLatestStream = WatchStream;
@@ -263,8 +313,8 @@ impl State for StateService {
         convert::check_filters("topic_filters", &request.topic_filters, limits)?;
         let latest = Arc::clone(self.latest()?);
         let pace = Pace {
-            linger: convert::linger(request.linger_ms)?,
-            heartbeat: convert::heartbeat(request.heartbeat_interval_ms)?,
+            linger: convert::linger(request.linger)?,
+            heartbeat: convert::heartbeat(request.heartbeat_interval)?,
         };
         let options = Options {
             form: Form::Latest,
@@ -274,7 +324,8 @@ impl State for StateService {
         };
         let filters = convert::or_all(request.topic_filters);
         let selector = Selector::new(true).devices(request.device_ids.clone(), Vec::new());
-        let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
+        let target = StreamTarget::new(broker.clone(), selector, options).watching(filters.clone());
+        let target = Arc::new(target);
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
         let changes = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;
@@ -291,10 +342,10 @@ impl State for StateService {
         Ok(Response::new(WatchStream::new(changes, snapshot)))
     }
 
-    async fn history(
+    async fn list_history(
         &self,
-        request: Request<v1::HistoryRequest>,
-    ) -> Result<Response<v1::HistoryResponse>, Status> {
+        request: Request<v1::ListHistoryRequest>,
+    ) -> Result<Response<v1::ListHistoryResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
         let page = history::page(&self.context.broker, request);
         Ok(Response::new(self.within(&metadata, page).await?))
@@ -334,42 +385,43 @@ impl State for StateService {
                 return Err(Error::invalid("topic_filter", "cannot be combined with topic").into());
             }
             let count = self.delete_matching(&request.topic_filter).await?;
-            return Ok(Response::new(v1::DeleteRetainedResponse { deleted: count > 0, count }));
+            return Ok(Response::new(v1::DeleteRetainedResponse { count }));
         }
         let request =
             v1::PublishRequest { topic: request.topic, retain: true, ..v1::PublishRequest::default() };
         let publication = convert::publication(request, broker.limits())?;
         let deleted = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
         self.settle_retained().await?;
-        Ok(Response::new(v1::DeleteRetainedResponse { deleted, count: deleted.into() }))
+        Ok(Response::new(v1::DeleteRetainedResponse { count: deleted.into() }))
     }
 
     async fn list_retained(
         &self,
         request: Request<v1::ListRetainedRequest>,
     ) -> Result<Response<v1::ListRetainedResponse>, Status> {
-        let request = request.into_inner();
+        let mut request = request.into_inner();
+        let (limit, token) =
+            (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
+        request.page_size = 0;
+        let pages = Pages::of("ListRetained", &request);
         let broker = &self.context.broker;
         let limits = broker.limits();
         let filter = if request.topic_filter.is_empty() { "#" } else { &request.topic_filter };
         convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
-        // The token is the last topic of the page before.
-        let after = (!request.page_token.is_empty()).then_some(request.page_token.as_str());
-        if let Some(after) = after {
-            convert::check_topic_name("page_token", after, limits)?;
-        }
-        let limit = convert::page_size(request.page_size)?;
+        // The last topic of the page before.
+        let after = pages.start(&token)?;
         let at = now();
-        let found = broker.list_retained(filter, after, limit, PAGE_BYTES, at).await.map_err(Error::from)?;
+        let found = broker.list_retained(filter, after.as_deref(), limit, PAGE_BYTES, at).await;
+        let found = found.map_err(Error::from)?;
         let messages = found.messages.iter().map(|message| answers::retained_message(message, at));
         let (messages, cut) = fit(messages, PAGE_BYTES);
-        let last = messages.last().filter(|_| cut).map(|message| message.topic.clone());
-        let next_page_token = last.or_else(|| Some(found.next?.to_string())).unwrap_or_default();
+        let last = messages.last().filter(|_| cut).map(|message| message.topic.as_str());
+        let next_page_token = pages.token(last.or(found.next.as_deref()));
         Ok(Response::new(v1::ListRetainedResponse { messages, next_page_token }))
     }
 }
 
-fn retain_error(error: RetainError) -> Error {
+pub(super) fn retain_error(error: RetainError) -> Error {
     match error {
         RetainError::Quota => Error::RetainedQuota,
         RetainError::Unavailable => Error::RetainUnavailable,
@@ -378,7 +430,7 @@ fn retain_error(error: RetainError) -> Error {
 
 /// The part of a watch that reads current values, page by page as the caller takes them.
 struct Snapshot {
-    latest: Arc<dyn LatestReader>,
+    latest: Arc<dyn LatestValues>,
     devices: Vec<String>,
     /// Still to read; the last one is being read.
     filters: Vec<String>,

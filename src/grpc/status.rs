@@ -22,7 +22,7 @@ pub const ERROR_DOMAIN: &str = "mqtt-server";
 pub(super) enum Error {
     #[error("{field}: {problem}")]
     Invalid { field: String, problem: String },
-    #[error("no device with this client id has a session")]
+    #[error("no device with this id has a session")]
     DeviceNotFound,
     #[error("no value")]
     ValueNotFound,
@@ -38,20 +38,26 @@ pub(super) enum Error {
     StoreRefused,
     #[error("too many streams")]
     TooManyStreams,
+    #[error("too many calls at once {0}")]
+    TooManyCalls(&'static str),
     #[error("the stream's buffer overflowed and its slow policy is CLOSE")]
     SlowConsumer,
-    #[error("the response would be too large; ask for less")]
-    ResponseTooLarge,
+    #[error("the request is larger than the gateway takes")]
+    RequestTooLarge,
+    #[error("page_token: is not one of this gateway's tokens")]
+    PageTokenInvalid,
+    #[error("page_token: belongs to a request with other fields")]
+    PageTokenMismatch,
     #[error("limit for retained messages reached")]
     RetainedQuota,
     #[error("retained messages are switched off")]
     RetainUnavailable,
-    #[error("deadline exceeded; level reached: {}", .level.name())]
-    Deadline { level: Level, state: ReceiptState },
+    #[error("deadline exceeded; level reached: {}", .0.level.name())]
+    Deadline(Reached),
+    #[error("the gateway shuts down; level reached: {}", .0.level.name())]
+    CutShort(Reached),
     #[error("deadline exceeded before the store answered")]
     Late,
-    #[error("{0} is not implemented yet")]
-    Unimplemented(&'static str),
     #[error("latest values are switched off")]
     LatestOff,
     #[error("no topic has a history")]
@@ -66,7 +72,14 @@ pub(super) enum Error {
     Internal,
 }
 
-/// How far a message came.
+/// How far a message came whose wait ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reached {
+    pub(super) level: Level,
+    pub(super) state: ReceiptState,
+}
+
+/// A level of [`Reached`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     /// Routed.
@@ -93,7 +106,7 @@ impl Error {
     /// The gRPC code.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Invalid { .. } => Code::InvalidArgument,
+            Self::Invalid { .. } | Self::PageTokenInvalid | Self::PageTokenMismatch => Code::InvalidArgument,
             Self::DeviceNotFound | Self::ValueNotFound => Code::NotFound,
             Self::DeviceOffline
             | Self::PacketTooLarge
@@ -104,12 +117,12 @@ impl Error {
             | Self::MemoryBudget
             | Self::StoreRefused
             | Self::TooManyStreams
+            | Self::TooManyCalls(_)
             | Self::SlowConsumer
-            | Self::ResponseTooLarge
+            | Self::RequestTooLarge
             | Self::RetainedQuota => Code::ResourceExhausted,
-            Self::Deadline { .. } | Self::Late => Code::DeadlineExceeded,
-            Self::Unimplemented(_) => Code::Unimplemented,
-            Self::StoreUnavailable | Self::ShuttingDown => Code::Unavailable,
+            Self::Deadline(_) | Self::Late => Code::DeadlineExceeded,
+            Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
             Self::StoreDamaged => Code::DataLoss,
             Self::Internal => Code::Internal,
         }
@@ -127,18 +140,20 @@ impl Error {
             Self::MemoryBudget => "MEMORY_BUDGET",
             Self::StoreRefused => "STORE_REFUSED",
             Self::TooManyStreams => "TOO_MANY_STREAMS",
+            Self::TooManyCalls(_) => "TOO_MANY_CALLS",
             Self::SlowConsumer => "SLOW_CONSUMER",
-            Self::ResponseTooLarge => "RESPONSE_TOO_LARGE",
+            Self::RequestTooLarge => "REQUEST_TOO_LARGE",
+            Self::PageTokenInvalid => "PAGE_TOKEN_INVALID",
+            Self::PageTokenMismatch => "PAGE_TOKEN_MISMATCH",
             Self::RetainedQuota => "RETAINED_QUOTA",
             Self::RetainUnavailable => "RETAIN_UNAVAILABLE",
-            Self::Deadline { .. } => "WAIT_INCOMPLETE",
+            Self::Deadline(_) => "WAIT_INCOMPLETE",
             Self::Late => "STORE_LATE",
-            Self::Unimplemented(_) => "NOT_IMPLEMENTED",
             Self::LatestOff => "LATEST_OFF",
             Self::HistoryOff => "HISTORY_OFF",
             Self::StoreUnavailable => "STORE_UNAVAILABLE",
             Self::StoreDamaged => "STORE_DAMAGED",
-            Self::ShuttingDown => "SHUTTING_DOWN",
+            Self::ShuttingDown | Self::CutShort(_) => "SHUTTING_DOWN",
             Self::Internal => "INTERNAL",
         }
     }
@@ -150,6 +165,7 @@ impl Error {
             | Self::MemoryBudget
             | Self::StoreRefused
             | Self::TooManyStreams
+            | Self::TooManyCalls(_)
             | Self::StoreUnavailable => Some(Duration::from_secs(1)),
             _ => None,
         }
@@ -157,11 +173,14 @@ impl Error {
 
     fn metadata(&self) -> HashMap<String, String> {
         match self {
-            Self::Deadline { level, state } => HashMap::from([
-                ("level".to_owned(), level.name().to_owned()),
-                ("sent".to_owned(), state.sent.to_string()),
-                ("acked".to_owned(), state.acked.to_string()),
-            ]),
+            Self::Deadline(Reached { level, state }) | Self::CutShort(Reached { level, state }) => {
+                HashMap::from([
+                    ("level".to_owned(), level.name().to_owned()),
+                    ("sent".to_owned(), state.sent.to_string()),
+                    ("acked".to_owned(), state.acked.to_string()),
+                    ("rejected".to_owned(), state.rejected.to_string()),
+                ])
+            }
             Self::Invalid { field, .. } => HashMap::from([("field".to_owned(), field.clone())]),
             _ => HashMap::new(),
         }
@@ -174,6 +193,7 @@ impl Error {
             code: self.code().into(),
             reason: self.reason().to_owned(),
             message: self.to_string(),
+            metadata: self.metadata(),
         }
     }
 }
@@ -195,7 +215,7 @@ impl From<Error> for Status {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::BadPageToken => Self::invalid("page_token", "is not one of this gateway's tokens"),
+            StoreError::BadPageToken => Self::PageTokenInvalid,
             StoreError::NeedsDevices => {
                 Self::invalid("device_ids", "is empty, and the database in use lists by device only")
             }
@@ -229,7 +249,8 @@ mod tests {
 
     #[test]
     fn errors_map_to_codes_and_reasons() {
-        let deadline = Error::Deadline { level: Level::Sent, state: ReceiptState::default() };
+        let reached = Reached { level: Level::Sent, state: ReceiptState::default() };
+        let deadline = Error::Deadline(reached);
         let table = [
             (Error::invalid("topic", "is empty"), Code::InvalidArgument, "INVALID_FIELD"),
             (Error::DeviceNotFound, Code::NotFound, "DEVICE_NOT_FOUND"),
@@ -240,18 +261,21 @@ mod tests {
             (Error::MemoryBudget, Code::ResourceExhausted, "MEMORY_BUDGET"),
             (Error::StoreRefused, Code::ResourceExhausted, "STORE_REFUSED"),
             (Error::TooManyStreams, Code::ResourceExhausted, "TOO_MANY_STREAMS"),
+            (Error::TooManyCalls("in all"), Code::ResourceExhausted, "TOO_MANY_CALLS"),
             (Error::SlowConsumer, Code::ResourceExhausted, "SLOW_CONSUMER"),
-            (Error::ResponseTooLarge, Code::ResourceExhausted, "RESPONSE_TOO_LARGE"),
+            (Error::RequestTooLarge, Code::ResourceExhausted, "REQUEST_TOO_LARGE"),
+            (Error::PageTokenInvalid, Code::InvalidArgument, "PAGE_TOKEN_INVALID"),
+            (Error::PageTokenMismatch, Code::InvalidArgument, "PAGE_TOKEN_MISMATCH"),
             (Error::RetainedQuota, Code::ResourceExhausted, "RETAINED_QUOTA"),
             (Error::RetainUnavailable, Code::FailedPrecondition, "RETAIN_UNAVAILABLE"),
             (deadline.clone(), Code::DeadlineExceeded, "WAIT_INCOMPLETE"),
             (Error::Late, Code::DeadlineExceeded, "STORE_LATE"),
-            (Error::Unimplemented("x"), Code::Unimplemented, "NOT_IMPLEMENTED"),
             (Error::LatestOff, Code::FailedPrecondition, "LATEST_OFF"),
             (Error::HistoryOff, Code::FailedPrecondition, "HISTORY_OFF"),
             (Error::StoreUnavailable, Code::Unavailable, "STORE_UNAVAILABLE"),
             (Error::StoreDamaged, Code::DataLoss, "STORE_DAMAGED"),
             (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
+            (Error::CutShort(reached), Code::Unavailable, "SHUTTING_DOWN"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];
         for (error, code, reason) in table {

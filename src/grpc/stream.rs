@@ -111,6 +111,17 @@ impl Streams {
         Ok(Slot { streams: Arc::clone(self), id })
     }
 
+    /// Tells those who watch that values of `device` were deleted.
+    pub(super) fn removed(&self, device: &str, topics: &[Arc<str>]) {
+        let targets: Vec<_> = {
+            let inner = self.inner.lock();
+            inner.open.values().flatten().filter_map(Weak::upgrade).collect()
+        };
+        for target in targets {
+            target.removed(device, topics);
+        }
+    }
+
     /// Ends all streams that have a target, and refuses new ones.
     pub(super) fn close(&self) {
         let targets: Vec<_> = {
@@ -129,7 +140,7 @@ pub(super) struct Subscription {
     target: Arc<StreamTarget>,
     /// The rest of a batch of packets, each a response of its own.
     packets: Bytes,
-    linger: Option<(Duration, Pin<Box<Sleep>>, bool)>,
+    gathering: Option<Gathering>,
     heartbeat: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
     handle: Option<StreamHandle>,
@@ -145,11 +156,74 @@ impl Drop for Subscription {
     }
 }
 
+/// Pause between batches that are not full, where the caller did not choose.
+const ADAPTIVE: Duration = Duration::from_millis(5);
+
+/// How long a batch that is not full waits for more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Linger {
+    /// Not at all after a silence of [`ADAPTIVE`], else until so long after the batch before: a lone message goes at
+    /// once, and a busy stream costs at most 200 wake-ups a second.
+    #[default]
+    Adaptive,
+    /// So long from when the reader first sees that something waits.
+    Fixed(Duration),
+}
+
+/// The wait for more company.
+struct Gathering {
+    linger: Linger,
+    /// Made when first needed.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// The timer counts for the next batch.
+    running: bool,
+    /// When the last batch went.
+    last: Option<Instant>,
+}
+
+impl Gathering {
+    /// Whether only a full batch may go now; else the task is woken when that changes.
+    fn holds(&mut self, target: &StreamTarget, cx: &mut Context<'_>) -> bool {
+        if !self.running && target.has_data() {
+            let now = Instant::now();
+            let until = match self.linger {
+                Linger::Fixed(span) => now + span,
+                Linger::Adaptive => self.last.map_or(now, |last| last + ADAPTIVE),
+            };
+            if until <= now {
+                return false;
+            }
+            self.start(until);
+        }
+        self.running && self.timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_pending())
+    }
+
+    fn start(&mut self, until: Instant) {
+        self.running = true;
+        match &mut self.timer {
+            Some(timer) => timer.as_mut().reset(until),
+            none => *none = Some(Box::pin(sleep_until(until))),
+        }
+    }
+
+    /// A batch of so many messages goes.
+    fn went(&mut self, messages: u32) {
+        self.running = false;
+        if self.linger == Linger::Adaptive {
+            let now = Instant::now();
+            self.last = Some(now);
+            // More will come: their first one need not wake the reader.
+            if messages > 1 {
+                self.start(now + ADAPTIVE);
+            }
+        }
+    }
+}
+
 /// Timers of a [`Subscription`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pace {
-    /// How long a batch that is not full may wait.
-    pub(super) linger: Option<Duration>,
+    pub(super) linger: Linger,
     /// Interval of heartbeats.
     pub(super) heartbeat: Option<Duration>,
 }
@@ -173,7 +247,12 @@ impl Subscription {
         Self {
             target,
             packets: Bytes::new(),
-            linger: pace.linger.map(timer).map(|(span, sleep)| (span, sleep, false)),
+            gathering: (pace.linger != Linger::Fixed(Duration::ZERO)).then(|| Gathering {
+                linger: pace.linger,
+                timer: None,
+                running: false,
+                last: None,
+            }),
             heartbeat: pace.heartbeat.map(timer),
             ended: false,
             handle,
@@ -207,20 +286,12 @@ impl Subscription {
         if self.ended {
             return Poll::Ready(None);
         }
-        let mut full_only = false;
-        if let Some((span, sleep, running)) = &mut self.linger {
-            // The clock of a batch starts when the reader first sees that something waits.
-            if !*running && self.target.has_data() {
-                *running = true;
-                sleep.as_mut().reset(Instant::now() + *span);
-            }
-            full_only = *running && sleep.as_mut().poll(cx).is_pending();
-        }
+        let full_only = self.gathering.as_mut().is_some_and(|gathering| gathering.holds(&self.target, cx));
         loop {
             match self.target.take(cx, full_only) {
                 Taken::Batch { bytes, messages } => {
-                    if let Some((_, _, running)) = &mut self.linger {
-                        *running = false;
+                    if let Some(gathering) = &mut self.gathering {
+                        gathering.went(messages);
                     }
                     count(|c| c.grpc_delivered.add(u64::from(messages)));
                     if !self.target.is_packets() {
@@ -247,7 +318,7 @@ impl Subscription {
             return Poll::Pending;
         }
         let mut bytes = Vec::new();
-        encode::heartbeat(&mut bytes, now().0);
+        encode::heartbeat(&mut bytes, now());
         Poll::Ready(Some(Ok(RawMessage(bytes.into()))))
     }
 }

@@ -1,14 +1,19 @@
 //! The server without services of its own: connections, TLS, health, shutdown.
 
 use arc_swap::ArcSwap;
-use tokio::{io::AsyncReadExt, net::TcpStream, task::JoinHandle};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinHandle,
+};
 use tonic::{
-    Code,
+    Code, Status,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus as Answer, health_client::HealthClient,
 };
+use tonic_types::StatusExt as _;
 
 use super::{health::SERVICES, *};
 use crate::store::Condition;
@@ -32,11 +37,10 @@ async fn start_with(
     let port = listener.local_addr().unwrap().port();
     let (stop, shutdown) = watch::channel(false);
     let health = HealthReporter::new();
-    let router =
-        Server::builder().add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())));
+    let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let health = Health { reporter: health, latest };
     let streams = Arc::new(Streams::new(1));
-    let server = tokio::spawn(run(listener, tls, config, router, health, streams, shutdown));
+    let server = tokio::spawn(run(listener, tls, config, routes, health, streams, shutdown));
     Running { port, stop, server }
 }
 
@@ -131,6 +135,136 @@ async fn a_peer_that_never_finishes_its_handshake_is_cut_off() {
     assert_eq!(silent.read(&mut [0; 1]).await.unwrap(), 0);
 }
 
+async fn connect(port: u16) -> Channel {
+    Endpoint::try_from(format!("http://127.0.0.1:{port}")).unwrap().connect().await.unwrap()
+}
+
+async fn sockets(port: u16, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let mut sockets = Vec::new();
+    for _ in 0..count {
+        let mut socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        socket.write_all(bytes).await.unwrap();
+        sockets.push(socket);
+    }
+    sockets
+}
+
+/// Their deadline is ten times longer than others have patience with them.
+fn few(connections: usize, handshakes: usize) -> GrpcConfig {
+    GrpcConfig {
+        max_connections: connections,
+        max_handshakes: handshakes,
+        handshake_timeout: Duration::from_secs(20),
+        ..GrpcConfig::default()
+    }
+}
+
+#[tokio::test]
+async fn unfinished_prefaces_leave_for_a_new_client_and_the_oldest_first() {
+    for (connections, handshakes) in [(4, 100), (100, 4)] {
+        let running = start(None, few(connections, handshakes)).await;
+        let mut silent = sockets(running.port, 4, b"PRI * HTTP/2.0\r\n").await;
+        assert_eq!(check(connect(running.port).await, "").await, Ok(Answer::Serving));
+        // After what the server says first.
+        let _ = silent[0].read_to_end(&mut Vec::new()).await;
+    }
+}
+
+#[tokio::test]
+async fn half_tls_handshakes_leave_for_a_new_client() {
+    let (tls, ca) = certificate();
+    let running = start(Some(Arc::new(ArcSwap::from_pointee(tls))), few(100, 4)).await;
+    let mut half = sockets(running.port, 4, &[0x16, 3, 1, 2, 0, 1, 0, 1]).await;
+    let channel = connect_tls(running.port, &ca).await.unwrap();
+    assert_eq!(check(channel, "").await, Ok(Answer::Serving));
+    let _ = half[0].read_to_end(&mut Vec::new()).await;
+}
+
+#[tokio::test]
+async fn an_unfinished_preface_has_a_deadline_and_a_client_without_calls_has_none() {
+    let config = GrpcConfig { handshake_timeout: Duration::from_millis(200), ..GrpcConfig::default() };
+    let running = start(None, config).await;
+    let idle = connect(running.port).await;
+    for bytes in [
+        &b""[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0",
+    ] {
+        let mut silent = sockets(running.port, 1, bytes).await;
+        let mut rest = Vec::new();
+        let _ = silent[0].read_to_end(&mut rest).await;
+    }
+    assert_eq!(check(idle, "").await, Ok(Answer::Serving), "it was there before them");
+}
+
+#[tokio::test]
+async fn an_address_has_its_own_number_of_connections() {
+    let config = GrpcConfig { max_connections_per_address: 1, ..GrpcConfig::default() };
+    let running = start(None, config).await;
+    let channel = connect(running.port).await;
+    assert_eq!(check(channel.clone(), "").await, Ok(Answer::Serving));
+    let mut refused = sockets(running.port, 1, b"").await;
+    assert_eq!(refused[0].read(&mut [0; 1]).await.unwrap_or_default(), 0);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = socket.connect(([127, 0, 0, 1], running.port).into()).await.unwrap();
+    other.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    assert_ne!(other.read(&mut [0; 1]).await.unwrap(), 0, "the server's SETTINGS");
+}
+
+async fn watch(channel: &Channel) -> Result<tonic::Streaming<tonic_health::pb::HealthCheckResponse>, Status> {
+    let answer = HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn a_call_beyond_the_limit_of_its_connection_is_refused_at_once_and_says_when_to_retry() {
+    let config = GrpcConfig { max_calls_per_connection: 2, ..GrpcConfig::default() };
+    let running = start(None, config).await;
+    let channel = connect(running.port).await;
+    let held = [watch(&channel).await.unwrap(), watch(&channel).await.unwrap()];
+    // More than HTTP/2 lets through at once: none of them waits for those that are held.
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..2 * calls::SPARE {
+        let channel = channel.clone();
+        calls.spawn(async move { watch(&channel).await.map(drop) });
+    }
+    while let Some(answer) = calls.join_next().await {
+        let status = answer.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(status.get_details_error_info().unwrap().reason, "TOO_MANY_CALLS");
+        assert!(status.get_details_retry_info().is_some());
+    }
+    assert_eq!(check(connect(running.port).await, "").await, Ok(Answer::Serving), "another connection");
+    drop(held);
+    while watch(&channel).await.is_err() {}
+}
+
+#[tokio::test]
+async fn calls_in_all_are_limited_and_health_is_answered_all_the_same() {
+    let running = start(None, GrpcConfig { max_calls: 2, ..GrpcConfig::default() }).await;
+    let (one, two) = (connect(running.port).await, connect(running.port).await);
+    let held = [watch(&one).await.unwrap(), watch(&two).await.unwrap()];
+    assert_eq!(watch(&one).await.unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(check(one.clone(), "").await, Ok(Answer::Serving));
+    drop(held);
+    while watch(&one).await.is_err() {}
+}
+
+#[tokio::test]
+async fn no_connection_outlives_the_server() {
+    let config = GrpcConfig { drain_timeout: Duration::from_millis(20), ..few(100, 100) };
+    let running = start(None, config).await;
+    let mut half = sockets(running.port, 1, b"PRI * HTTP/2.0\r\n").await;
+    let channel = connect(running.port).await;
+    let mut held = watch(&channel).await.unwrap();
+    running.stop.send(true).unwrap();
+    running.server.await.unwrap().unwrap();
+    let mut rest = Vec::new();
+    let _ = half[0].read_to_end(&mut rest).await;
+    while let Ok(Some(_)) = held.message().await {}
+}
+
 #[tokio::test]
 async fn connections_beyond_the_limit_are_closed() {
     let running = start(None, GrpcConfig { max_connections: 1, ..GrpcConfig::default() }).await;
@@ -144,10 +278,12 @@ async fn connections_beyond_the_limit_are_closed() {
 
 #[test]
 fn reflection_knows_every_service_and_every_item_has_a_comment() {
+    use prost::Message as _;
+
     let descriptors = prost_types::FileDescriptorSet::decode(proto::DESCRIPTORS).unwrap();
     let mut services = Vec::new();
     let mut items = 0;
-    for file in &descriptors.file {
+    for file in descriptors.file.iter().filter(|file| !file.package().starts_with("google.")) {
         for service in &file.service {
             services.push(format!("{}.{}", file.package(), service.name()));
         }

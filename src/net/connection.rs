@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -11,8 +10,7 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
+    io::{AsyncRead, ReadBuf},
     time::Sleep,
 };
 
@@ -22,49 +20,38 @@ use super::{
     durable::{Held, Reading},
     ending::End,
     flush,
-    layers::{LayerError, Layers},
+    layered::Io,
+    layers::LayerError,
     limiter::Limiter,
     packets::Handled,
+    partial::{self, NoRoom, Partial},
+    replay::Replays,
     shard::{Local, Work},
-    timers, wheel,
+    started, timers,
+    unfinished::Unfinished,
+    wheel,
 };
 use crate::{
     auth::Identity,
-    broker::{CloseReason, RetainedCursor, Target},
-    session::{Inbound, OUT_BUFFER, recycle},
+    broker::{CloseReason, Target},
+    session::{Inbound, OUT_BUFFER},
     telemetry::count,
-    types::Durability,
+    types::{Durability, Effort},
 };
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
 /// A peer that does not read its answers is not read from beyond this.
-const BACKLOG: usize = 4 * OUT_BUFFER;
-
-/// The socket's reading side and, with layers, all of it.
-pub(super) enum Io {
-    Plain(OwnedReadHalf),
-    Layered(Box<Layered>),
-}
-
-pub(super) struct Layered {
-    read: OwnedReadHalf,
-    pub(super) write: OwnedWriteHalf,
-    pub(super) layers: Layers,
-    /// Bytes written to the socket.
-    total: u64,
-}
-
-impl Io {
-    pub(super) fn layered(read: OwnedReadHalf, write: OwnedWriteHalf, layers: Layers) -> Self {
-        Self::Layered(Box::new(Layered { read, write, layers, total: 0 }))
-    }
-}
+pub(super) const BACKLOG: usize = 4 * OUT_BUFFER;
 
 /// What few connections need.
 #[derive(Default)]
 pub(super) struct Rare {
-    pub(super) replays: VecDeque<RetainedCursor>,
+    pub(super) replays: Option<Box<Replays>>,
+    /// What is left of a packet that was too much for one poll.
+    pub(super) unfinished: Option<Box<Unfinished>>,
+    /// How the connection ends once everything that was read is handled.
+    ending: Option<End>,
     /// Queues of shared groups held more than there was room for.
     pub(super) group_queues: bool,
     /// Answers that wait for the disk.
@@ -78,7 +65,9 @@ pub(super) struct Rare {
 
 impl Rare {
     pub(super) fn is_unused(&self) -> bool {
-        self.replays.is_empty()
+        self.replays.is_none()
+            && self.unfinished.is_none()
+            && self.ending.is_none()
             && self.held.is_empty()
             && self.reading.is_none()
             && !self.group_queues
@@ -99,11 +88,11 @@ pub(super) struct Connection {
     /// What the listener promises.
     pub(super) durability: Option<Durability>,
     pub(super) io: Io,
-    /// A frame that is not complete yet.
-    partial: Vec<u8>,
+    /// A packet that is not complete yet.
+    partial: Partial,
     pub(super) rare: Option<Box<Rare>>,
-    /// `partial` holds bytes that came with the CONNECT and were not looked at.
-    early: bool,
+    /// There is something to handle before more is read: `partial` may hold complete frames, or a packet is unfinished.
+    pub(super) unread: bool,
     /// The peer may not read its answers: look before reading on.
     backlogged: bool,
     /// So many answers wait for the disk that reading pauses.
@@ -133,9 +122,9 @@ impl Connection {
             expiry,
             durability,
             io,
-            partial: early,
+            partial: Partial::of(early),
             rare,
-            early: true,
+            unread: true,
             backlogged: false,
             choked: false,
             finished: false,
@@ -175,11 +164,12 @@ impl Connection {
 
     /// Does what there is to do; `Ok` when something will wake the task for more.
     fn poll_with(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Result<(), End> {
-        if std::mem::take(&mut self.early) {
-            self.process(&[], &mut local.work)?;
-        }
-        self.poll_link(cx)?;
+        local.work.turn.effort.renew();
+        self.poll_link(&mut local.work.turn.effort, cx)?;
         for _ in 0..READS_PER_POLL {
+            if local.work.turn.effort.is_spent() {
+                break;
+            }
             self.poll_load(&mut local.work, cx);
             let choked = self.poll_held(&mut local.work, cx)?;
             self.replay(&mut local.work, cx);
@@ -188,40 +178,58 @@ impl Connection {
             }
             if choked {
                 self.choked = true;
-                self.device.heard(wheel::PAUSED);
+                self.device.heard(self.epoch, wheel::PAUSED);
                 return Ok(());
             }
             if std::mem::take(&mut self.choked) {
-                self.device.heard(wheel::second());
+                self.device.heard(self.epoch, wheel::second());
             }
             if self.backlogged {
                 let paused = self.is_backlogged(&mut local.work);
-                self.device.heard(if paused { wheel::PAUSED } else { wheel::second() });
+                self.device.heard(self.epoch, if paused { wheel::PAUSED } else { wheel::second() });
                 if paused {
                     return Ok(());
                 }
             }
-            match self.poll_read(local, cx) {
-                Poll::Ready(read) => read?,
-                Poll::Pending => return Ok(()),
+            if self.unread {
+                self.handle_unread(&mut local.work)?;
+            } else if let Some(end) = self.rare.as_mut().and_then(|rare| rare.ending.take()) {
+                return Err(end);
+            } else {
+                match self.poll_read(local, cx) {
+                    Poll::Ready(read) => read?,
+                    Poll::Pending => return Ok(()),
+                }
             }
             if matches!(self.io, Io::Layered(_)) {
                 // Only we can write the answers.
-                self.poll_link(cx)?;
+                self.poll_link(&mut local.work.turn.effort, cx)?;
             }
         }
-        local.work.flush();
+        if local.work.turn.effort.is_spent() {
+            count(|c| c.yields.add(1));
+        } else {
+            local.work.flush();
+        }
         cx.waker().wake_by_ref();
         Ok(())
     }
 
+    /// Goes on with what was read before.
+    fn handle_unread(&mut self, work: &mut Work) -> Result<(), End> {
+        self.unread = false;
+        // What it sent waits for us: that is no silence.
+        self.device.heard(self.epoch, wheel::second());
+        self.process(&[], work)
+    }
+
     /// Looks at the link: is it still ours, must it end, is there something that only we can write?
-    fn poll_link(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
+    fn poll_link(&mut self, effort: &mut Effort, cx: &mut Context<'_>) -> Result<(), End> {
         let (want_write, direct, group_queues) = {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-            let backlogged = slot.out.buffered() >= BACKLOG;
+            let backlogged = slot.out.buffered() >= BACKLOG || self.io.is_backlogged();
             if std::mem::replace(&mut self.backlogged, backlogged) && !backlogged {
-                self.device.heard(wheel::second());
+                self.device.heard(self.epoch, wheel::second());
             }
             let Some(link) = slot.link.as_mut() else { return Err(End::Superseded) };
             if let Some(close) = link.close {
@@ -243,7 +251,9 @@ impl Connection {
         let polled = if direct {
             flush::poll_flush(&self.device, self.epoch, cx).map_err(LayerError::from)
         } else {
-            self.poll_write_layers(cx)
+            let polled = self.poll_write_layers(effort, cx);
+            self.io.settle()?;
+            polled
         };
         let blocked = match polled {
             Poll::Ready(Ok(())) => false,
@@ -281,63 +291,6 @@ impl Connection {
         Ok(())
     }
 
-    /// TLS and WebSocket: takes the out-buffer, wraps it, writes it.
-    fn poll_write_layers(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
-        let Io::Layered(io) = &mut self.io else { return Poll::Ready(Ok(())) };
-        loop {
-            while io.layers.sent < io.layers.wire.len() {
-                match Pin::new(&mut io.write).poll_write(cx, &io.layers.wire[io.layers.sent..]) {
-                    Poll::Ready(Ok(0)) => {
-                        return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
-                    }
-                    Poll::Ready(Ok(n)) => {
-                        count(|c| c.bytes_out.add(n as u64));
-                        io.layers.sent += n;
-                        io.total += n as u64;
-                    }
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                    Poll::Pending => {
-                        self.set_want_write(true);
-                        return Poll::Pending;
-                    }
-                }
-            }
-            recycle(std::mem::take(&mut io.layers.wire));
-            io.layers.sent = 0;
-            let bytes = {
-                let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Poll::Ready(Ok(())) };
-                if slot.out.buffered() == 0 {
-                    slot.out.pump(&self.device.env(clock::now()));
-                }
-                // What was taken before has gone to the socket; what is taken now has not.
-                slot.out.note_written(0);
-                let bytes = slot.out.take_out();
-                if let Some(link) = &mut slot.link {
-                    link.dirty = false;
-                    link.want_write = false;
-                }
-                bytes
-            };
-            if bytes.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            io.layers.wire = flush::scratch();
-            let sealed = io.layers.seal(&bytes);
-            recycle(bytes);
-            if let Err(error) = sealed {
-                return Poll::Ready(Err(error));
-            }
-        }
-    }
-
-    fn set_want_write(&self, want: bool) {
-        if let Some(mut slot) = self.device.lock_owned(self.epoch)
-            && let Some(link) = &mut slot.link
-        {
-            link.want_write = want;
-        }
-    }
-
     /// Whether reading is paused by the client's rate limit.
     fn poll_paused(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(pause) = self.rare.as_mut().and_then(|rare| rare.pause.as_mut()) else { return false };
@@ -345,7 +298,7 @@ impl Connection {
             return true;
         }
         self.rare().pause = None;
-        self.device.heard(wheel::second());
+        self.device.heard(self.epoch, wheel::second());
         false
     }
 
@@ -355,7 +308,7 @@ impl Connection {
         if let Some(pause) = limiter.take(messages, bytes, clock::now()) {
             count(|c| c.rate_limited.add(1));
             rare.pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));
-            self.device.heard(wheel::PAUSED);
+            self.device.heard(self.epoch, wheel::PAUSED);
         }
     }
 
@@ -363,7 +316,7 @@ impl Connection {
     fn is_backlogged(&mut self, work: &mut Work) -> bool {
         work.flush();
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return false };
-        self.backlogged = slot.out.buffered() >= BACKLOG;
+        self.backlogged = slot.out.buffered() >= BACKLOG || self.io.is_backlogged();
         if let Some(link) = &mut slot.link {
             link.notify_room |= self.backlogged;
         }
@@ -386,7 +339,9 @@ impl Connection {
             return Poll::Ready(Err(End::PeerClosed));
         }
         count(|c| c.bytes_in.add(read as u64));
-        self.device.heard(wheel::second());
+        self.device.heard(self.epoch, wheel::second());
+        local.work.turn.effort.spend(Effort::CALL);
+        local.work.turn.effort.spend_each(Effort::KIB, read / 1024);
         Poll::Ready(self.process_read(have, read, local))
     }
 
@@ -395,30 +350,40 @@ impl Connection {
         let Local { read: buffer, plain, work } = local;
         match &mut self.io {
             Io::Plain(_) if have < buffer.len() / 2 => {
-                buffer[..have].copy_from_slice(&self.partial);
-                self.partial = Vec::new();
-                let used = self.handle(&buffer[..have + read], work)?;
-                self.partial = buffer[used..have + read].to_vec();
-                Ok(())
+                buffer[..have].copy_from_slice(self.partial.bytes());
+                drop(self.partial.take());
+                let bytes = &buffer[..have + read];
+                let used = self.handle(bytes, work)?;
+                let kept = self.partial.keep(&bytes[used..], self.device.shared.broker.account());
+                self.note_partial(kept, have > 0, used > 0)
             }
-            Io::Plain(_) => {
-                self.partial.extend_from_slice(&buffer[..read]);
-                self.process(&[], work)
-            }
+            Io::Plain(_) => self.process(&buffer[..read], work),
             Io::Layered(io) => {
                 let start = if have < buffer.len() / 2 { have } else { 0 };
                 plain.clear();
+                let was_started = io.layers.is_started();
                 let opened = io.layers.open(&mut buffer[start..start + read], plain);
                 let closed = io.layers.peer_closed();
+                let is_started = io.layers.is_started();
+                io.settle()?;
                 self.process(plain, work)?;
-                match opened {
-                    Ok(()) if closed => Err(End::PeerClosed),
-                    Ok(()) => Ok(()),
-                    Err(LayerError::WebSocket(super::websocket::WebSocketError::Closed)) => {
-                        Err(End::PeerClosed)
-                    }
-                    Err(_) => Err(End::Failed),
+                if self.partial.is_empty() && is_started {
+                    // A record is a packet, too, as far as its time goes.
+                    started::note(&self.device, self.epoch, 0, !plain.is_empty());
+                } else if self.partial.is_empty() && was_started {
+                    started::forget(&self.device, self.epoch);
                 }
+                let end = match opened {
+                    Ok(()) if closed => End::PeerClosed,
+                    Ok(()) => return Ok(()),
+                    Err(LayerError::WebSocket(super::websocket::WebSocketError::Closed)) => End::PeerClosed,
+                    Err(_) => End::Failed,
+                };
+                if self.unread {
+                    self.rare().ending = Some(end);
+                    return Ok(());
+                }
+                Err(end)
             }
         }
     }
@@ -427,18 +392,35 @@ impl Connection {
     fn process(&mut self, bytes: &[u8], work: &mut Work) -> Result<(), End> {
         if self.partial.is_empty() {
             let used = self.handle(bytes, work)?;
-            self.partial = bytes[used..].to_vec();
-            return Ok(());
+            let kept = self.partial.keep(&bytes[used..], self.device.shared.broker.account());
+            return self.note_partial(kept, false, used > 0);
         }
-        let mut joined = std::mem::take(&mut self.partial);
-        joined.extend_from_slice(bytes);
+        let mut joined = self.partial.take();
+        partial::append(&mut joined, bytes);
         let used = self.handle(&joined, work)?;
-        if used == joined.len() {
-            return Ok(());
+        let kept = self.partial.put_back_from(used, joined, self.device.shared.broker.account());
+        self.note_partial(kept, true, used > 0)
+    }
+
+    /// Watches the time of a packet that has begun; `fresh` if it is another than before.
+    fn note_partial(&self, kept: Result<(), NoRoom>, had: bool, fresh: bool) -> Result<(), End> {
+        if let Err(NoRoom) = kept {
+            count(|c| c.memory_partial.add(1));
+            return Err(End::Close(CloseReason::Memory));
         }
-        joined.drain(..used);
-        self.partial = joined;
+        // What is there as a whole waits for us.
+        if !self.partial.is_empty() && !self.unread {
+            started::note(&self.device, self.epoch, self.partial.steps(), fresh);
+        } else if had {
+            started::forget(&self.device, self.epoch);
+        }
         Ok(())
+    }
+
+    /// The connection ends: what it had begun is given back.
+    pub(super) fn forget_partial(&mut self) {
+        self.partial.clear(self.device.shared.broker.account());
+        started::forget(&self.device, self.epoch);
     }
 
     /// Puts the answers into the out-buffer.
@@ -448,7 +430,7 @@ impl Connection {
         }
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
         slot.out.append(&work.answers);
-        self.backlogged = slot.out.buffered() >= BACKLOG;
+        self.backlogged = slot.out.buffered() >= BACKLOG || self.io.is_backlogged();
         if slot.mark_dirty() {
             drop(slot);
             work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);

@@ -15,13 +15,13 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::net::tcp::OwnedWriteHalf;
 
-use super::{Shared, clock, flush};
+use super::{Shared, clock, flush, wheel::PAUSED};
 use crate::{
     broker::{
         CloseReason, Delivered, MatchOptions, Outcome, QueueInfo, QueueSummary, Session, SessionCore, Target,
     },
     codec::reason,
-    session::{Env, LinkParams, Offer, Outbound, Take, recycle},
+    session::{Env, Left, LinkParams, Offer, Outbound, Take, recycle},
     types::{DropReason, Message, QoS, QueueId, Ticket, Timestamp, Yielded},
 };
 
@@ -30,8 +30,9 @@ pub(super) struct Device {
     core: SessionCore,
     pub(super) shared: Arc<Shared>,
     slot: Mutex<Slot>,
-    /// Seconds (of the shard wheel's clock) of the last read; `u32::MAX` while we pause reading.
-    pub(super) last_seen: AtomicU32,
+    /// The end of the epoch of the connection that was heard last, and above it the end of the second. In one word: a
+    /// connection that was taken over may still run on another shard, and what it notes must not count for its successor.
+    heard: AtomicU32,
     /// A connection that was asked to close before it attached its link. Changed under the lock of `slot`; here because
     /// here is room.
     asked: AtomicU32,
@@ -106,7 +107,7 @@ impl Link {
 impl Device {
     pub(super) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
         let slot = Mutex::new(Slot { out: Outbound::new(), link: None });
-        Self { core, shared, slot, last_seen: AtomicU32::new(0), asked: AtomicU32::new(0) }
+        Self { core, shared, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
     }
 
     /// What the session needs from outside at `now`.
@@ -377,8 +378,17 @@ impl Session for Device {
     }
 
     fn restore(&self, stored: &QueueSummary) {
-        let QueueSummary { messages, bytes, first, next, exact, received, .. } = stored;
-        self.slot.lock().out.restore(*first, *next, *exact, *messages, *bytes, received);
+        let &QueueSummary { messages, bytes, first, next, exact, begun, ref received, .. } = stored;
+        let left = Left { first, next, exact, begun, messages, bytes, received };
+        self.slot.lock().out.restore(&left);
+    }
+
+    fn note_sent(&self) -> Option<Arc<Ticket>> {
+        if !self.is_durable() {
+            return None;
+        }
+        let mut slot = self.slot.lock();
+        if slot.link.is_some() { None } else { slot.out.note_sent(&self.env(clock::now())) }
     }
 
     fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
@@ -386,7 +396,7 @@ impl Session for Device {
     }
 
     fn note_expired(&self, messages: usize, bytes: u64) {
-        self.slot.lock().out.note_expired(messages, bytes);
+        self.slot.lock().out.note_expired(messages, bytes, clock::now());
     }
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
@@ -422,9 +432,20 @@ fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
 }
 
 impl Device {
-    /// Notes that the peer was heard.
-    pub(super) fn heard(&self, second: u32) {
-        self.last_seen.store(second, Relaxed);
+    /// Notes that the peer of the connection of `epoch` was heard in this second of its shard's clock, or [`PAUSED`].
+    pub(super) fn heard(&self, epoch: u32, second: u32) {
+        self.heard.store(second << 8 | epoch & 0xFF, Relaxed);
+    }
+
+    /// When, up to `now`, the peer of the connection of `epoch` was heard last; `None` if an earlier connection has overwritten
+    /// it. Of the second 24 bits are kept: nobody is silent for half a year.
+    pub(super) fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
+        let heard = self.heard.load(Relaxed);
+        if (heard ^ epoch) & 0xFF != 0 {
+            return None;
+        }
+        let paused = heard >> 8 == PAUSED >> 8;
+        Some(if paused { PAUSED } else { now - (now.wrapping_sub(heard >> 8) & 0xFF_FFFF).min(now) })
     }
 }
 

@@ -19,7 +19,7 @@ use super::{clock, connection::Connection, ending::End, shard::Work, timers};
 use crate::{
     broker::{QueueStore, Session, Target},
     codec::{self, AckKind, reason},
-    session::{Load, Unsafe, refusal},
+    session::{Load, Refusal, Unsafe, refusal},
     types::{Page, QoS, QueueId, QueueOp, Refused, Ticket},
 };
 
@@ -119,8 +119,12 @@ impl Connection {
                         {
                             slot.out.abort_received(packet_id);
                         }
-                        let refused = refusal(protocol, qos, reason::QUOTA_EXCEEDED);
-                        refused.ok_or(End::Protocol(reason::QUOTA_EXCEEDED))?
+                        match refusal(protocol, qos, reason::QUOTA_EXCEEDED) {
+                            Refusal::Acknowledge(code) => code,
+                            Refusal::Drop | Refusal::Close => {
+                                return Err(End::Protocol(reason::QUOTA_EXCEEDED));
+                            }
+                        }
                     }
                 };
                 let kind = if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };

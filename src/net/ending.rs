@@ -6,16 +6,18 @@ use tracing::{Level, debug, enabled};
 
 use super::{
     clock,
-    connection::{Connection, Io},
+    connection::Connection,
     device::{Flushing, Link, Writer},
     flush,
+    layered::Io,
     shard::flush_turn,
     wheel,
 };
 use crate::{
     broker::{CloseReason, Closed, Session, Turn},
     codec::reason,
-    telemetry::count,
+    info_of_peer,
+    telemetry::{Said, count},
 };
 
 /// Why a connection ends.
@@ -40,13 +42,16 @@ impl Connection {
         if std::mem::replace(&mut self.finished, true) {
             return;
         }
+        self.leave_unfinished();
         flush_turn();
+        self.forget_partial();
         let last = self.farewell(end);
         self.say_goodbye(last);
         wheel::ended();
         count(|c| c.connections_closed.add(1));
-        if let End::Protocol(_) = end {
+        if let End::Protocol(code) = end {
             count(|c| c.protocol_errors.add(1));
+            self.log_fault(code);
         }
         let reason = end.as_str();
         if enabled!(Level::DEBUG) {
@@ -69,6 +74,18 @@ impl Connection {
         turn.flush();
     }
 
+    /// Tells what the client did: a packet over a limit, malformed, or against the protocol.
+    fn log_fault(&self, code: u8) {
+        let core = self.device.core();
+        let Some(info) = core.connection(self.epoch) else { return };
+        let (peer, listener) = (info.peer, info.listener.as_str());
+        let (reason, code) = (reason::words(code), format_args!("{code:#04x}"));
+        info_of_peer!(
+            Said::Protocol, peer.ip(), %peer, client_id = %core.client_id(), listener, reason, %code,
+            "connection ended for what its client sent"
+        );
+    }
+
     /// The last bytes to send.
     fn farewell(&self, end: End) -> &'static [u8] {
         let code = match end {
@@ -76,7 +93,8 @@ impl Connection {
             End::Close(close) => match close {
                 CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
                 CloseReason::Administrative(code) => code,
-                CloseReason::SlowConsumer => reason::QUOTA_EXCEEDED,
+                CloseReason::SlowConsumer | CloseReason::Memory => reason::QUOTA_EXCEEDED,
+                CloseReason::PacketTimeout => reason::IMPLEMENTATION_SPECIFIC_ERROR,
                 CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
                 CloseReason::KeepAlive => reason::KEEP_ALIVE_TIMEOUT,
                 CloseReason::WriteTimeout | CloseReason::SessionEnded => return &[],
@@ -137,6 +155,8 @@ impl End {
             Self::Close(CloseReason::SlowConsumer) => "slow_consumer",
             Self::Close(CloseReason::ServerShutdown) => "server_shutdown",
             Self::Close(CloseReason::KeepAlive) => "keep_alive_timeout",
+            Self::Close(CloseReason::PacketTimeout) => "packet_timeout",
+            Self::Close(CloseReason::Memory) => "memory",
             Self::Close(CloseReason::WriteTimeout) => "write_timeout",
             Self::Close(CloseReason::SessionEnded) => "session_ended",
         }

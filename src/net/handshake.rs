@@ -7,88 +7,78 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    pin::{Pin, pin},
+    sync::Arc,
     task::Poll,
 };
 
-use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
-    sync::OwnedSemaphorePermit,
 };
 use tracing::debug;
 
 use super::{
-    Shared, clock,
-    connection::{Connection, Io},
+    Shared,
+    claim::{Claim, assigned_id, will},
+    clock,
+    connection::Connection,
     device::{Device, Link, Writer},
     flush,
+    handshake_error::HandshakeError,
+    layered::Io,
     layers::{LayerError, Layers},
     limiter::Limiter,
-    listener::Listener,
+    listener::{Listener, WebSocketEntry, count_refusal},
     proxy,
-    shard::Local,
+    shard::{Incoming, Local},
     shared::Entering,
     timers,
     tls::TlsLayer,
+    unauthenticated::{Crowded, Place},
     websocket::{Frames, Upgrade, upgrade},
     wheel,
 };
 use crate::{
     auth::{Credentials, Denied, Identity, Secret},
-    broker::{Closed, ConnectionInfo, Event, EventKind, OpenRequest, Session, Turn, Will},
+    broker::{Charge, ConnectionInfo, Event, EventKind, Kind, OpenRequest, Session, Turn},
     codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
+    door::{Guest, Seat},
+    info_of_peer,
     session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect},
-    telemetry::count,
-    types::{ClientId, Message, Origin, OriginKind, Peer},
+    telemetry::{Said, count},
+    types::Peer,
 };
 
-/// Why there is no connection.
-#[derive(Debug, Error)]
-pub(super) enum HandshakeError {
-    #[error("i/o: {0}")]
-    Io(#[from] io::Error),
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-    #[error("peer closed during the handshake")]
-    Closed,
-    #[error("not a PROXY protocol header")]
-    Proxy,
-    #[error("not a WebSocket upgrade for MQTT")]
-    Upgrade,
-    #[error("first packet is not a valid CONNECT: {0}")]
-    Decode(#[from] DecodeError),
-    #[error("first packet is not CONNECT")]
-    NotConnect,
-    #[error("CONNECT refused with {0:#04x}")]
-    Refused(u8),
-    #[error("another connection took the session over")]
-    Superseded,
-}
-
-/// The handshake of one socket under its deadline; `None` if there is no connection. Holds `permit` until then.
-pub(super) async fn run(
-    stream: std::net::TcpStream,
-    mut peer: Peer,
-    listener: Arc<Listener>,
-    permit: OwnedSemaphorePermit,
-    shared: Arc<Shared>,
-) -> Option<Connection> {
+/// The handshake of one socket under its deadline; `None` if there is no connection. Holds the place among handshakes
+/// until then, and loses it to another if it is silent for too long.
+pub(super) async fn run(incoming: Incoming, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
+    let Incoming { stream, mut peer, listener, mut seat, guest } = incoming;
     let deadline = shared.limits.connect_timeout.0;
-    let established = timers::timeout(deadline, establish(stream, &mut peer, &listener, shared)).await;
-    drop(permit);
+    let place = shared.unauthenticated.enter();
+    let establish = async {
+        // Boxed: it would be in here more than once.
+        let establish = Box::pin(establish(stream, &mut peer, &listener, &mut seat, &guest, shared, &place));
+        tokio::select! {
+            biased;
+            () = place.lost() => Err(HandshakeError::Crowded),
+            established = establish => established,
+        }
+    };
+    let established = guest.attend(pin!(timers::timeout(deadline, establish))).await;
+    drop(place);
+    drop(guest);
     let listener = listener.name.as_str();
     match established {
-        Ok(Ok(connection)) => return Some(connection),
-        Ok(Err(error)) => debug!(%peer, listener, %error, "handshake failed"),
-        Err(_) => {
+        Some(Ok(Ok(connection))) => return Some((connection, seat)),
+        Some(Ok(Err(error))) => error.log(peer, listener),
+        Some(Err(_)) => {
             count(|c| c.handshake_timeout.add(1));
-            debug!(%peer, listener, "handshake timed out");
+            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener, "handshake timed out");
+        }
+        None => {
+            count(|c| c.refused_silent.add(1));
+            debug!(%peer, listener, "silent handshake closed for another");
         }
     }
     None
@@ -99,20 +89,26 @@ async fn establish(
     stream: std::net::TcpStream,
     peer: &mut Peer,
     listener: &Listener,
+    seat: &mut Seat,
+    guest: &Guest,
     shared: Arc<Shared>,
+    place: &Place,
 ) -> Result<Connection, HandshakeError> {
-    let mut wire =
-        Wire { stream: TcpStream::from_std(stream)?, layers: Layers::default(), plain: Vec::new() };
+    let (layers, plain) = (Layers::default(), Vec::new());
+    let mut wire = Wire { stream: TcpStream::from_std(stream)?, guest, place, layers, plain };
     // Boxed, so that a socket that waits for its CONNECT holds little.
-    if let Some(named) = Box::pin(wire.put_on_layers(listener)).await? {
+    if let Some(named) = Box::pin(wire.put_on_layers(listener, seat)).await? {
         *peer = named.into();
     }
-    let connect = wire.read_connect(shared.limits.max_packet_size.0).await?;
+    let connect =
+        wire.read_connect(shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0)).await?;
+    // What follows is up to us.
+    guest.heard();
     Box::pin(conclude(wire, connect, *peer, listener, shared)).await
 }
 
 async fn conclude(
-    mut wire: Wire,
+    mut wire: Wire<'_>,
     connect: Connect,
     peer: Peer,
     listener: &Listener,
@@ -140,7 +136,7 @@ async fn conclude(
 
 async fn admit(
     connect: &Connect,
-    wire: &Wire,
+    wire: &Wire<'_>,
     peer: Peer,
     shared: &Shared,
 ) -> Result<(Accepted, Arc<dyn Identity>), Refused> {
@@ -179,7 +175,7 @@ async fn admit(
 
 #[expect(clippy::too_many_arguments, reason = "all that an accepted CONNECT has, once")]
 async fn open(
-    mut wire: Wire,
+    mut wire: Wire<'_>,
     connect: Connect,
     accepted: Accepted,
     identity: Arc<dyn Identity>,
@@ -202,7 +198,14 @@ async fn open(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     }
-    let will = will(&connect, &client_id, now);
+    let will = will(&connect, &client_id, shared, now)
+        .ok()
+        .filter(|_| shared.broker.has_room_for(&client_id, connect.username.as_deref()));
+    let Some(will) = will else {
+        drop(entering);
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, Some(reason::QUOTA_EXCEEDED)).await);
+    };
     let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
     let mut turn = Turn::default();
     let maker = Arc::clone(shared);
@@ -211,6 +214,12 @@ async fn open(
         .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
         .await;
     turn.flush();
+    if opened.took_over {
+        info_of_peer!(
+            Said::Takeover, peer.ip(), %peer, %client_id, listener = &**listener.name,
+            "session taken over, its earlier connection ends"
+        );
+    }
     let session = Some(Arc::clone(&opened.session));
     let claim = Claim { session, epoch: opened.epoch, fresh: !opened.present, shared };
     let session = Arc::clone(&opened.session);
@@ -241,10 +250,11 @@ async fn open(
     let (io, writer) = if wire.layers.is_plain() {
         (Io::Plain(read), Writer::Direct(Some(write)))
     } else {
-        (Io::layered(read, write, wire.layers), Writer::Owner)
+        let charge = Charge::new(shared.broker.account(), Kind::Replies);
+        (Io::layered(read, write, wire.layers, charge), Writer::Owner)
     };
     claim.keep();
-    device.heard(wheel::second());
+    device.heard(opened.epoch, wheel::second());
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
     let mut connection = Connection::new(
@@ -272,42 +282,6 @@ async fn open(
     Ok(connection)
 }
 
-/// An opened session that has no connection yet: without one its claim is given back.
-struct Claim<'a> {
-    session: Option<Arc<dyn Session>>,
-    epoch: u32,
-    /// The session began with it, and nobody was told: it ends with it.
-    fresh: bool,
-    shared: &'a Shared,
-}
-
-impl Claim<'_> {
-    fn keep(mut self) {
-        self.session = None;
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        let Some(session) = self.session.take() else { return };
-        let mut turn = Turn::default();
-        let expiry = self.fresh.then_some(0);
-        let closed = Closed { publish_will: false, expiry, reason: "handshake_ended" };
-        self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
-        turn.flush();
-    }
-}
-
-fn will(connect: &Connect, client_id: &ClientId, now: crate::types::Timestamp) -> Option<Will> {
-    let will = connect.will.as_ref()?;
-    let origin = Origin { kind: OriginKind::Device, client_id: Some(client_id), slot: 0 };
-    let mut message = Message::new(&will.topic, &will.payload, now, origin);
-    message.qos = will.qos;
-    message.retain = will.retain;
-    message.properties = will.properties.as_ref();
-    Some(Will { message: Arc::clone(message.share()), expiry: will.expiry, delay: will.delay })
-}
-
 /// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.
 fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
     let max = usize::try_from(link.maximum_packet_size).unwrap_or(usize::MAX);
@@ -321,31 +295,35 @@ fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
     connack.response_information.take().is_some() && fits(connack)
 }
 
-fn assigned_id() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    use std::hash::{BuildHasher, RandomState};
-    static SEED: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
-    let number = NEXT.fetch_add(1, Relaxed);
-    format!("auto-{:016x}{:016x}", SEED.hash_one(number), SEED.hash_one((number, clock::now())))
-}
-
 /// A socket during its handshake.
-struct Wire {
+struct Wire<'a> {
     stream: TcpStream,
+    guest: &'a Guest,
     layers: Layers,
     /// Bytes above the layers that are there so far.
     plain: Vec<u8>,
+    place: &'a Place,
 }
 
-impl Wire {
+impl Wire<'_> {
     /// What the listener has below MQTT. Returns the address that a proxy forwarded.
-    async fn put_on_layers(&mut self, listener: &Listener) -> Result<Option<SocketAddr>, HandshakeError> {
+    async fn put_on_layers(
+        &mut self,
+        listener: &Listener,
+        seat: &mut Seat,
+    ) -> Result<Option<SocketAddr>, HandshakeError> {
         let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
+        if let Some(peer) = peer {
+            seat.named(self.guest, peer.into()).map_err(|refusal| {
+                count_refusal(refusal);
+                HandshakeError::Address
+            })?;
+        }
         if let Some(config) = &listener.tls {
             self.start_tls(config.load_full()).await?;
         }
-        if let Some(path) = &listener.websocket {
-            self.upgrade(path).await?;
+        if let Some(entry) = &listener.websocket {
+            self.upgrade(entry).await?;
         }
         Ok(peer)
     }
@@ -381,9 +359,9 @@ impl Wire {
         Ok(())
     }
 
-    async fn upgrade(&mut self, path: &str) -> Result<(), HandshakeError> {
+    async fn upgrade(&mut self, entry: &WebSocketEntry) -> Result<(), HandshakeError> {
         let (answer, go) = loop {
-            match upgrade(&self.plain, path) {
+            match upgrade(&self.plain, &entry.path, &entry.origins) {
                 Upgrade::Partial => self.fill().await?,
                 Upgrade::Answer(answer, go) => break (answer, go),
             }
@@ -403,17 +381,20 @@ impl Wire {
 
     async fn read_connect(&mut self, max: usize) -> Result<Connect, HandshakeError> {
         loop {
-            if let Some(frame) = codec::frame(&self.plain, max)? {
-                if frame.first >> 4 != 1 {
-                    return Err(HandshakeError::NotConnect); // [MQTT-3.1.0-1]
+            // Before its rest is waited for [MQTT-3.1.0-1].
+            if self.plain.first().is_some_and(|first| *first >> 4 != 1) {
+                return Err(HandshakeError::NotConnect);
+            }
+            let frame = match codec::frame(&self.plain, max) {
+                Ok(frame) => frame,
+                Err(error) => {
+                    self.refuse_undecodable(&error).await;
+                    return Err(error.into());
                 }
+            };
+            if let Some(frame) = frame {
                 let len = frame.len;
-                let decoded = if frame.first == 0x10 {
-                    codec::decode_connect(frame.body)
-                } else {
-                    return Err(HandshakeError::NotConnect);
-                };
-                let connect = match decoded {
+                let connect = match codec::decode_connect(&frame) {
                     Ok(connect) => connect,
                     Err(error) => {
                         self.refuse_undecodable(&error).await;
@@ -430,14 +411,18 @@ impl Wire {
 
     async fn refuse_undecodable(&mut self, error: &DecodeError) {
         count(|c| c.protocol_errors.add(1));
-        if let DecodeError::UnsupportedProtocol { level, .. } = error {
-            // [MQTT-3.1.2-2]: in the format of the level nearest to the client's.
-            let answer: &[u8] = if *level >= 5 {
-                &[0x20, 0x03, 0x00, reason::UNSUPPORTED_PROTOCOL_VERSION, 0x00]
-            } else {
-                &[0x20, 0x02, 0x00, 0x01]
-            };
-            if self.layers.seal(answer).is_ok() {
+        // Where the protocol stands, behind a fixed header of whatever length.
+        let is_v5 =
+            || (2..=5).any(|at| self.plain.get(at..).is_some_and(|at| at.starts_with(b"\0\x04MQTT\x05")));
+        if *error == DecodeError::TooLarge && is_v5() {
+            let answer = [0x20, 0x03, 0x00, reason::PACKET_TOO_LARGE, 0x00];
+            if self.layers.seal(&answer).is_ok() {
+                let _ = self.flush().await;
+            }
+        }
+        if let DecodeError::UnsupportedProtocol { name_ok: true, .. } = error {
+            // [MQTT-3.1.2-2]
+            if self.layers.seal(&[0x20, 0x02, 0x00, reason::V3_UNACCEPTABLE_PROTOCOL]).is_ok() {
                 let _ = self.flush().await;
             }
         }
@@ -457,12 +442,12 @@ impl Wire {
             let _ = self.flush().await;
             let _ = self.stream.shutdown().await;
         }
-        HandshakeError::Refused(code)
+        HandshakeError::Refused { code, client_id: connect.client_id.as_str().into() }
     }
 
     /// Reads once and passes the bytes through the layers.
     async fn fill(&mut self) -> Result<(), HandshakeError> {
-        let Self { stream, layers, plain } = self;
+        let Self { stream, layers, plain, guest, .. } = self;
         let (read, opened) = poll_fn(|cx| {
             let mut local = Local::take();
             let mut buffer = ReadBuf::new(&mut local.read);
@@ -476,7 +461,11 @@ impl Wire {
         if read == 0 {
             return Err(HandshakeError::Closed);
         }
+        guest.spoke();
         count(|c| c.bytes_in.add(read as u64));
+        self.place
+            .hold(self.plain.capacity() + self.layers.held())
+            .map_err(|Crowded| HandshakeError::Crowded)?;
         self.flush().await?;
         Ok(opened?)
     }

@@ -23,6 +23,9 @@ pub(super) enum LayerError {
     Io(#[from] io::Error),
 }
 
+/// Sent bytes that are forgotten at once.
+const COMPACT: usize = 64 << 10;
+
 /// The state of both layers of one connection.
 #[derive(Default)]
 pub(super) struct Layers {
@@ -37,6 +40,30 @@ impl Layers {
     /// Whether neither layer is there: any thread may then write MQTT bytes to the socket.
     pub(super) fn is_plain(&self) -> bool {
         self.tls.is_none() && self.websocket.is_none()
+    }
+
+    /// Bytes held here, in both directions.
+    pub(super) fn held(&self) -> usize {
+        self.wire.capacity() + self.tls.as_ref().map_or(0, |tls| tls.held())
+    }
+
+    /// Whether a record has begun that is not complete.
+    pub(super) fn is_started(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.held() > 0)
+    }
+
+    /// Forgets what has been sent of bytes to which others are added before all are: a peer that always leaves some would
+    /// make them grow.
+    pub(super) fn compact(&mut self) {
+        if self.sent >= COMPACT {
+            self.wire.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    /// Bytes that wait for the socket.
+    pub(super) fn unsent(&self) -> usize {
+        self.wire.len() - self.sent
     }
 
     /// Whether the peer has ended TLS properly.

@@ -11,8 +11,9 @@ pub(super) struct Limiter {
     bytes: Bucket,
 }
 
+/// What may be done in a time, with a second's worth at once.
 #[derive(Debug)]
-struct Bucket {
+pub(super) struct Bucket {
     /// Tokens per second, 0 is no limit.
     rate: f64,
     tokens: f64,
@@ -25,7 +26,7 @@ impl Limiter {
         if limits.client_message_rate == 0 && limits.client_byte_rate.0 == 0 {
             return None;
         }
-        let bucket = |rate: f64| Bucket { rate, tokens: rate, filled: now };
+        let bucket = |rate| Bucket::new(rate, now);
         Some(Box::new(Self {
             messages: bucket(f64::from(limits.client_message_rate)),
             bytes: bucket(limits.client_byte_rate.0 as f64),
@@ -40,7 +41,19 @@ impl Limiter {
 }
 
 impl Bucket {
-    fn take(&mut self, amount: f64, now: Timestamp) -> f64 {
+    /// A full one; `rate` per second, 0 is no limit.
+    pub(super) fn new(rate: f64, now: Timestamp) -> Self {
+        Self { rate, tokens: rate, filled: now }
+    }
+
+    /// Whether nothing worth remembering was taken lately.
+    pub(super) fn is_nearly_full(&mut self, now: Timestamp) -> bool {
+        self.take(0.0, now);
+        self.tokens >= 0.9 * self.rate
+    }
+
+    /// Takes `amount`; seconds until nothing is owed.
+    pub(super) fn take(&mut self, amount: f64, now: Timestamp) -> f64 {
         if self.rate == 0.0 {
             return 0.0;
         }

@@ -36,7 +36,7 @@ const NOW: Timestamp = Timestamp(1_000);
 
 /// Counts how often a connection's task is woken.
 #[derive(Default)]
-struct Wakes(AtomicUsize);
+pub(super) struct Wakes(pub(super) AtomicUsize);
 
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
@@ -44,9 +44,13 @@ impl Wake for Wakes {
     }
 }
 
-fn shared() -> Arc<Shared> {
+pub(super) fn shared() -> Arc<Shared> {
+    shared_with(Limits::default())
+}
+
+pub(super) fn shared_with(limits: Limits) -> Arc<Shared> {
     let broker = Broker::new(BrokerConfig {
-        limits: Arc::new(Limits::default()),
+        limits: Arc::new(limits),
         non_broker: false,
         namespace: String::new(),
         listener_strategies: Default::default(),
@@ -59,7 +63,11 @@ fn shared() -> Arc<Shared> {
 }
 
 /// What a CONNECT does before it attaches: the device and the epoch.
-fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
+pub(super) fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
+    open_as(shared, "c", clean_start)
+}
+
+pub(super) fn open_as(shared: &Arc<Shared>, client_id: &str, clean_start: bool) -> (Arc<Device>, u32) {
     let info = ConnectionInfo {
         peer: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
         listener: Arc::new("test".to_owned()),
@@ -67,8 +75,14 @@ fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
         keep_alive: 0,
         username: None,
     };
-    let request =
-        OpenRequest { client_id: ClientId::new("c"), clean_start, expiry: 60, will: None, info, now: NOW };
+    let request = OpenRequest {
+        client_id: ClientId::new(client_id),
+        clean_start,
+        expiry: 60,
+        will: None,
+        info,
+        now: NOW,
+    };
     let maker = Arc::clone(shared);
     let mut turn = Turn::default();
     let opening = shared.broker.open(
@@ -83,7 +97,7 @@ fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
     (device, opened.epoch)
 }
 
-fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
+pub(super) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
     let params = LinkParams {
         protocol: Protocol::V5,
         receive_maximum: 10,
@@ -104,7 +118,7 @@ const TO_A_MEMBER: MatchOptions<'_> = MatchOptions {
     queue_offline: false,
 };
 
-async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
+pub(super) async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let peer = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
     let (read, write) = listener.accept().await.expect("accept").0.into_split();
@@ -189,6 +203,49 @@ fn a_connection_whose_session_ends_before_or_after_it_attaches_does_not_live_on_
     assert_eq!(wakes.0.load(SeqCst), 1, "the task must learn that its session is over");
     let close = later.lock().link.as_ref().and_then(|link| link.close);
     assert_eq!(close, Some(CloseReason::SessionEnded));
+}
+
+/// Its bytes may wait in its socket all the time: only the shard was silent.
+#[test]
+fn what_a_shard_stood_still_is_nobody_s_silence() {
+    let shared = shared();
+    let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
+    let (device, epoch) = open(&shared, true);
+    assert!(attach(&device, epoch, &Arc::default(), Writer::Owner));
+    wheel::tick_after(1_000);
+    device.heard(epoch, wheel::second());
+    wheel::watch(&device, epoch, 10);
+    // A minute, and then all ticks at once.
+    for _ in 0..60 {
+        wheel::tick_after(61_000);
+    }
+    assert_eq!(close(&device), None);
+    for second in 62..76 {
+        wheel::tick_after(second * 1_000);
+    }
+    assert_eq!(close(&device), None, "15 seconds and two for the ticks");
+    for second in 76..82 {
+        wheel::tick_after(second * 1_000);
+    }
+    assert_eq!(close(&device), Some(CloseReason::KeepAlive), "real silence is found as before");
+}
+
+/// The earlier connection may be on another shard, in the middle of a poll, when its session is taken over.
+#[test]
+fn what_a_connection_that_was_taken_over_notes_is_not_what_its_successor_said() {
+    let shared = shared();
+    let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
+    let (device, earlier) = open(&shared, false);
+    assert!(attach(&device, earlier, &Arc::default(), Writer::Owner));
+    let (device, epoch) = open(&shared, false);
+    device.heard(epoch, wheel::second());
+    assert!(attach(&device, epoch, &Arc::default(), Writer::Owner));
+    wheel::watch(&device, epoch, 10);
+    device.heard(earlier, wheel::PAUSED);
+    for second in 1..40 {
+        wheel::tick_after(second * 1_000);
+    }
+    assert_eq!(close(&device), Some(CloseReason::KeepAlive), "silent since it attached");
 }
 
 #[test]

@@ -1,12 +1,6 @@
 //! Listening sockets: bind, accept, hand over to the shard with the fewest connections.
 
-use std::{
-    io,
-    net::SocketAddr,
-    path::Path,
-    sync::{Arc, atomic::AtomicUsize},
-    time::Duration,
-};
+use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -14,33 +8,43 @@ use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
     ShardHandle, Shared,
-    serving::{Full, Seat},
     shard::Incoming,
     unix::{self, SocketFile},
 };
 use crate::{
-    config::{Address, FileMode},
+    config::{Address, FileMode, Limits},
+    door::{self, Bounds, Door, Lobby, Origins, Refusal},
     telemetry::count,
     types::{Durability, Peer},
+    warn_limited,
 };
 
 const BACKLOG: i32 = 4096;
+/// Sockets that may wait for a handshake's place, as a multiple of the places.
+const LOBBY: usize = 16;
+/// The part of `connect_timeout` after which a silent handshake leaves for one who waits.
+const PATIENCE: u32 = 10;
 
 /// What the connections of one listener need to know.
 pub(super) struct Listener {
     pub(super) name: Arc<String>,
     pub(super) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
-    /// Path of the WebSocket, if it is one.
-    pub(super) websocket: Option<String>,
+    /// Where and from which pages it is opened, if it is a WebSocket.
+    pub(super) websocket: Option<WebSocketEntry>,
     pub(super) proxy_protocol: bool,
-    pub(super) max_connections: usize,
+    max_connections: usize,
     /// What acknowledgements of its clients' messages promise, unless a rule says otherwise.
     pub(super) durability: Option<Durability>,
-    pub(super) connections: AtomicUsize,
+}
+
+/// Which requests open a WebSocket.
+pub(super) struct WebSocketEntry {
+    pub(super) path: String,
+    pub(super) origins: Origins,
 }
 
 enum Bound {
@@ -99,7 +103,6 @@ impl BoundListener {
             proxy_protocol: false,
             max_connections: usize::MAX,
             durability: None,
-            connections: AtomicUsize::new(0),
         });
         Self { socket, address, listener }
     }
@@ -121,10 +124,11 @@ impl BoundListener {
         self
     }
 
-    /// Serves WebSocket at `path`.
+    /// Serves WebSocket at `path`, to pages of `origins`: see [`Origins`].
     #[must_use]
-    pub fn with_websocket(mut self, path: &str) -> Self {
-        self.change(|listener| listener.websocket = Some(path.to_owned()));
+    pub fn with_websocket(mut self, path: &str, origins: Vec<String>) -> Self {
+        let entry = WebSocketEntry { path: path.to_owned(), origins: Origins(origins) };
+        self.change(|listener| listener.websocket = Some(entry));
         self
     }
 
@@ -135,7 +139,7 @@ impl BoundListener {
         self
     }
 
-    /// Holds at most so many connections.
+    /// Promises this to its clients, unless a rule says otherwise.
     #[must_use]
     pub fn with_durability(mut self, durability: Durability) -> Self {
         self.change(|listener| listener.durability = Some(durability));
@@ -143,6 +147,7 @@ impl BoundListener {
     }
 
     /// Refuses connections beyond `most`.
+    #[must_use]
     pub fn with_max_connections(mut self, most: usize) -> Self {
         self.change(|listener| listener.max_connections = most);
         self
@@ -164,47 +169,80 @@ pub async fn accept_loop(
 ) -> io::Result<()> {
     let socket = Acceptor::new(bound.socket)?;
     let listener = bound.listener;
+    let door = Door::new(listener.bounds(&shared.limits), &shared.house);
+    let waiting = shared.limits.max_handshakes.saturating_mul(LOBBY);
+    let mut lobby = Lobby::new(waiting.min(shared.limits.max_connections));
     let mut pace = Pace::new(shared.limits.accept_rate);
     loop {
-        let permit = tokio::select! {
-            permit = Arc::clone(&shared.handshakes).acquire_owned() => permit,
-            _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
-        };
-        let Ok(permit) = permit else { return Ok(()) };
-        pace.wait().await;
         let accepted = tokio::select! {
-            accepted = socket.accept() => accepted,
+            accepted = pace.wait_for(socket.accept()) => Some(accepted),
+            () = door.changed(), if !lobby.is_empty() => None,
             _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
+        match accepted {
+            Some(Ok((stream, peer))) => {
+                count(|c| c.connections_accepted.add(1));
+                let address = listener.address_of(peer);
+                match door.arrive(address) {
+                    Ok(()) => {
+                        let turned_away = lobby.push(address, (stream, peer));
+                        count(|c| c.refused_waiting.add(turned_away.iter().count() as u64));
+                    }
+                    Err(refusal) => count_refusal(refusal),
+                }
+            }
+            Some(Err(error)) => {
                 // Out of file descriptors, or the peer is gone already: wait a little, never end.
-                warn!(listener = &*listener.name, %error, "accept failed");
+                warn_limited!(listener = listener.name.as_str(), %error, "accept failed");
+                door.shed();
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
             }
-        };
-        count(|c| c.connections_accepted.add(1));
-        let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
-        let seat = match Seat::take(&shared, &listener, &shard.connections) {
-            Ok(seat) => seat,
-            Err(Full::All) => {
-                count(|c| c.refused_connections_limit.add(1));
-                continue;
-            }
-            Err(Full::Listener) => {
-                count(|c| c.refused_listener_limit.add(1));
-                continue;
-            }
-        };
-        match stream.prepare() {
-            Ok(stream) => shard.send(Incoming { stream, peer, seat, permit }).await,
-            Err(error) => {
-                debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
+            None => {}
+        }
+        while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
+            let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
+            match (entered, stream.prepare()) {
+                (Err(refusal), _) => count_refusal(refusal),
+                (Ok((seat, guest)), Ok(stream)) => {
+                    let listener = Arc::clone(&listener);
+                    shard.send(Incoming { stream, peer, listener, seat, guest }).await;
+                }
+                (_, Err(error)) => {
+                    debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
+                }
             }
         }
     }
+}
+
+impl Listener {
+    fn bounds(&self, limits: &Limits) -> Bounds {
+        let unless_zero = |most: usize| if most == 0 { usize::MAX } else { most };
+        Bounds {
+            connections: self.max_connections,
+            connections_per_address: unless_zero(limits.max_connections_per_address),
+            handshakes: limits.max_handshakes,
+            handshakes_per_address: unless_zero(limits.max_handshakes_per_address),
+            rate_per_address: limits.accept_rate_per_address,
+            patience: limits.connect_timeout.0 / PATIENCE,
+        }
+    }
+
+    /// Whom limits per address are for. A proxy's clients are told apart once it has named them.
+    fn address_of(&self, peer: Peer) -> Option<door::Address> {
+        (peer != Peer::UNIX && !self.proxy_protocol).then(|| SocketAddr::from(peer).into())
+    }
+}
+
+/// Counts one who is not let in.
+pub(super) fn count_refusal(refusal: Refusal) {
+    count(|c| match refusal {
+        Refusal::House => c.refused_connections_limit.add(1),
+        Refusal::Connections => c.refused_listener_limit.add(1),
+        Refusal::AddressConnections => c.refused_address_limit.add(1),
+        Refusal::AddressHandshakes => c.refused_address_handshakes.add(1),
+        Refusal::Rate => c.refused_address_rate.add(1),
+    });
 }
 
 enum Acceptor {
@@ -266,15 +304,18 @@ impl Pace {
         Self { interval }
     }
 
-    async fn wait(&mut self) {
+    async fn wait_for<T>(&mut self, accepted: impl Future<Output = T>) -> T {
         if let Some(interval) = &mut self.interval {
             interval.tick().await;
         }
+        accepted.await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use super::*;
 
     /// In virtual time.
@@ -283,13 +324,13 @@ mod tests {
         let start = tokio::time::Instant::now();
         let mut pace = Pace::new(5);
         for _ in 0..11 {
-            pace.wait().await;
+            pace.wait_for(ready(())).await;
         }
         assert_eq!(start.elapsed().as_millis(), 2_000, "11 accepts at 5 a second, the first at once");
         let start = tokio::time::Instant::now();
         let mut free = Pace::new(0);
         for _ in 0..1_000 {
-            free.wait().await;
+            free.wait_for(ready(())).await;
         }
         assert_eq!(start.elapsed(), Duration::ZERO, "no rate, no pause");
     }

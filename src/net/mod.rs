@@ -4,31 +4,40 @@
 //! `device` for each receiver, which encodes into that session's out-buffer; at the end of the turn
 //! `flush` writes each touched buffer with one system call, and at once what a message that came alone left.
 
-mod clock;
+mod claim;
 mod connection;
 mod device;
 mod durable;
 mod ending;
 mod flush;
 mod handshake;
+mod handshake_error;
+mod layered;
 mod layers;
 mod limiter;
 #[cfg(test)]
 mod link_tests;
 mod listener;
 mod packets;
+mod partial;
 mod proxy;
 mod replay;
 mod serving;
 mod shard;
 mod shared;
+mod started;
 mod timers;
 mod tls;
+mod unauthenticated;
+mod unfinished;
 mod unix;
 mod websocket;
 mod wheel;
+#[cfg(test)]
+mod work_tests;
 
-pub use clock::now;
+use crate::clock;
+
 pub use listener::{BoundListener, accept_loop};
 pub use shard::{ShardHandle, start_shards, tick_shards};
 pub use shared::{Shared, session_maker};

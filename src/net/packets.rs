@@ -5,13 +5,20 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 use tracing::info;
 
-use super::{connection::Connection, device::Slot, durable::Closing, ending::End, shard::Work};
+use super::{
+    connection::Connection,
+    device::{Device, Slot},
+    durable::Closing,
+    ending::End,
+    shard::Work,
+    unfinished::Publishing,
+};
 use crate::{
-    broker::{Session, SubscribeError, SubscribeRequest, Target, Turn},
-    codec::{self, Ack, AckKind, Frame, Packet, Publish, SubAck, Subscribe, Unsubscribe, reason},
-    session::{Begin, PublishError, refusal},
+    broker::{Routing, Session, SubscribeError, Target, Turn},
+    codec::{self, Ack, AckKind, Frame, Packet, Publish, reason},
+    session::{Begin, PublishError, Refusal, WrongStep, refusal},
     telemetry::{count, trace_clients},
-    types::{Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp},
+    types::{Effort, Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp},
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -31,10 +38,11 @@ pub(super) struct Handled {
 }
 
 impl Connection {
-    /// Handles every complete frame in `bytes`. Answers and deliveries are left in `work`.
+    /// Finishes the packet that was begun and handles the complete frames in `bytes`, all of them or until the account is
+    /// spent; then `unread` is set. Answers and deliveries are left in `work`.
     pub(super) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
         let mut handled = Handled { used: 0, messages: 0, end: None };
-        if !bytes.is_empty() {
+        if !bytes.is_empty() || self.is_unfinished() {
             handled.end = self.handle_each(bytes, &mut handled, work).err();
         }
         handled
@@ -44,7 +52,12 @@ impl Connection {
         let Work { turn, answers, now, .. } = work;
         let max = self.device.shared.limits.max_packet_size.0;
         let traced = self.is_traced();
+        self.go_on(*now, turn, answers)?;
         loop {
+            if turn.effort.is_spent() || self.is_unfinished() {
+                self.unread = true;
+                return Ok(());
+            }
             let rest = &bytes[handled.used..];
             if !traced {
                 let acks = self.handle_plain_pubacks(rest, *now, turn)?;
@@ -56,6 +69,7 @@ impl Connection {
             let frame = codec::frame(rest, max).map_err(|error| End::Protocol(error.reason_code()))?;
             let Some(frame) = frame else { return Ok(()) };
             count(|c| c.packets_in.add(1));
+            turn.effort.spend(Effort::PACKET);
             if traced {
                 self.trace(&frame);
             }
@@ -168,7 +182,14 @@ impl Connection {
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let stores = self.device.shared.broker.stores().filter(|_| message.unit);
         let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
-        let published = self.device.shared.broker.publish(&message, turn);
+        let published = match self.device.shared.broker.publish_some(&message, turn) {
+            Routing::Done(published) => published,
+            Routing::More(spread) => {
+                let _ = unit.map(OpenUnit::keep_open);
+                self.put_off(Publishing { spread, qos: publish.qos, packet_id: publish.packet_id });
+                return Ok(());
+            }
+        };
         if publish.qos == QoS::AtMostOnce {
             return Ok(());
         }
@@ -182,30 +203,25 @@ impl Connection {
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
-        self.close_unit(publish.packet_id, unit);
+        close_unit(&self.device, publish.packet_id, unit.and_then(OpenUnit::hand_over));
         if let Some(ticket) = &ticket {
             ticket.done();
         }
         self.acknowledge(publish.qos, publish.packet_id, code, ticket, answers)
     }
 
-    /// Completes a unit with the packet identifier of its QoS 2 message.
-    fn close_unit(&self, packet_id: u16, unit: Option<OpenUnit<'_, '_>>) {
-        let Some(stores) = self.device.shared.broker.stores() else { return };
-        let Some(ticket) = unit.and_then(OpenUnit::hand_over) else { return };
-        let queue = self.device.core().queue();
-        // Also if another connection has taken the session meanwhile, and its client may have gone on.
-        let kept = self.device.lock().out.keep_received(packet_id, Arc::clone(&ticket));
-        Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
-    }
-
     fn refuse_publish(&mut self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
-        let Some(code) = refusal(self.inbound.protocol(), publish.qos, code) else {
-            // 3.x has no negative acknowledgement [MQTT-3.3.5-2]; v5 QoS 0 none either.
-            return Err(End::Protocol(code));
-        };
-        // In its turn, behind those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
-        self.acknowledge(publish.qos, publish.packet_id, code, None, answers)
+        if code != reason::QUOTA_EXCEEDED {
+            count(|c| c.refused_not_accepted.add(1));
+        }
+        match refusal(self.inbound.protocol(), publish.qos, code) {
+            // In its turn, behind those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
+            Refusal::Acknowledge(code) => {
+                self.acknowledge(publish.qos, publish.packet_id, code, None, answers)
+            }
+            Refusal::Drop => Ok(()),
+            Refusal::Close => Err(End::Protocol(code)),
+        }
     }
 
     fn handle_other(
@@ -216,14 +232,19 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
+        let filters = codec::count_filters(frame, protocol);
+        if filters > self.device.shared.limits.max_filters_per_packet {
+            return Err(End::Protocol(reason::QUOTA_EXCEEDED));
+        }
+        turn.effort.spend_each(Effort::NODE, filters);
         let packet =
             codec::decode_from_client(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
         match packet {
             Packet::PubAck(ack) | Packet::PubRec(ack) | Packet::PubRel(ack) | Packet::PubComp(ack) => {
                 self.handle_ack(frame.first, &ack, now, turn, answers)
             }
-            Packet::Subscribe(subscribe) => self.handle_subscribe(&subscribe, now, answers),
-            Packet::Unsubscribe(unsubscribe) => self.handle_unsubscribe(&unsubscribe, now, answers),
+            Packet::Subscribe(subscribe) => self.handle_subscribe(subscribe, now, turn, answers),
+            Packet::Unsubscribe(unsubscribe) => self.handle_unsubscribe(unsubscribe, now, turn, answers),
             Packet::PingReq => {
                 codec::encode_pingresp(answers); // [MQTT-3.12.4-1]
                 Ok(())
@@ -249,22 +270,20 @@ impl Connection {
         turn: &mut Turn,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
+        turn.effort.spend(Effort::STEP);
         let env = self.device.env(now);
         let mut slot = self.lock_open()?;
-        let held = match first >> 4 {
-            4 => {
-                slot.out.handle_puback(ack.packet_id, ack.code, &env);
-                None
+        let step = match first >> 4 {
+            4 => slot.out.handle_puback(ack.packet_id, ack.code, &env).map(|_| None),
+            5 => {
+                let held = slot.out.handle_pubrec(ack.packet_id, ack.code, &env);
+                held.map(|held| held.map(|held| (AckKind::PubRel, held)))
             }
-            5 => slot.out.handle_pubrec(ack.packet_id, ack.code, &env).map(|held| (AckKind::PubRel, held)),
-            6 => slot.out.handle_pubrel(ack.packet_id, &env).map(|held| (AckKind::PubComp, held)),
-            _ => {
-                slot.out.handle_pubcomp(ack.packet_id, &env);
-                None
-            }
+            6 => Ok(slot.out.handle_pubrel(ack.packet_id, &env).map(|held| (AckKind::PubComp, held))),
+            _ => slot.out.handle_pubcomp(ack.packet_id, &env).map(|_| None),
         };
         self.let_go(slot, turn);
-        match held {
+        match step.map_err(|WrongStep| End::Protocol(reason::PROTOCOL_ERROR))? {
             Some((kind, held)) => self.step_when_safe(kind, ack.packet_id, held, answers),
             None => Ok(()),
         }
@@ -279,13 +298,18 @@ impl Connection {
         let env = self.device.env(now);
         let mut slot = self.lock_open()?;
         let mut acks = 0;
+        let mut result = Ok(());
         for id in ids {
-            slot.out.handle_puback(id, 0, &env);
             acks += 1;
+            if let Err(WrongStep) = slot.out.handle_puback(id, 0, &env) {
+                result = Err(End::Protocol(reason::PROTOCOL_ERROR));
+                break;
+            }
         }
         self.let_go(slot, turn);
+        turn.effort.spend_each(Effort::STEP, acks);
         count(|c| c.packets_in.add(acks as u64));
-        Ok(acks)
+        result.map(|()| acks)
     }
 
     /// Unlocks the slot; what acknowledgements made room for is sent at the end of the turn.
@@ -307,89 +331,9 @@ impl Connection {
         }
     }
 
-    fn handle_subscribe(
-        &mut self,
-        subscribe: &Subscribe,
-        now: Timestamp,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        let protocol = self.inbound.protocol();
-        let ticket = self.device.is_durable().then(Ticket::new);
-        let mut codes = Vec::with_capacity(subscribe.filters.len());
-        for wanted in &subscribe.filters {
-            let request = SubscribeRequest {
-                filter: &wanted.filter,
-                qos: wanted
-                    .qos
-                    .min(QoS::from_bits(self.device.shared.limits.max_qos).unwrap_or(QoS::ExactlyOnce)),
-                no_local: wanted.no_local,
-                retain_as_published: wanted.retain_as_published,
-                retain_handling: wanted.retain_handling,
-                id: subscribe.id,
-                ticket: ticket.as_ref(),
-            };
-            let code = match self.subscribe_one(&request, now) {
-                Ok(qos) => qos as u8,
-                Err(SubscribeError::NoLocalShared) => return Err(End::Protocol(reason::PROTOCOL_ERROR)),
-                Err(error) if protocol.is_v5() => subscribe_code(error),
-                Err(_) => 0x80,
-            };
-            codes.push(code);
-        }
-        let suback = SubAck { packet_id: subscribe.packet_id, reason_string: None, user: Vec::new(), codes };
-        self.answer(&Packet::SubAck(suback), ticket, answers)
-    }
-
-    fn subscribe_one(
-        &mut self,
-        request: &SubscribeRequest<'_>,
-        now: Timestamp,
-    ) -> Result<QoS, SubscribeError> {
-        let limits = &self.device.shared.limits;
-        let levels = request.filter.bytes().filter(|b| *b == b'/').count() + 1;
-        if request.filter.len() > limits.max_topic_bytes || levels > limits.max_topic_levels {
-            return Err(SubscribeError::Invalid);
-        }
-        if !self.identity.may_subscribe(request.filter) {
-            return Err(SubscribeError::NotAuthorized);
-        }
-        let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
-        let subscribed = self.device.shared.broker.subscribe(&session, request, now)?;
-        if let Some(cursor) = subscribed.replay {
-            // One for a filter, whatever is left of an earlier one: their number is bounded by that of subscriptions.
-            self.end_replay(request.filter);
-            self.rare().replays.push_back(cursor);
-        }
-        if subscribed.group_queue {
-            // Taken up like a replay; nobody else would, until the next message.
-            self.rare().group_queues = true;
-        }
-        Ok(subscribed.qos)
-    }
-
-    fn handle_unsubscribe(
-        &mut self,
-        unsubscribe: &Unsubscribe,
-        now: Timestamp,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
-        let ticket = self.device.is_durable().then(Ticket::new);
-        let mut codes = Vec::with_capacity(unsubscribe.filters.len());
-        for filter in &unsubscribe.filters {
-            let existed = self.device.shared.broker.unsubscribe(&session, filter, now, ticket.as_ref());
-            // [MQTT-3.10.4-2]
-            self.end_replay(filter);
-            codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });
-        }
-        let unsuback =
-            SubAck { packet_id: unsubscribe.packet_id, reason_string: None, user: Vec::new(), codes };
-        self.answer(&Packet::UnsubAck(unsuback), ticket, answers)
-    }
-
     /// Appends an answer whose length depends on the request. One above the client's maximum is discarded, as if it
     /// had been sent [MQTT-3.1.2-24].
-    fn answer(
+    pub(super) fn answer(
         &mut self,
         packet: &Packet<'_>,
         ticket: Option<Arc<Ticket>>,
@@ -409,7 +353,17 @@ impl Connection {
     }
 }
 
-fn subscribe_code(error: SubscribeError) -> u8 {
+/// Completes a unit, if there is one, with the packet identifier of its QoS 2 message.
+pub(super) fn close_unit(device: &Device, packet_id: u16, unit: Option<Arc<Ticket>>) {
+    let (Some(stores), Some(ticket)) = (device.shared.broker.stores(), unit) else { return };
+    let queue = device.core().queue();
+    // Also if another connection has taken the session meanwhile, and its client may have gone on.
+    let kept = device.lock().out.keep_received(packet_id, Arc::clone(&ticket));
+    Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
+}
+
+/// The v5 reason code of a refused filter.
+pub(super) fn subscribe_code(error: SubscribeError) -> u8 {
     match error {
         SubscribeError::Invalid => reason::TOPIC_FILTER_INVALID,
         SubscribeError::NoLocalShared => reason::PROTOCOL_ERROR,

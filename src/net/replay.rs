@@ -1,19 +1,93 @@
 //! What waits elsewhere for a session and comes as it has room: retained messages, queues of shared groups.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap},
+    future::Future,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
-use super::{clock, connection::Connection, device::Device, durable::Held, shard::Work};
+use tokio::time::Sleep;
+
+use super::{
+    clock, connection::Connection, device::Device, durable::Held, limiter::Bucket, shard::Work, timers,
+};
 use crate::{
-    broker::{Session, Target},
-    types::Durability,
+    broker::{RetainedCursor, Session, Target},
+    types::{Durability, Effort, Timestamp},
 };
 
-/// Retained messages delivered per poll.
-const REPLAYS_PER_POLL: usize = 256;
+/// The replays of one connection, one for a filter: their number is bounded by that of its subscriptions.
+pub(super) struct Replays {
+    /// In the order of their beginning.
+    cursors: BTreeMap<u64, RetainedCursor>,
+    places: HashMap<Box<str>, u64>,
+    /// Place of the next one.
+    next: u64,
+    /// Topics that may be looked at.
+    pace: Bucket,
+    /// Until more of them may.
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Replays {
+    fn new(rate: u32, now: Timestamp) -> Self {
+        Self {
+            cursors: BTreeMap::new(),
+            places: HashMap::new(),
+            next: 0,
+            pace: Bucket::new(f64::from(rate), now),
+            pause: None,
+        }
+    }
+
+    /// Adds one; what is left of an earlier one for the same filter goes.
+    fn add(&mut self, cursor: RetainedCursor) {
+        let before = self.places.insert(Box::from(cursor.filter()), self.next);
+        if let Some(before) = before {
+            self.cursors.remove(&before);
+        }
+        self.cursors.insert(self.next, cursor);
+        self.next += 1;
+    }
+
+    fn remove(&mut self, filter: &str) {
+        if let Some(place) = self.places.remove(filter) {
+            self.cursors.remove(&place);
+        }
+    }
+
+    fn remove_first(&mut self) {
+        if let Some((_, cursor)) = self.cursors.pop_first() {
+            self.places.remove(cursor.filter());
+        }
+    }
+
+    /// Whether it is not worth keeping: without it the client may look at a second's worth of topics at once.
+    fn is_over(&mut self) -> bool {
+        self.cursors.is_empty() && self.pace.is_nearly_full(clock::now())
+    }
+
+    /// Whether looking at topics must wait.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> bool {
+        let waits = self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_pending());
+        if !waits {
+            self.pause = None;
+        }
+        waits
+    }
+
+    /// Notes that so many topics were looked at.
+    fn note_scanned(&mut self, topics: usize, now: Timestamp) {
+        let wait = self.pace.take(topics as f64, now);
+        if wait > 0.0 {
+            let wait = Duration::from_secs_f64(wait.min(60.0));
+            self.pause = Some(Box::pin(timers::sleep(wait.max(Duration::from_millis(1)))));
+        }
+    }
+}
 
 impl Connection {
     /// Whether what waits elsewhere for this session may come; if not, the task is woken when it may.
@@ -44,57 +118,96 @@ impl Connection {
         }
     }
 
-    /// Sends no more of the retained messages for this filter.
-    pub(super) fn end_replay(&mut self, filter: &str) {
-        if let Some(rare) = &mut self.rare {
-            rare.replays.retain(|cursor| cursor.filter() != filter);
-        }
-        self.rare.take_if(|rare| rare.is_unused());
+    /// Sends the retained messages of a new subscription, as [`Self::replay`] comes to them.
+    pub(super) fn begin_replay(&mut self, cursor: RetainedCursor, now: Timestamp) {
+        let rate = self.device.shared.limits.retained_scan_rate;
+        self.rare().replays.get_or_insert_with(|| Box::new(Replays::new(rate, now))).add(cursor);
     }
 
-    /// Delivers retained messages of new subscriptions as long as there is room.
+    /// Sends no more of the retained messages for this filter.
+    pub(super) fn end_replay(&mut self, filter: &str) {
+        if let Some(replays) = self.rare.as_mut().and_then(|rare| rare.replays.as_mut()) {
+            replays.remove(filter);
+        }
+    }
+
+    /// Delivers retained messages of new subscriptions as long as there is room. Spends half of the poll's account: what
+    /// the client sends meanwhile, above all its acknowledgements, must not wait for the end of a long search.
     pub(super) fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
         self.drain_groups(work);
         let Some(rare) = &mut self.rare else { return };
-        // After the SUBACK, which may wait for the disk.
-        if rare.replays.is_empty() || rare.held.iter().any(Held::is_whole) {
+        // After the SUBACK, which may wait for the disk, or for the rest of its SUBSCRIBE.
+        if rare.unfinished.is_some() || rare.held.iter().any(Held::is_whole) {
+            return;
+        }
+        let Some(replays) = &mut rare.replays else { return };
+        if replays.poll_pause(cx) {
             return;
         }
         let now = clock::now();
         work.now = now;
         let device = &self.device;
-        let mut budget = REPLAYS_PER_POLL;
-        while let Some(cursor) = rare.replays.front_mut() {
-            if budget == 0 {
+        let effort = &mut work.turn.effort;
+        while let Some(mut first) = replays.cursors.first_entry() {
+            if effort.spent() >= u64::from(Effort::TURN / 2) {
                 cx.waker().wake_by_ref();
                 break;
             }
             if !Self::has_room(device) {
                 break;
             }
-            budget -= 1;
-            let Poll::Ready(next) = cursor.poll_next(&device.shared.broker, now, cx) else { break };
-            match next {
-                None => {
-                    rare.replays.pop_front();
-                }
-                Some(None) => {}
-                Some(Some(message)) => {
-                    let mut message = message.borrow();
-                    // Nobody waits for a replay: it was acknowledged when it was published.
-                    message.durability = Durability::Interval;
-                    // Its time with us counts against its expiry [MQTT-3.3.2-6], not against the age of what waits.
-                    message.received = now;
-                    let delivered = device.deliver(&message, cursor.options());
-                    if delivered.flush {
-                        work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);
-                    }
+            let most = effort.affords(Effort::TOPIC);
+            let mut left = most;
+            let polled = first.get_mut().poll_next(&device.shared.broker, now, &mut left, cx);
+            effort.spend(Effort::NODE);
+            effort.spend_each(Effort::TOPIC, most - left);
+            let Poll::Ready(next) = polled else {
+                replays.note_scanned(most - left, now);
+                break;
+            };
+            if let Some(Some(message)) = &next {
+                let mut message = message.borrow();
+                // Nobody waits for a replay: it was acknowledged when it was published.
+                message.durability = Durability::Interval;
+                // Its time with us counts against its expiry [MQTT-3.3.2-6], not against the age of what waits.
+                message.received = now;
+                let delivered = device.deliver(&message, first.get().options());
+                effort.spend(Effort::DELIVERY);
+                if delivered.flush {
+                    work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);
                 }
             }
+            if next.is_none() {
+                replays.remove_first();
+            }
+            replays.note_scanned(most - left, now);
+            if replays.poll_pause(cx) {
+                break;
+            }
         }
-        if rare.replays.is_empty() {
-            rare.replays = VecDeque::new();
+        if replays.is_over() {
+            rare.replays = None;
             self.rare.take_if(|rare| rare.is_unused());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_s_worth_of_topics_is_free_and_more_must_wait() {
+        let timers = timers::Timers::start().expect("start");
+        timers.serve_this_thread();
+        let mut replays = Replays::new(1000, Timestamp(0));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        replays.note_scanned(1000, Timestamp(0));
+        assert!(!replays.poll_pause(&mut cx));
+        replays.note_scanned(60_000, Timestamp(0));
+        assert!(replays.poll_pause(&mut cx));
+        let mut unbounded = Replays::new(0, Timestamp(0));
+        unbounded.note_scanned(1_000_000, Timestamp(0));
+        assert!(!unbounded.poll_pause(&mut cx));
     }
 }

@@ -12,24 +12,27 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{Shared, connection::Connection, handshake, listener::Listener, shard::Incoming};
+use super::{Shared, connection::Connection, handshake, shard::Incoming};
+use crate::door::Seat;
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(super) struct Serving {
     stage: Stage,
-    _seat: Seat,
+    _load: Load,
 }
 
+/// A connection and its place.
+type Seated = (Connection, Seat);
+
 enum Stage {
-    Handshake(Pin<Box<dyn Future<Output = Option<Connection>> + Send>>),
-    Connected(Connection),
+    Handshake(Pin<Box<dyn Future<Output = Option<Seated>> + Send>>),
+    Connected(Connection, #[expect(dead_code, reason = "held for its drop")] Seat),
 }
 
 impl Serving {
-    pub(super) fn new(incoming: Incoming, shared: &Arc<Shared>) -> Self {
-        let Incoming { stream, peer, seat, permit } = incoming;
-        let handshake = handshake::run(stream, peer, Arc::clone(&seat.listener), permit, Arc::clone(shared));
-        Self { stage: Stage::Handshake(Box::pin(handshake)), _seat: seat }
+    pub(super) fn new(incoming: Incoming, load: Load, shared: &Arc<Shared>) -> Self {
+        let handshake = handshake::run(incoming, Arc::clone(shared));
+        Self { stage: Stage::Handshake(Box::pin(handshake)), _load: load }
     }
 }
 
@@ -38,10 +41,12 @@ impl Future for Serving {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if let Stage::Handshake(handshake) = &mut self.stage {
-            let Some(connection) = ready!(handshake.as_mut().poll(cx)) else { return Poll::Ready(()) };
-            self.stage = Stage::Connected(connection);
+            let Some((connection, seat)) = ready!(handshake.as_mut().poll(cx)) else {
+                return Poll::Ready(());
+            };
+            self.stage = Stage::Connected(connection, seat);
         }
-        if let Stage::Connected(connection) = &mut self.stage {
+        if let Stage::Connected(connection, _) = &mut self.stage {
             let end = ready!(connection.poll(cx));
             connection.finish(end);
         }
@@ -49,52 +54,20 @@ impl Future for Serving {
     }
 }
 
-/// A connection's place among all, those of its listener and those of its shard; given back on drop.
-pub(super) struct Seat {
-    shared: Arc<Shared>,
-    listener: Arc<Listener>,
-    shard: Arc<AtomicUsize>,
-}
+/// One socket more that a shard serves, until it is dropped.
+pub(super) struct Load(Arc<AtomicUsize>);
 
-/// Which limit leaves no seat.
-pub(super) enum Full {
-    All,
-    Listener,
-}
-
-impl Seat {
-    /// Takes a seat within `max_connections` of the gateway and of the listener.
-    pub(super) fn take(
-        shared: &Arc<Shared>,
-        listener: &Arc<Listener>,
-        shard: &Arc<AtomicUsize>,
-    ) -> Result<Self, Full> {
-        if !enter(&shared.connections, shared.limits.max_connections) {
-            return Err(Full::All);
-        }
-        if !enter(&listener.connections, listener.max_connections) {
-            shared.connections.fetch_sub(1, Relaxed);
-            return Err(Full::Listener);
-        }
+impl Load {
+    pub(super) fn on(shard: &Arc<AtomicUsize>) -> Self {
         shard.fetch_add(1, Relaxed);
-        Ok(Self { shared: Arc::clone(shared), listener: Arc::clone(listener), shard: Arc::clone(shard) })
+        Self(Arc::clone(shard))
     }
 }
 
-impl Drop for Seat {
+impl Drop for Load {
     fn drop(&mut self) {
-        self.shared.connections.fetch_sub(1, Relaxed);
-        self.listener.connections.fetch_sub(1, Relaxed);
-        self.shard.fetch_sub(1, Relaxed);
+        self.0.fetch_sub(1, Relaxed);
     }
-}
-
-fn enter(taken: &AtomicUsize, most: usize) -> bool {
-    let entered = taken.fetch_add(1, Relaxed) < most;
-    if !entered {
-        taken.fetch_sub(1, Relaxed);
-    }
-    entered
 }
 
 #[cfg(test)]
@@ -103,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_handshake_is_not_large() {
-        fn size<A, B, C, D, E, F: Future>(_: impl Fn(A, B, C, D, E) -> F) -> usize {
+        fn size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
             size_of::<F>()
         }
         assert!(size(handshake::run) <= 1024, "{}", size(handshake::run));

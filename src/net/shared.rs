@@ -11,13 +11,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-use super::device::Device;
+use super::{device::Device, unauthenticated::Unauthenticated};
 use crate::{
     auth::Authenticator,
-    broker::{Broker, Session, SessionCore},
+    broker::{Account, Broker, Kind, Session, SessionCore},
     config::Limits,
+    door::House,
     session::{Budget, Disk, Env},
     types::{QueueId, Timestamp},
 };
@@ -33,14 +34,16 @@ pub struct Shared {
     /// Response Information with `{client_id}` still in it; empty is none.
     pub response_information: String,
     /// Connections in all, handshakes included.
-    pub connections: AtomicUsize,
-    /// Handshakes that may be under way.
-    pub handshakes: Arc<Semaphore>,
+    pub house: Arc<House>,
+    /// Those who have not authenticated.
+    pub(super) unauthenticated: Arc<Unauthenticated>,
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
     /// after the last look.
     door: AtomicUsize,
     /// True from when [`SHUT`] is set, for those who are inside and wait.
     shut: watch::Sender<bool>,
+    /// True once the shards end, whoever is still connected.
+    ended: watch::Sender<bool>,
 }
 
 /// No CONNECT is accepted any more.
@@ -59,11 +62,21 @@ impl Shared {
     /// For a new gateway.
     pub fn new(broker: Broker, auth: Arc<dyn Authenticator>, response_information: String) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
-        let handshakes = Arc::new(Semaphore::new(limits.max_handshakes.clamp(1, Semaphore::MAX_PERMITS)));
-        let connections = AtomicUsize::new(0);
+        let house = House::new(limits.max_connections);
         let door = AtomicUsize::new(0);
-        let shut = watch::Sender::new(false);
-        Arc::new(Self { broker, limits, auth, response_information, connections, handshakes, door, shut })
+        let (shut, ended) = (watch::Sender::new(false), watch::Sender::new(false));
+        let unauthenticated = Unauthenticated::new(broker.account());
+        Arc::new(Self {
+            broker,
+            limits,
+            auth,
+            response_information,
+            house,
+            unauthenticated,
+            door,
+            shut,
+            ended,
+        })
     }
 
     /// To be held from before a session is opened until it has its connection; `None` if the gateway is stopping.
@@ -90,11 +103,22 @@ impl Shared {
         }
     }
 
+    /// Ends the shards, and with them every connection and handshake that is left.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// Waits for [`Self::end`]. Cancel safe.
+    pub(super) async fn until_ended(&self) {
+        // The sender is ours: it is not gone before.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
     /// What a session needs from outside at `now`; `queue` is its durable queue, if it has one.
     pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
         let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
         let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
-        Env { limits: &self.limits, now, budget: &self.broker, disk }
+        Env { limits: &self.limits, now, budget: &**self.broker.account(), disk }
     }
 }
 
@@ -104,17 +128,17 @@ pub fn session_maker(shared: &Arc<Shared>) -> impl Fn(SessionCore) -> Arc<dyn Se
     move |core| Arc::new(Device::new(core, Arc::clone(&shared))) as Arc<dyn Session>
 }
 
-impl Budget for Broker {
-    fn charge(&self, bytes: usize) -> bool {
-        Self::charge(self, bytes)
+impl Budget for Account {
+    fn charge(&self, held: usize, bytes: usize) -> bool {
+        Self::charge(self, Kind::Queued, held, bytes)
     }
 
     fn force(&self, bytes: usize) {
-        Self::force(self, bytes);
+        Self::force(self, Kind::Queued, bytes);
     }
 
     fn release(&self, bytes: usize) {
-        Self::release(self, bytes);
+        Self::release(self, Kind::Queued, bytes);
     }
 }
 

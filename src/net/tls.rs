@@ -52,6 +52,11 @@ impl TlsLayer {
         self.rustls.is_handshaking()
     }
 
+    /// Bytes kept of what is not complete.
+    pub(super) fn held(&self) -> usize {
+        self.kept.capacity()
+    }
+
     /// The peer's certificate chain, its own first; `None` if it has shown none.
     pub(super) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.rustls.peer_certificates()

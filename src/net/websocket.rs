@@ -6,6 +6,8 @@
 use thiserror::Error;
 use tungstenite::handshake::derive_accept_key;
 
+use crate::{door::Origins, telemetry::count};
+
 const LONGEST_REQUEST: usize = 16 << 10;
 
 /// Why a WebSocket connection ends.
@@ -28,7 +30,8 @@ pub(super) enum Upgrade {
 }
 
 /// Reads the HTTP request at the start of `bytes`; the answer selects subprotocol `mqtt` [MQTT-6.0.0-3].
-pub(super) fn upgrade(bytes: &[u8], path: &str) -> Upgrade {
+/// A page of an origin that is not allowed gets 403.
+pub(super) fn upgrade(bytes: &[u8], path: &str, origins: &Origins) -> Upgrade {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     let len = match request.parse(bytes) {
@@ -38,6 +41,12 @@ pub(super) fn upgrade(bytes: &[u8], path: &str) -> Upgrade {
     };
     if request.path.map(|target| target.split('?').next().unwrap_or(target)) != Some(path) {
         return refuse("404 Not Found");
+    }
+    let mut sent = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("origin"));
+    let origin = sent.next().map(|header| std::str::from_utf8(header.value).unwrap_or_default());
+    if !origins.allow(origin, values(&request, "host").next()) || sent.next().is_some() {
+        count(|c| c.refused_origin.add(1));
+        return refuse("403 Forbidden");
     }
     let has = |name: &str, word: &str| {
         values(&request, name)
@@ -296,7 +305,8 @@ mod tests {
                  Sec-WebSocket-Protocol: {protocol}\r\n\r\n"
             )
         };
-        let answer = |text: &str| match upgrade(text.as_bytes(), "/mqtt") {
+        let origins = Origins::default();
+        let answer = |text: &str| match upgrade(text.as_bytes(), "/mqtt", &origins) {
             Upgrade::Answer(bytes, go) => (String::from_utf8(bytes).unwrap(), go),
             Upgrade::Partial => panic!("complete request"),
         };
@@ -304,6 +314,14 @@ mod tests {
         assert!(text.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=") && go.is_some(), "{text}");
         assert!(answer(&request("/other", "mqtt")).0.starts_with("HTTP/1.1 404"));
         assert!(answer(&request("/mqtt", "chat")).0.starts_with("HTTP/1.1 400"));
-        assert!(matches!(upgrade(b"GET /mqtt HTTP/1.1\r\n", "/mqtt"), Upgrade::Partial));
+        assert!(matches!(upgrade(b"GET /mqtt HTTP/1.1\r\n", "/mqtt", &origins), Upgrade::Partial));
+        let from = |origin: &str| {
+            request("/mqtt", "mqtt").replace("Host: x", &format!("Host: x\r\nOrigin: {origin}"))
+        };
+        assert!(answer(&from("http://x:3000")).1.is_some());
+        for origin in ["http://evil", "null", "http://x\r\nOrigin: http://evil", "http://\u{e9}"] {
+            let (text, go) = answer(&from(origin));
+            assert!(text.starts_with("HTTP/1.1 403") && go.is_none(), "{origin}: {text}");
+        }
     }
 }

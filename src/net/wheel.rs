@@ -1,9 +1,9 @@
-//! Keep alive of all connections of a shard: a wheel of one-second places over each device's last-seen number.
+//! Keep alive of all connections of a shard: a wheel of one-second places over when each device was last heard.
 
 use std::{
     cell::{Cell, RefCell},
-    sync::{Arc, Weak, atomic::Ordering::Relaxed},
-    time::Instant,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
 };
 
 use super::device::Device;
@@ -16,11 +16,14 @@ const PLACES: u32 = 256;
 /// Ended connections before a sweep is worth it.
 const SWEEP: usize = 1024;
 
-/// How far behind a last-seen number may be: a second until the next tick, and one if ticks fall just before and just
+/// How far behind the second in which a peer was heard may be: a second until the next tick, and one if ticks fall just before and just
 /// behind the turn of a second.
 const BEHIND: u32 = 2;
 
-/// `last_seen` while the gateway itself pauses the reader: that time counts for nobody.
+/// Most that a tick may count: what the shard stood still beyond it is nobody's silence. Ticks come every second.
+const LONGEST: Duration = Duration::from_millis(1250);
+
+/// Instead of a second, while the gateway itself pauses the reader: that time counts for nobody.
 pub(super) const PAUSED: u32 = u32::MAX;
 
 struct Entry {
@@ -32,6 +35,10 @@ struct Entry {
 
 struct Wheel {
     start: Instant,
+    /// When the last tick was.
+    ticked: Duration,
+    /// The time that the shard lived through, without that in which it stood still.
+    lived: Duration,
     done: u32,
     entries: usize,
     /// Watched connections that ended since the last sweep; their entries may still be there.
@@ -44,6 +51,8 @@ thread_local! {
     static WHEEL: RefCell<Wheel> = RefCell::new(Wheel {
         #[expect(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
         start: Instant::now(),
+        ticked: Duration::ZERO,
+        lived: Duration::ZERO,
         done: 0,
         entries: 0,
         ended: 0,
@@ -86,9 +95,19 @@ pub(super) fn ended() {
     });
 }
 
-/// Closes the silent connections that are due. Call once a second.
+/// Closes the silent connections that are due. Call once a second. A shard that stands still gets its ticks late and all
+/// at once: the time of which it knows nothing is not counted.
 pub(super) fn tick() {
-    let now = WHEEL.with_borrow(elapsed);
+    tick_at(WHEEL.with_borrow(|wheel| wheel.start.elapsed()));
+}
+
+/// A tick so long after the start.
+fn tick_at(elapsed: Duration) {
+    let now = WHEEL.with_borrow_mut(|wheel| {
+        wheel.lived += elapsed.saturating_sub(wheel.ticked).min(LONGEST);
+        wheel.ticked = elapsed;
+        u32::try_from(wheel.lived.as_secs()).unwrap_or(PAUSED - 1)
+    });
     SECOND.set(now);
     loop {
         let entries = WHEEL.with_borrow_mut(|wheel| {
@@ -113,8 +132,15 @@ fn check(entry: Entry, now: u32) {
     if device.lock_owned(entry.epoch).is_none() {
         return;
     }
-    let seen = device.last_seen.load(Relaxed);
-    let due = if seen == PAUSED { now + entry.allowed } else { seen + entry.allowed + BEHIND };
+    let due = match device.last_heard(entry.epoch, now) {
+        Some(PAUSED) => now + entry.allowed,
+        Some(seen) => seen + entry.allowed + BEHIND,
+        None => {
+            // The connection that this one took over noted something once more. It does not for long: from now on.
+            device.heard(entry.epoch, now);
+            now + entry.allowed + BEHIND
+        }
+    };
     if due <= now {
         count(|c| c.keep_alive_timeouts.add(1));
         device.close(entry.epoch, CloseReason::KeepAlive);
@@ -129,8 +155,10 @@ fn insert(wheel: &mut Wheel, entry: Entry, due: u32) {
     wheel.entries += 1;
 }
 
-fn elapsed(wheel: &Wheel) -> u32 {
-    u32::try_from(wheel.start.elapsed().as_secs()).unwrap_or(PAUSED - 1)
+/// The tests' clock: a tick so many milliseconds after the wheel began.
+#[cfg(test)]
+pub(super) fn tick_after(millis: u64) {
+    tick_at(Duration::from_millis(millis));
 }
 
 /// Entries of this thread's wheel.

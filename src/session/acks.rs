@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Begin, Disk, Env, Outbound,
     inflight::{Entry, Stage},
-    outbound::acknowledged,
+    outbound::answered,
 };
 use crate::{
     codec::{AckKind, reason},
@@ -16,26 +16,30 @@ use crate::{
 #[derive(Debug)]
 pub struct Unsafe(pub Arc<Ticket>);
 
+/// An acknowledgement of a message in flight that is not the next step of its handshake: a protocol error, after which the
+/// two sides cannot agree any more [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrongStep;
+
 impl Outbound {
-    /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight at QoS 1.
-    pub fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> bool {
-        let Some(rare) = &mut self.rare else { return false };
-        let expected = matches!(rare.inflight.get_mut(id),
-            Some((_, entry)) if matches!(&entry.stage, Stage::Publish(d) if d.qos == QoS::AtLeastOnce));
-        if !expected {
-            return false;
+    /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight.
+    pub fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
+        if !matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce) {
+            return Err(WrongStep);
         }
         if let Some((place, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.remove(id) {
             delivery.durable.remove(place, env);
-            acknowledged(delivery.receipt(), code);
+            answered(delivery.receipt(), code);
         }
         self.pump(env);
-        true
+        Ok(true)
     }
 
     /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What is on
     /// disk must say so before PUBREL goes: then the caller appends it, when the ticket is done.
-    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) -> Option<Unsafe> {
+    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<Option<Unsafe>, WrongStep> {
         let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
         let mut held = None;
         if let Some(rare) = &mut self.rare
@@ -44,47 +48,49 @@ impl Outbound {
             match &entry.stage {
                 Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
                     if code >= 0x80 {
-                        acknowledged(delivery.receipt(), code);
+                        answered(delivery.receipt(), code);
                         delivery.durable.remove(place, env);
                         rare.inflight.remove(id);
                         self.pump(env);
-                        return None;
+                        return Ok(None);
                     }
                     let released = Self::release(delivery, place, env);
                     held = released.ticket.clone();
                     entry.stage = Stage::Release(released);
+                    // The place on disk says so.
+                    entry.noted = true;
                     release = reason::SUCCESS;
                 }
                 Stage::Release(released) => {
                     held = released.ticket.clone();
                     release = reason::SUCCESS;
                 }
-                Stage::Publish(_) => {}
+                Stage::Publish(_) => return Err(WrongStep),
             }
         }
         if code >= 0x80 {
-            return None;
+            return Ok(None);
         }
         if let Some(ticket) = held.filter(|ticket| ticket.result().is_none()) {
-            return Some(Unsafe(ticket));
+            return Ok(Some(Unsafe(ticket)));
         }
         self.append_ack(AckKind::PubRel, id, release);
-        None
+        Ok(None)
     }
 
-    /// PUBCOMP. False if the id is not waiting for it.
-    pub fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> bool {
-        let Some(rare) = &mut self.rare else { return false };
-        if !matches!(rare.inflight.get_mut(id), Some((_, entry)) if matches!(entry.stage, Stage::Release(_)))
-        {
-            return false;
+    /// PUBCOMP. False if the id is not in flight.
+    pub fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
+        if !matches!(entry.stage, Stage::Release(_)) {
+            return Err(WrongStep);
         }
         if let Some((place, Entry { stage: Stage::Release(released), .. })) = rare.inflight.remove(id) {
             released.durable.remove(place, env);
-            acknowledged(released.receipt.as_ref(), reason::SUCCESS);
+            answered(released.receipt.as_ref(), reason::SUCCESS);
         }
         self.pump(env);
-        true
+        Ok(true)
     }
 
     /// An inbound QoS 2 PUBLISH arrives.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::LinkParams;
+use super::{LinkParams, inbound::may_publish_to};
 use crate::{
     codec::{ConnAck, Connect, reason},
     config::Limits,
-    types::{ClientId, Protocol, QoS, TopicName},
+    types::{ClientId, Protocol, QoS},
 };
 
 /// What the decision depends on beside the packet.
@@ -111,10 +111,7 @@ fn client_id(
 
 fn check_will(connect: &Connect, limits: &Limits) -> Result<(), Refused> {
     let Some(will) = &connect.will else { return Ok(()) };
-    if TopicName::check(&will.topic).is_err() || will.topic.len() > limits.max_topic_bytes {
-        return Err(Refused(Some(reason::TOPIC_NAME_INVALID)));
-    }
-    if will.topic.starts_with("$SYS/") {
+    if !may_publish_to(&will.topic, limits) {
         return Err(Refused(Some(reason::TOPIC_NAME_INVALID)));
     }
     if will.qos as u8 > limits.max_qos {

@@ -36,6 +36,25 @@ pub struct Disk<'a> {
     pub queue: QueueId,
 }
 
+/// What an earlier process left on disk for a session.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Left<'a> {
+    /// The first place in use.
+    pub first: u64,
+    /// One more than the last.
+    pub next: u64,
+    /// One more than the last QoS 2 place that it may have begun to send.
+    pub exact: u64,
+    /// One more than the last place that it may have begun to send although the entry there does not say so.
+    pub begun: u64,
+    /// Messages.
+    pub messages: usize,
+    /// Their cost.
+    pub bytes: u64,
+    /// Packet identifiers of QoS 2 messages that came in.
+    pub received: &'a [u16],
+}
+
 /// What [`Outbound::begin_load`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
@@ -111,30 +130,34 @@ impl Delivery {
 }
 
 impl Outbound {
-    /// What an earlier process left on disk for this session: places `first` to `next`, of which it may have begun to send
-    /// QoS 2 below `exact`, and packet identifiers of QoS 2 messages that came in.
-    pub fn restore(
-        &mut self,
-        first: u64,
-        next: u64,
-        exact: u64,
-        messages: usize,
-        bytes: u64,
-        received: &[u16],
-    ) {
+    /// What an earlier process left.
+    pub fn restore(&mut self, left: &Left<'_>) {
         let rare = self.rare();
-        if next > 0 {
-            rare.tail = Some(Box::new(Tail::restored(first, next, exact, messages, bytes)));
+        if left.next > 0 {
+            rare.tail = Some(Box::new(Tail::restored(left)));
         }
-        rare.received.extend(received.iter().map(|id| (*id, Some(safe()))));
+        rare.received.extend(left.received.iter().map(|id| (*id, Some(safe()))));
+    }
+
+    /// The connection has ended: has the disk note what the client may have begun to receive, for the next process, if it
+    /// does not know. The ticket is done when it does. What is sent is always at the front of the queue.
+    pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Ticket>> {
+        let Disk { journal, queue } = env.disk?;
+        let rare = self.rare.as_mut()?;
+        let on_disk_only = rare.tail.as_mut().and_then(|tail| tail.note_sent());
+        let below = rare.inflight.note_sent().max(on_disk_only)?;
+        let ticket = Ticket::new();
+        journal.submit(QueueOp::NoteSent { queue, below, ticket: Arc::clone(&ticket) });
+        Some(ticket)
     }
 
     /// Messages on disk only expired there.
-    pub fn note_expired(&mut self, messages: usize, bytes: u64) {
+    pub fn note_expired(&mut self, messages: usize, bytes: u64, now: Timestamp) {
         let Some(rare) = &mut self.rare else { return };
         rare.dropped += messages as u64;
         if let Some(tail) = &mut rare.tail {
             tail.subtract(messages, bytes);
+            tail.give_up_expired(now);
         }
     }
 
@@ -150,8 +173,9 @@ impl Outbound {
         if !self.wants_load() {
             return Load::Nothing;
         }
+        let held = self.rare.as_ref().map_or(0, |rare| rare.pending.bytes());
         match self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
-            Some(tail) => match tail.begin_load(env.budget) {
+            Some(tail) => match tail.begin_load(held, env.budget) {
                 true => Load::From(tail.from),
                 false => Load::NoRoom,
             },
@@ -184,9 +208,8 @@ impl Outbound {
             tail.subtract(entries.len(), bytes);
             let receipts: Vec<_> = entries.iter().map(|entry| tail.take_receipt(entry.place)).collect();
             tail.give_up_before(tail.from);
-            let restored = tail.restored;
-            for (entry, receipt) in entries.into_iter().zip(receipts) {
-                let again = entry.place < restored;
+            let sent: Vec<_> = entries.iter().map(|entry| tail.is_sent(entry)).collect();
+            for ((entry, receipt), again) in entries.into_iter().zip(receipts).zip(sent) {
                 rare.take_up(entry, again, receipt, env);
             }
         }
@@ -235,7 +258,7 @@ impl Outbound {
             && rare.pending.len() < WINDOW.min(env.limits.mailbox_messages)
             && rare.pending.bytes() < WINDOW_BYTES
         {
-            if !env.budget.charge(message.cost()) {
+            if !env.budget.charge(rare.pending.bytes(), message.cost()) {
                 rare.dropped += 1;
                 count(|c| c.dropped_memory.add(1));
                 return Take::Dropped(DropReason::Memory);
@@ -286,8 +309,10 @@ impl Outbound {
             disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
             tail.note_trimmed();
         }
-        let place = tail.append(cost, message.receipt.filter(|_| online));
-        submit(message, qos, offer, place, Bound::waiting(env.now, env), disk);
+        let bound = Bound::waiting(env.now, env);
+        let place = tail.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
+        tail.limit_awaited(env.limits.offline_messages + WINDOW);
+        submit(message, qos, offer, place, bound, disk);
         if online { Take::Sent } else { Take::Queued }
     }
 
@@ -302,8 +327,10 @@ impl Outbound {
         for mut delivery in rare.pending.take_end().into_iter().rev() {
             let cost = delivery.message.cost();
             env.budget.release(cost);
-            delivery.write(delivery.place, Bound::waiting(delivery.message.received, env), disk);
-            tail.take_back(delivery.place, cost as u64, delivery.receipt());
+            let bound = Bound::waiting(delivery.message.received, env);
+            delivery.write(delivery.place, bound, disk);
+            let until = bound.until(delivery.message.expires);
+            tail.take_back(delivery.place, cost as u64, delivery.receipt(), until);
         }
         tail.stop_loading(env.budget);
     }
@@ -326,7 +353,7 @@ impl super::outbound::Rare {
     /// Takes up what was read. If an earlier process may have sent it, it keeps its packet identifier and is sent
     /// `again`, or the client may hold that for ever.
     fn take_up(&mut self, entry: ReadBack, again: bool, receipt: Option<Arc<Receipt>>, env: &Env<'_>) {
-        let ReadBack { place, qos, retain, group, ids, message, .. } = entry;
+        let ReadBack { place, qos, retain, sent, group, ids, message } = entry;
         let again =
             again && qos != QoS::AtMostOnce && self.inflight.fits(place) && !self.pending.has_acknowledged();
         let expired = message.as_ref().is_some_and(|message| message.is_expired(env.now));
@@ -338,7 +365,7 @@ impl super::outbound::Rare {
         let Some(message) = message.filter(|_| !expired) else {
             if again && qos == QoS::ExactlyOnce {
                 let released = Released { receipt: None, durable: Durable::Stored, ticket: None };
-                self.inflight.restore(place, Stage::Release(released));
+                self.inflight.restore(place, Stage::Release(released), sent);
             } else {
                 Durable::Stored.remove(place, env);
             }
@@ -358,7 +385,7 @@ impl super::outbound::Rare {
             durable: Durable::Stored,
         };
         if again {
-            self.inflight.restore(place, Stage::Publish(delivery));
+            self.inflight.restore(place, Stage::Publish(delivery), sent);
         } else {
             // There was room when reading began.
             env.budget.force(delivery.message.cost());
@@ -386,6 +413,14 @@ impl Bound {
     fn waiting(received: Timestamp, env: &Env<'_>) -> Self {
         Self::Waits(waits_until(received, env))
     }
+
+    /// When the store may remove an entry whose message expires at `expires`, if some time.
+    fn until(self, expires: Option<Timestamp>) -> Option<Timestamp> {
+        match self {
+            Self::Sent => None,
+            Self::Waits(until) => expires.into_iter().chain(until).min(),
+        }
+    }
 }
 
 /// Submits one delivery.
@@ -402,7 +437,7 @@ fn submit(
     entry.retain = offer.retain;
     match bound {
         Bound::Sent => entry.sent = true,
-        Bound::Waits(until) => entry.expires = entry.expires.into_iter().chain(until).min(),
+        Bound::Waits(_) => entry.expires = bound.until(entry.expires),
     }
     entry.group = offer.group_queue;
     entry.ids = if offer.ids.is_empty() { None } else { Some(offer.ids.into()) };

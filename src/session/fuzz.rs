@@ -30,9 +30,9 @@ struct Purse(Cell<usize>);
 
 impl Budget for Purse {
     fn force(&self, bytes: usize) {
-        let _ = self.charge(bytes);
+        let _ = self.charge(0, bytes);
     }
-    fn charge(&self, bytes: usize) -> bool {
+    fn charge(&self, _held: usize, bytes: usize) -> bool {
         self.0.set(self.0.get() + bytes);
         true
     }
@@ -174,14 +174,14 @@ impl World {
         match kind {
             4 => {
                 self.unacknowledged.remove(&id);
-                self.outbound.handle_puback(id, 0, &env);
+                assert!(self.outbound.handle_puback(id, 0, &env).is_ok(), "a client that keeps to the rules");
             }
             5 => {
                 self.unacknowledged.remove(&id);
-                self.outbound.handle_pubrec(id, 0, &env);
+                assert!(self.outbound.handle_pubrec(id, 0, &env).is_ok(), "a client that keeps to the rules");
             }
             _ => {
-                self.outbound.handle_pubcomp(id, &env);
+                assert!(self.outbound.handle_pubcomp(id, &env).is_ok(), "a client that keeps to the rules");
             }
         }
     }

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::alias::InboundAliases;
 use crate::{
-    codec::{Publish, reason},
+    codec::{Publish, Subscribe, reason},
     config::Limits,
     types::{Protocol, QoS},
 };
@@ -57,11 +57,7 @@ impl Inbound {
             None => None,
             Some(alias) => self.resolve(alias, publish.topic, limits)?,
         };
-        let text = topic.as_deref().unwrap_or(publish.topic);
-        if text.len() > limits.max_topic_bytes
-            || levels(text) > limits.max_topic_levels
-            || text.starts_with("$SYS/")
-        {
+        if !may_publish_to(topic.as_deref().unwrap_or(publish.topic), limits) {
             return Err(PublishError::Refused(reason::TOPIC_NAME_INVALID));
         }
         let claims_text = publish.properties.as_ref().is_some_and(|p| p.payload_format == Some(1));
@@ -69,6 +65,26 @@ impl Inbound {
             return Err(PublishError::Refused(reason::PAYLOAD_FORMAT_INVALID));
         }
         Ok(topic)
+    }
+
+    /// Checks a SUBSCRIBE, before any of its filters is looked at, for what CONNACK said is not there; the reason code if
+    /// it asks for that nevertheless (sections 3.2.2.3.11 to 3.2.2.3.13). MQTT 3 has no such announcement: there such
+    /// a filter is refused in the SUBACK [MQTT-3.8.3-2].
+    pub fn check_subscribe(&self, subscribe: &Subscribe, limits: &Limits) -> Result<(), u8> {
+        if !self.protocol.is_v5() {
+            return Ok(());
+        }
+        if !limits.subscription_id_available && subscribe.id.is_some() {
+            return Err(reason::SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED);
+        }
+        let any = |is_so: fn(&str) -> bool| subscribe.filters.iter().any(|wanted| is_so(&wanted.filter));
+        if !limits.shared_available && any(|filter| filter.starts_with("$share/")) {
+            return Err(reason::SHARED_SUBSCRIPTIONS_NOT_SUPPORTED);
+        }
+        if !limits.wildcard_available && any(|filter| filter.contains(['+', '#'])) {
+            return Err(reason::WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED);
+        }
+        Ok(())
     }
 
     fn resolve(
@@ -89,12 +105,31 @@ impl Inbound {
     }
 }
 
-/// What to do about a refused PUBLISH of `qos` on `protocol`: the code for its acknowledgement, or `None` when
-/// the connection must end, since nothing else can say it.
-pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> Option<u8> {
-    (protocol.is_v5() && qos != QoS::AtMostOnce).then_some(code)
+/// What becomes of a PUBLISH that is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Acknowledged with this code.
+    Acknowledge(u8),
+    /// Forgotten: there is no acknowledgement at QoS 0.
+    Drop,
+    /// The connection must end, since nothing else can say it.
+    Close,
 }
 
-fn levels(topic: &str) -> usize {
-    topic.bytes().filter(|b| *b == b'/').count() + 1
+/// What becomes of a PUBLISH of `qos` that is refused with `code`. 3.1.1 may close or acknowledge what is not allowed
+/// [MQTT-3.3.5-2]; 3.1 must acknowledge it (its section 3.3), but not what may be accepted when it comes again.
+pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> Refusal {
+    let for_good = matches!(code, reason::NOT_AUTHORIZED | reason::TOPIC_NAME_INVALID);
+    match (protocol, qos) {
+        (Protocol::V3, QoS::AtMostOnce) if for_good => Refusal::Drop,
+        (Protocol::V3, _) if for_good => Refusal::Acknowledge(reason::SUCCESS),
+        (Protocol::V5, QoS::AtLeastOnce | QoS::ExactlyOnce) => Refusal::Acknowledge(code),
+        _ => Refusal::Close,
+    }
+}
+
+/// Whether the gateway takes messages for this topic name, which is well formed, from a client: in a PUBLISH or as its will.
+pub(super) fn may_publish_to(topic: &str, limits: &Limits) -> bool {
+    let levels = topic.bytes().filter(|b| *b == b'/').count() + 1;
+    topic.len() <= limits.max_topic_bytes && levels <= limits.max_topic_levels && !topic.starts_with("$SYS/")
 }

@@ -38,8 +38,8 @@ pub(super) struct Released {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) stage: Stage,
-    /// Sent before on an earlier connection: DUP is set on the next sending [MQTT-3.3.1-1].
-    pub(super) sent: bool,
+    /// The disk knows that it was sent, if it is there.
+    pub(super) noted: bool,
 }
 
 /// The ring.
@@ -79,14 +79,28 @@ impl Inflight {
 
     /// Takes up a message that is sent now. The caller has checked `has_room` and `is_resent`.
     pub(super) fn push(&mut self, place: u64, delivery: Delivery) {
-        self.put(place, Entry { stage: Stage::Publish(delivery), sent: true });
+        let noted = matches!(&delivery.durable, Durable::Submitted(entry) if entry.sent);
+        self.put(place, Entry { stage: Stage::Publish(delivery), noted });
         self.resend = self.ring.len();
         self.open += 1;
     }
 
     /// Takes up what may have been in flight before a restart: it will be sent again. The caller has checked `fits`.
-    pub(super) fn restore(&mut self, place: u64, stage: Stage) {
-        self.put(place, Entry { stage, sent: true });
+    pub(super) fn restore(&mut self, place: u64, stage: Stage, noted: bool) {
+        self.put(place, Entry { stage, noted });
+    }
+
+    /// One more than the last place of which the disk does not know that it was sent, but does from now on.
+    pub(super) fn note_sent(&mut self) -> Option<u64> {
+        let first = self.first;
+        let mut last = None;
+        for (index, entry) in self.ring.iter_mut().enumerate() {
+            if let Some(entry) = entry.as_mut().filter(|entry| !entry.noted) {
+                entry.noted = true;
+                last = Some(first + index as u64 + 1);
+            }
+        }
+        last
     }
 
     /// Whether `place` comes after all others and its identifier is not in flight.
@@ -257,7 +271,7 @@ mod tests {
     fn what_was_in_flight_before_a_restart_is_sent_again_within_the_window() {
         let mut inflight = Inflight::default();
         for place in 0..3 {
-            inflight.restore(place, Stage::Publish(delivery()));
+            inflight.restore(place, Stage::Publish(delivery()), true);
         }
         for expected in [1, 2] {
             let (id, ..) = inflight.next_resend(2).expect("room");

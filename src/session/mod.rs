@@ -24,11 +24,11 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-pub use acks::Unsafe;
+pub use acks::{Unsafe, WrongStep};
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
-pub use durable::{Disk, Load};
+pub use durable::{Disk, Left, Load};
 pub use fuzz::fuzz_session;
-pub(crate) use inbound::refusal;
 pub use inbound::{Inbound, PublishError};
+pub(crate) use inbound::{Refusal, refusal};
 pub use outbound::{Begin, Budget, Env, LinkParams, OUT_BUFFER, Offer, Outbound, Take};

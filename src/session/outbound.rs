@@ -25,8 +25,8 @@ pub const OUT_BUFFER: usize = 64 << 10;
 
 /// The process-wide memory budget for waiting messages.
 pub trait Budget {
-    /// Takes `bytes`; false if the budget is used up.
-    fn charge(&self, bytes: usize) -> bool;
+    /// Takes `bytes` for a session that has `held`; false if that is more than it may have now.
+    fn charge(&self, held: usize, bytes: usize) -> bool;
     /// Takes `bytes`, beyond the budget if need be: for what is bounded otherwise and must go on.
     fn force(&self, bytes: usize);
     /// Gives `bytes` back.
@@ -419,12 +419,9 @@ impl Default for Outbound {
     }
 }
 
-pub(super) fn acknowledged(receipt: Option<&Arc<Receipt>>, code: u8) {
+pub(super) fn answered(receipt: Option<&Arc<Receipt>>, code: u8) {
     if let Some(receipt) = receipt {
-        receipt.update(|state| {
-            state.acked += 1;
-            state.code = Some(code);
-        });
+        receipt.update(|state| state.answered(code));
     }
 }
 

@@ -103,7 +103,7 @@ impl Outbound {
             dropped(oldest.receipt(), DropReason::QueueFull);
             oldest.durable.remove(oldest.place, env);
         }
-        if !env.budget.charge(cost) {
+        if !env.budget.charge(rare.pending.bytes(), cost) {
             rare.dropped += 1;
             count(|c| c.dropped_memory.add(1));
             return Take::Dropped(DropReason::Memory);
@@ -138,7 +138,8 @@ impl Outbound {
                     retain: delivery.retain,
                     ids: delivery.ids.as_deref().unwrap_or_default(),
                     packet_id: id,
-                    dup: entry.sent,
+                    // [MQTT-3.3.1-1]
+                    dup: true,
                 };
                 let mut aliases = rare.aliases.take();
                 fits = self.append_with(&frame, env.now, aliases.as_mut());
@@ -158,7 +159,6 @@ impl Outbound {
             }
         }
         if fits {
-            entry.sent = true;
             rare.inflight.advance();
         } else {
             rare.inflight.remove(id);

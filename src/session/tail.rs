@@ -2,11 +2,12 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    ops::Range,
     sync::Arc,
 };
 
-use super::{Budget, outbound::dropped};
-use crate::types::{DropReason, Page, QoS, ReadBack, Receipt};
+use super::{Budget, durable::Left, outbound::dropped};
+use crate::types::{DropReason, Page, QoS, ReadBack, Receipt, Timestamp};
 
 /// Below so many waiting messages and bytes more are read.
 pub(super) const LOW: usize = 128;
@@ -22,17 +23,30 @@ pub(super) struct Tail {
     /// Messages and bytes from there on; not exact while messages expire there, exact again when all is read.
     pub(super) messages: usize,
     pub(super) bytes: u64,
-    /// Places below are of an earlier process, which may have sent them.
-    pub(super) restored: u64,
+    /// Places below are of an earlier process, which may have sent them: their entries say whether it has.
+    restored: u64,
+    /// Places below it may have sent although their entries do not say so.
+    begun: u64,
     /// QoS 2 in places below may be what the client began to receive from an earlier process.
     exact: u64,
     /// While more is being read.
     loading: Option<Loading>,
     /// Publishers that wait for messages of the tail, by place.
-    awaited: VecDeque<(u64, Arc<Receipt>)>,
+    awaited: VecDeque<Waiting>,
+    /// Places of which nothing is left, because of the last trims in a row.
+    trimmed: Range<u64>,
     /// Places of the tail whose message was given to the session's shared group: they are on disk until another queue has
     /// it, and are not read again. Those that a read does not find any more are forgotten.
     given: BTreeSet<u64>,
+}
+
+/// A publisher that waits for one message.
+#[derive(Debug)]
+struct Waiting {
+    place: u64,
+    /// When the message may go from disk unsent.
+    until: Option<Timestamp>,
+    receipt: Arc<Receipt>,
 }
 
 /// A read that is under way.
@@ -48,8 +62,20 @@ struct Loading {
 
 impl Tail {
     /// What an earlier process left.
-    pub(super) fn restored(first: u64, next: u64, exact: u64, messages: usize, bytes: u64) -> Self {
-        Self { next, from: first, messages, bytes, restored: next, exact, ..Self::default() }
+    pub(super) fn restored(left: &Left<'_>) -> Self {
+        let &Left { first, next, exact, begun, messages, bytes, .. } = left;
+        Self { next, from: first, messages, bytes, restored: next, begun, exact, ..Self::default() }
+    }
+
+    /// Whether an earlier process may have sent what was read.
+    pub(super) fn is_sent(&self, entry: &ReadBack) -> bool {
+        entry.place < self.restored && (entry.sent || entry.place < self.begun)
+    }
+
+    /// One more than the last place here of which the disk does not know that it may have been sent, but does from now on.
+    pub(super) fn note_sent(&mut self) -> Option<u64> {
+        let begun = std::mem::take(&mut self.begun);
+        (begun > self.from).then_some(begun)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -68,23 +94,34 @@ impl Tail {
         place
     }
 
-    /// Gives the next place to a delivery on disk only.
-    pub(super) fn append(&mut self, cost: u64, receipt: Option<&Arc<Receipt>>) -> u64 {
+    /// Gives the next place to a delivery on disk only. Whoever waits for it is told if it must go from disk unsent.
+    pub(super) fn append(
+        &mut self,
+        cost: u64,
+        receipt: Option<&Arc<Receipt>>,
+        until: Option<Timestamp>,
+    ) -> u64 {
         let place = self.next;
         self.next += 1;
         self.messages += 1;
         self.bytes += cost;
-        self.awaited.extend(receipt.map(|receipt| (place, Arc::clone(receipt))));
+        self.awaited.extend(receipt.map(|receipt| Waiting { place, until, receipt: Arc::clone(receipt) }));
         place
     }
 
     /// Takes back a delivery that was to be sent from memory.
-    pub(super) fn take_back(&mut self, place: u64, cost: u64, receipt: Option<&Arc<Receipt>>) {
+    pub(super) fn take_back(
+        &mut self,
+        place: u64,
+        cost: u64,
+        receipt: Option<&Arc<Receipt>>,
+        until: Option<Timestamp>,
+    ) {
         self.from = self.from.min(place);
         self.messages += 1;
         self.bytes += cost;
         if let Some(receipt) = receipt {
-            self.awaited.push_front((place, Arc::clone(receipt)));
+            self.awaited.push_front(Waiting { place, until, receipt: Arc::clone(receipt) });
         }
     }
 
@@ -94,8 +131,19 @@ impl Tail {
         self.loading.as_ref().map_or(self.from, |loading| loading.mark).max(self.exact)
     }
 
-    /// One message from [`Self::oldest`] on is trimmed. Its size is not known here: the mean.
+    /// One message from [`Self::oldest`] on is trimmed, and whoever waits for it is told. Its size is not known here: the
+    /// mean. Nor is its place, as some may be empty; but so many trims leave nothing in as many places.
     pub(super) fn note_trimmed(&mut self) {
+        let oldest = self.oldest();
+        if !(self.trimmed.start..=self.trimmed.end).contains(&oldest) {
+            self.trimmed = oldest..oldest;
+        }
+        self.trimmed.end += 1;
+        let from = self.awaited.partition_point(|waiting| waiting.place < oldest);
+        let to = self.awaited.partition_point(|waiting| waiting.place < self.trimmed.end);
+        for waiting in self.awaited.drain(from..to) {
+            dropped(Some(&waiting.receipt), DropReason::QueueFull);
+        }
         self.bytes -= self.bytes / self.messages.max(1) as u64;
         self.messages = self.messages.saturating_sub(1);
         if let Some(loading) = &mut self.loading {
@@ -108,10 +156,10 @@ impl Tail {
         self.is_loading() || place < self.from || (qos == QoS::ExactlyOnce && place < self.exact)
     }
 
-    /// A read begins, if the budget has room for it.
-    pub(super) fn begin_load(&mut self, budget: &dyn Budget) -> bool {
+    /// A read begins, if the budget has room for it beside the `held` bytes of the session.
+    pub(super) fn begin_load(&mut self, held: usize, budget: &dyn Budget) -> bool {
         let reserved = usize::try_from(self.bytes).unwrap_or(usize::MAX).min(Page::BYTES);
-        let fits = budget.charge(reserved);
+        let fits = budget.charge(held, reserved);
         if fits {
             self.loading = Some(Loading { mark: self.next, trimmed: false, reserved });
         }
@@ -158,24 +206,45 @@ impl Tail {
 
     /// Whoever waits for messages below `place` is told that they are gone: trimmed, expired on disk, or refused by it.
     pub(super) fn give_up_before(&mut self, place: u64) {
-        while let Some((_, receipt)) = self.awaited.pop_front_if(|(waiting, _)| *waiting < place) {
-            dropped(Some(&receipt), DropReason::QueueFull);
+        while let Some(waiting) = self.awaited.pop_front_if(|waiting| waiting.place < place) {
+            dropped(Some(&waiting.receipt), DropReason::QueueFull);
+        }
+    }
+
+    /// Messages have expired on disk: whoever waits for one whose time has come is told, unless it is just being read.
+    pub(super) fn give_up_expired(&mut self, now: Timestamp) {
+        if self.is_loading() {
+            return;
+        }
+        self.awaited.retain(|waiting| {
+            let expired = waiting.until.is_some_and(|until| until <= now);
+            if expired {
+                dropped(Some(&waiting.receipt), DropReason::Expired);
+            }
+            !expired
+        });
+    }
+
+    /// More publishers wait than the disk may hold messages, as some of theirs are gone: the oldest are told so.
+    pub(super) fn limit_awaited(&mut self, most: usize) {
+        let oldest = self.oldest();
+        while self.awaited.len() > most {
+            let first = self.awaited.partition_point(|waiting| waiting.place < oldest);
+            let Some(waiting) = self.awaited.remove(first) else { return };
+            dropped(Some(&waiting.receipt), DropReason::QueueFull);
         }
     }
 
     pub(super) fn take_receipt(&mut self, place: u64) -> Option<Arc<Receipt>> {
         self.give_up_before(place);
-        if self.awaited.front().is_some_and(|(waiting, _)| *waiting == place) {
-            return self.awaited.pop_front().map(|(_, receipt)| receipt);
-        }
-        None
+        self.awaited.pop_front_if(|waiting| waiting.place == place).map(|waiting| waiting.receipt)
     }
 
     /// The session ends: whoever waits is told.
     pub(super) fn give_up(&mut self, budget: &dyn Budget) {
         self.stop_loading(budget);
-        for (_, receipt) in self.awaited.drain(..) {
-            dropped(Some(&receipt), DropReason::SessionEnded);
+        for waiting in self.awaited.drain(..) {
+            dropped(Some(&waiting.receipt), DropReason::SessionEnded);
         }
     }
 

@@ -1,11 +1,12 @@
 mod durable;
+mod judging;
 mod model;
 
 use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
-    codec::{self, Connect, Packet, Publish, reason},
+    codec::{self, Packet, Publish, reason},
     config::{ByteSize, Limits, OverflowPolicy, Span},
     types::{DropReason, Message, Origin, Properties, Protocol, QoS, QueueId, Timestamp},
 };
@@ -14,9 +15,9 @@ struct Unlimited;
 
 impl Budget for Unlimited {
     fn force(&self, bytes: usize) {
-        let _ = self.charge(bytes);
+        let _ = self.charge(0, bytes);
     }
-    fn charge(&self, _bytes: usize) -> bool {
+    fn charge(&self, _held: usize, _bytes: usize) -> bool {
         true
     }
     fn release(&self, _bytes: usize) {}
@@ -38,6 +39,21 @@ fn message(payload: &[u8], qos: QoS) -> Message<'_> {
     let mut message = Message::new("t", payload, Timestamp(0), Origin::BACKEND);
     message.qos = qos;
     message
+}
+
+fn publish(topic: &str) -> Publish<'_> {
+    Publish {
+        dup: false,
+        qos: QoS::AtLeastOnce,
+        retain: false,
+        topic,
+        packet_id: 1,
+        payload: b"\xFF",
+        alias: None,
+        expiry: None,
+        ids: Vec::new(),
+        properties: None,
+    }
 }
 
 fn packets(outbound: &mut Outbound, protocol: Protocol) -> Vec<String> {
@@ -89,7 +105,7 @@ fn reconnect_resends_publish_and_pubrel_in_order() {
     for payload in [b"a", b"b", b"c"] {
         outbound.offer(&message(payload, QoS::ExactlyOnce), offer(QoS::ExactlyOnce), &env(&limits, 0));
     }
-    outbound.handle_pubrec(1, 0, &env(&limits, 0));
+    assert!(outbound.handle_pubrec(1, 0, &env(&limits, 0)).is_ok());
     outbound.take_out();
     outbound.detach(&env(&limits, 0));
     outbound.attach(link(Protocol::V4), &[], &env(&limits, 0));
@@ -101,8 +117,7 @@ fn reconnect_resends_publish_and_pubrel_in_order() {
             "publish c id=3 qos=2 dup=true topic=t alias=None expiry=None",
         ]
     );
-    assert!(outbound.handle_pubcomp(1, &env(&limits, 0)));
-    assert!(!outbound.handle_puback(2, 0, &env(&limits, 0)), "PUBACK does not end QoS 2");
+    assert_eq!(outbound.handle_pubcomp(1, &env(&limits, 0)), Ok(true));
 }
 
 /// [MQTT-4.3.2-3] [MQTT-4.3.2-5] [MQTT-4.3.3-3] [MQTT-4.3.3-12] [MQTT-2.2.1-4]: an id is in flight until its last
@@ -115,15 +130,41 @@ fn packet_ids_are_busy_until_the_last_acknowledgement() {
     outbound.attach(link(Protocol::V5), &[], &env);
     outbound.offer(&message(b"a", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
     outbound.offer(&message(b"b", QoS::ExactlyOnce), offer(QoS::ExactlyOnce), &env);
-    assert!(!outbound.handle_pubcomp(1, &env) && !outbound.handle_pubcomp(2, &env));
-    assert!(!outbound.handle_puback(2, 0, &env), "PUBACK does not end QoS 2");
     assert_eq!(outbound.sizes().0, 2);
-    assert!(outbound.handle_puback(1, 0, &env));
-    assert!(!outbound.handle_puback(1, 0, &env), "acknowledged once");
-    outbound.handle_pubrec(2, 0, &env);
+    assert_eq!(outbound.handle_puback(1, 0, &env), Ok(true));
+    assert_eq!(outbound.handle_puback(1, 0, &env), Ok(false), "acknowledged once");
+    assert!(outbound.handle_pubrec(2, 0, &env).is_ok());
     assert_eq!(outbound.sizes().0, 1, "PUBREC leaves the id in use until PUBCOMP");
-    assert!(outbound.handle_pubcomp(2, &env));
+    assert_eq!(outbound.handle_pubcomp(2, &env), Ok(true));
     assert_eq!(outbound.sizes().0, 0);
+}
+
+/// [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5]: an acknowledgement of another QoS, or of another phase of QoS 2, is an
+/// error and ends nothing; one for an id that is not in flight is none.
+#[test]
+fn an_acknowledgement_out_of_step_is_told_from_one_of_an_unknown_id() {
+    let limits = Limits::default();
+    let env = env(&limits, 0);
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env);
+    outbound.offer(&message(b"a", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
+    outbound.offer(&message(b"b", QoS::ExactlyOnce), offer(QoS::ExactlyOnce), &env);
+    outbound.take_out();
+    assert_eq!(outbound.handle_pubrec(1, 0, &env).err(), Some(WrongStep), "PUBREC of QoS 1");
+    assert_eq!(outbound.handle_pubrec(1, 0x80, &env).err(), Some(WrongStep), "refusing PUBREC of QoS 1");
+    assert_eq!(outbound.handle_pubcomp(1, &env), Err(WrongStep), "PUBCOMP of QoS 1");
+    assert_eq!(outbound.handle_puback(2, 0, &env), Err(WrongStep), "PUBACK of QoS 2");
+    assert_eq!(outbound.handle_pubcomp(2, &env), Err(WrongStep), "PUBCOMP before PUBREC");
+    assert!(outbound.handle_pubrec(2, 0, &env).is_ok());
+    assert_eq!(outbound.handle_puback(2, 0, &env), Err(WrongStep), "PUBACK after PUBREL");
+    assert!(outbound.handle_pubrec(2, 0, &env).is_ok(), "PUBREC again");
+    assert_eq!(outbound.sizes().0, 2);
+    assert_eq!(
+        (outbound.handle_puback(3, 0, &env), outbound.handle_pubcomp(3, &env)),
+        (Ok(false), Ok(false))
+    );
+    assert!(outbound.handle_pubrec(3, 0, &env).is_ok());
+    assert_eq!(packets(&mut outbound, Protocol::V5), ["pubrel 2 0x0", "pubrel 2 0x0", "pubrel 3 0x92"]);
 }
 
 /// [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.3.3-7] [MQTT-4.3.3-13]: what was sent is finished whatever its expiry:
@@ -137,14 +178,14 @@ fn a_started_qos2_handshake_goes_on_after_expiry() {
     expiring.expires = Some(Timestamp(1_000));
     outbound.offer(&expiring, offer(QoS::ExactlyOnce), &env(&limits, 0));
     outbound.take_out();
-    outbound.handle_pubrec(1, 0, &env(&limits, 5_000));
+    assert!(outbound.handle_pubrec(1, 0, &env(&limits, 5_000)).is_ok());
     assert_eq!(packets(&mut outbound, Protocol::V5), ["pubrel 1 0x0"]);
     for now in [6_000, 7_000] {
         outbound.detach(&env(&limits, 0));
         outbound.attach(link(Protocol::V5), &[], &env(&limits, now));
         assert_eq!(packets(&mut outbound, Protocol::V5), ["pubrel 1 0x0"]);
     }
-    assert!(outbound.handle_pubcomp(1, &env(&limits, 8_000)));
+    assert_eq!(outbound.handle_pubcomp(1, &env(&limits, 8_000)), Ok(true));
     outbound.detach(&env(&limits, 0));
     outbound.attach(link(Protocol::V5), &[], &env(&limits, 9_000));
     assert!(packets(&mut outbound, Protocol::V5).is_empty());
@@ -161,8 +202,8 @@ fn a_failing_acknowledgement_ends_the_message() {
     outbound.offer(&message(b"a", QoS::AtLeastOnce), shared(QoS::AtLeastOnce), &env(&limits, 0));
     outbound.offer(&message(b"b", QoS::ExactlyOnce), shared(QoS::ExactlyOnce), &env(&limits, 0));
     outbound.take_out();
-    assert!(outbound.handle_puback(1, reason::NOT_AUTHORIZED, &env(&limits, 0)));
-    outbound.handle_pubrec(2, reason::NOT_AUTHORIZED, &env(&limits, 0));
+    assert_eq!(outbound.handle_puback(1, reason::NOT_AUTHORIZED, &env(&limits, 0)), Ok(true));
+    assert!(outbound.handle_pubrec(2, reason::NOT_AUTHORIZED, &env(&limits, 0)).is_ok());
     assert_eq!((outbound.sizes().0, outbound.buffered()), (0, 0));
     outbound.detach(&env(&limits, 0));
     outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
@@ -240,7 +281,7 @@ fn receive_maximum_holds_back_qos1_only() {
     outbound.offer(&message(b"z", QoS::AtMostOnce), offer(QoS::AtMostOnce), &env(&limits, 0));
     let seen = packets(&mut outbound, Protocol::V5);
     assert_eq!(seen.len(), 2, "{seen:?}");
-    assert!(outbound.handle_puback(1, 0, &env(&limits, 0)));
+    assert_eq!(outbound.handle_puback(1, 0, &env(&limits, 0)), Ok(true));
     assert_eq!(
         packets(&mut outbound, Protocol::V5),
         ["publish b id=2 qos=1 dup=false topic=t alias=None expiry=None"]
@@ -277,7 +318,7 @@ fn what_waited_offline_for_longer_than_the_age_limit_is_not_sent() {
     let window = LinkParams { receive_maximum: 2, ..link(Protocol::V5) };
     outbound.attach(window, &[], &env(&limits, 15_000));
     outbound.offer(&message(b"d", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 15_000));
-    assert!(outbound.handle_puback(1, 0, &env(&limits, 60_000)));
+    assert_eq!(outbound.handle_puback(1, 0, &env(&limits, 60_000)), Ok(true));
     assert_eq!(
         packets(&mut outbound, Protocol::V5),
         [
@@ -345,144 +386,4 @@ fn full_queues_follow_the_policy() {
     outbound.offer(&message(b"a", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
     let taken = outbound.offer(&message(b"b", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
     assert_eq!(taken, Take::Overflow);
-}
-
-fn connect() -> Connect {
-    Connect { keep_alive: 60, ..Connect::new(Protocol::V5, "c") }
-}
-
-fn policy(limits: &Limits) -> ConnectPolicy<'_> {
-    let response_information = "devices/{client_id}";
-    ConnectPolicy { limits, non_broker: true, assigned_id: &|| "made".to_owned(), response_information }
-}
-
-/// [MQTT-3.1.2-28], and no client is told a topic that is not its own.
-#[test]
-fn response_information_is_given_to_those_who_ask_and_names_their_own_topic() {
-    let limits = Limits::default();
-    let told = |client_id: &str, protocol, ask| {
-        let policy = ConnectPolicy { non_broker: false, ..policy(&limits) };
-        let connect = Connect {
-            client_id: client_id.to_owned(),
-            protocol,
-            request_response_information: ask,
-            ..connect()
-        };
-        evaluate_connect(&connect, &policy).unwrap().connack.response_information
-    };
-    assert_eq!(told("c", Protocol::V5, true).as_deref(), Some("devices/c"));
-    assert_eq!(told("", Protocol::V5, true).as_deref(), Some("devices/made"));
-    assert_eq!(told("c", Protocol::V5, false), None);
-    assert_eq!(told("c", Protocol::V4, true), None);
-    for client_id in ["a/b", "+", "#"] {
-        assert_eq!(told(client_id, Protocol::V5, true), None, "{client_id}");
-    }
-}
-
-#[test]
-fn connect_is_granted_within_the_limits_or_refused() {
-    let limits = Limits { keep_alive_max: 30, session_expiry_max: 100, ..Limits::default() };
-    let policy = policy(&limits);
-    let refused = |connect: Connect| evaluate_connect(&connect, &policy).err();
-
-    let accepted =
-        evaluate_connect(&Connect { session_expiry: Some(u32::MAX), ..connect() }, &policy).unwrap();
-    assert_eq!((accepted.expiry, accepted.keep_alive), (100, 30));
-    assert_eq!((accepted.connack.session_expiry, accepted.connack.server_keep_alive), (Some(100), Some(30)));
-
-    let assigned = evaluate_connect(&Connect { client_id: String::new(), ..connect() }, &policy).unwrap();
-    assert_eq!(assigned.connack.assigned_client_id.as_deref(), Some("made"));
-
-    let invalid = Some(Refused(Some(reason::CLIENT_IDENTIFIER_NOT_VALID)));
-    let empty = Connect { client_id: String::new(), clean_start: false, protocol: Protocol::V4, ..connect() };
-    assert_eq!(refused(empty), invalid);
-    assert_eq!(refused(Connect { client_id: "a/b".to_owned(), ..connect() }), invalid);
-    assert_eq!(refused(Connect { client_id: "x".repeat(300), ..connect() }), invalid);
-    let method = Connect { auth_method: Some("SCRAM".to_owned()), ..connect() };
-    assert_eq!(refused(method), Some(Refused(Some(reason::BAD_AUTHENTICATION_METHOD))));
-}
-
-/// [MQTT-3.1.3-5] of both versions, [MQTT-3.2.2-12], [MQTT-3.2.2-13], [MQTT-3.1.2-28], [MQTT-4.12.0-6].
-#[test]
-fn client_ids_and_wills_are_judged_by_the_limits() {
-    let limits = Limits { max_qos: 1, retain_available: false, ..Limits::default() };
-    let policy = policy(&limits);
-    let all = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    for (from, len) in [(0, 23), (20, 23), (39, 23), (0, 1), (61, 1)] {
-        for protocol in [Protocol::V3, Protocol::V4, Protocol::V5] {
-            let client_id = all[from..from + len].to_owned();
-            let accepted = evaluate_connect(&Connect { client_id, protocol, ..connect() }, &policy);
-            let connack = accepted.unwrap_or_else(|refused| panic!("{refused:?}")).connack;
-            assert_eq!((connack.response_information, connack.auth_method), (None, None));
-        }
-    }
-    let will = |qos, retain| codec::ConnectWill {
-        topic: "w".to_owned(),
-        payload: b"x".as_slice().into(),
-        qos,
-        retain,
-        delay: 0,
-        expiry: None,
-        properties: None,
-    };
-    for (will, expected) in [
-        (will(QoS::AtLeastOnce, false), None),
-        (will(QoS::ExactlyOnce, false), Some(Refused(Some(reason::QOS_NOT_SUPPORTED)))),
-        (will(QoS::AtMostOnce, true), Some(Refused(Some(reason::RETAIN_NOT_SUPPORTED)))),
-    ] {
-        let connect = Connect { will: Some(will), ..connect() };
-        assert_eq!(evaluate_connect(&connect, &policy).err(), expected);
-    }
-}
-
-fn publish(topic: &str) -> Publish<'_> {
-    Publish {
-        dup: false,
-        qos: QoS::AtLeastOnce,
-        retain: false,
-        topic,
-        packet_id: 1,
-        payload: b"\xFF",
-        alias: None,
-        expiry: None,
-        ids: Vec::new(),
-        properties: None,
-    }
-}
-
-#[test]
-fn inbound_publish_is_checked_and_its_alias_resolved() {
-    let limits =
-        Limits { max_qos: 1, retain_available: false, validate_payload_format: true, ..Limits::default() };
-    let mut inbound = Inbound::new(Protocol::V5);
-    let mut check = |publish: Publish<'_>| inbound.check_publish(&publish, &limits);
-    assert_eq!(check(publish("t")), Ok(None));
-    assert_eq!(
-        check(Publish { alias: Some(3), ..publish("") }),
-        Err(PublishError::Fatal(reason::PROTOCOL_ERROR))
-    );
-    assert_eq!(check(Publish { alias: Some(3), ..publish("t") }), Ok(None));
-    assert_eq!(check(Publish { alias: Some(3), ..publish("") }).unwrap().as_deref(), Some("t"));
-    let alias_high = Publish { alias: Some(65), ..publish("t") };
-    assert_eq!(check(alias_high), Err(PublishError::Fatal(reason::TOPIC_ALIAS_INVALID)));
-    let qos2 = Publish { qos: QoS::ExactlyOnce, ..publish("t") };
-    assert_eq!(check(qos2), Err(PublishError::Fatal(reason::QOS_NOT_SUPPORTED)));
-    let retained = Publish { retain: true, ..publish("t") };
-    assert_eq!(check(retained), Err(PublishError::Fatal(reason::RETAIN_NOT_SUPPORTED)));
-    let text = Some(Arc::new(Properties { payload_format: Some(1), ..Properties::default() }));
-    let broken = Publish { properties: text, ..publish("t") };
-    assert_eq!(check(broken), Err(PublishError::Refused(reason::PAYLOAD_FORMAT_INVALID)));
-    assert_eq!(check(publish("$SYS/x")), Err(PublishError::Refused(reason::TOPIC_NAME_INVALID)));
-}
-
-/// 3.1.1: [MQTT-3.3.5-2]; 5.0: a reason code where there is an acknowledgement.
-#[test]
-fn a_refused_publish_is_answered_or_ends_the_connection() {
-    let code = reason::NOT_AUTHORIZED;
-    for qos in [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce] {
-        assert_eq!(refusal(Protocol::V3, qos, code), None);
-        assert_eq!(refusal(Protocol::V4, qos, code), None);
-        let answered = (qos != QoS::AtMostOnce).then_some(code);
-        assert_eq!(refusal(Protocol::V5, qos, code), answered);
-    }
 }

@@ -59,6 +59,25 @@ impl MemoryLatest {
         }
     }
 
+    fn drop_value(&self, value: &LatestValue) {
+        let mut state = self.state.write();
+        let State { values, newest, topics } = &mut *state;
+        let key = (value.device.clone(), Arc::clone(&value.topic));
+        if values.get(&key).is_none_or(|stored| stored.version > value.version) {
+            return;
+        }
+        values.remove(&key);
+        if newest.get(&value.topic).is_some_and(|(_, device)| *device == value.device) {
+            newest.remove(&value.topic);
+        }
+        if let Some(count) = topics.get_mut(&value.device) {
+            *count -= 1;
+            if *count == 0 {
+                topics.remove(&value.device);
+            }
+        }
+    }
+
     fn read(&self, topic: &str, device: Option<&str>) -> Option<LatestValue> {
         let state = self.state.read();
         let device = match device {
@@ -92,6 +111,13 @@ impl LatestStore for MemoryLatest {
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             batch.iter().for_each(|value| self.write(value));
+            Ok(())
+        })
+    }
+
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            batch.iter().for_each(|value| self.drop_value(value));
             Ok(())
         })
     }

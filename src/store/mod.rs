@@ -7,9 +7,10 @@
 //! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
 //! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
-//! data_dir                       the directory and its lock
+//! data_dir clock_mark            the directory and its lock, where its time goes on
 //! embedded                       all of them in LMDB, one environment (folder) each:
-//!   open check environment reserve   opening, damage, growing, room for removals on a full disk
+//!   open environment reserve         opening, growing, room for removals on a full disk
+//!   check verify marker              damage: files read page by page, and which were closed cleanly
 //!   committer pending                one writer thread per environment, group commit
 //!   fields keys message record       what records look like
 //!   sessions queues retained         tables and writers; `queues` has readers of its own
@@ -20,6 +21,7 @@
 //! Whoever submits a change gives a [`Ticket`](crate::types::Ticket) along if it waits for the disk; the writer ends the
 //! ticket's part after the commit, or refuses it.
 
+mod clock_mark;
 mod data_dir;
 mod embedded;
 mod history;
@@ -46,7 +48,8 @@ use std::{future::Future, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use thiserror::Error;
 
-pub use data_dir::DataDir;
+pub use clock_mark::ClockMark;
+pub use data_dir::{DataDir, Verify};
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
     EmbeddedSessions, QueueGauges, QueueOptions, tool,
@@ -159,6 +162,11 @@ pub trait LatestStore: Send + Sync + 'static {
     /// such call.
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
+    /// Removes the values of these devices and topics, unless they are newer than `version` there says; durable when it
+    /// returns `Ok`. Where one was the newest of its topic over all devices, none is until the next is written.
+    /// Idempotent. Called while no [`LatestStore::upsert`] of an older version is under way.
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
+
     /// The value of `topic` of `device`, or without a device the newest over all devices.
     fn get<'a>(
         &'a self,
@@ -177,9 +185,9 @@ pub trait LatestStore: Send + Sync + 'static {
 
 /// A [`LatestStore`] on this machine that keeps what another one does not take.
 pub trait SpillStore: LatestStore {
-    /// Removes the values of `batch`, unless newer ones replaced them. Idempotent.
-    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
-
     /// How many values there are. Quick.
     fn count(&self) -> usize;
+
+    /// About the bytes that they take on the disk.
+    fn bytes(&self) -> u64;
 }

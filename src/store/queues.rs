@@ -20,6 +20,9 @@ pub struct QueueSummary {
     pub next: u64,
     /// One more than the last place of a QoS 2 entry that an earlier process may have begun to send; 0 if there is none.
     pub exact: u64,
+    /// One more than the last place that an earlier process may have begun to send although its entry does not say so: it
+    /// does for a session whose connection had ended.
+    pub begun: u64,
     /// Packet identifiers of QoS 2 messages that came in and are not released.
     pub received: Vec<u16>,
 }
@@ -64,6 +67,8 @@ pub enum StoreHealth {
     Sound,
     /// The last commit failed (disk full, I/O error); it tries again with every commit.
     Failing,
+    /// Its file is damaged: it takes and gives nothing until the next start, which sets the file aside.
+    Damaged,
 }
 
 /// Asked and told about entries that expire, in a thread of the store. Must not wait for the store.

@@ -52,6 +52,48 @@ async fn settle(latest: &Arc<Latest>) {
 }
 
 #[tokio::test]
+async fn a_deleted_value_comes_back_neither_from_memory_nor_from_spill_or_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Flaky::new();
+    store.away.store(true, SeqCst);
+    {
+        let latest = latest(&store, &open(dir.path()), brief());
+        record(&latest, "d", "t/spilled", b"1");
+        record(&latest, "other", "t/spilled", b"1");
+        end(&latest).await;
+    }
+    store.away.store(false, SeqCst);
+    let latest = latest(&store, &open(dir.path()), brief());
+    assert_eq!(latest.gauges().spilled, 2);
+    record(&latest, "d", "t/written", b"1");
+    latest.flush().await.unwrap();
+    record(&latest, "d", "t/written", b"2");
+    record(&latest, "d", "t/waiting", b"1");
+    record(&latest, "d", "kept", b"1");
+
+    store.away.store(true, SeqCst);
+    assert!(latest.delete("d", "t/#", NOW).await.is_err(), "the store could bring it back");
+    store.away.store(false, SeqCst);
+    let mut deleted = latest.delete("d", "t/#", NOW).await.unwrap();
+    deleted.sort();
+    assert_eq!(
+        deleted.iter().map(|topic| &**topic).collect::<Vec<_>>(),
+        ["t/spilled", "t/waiting", "t/written"]
+    );
+    for round in 0..2 {
+        for topic in ["t/spilled", "t/written", "t/waiting"] {
+            assert_eq!(payload(&latest, topic, Some("d")).await, None, "{topic} {round}");
+        }
+        settle(&latest).await;
+    }
+    assert_eq!(payload(&latest, "kept", Some("d")).await.as_deref(), Some(&b"1"[..]));
+    assert_eq!(payload(&latest, "t/spilled", Some("other")).await.as_deref(), Some(&b"1"[..]));
+    record(&latest, "d", "t/waiting", b"again");
+    assert_eq!(payload(&latest, "t/waiting", Some("d")).await.as_deref(), Some(&b"again"[..]));
+    assert!(latest.delete("nobody", "#", NOW).await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn what_is_not_written_at_shutdown_is_written_after_the_next_start_with_its_version() {
     let dir = tempfile::tempdir().unwrap();
     let store = Flaky::new();
@@ -169,6 +211,35 @@ async fn a_spill_while_running_gives_memory_back_and_loses_no_value() {
     for n in 1..1000 {
         assert!(store.inner.get(&format!("t/{n}"), Some("d")).await.unwrap().is_some(), "t/{n} is lost");
     }
+}
+
+/// With one small commit after the other the end did not come to all of them in its time.
+#[tokio::test]
+async fn while_the_store_is_away_values_go_to_the_spill_in_large_commits_and_the_end_finds_few() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Flaky::new();
+    store.away.store(true, SeqCst);
+    let spill = open(dir.path());
+    let latest = latest(&store, &spill, brief());
+    let (stop, stopped) = watch::channel(false);
+    let task = tokio::spawn(Arc::clone(&latest).run(stopped));
+    record(&latest, "d", "first", b"x");
+    while latest.gauges().spilled == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for n in 0..30_000 {
+        record(&latest, &format!("d{}", n % 100), &format!("t/{n}"), b"x");
+    }
+    while latest.gauges().pending_values > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(latest.gauges().spilled, 30_001, "before anybody asked for the end");
+    record(&latest, "d", "last", b"x");
+    stop.send(true).unwrap();
+    task.await.unwrap();
+    assert_eq!((latest.gauges().pending_values, spill.count()), (0, 30_002));
+    let commits = spill.commits();
+    assert!(commits < 100, "{commits} commits");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
 
 use super::LatestValue;
+use crate::clock;
 use crate::types::{ClientId, Message, Properties, QoS, Timestamp};
 
 /// Flush rounds that a clean entry outlives.
@@ -203,6 +204,25 @@ impl Stripe {
         change
     }
 
+    /// Drops what waits of these topics of `device`, unless it is newer than `version`. Nothing of them is in flight.
+    pub(super) fn forget(&mut self, device: &str, topics: &[(u64, &str)], version: u64) -> Change {
+        let mut change = Change::default();
+        let mut forgotten = Vec::new();
+        for (hash, topic) in topics {
+            let Some(slot) = self.find(*hash, device, topic) else { continue };
+            let Some(entry) = self.slots[slot as usize].as_ref() else { continue };
+            debug_assert!(!entry.in_flight, "forgotten on its way to the store");
+            if entry.dirty && !entry.in_flight && entry.version <= version {
+                change += Change { values: -1, bytes: -(entry.charged as isize) };
+                forgotten.push(slot);
+            }
+        }
+        // Their places may be given away: no queue may name them.
+        self.dirty.retain(|slot| !forgotten.contains(slot));
+        forgotten.into_iter().for_each(|slot| self.remove(slot));
+        change
+    }
+
     /// Removes clean entries that have been so for some rounds, of at most `count`. True if more remain.
     pub(super) fn evict(&mut self, round: u64, count: usize) -> bool {
         for _ in 0..count {
@@ -341,7 +361,7 @@ impl Entry {
         }
         self.qos = message.qos;
         self.retain = message.retain;
-        self.received = message.received;
+        self.received = clock::to_wall(message.received);
         self.version = version;
     }
 

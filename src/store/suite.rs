@@ -58,6 +58,7 @@ pub(super) async fn run(store: &dyn LatestStore, topics_per_device: usize, every
     lists_are_filtered_ordered_and_paged(store, everyone).await;
     long_names_work_like_short_ones(store, everyone).await;
     foreign_page_tokens_are_refused(store).await;
+    what_is_removed_is_gone_and_what_is_newer_stays(store).await;
     topics_per_device_are_bounded(store, topics_per_device).await;
 }
 
@@ -73,6 +74,25 @@ async fn newer_versions_replace_older_ones(store: &dyn LatestStore) {
     put(store, &[old.clone(), new.clone(), old]).await;
     assert_eq!(store.get("t/order", Some("order")).await.unwrap(), Some(new.clone()), "idempotent");
     assert_eq!(store.get("t/order", None).await.unwrap(), Some(new));
+}
+
+async fn what_is_removed_is_gone_and_what_is_newer_stays(store: &dyn LatestStore) {
+    let (topic, other) = ("t/removed", "t/removed/other");
+    put(store, &[value("r1", topic, 10), value("r1", other, 30), value("r2", topic, 5)]).await;
+    let removal = [value("r1", topic, 20), value("r1", other, 20), value("r3", topic, 20)];
+    for _ in 0..2 {
+        store.remove(Arc::from(&removal[..])).await.unwrap();
+        assert_eq!(store.get(topic, Some("r1")).await.unwrap(), None);
+        assert_eq!(store.get(other, Some("r1")).await.unwrap(), Some(value("r1", other, 30)), "newer");
+        assert_eq!(store.get(other, None).await.unwrap(), Some(value("r1", other, 30)));
+        assert_eq!(store.get(topic, Some("r2")).await.unwrap(), Some(value("r2", topic, 5)), "not its own");
+        assert_eq!(store.get(topic, None).await.unwrap(), None);
+    }
+    let listed =
+        LatestQuery { devices: vec!["r1".into()], filter: None, limit: 10, page_token: String::new() };
+    assert_eq!(list_all(store, listed).await, [value("r1", other, 30)]);
+    put(store, &[value("r1", topic, 40)]).await;
+    assert_eq!(store.get(topic, None).await.unwrap(), Some(value("r1", topic, 40)), "the next one is seen");
 }
 
 async fn values_are_found_by_device_and_newest(store: &dyn LatestStore) {

@@ -74,6 +74,13 @@ impl LatestStore for Flaky {
         })
     }
 
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.check().await?;
+            self.inner.remove(batch).await
+        })
+    }
+
     fn get<'a>(
         &'a self,
         topic: &'a str,
@@ -177,6 +184,10 @@ impl LatestStore for Chased {
             Self::publish(self.latest.get().unwrap());
             Ok(())
         })
+    }
+
+    fn remove(&self, _: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
     }
 
     fn get<'a>(

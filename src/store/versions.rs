@@ -1,9 +1,7 @@
 //! Versions of latest values: microseconds of wall time, forced to grow within and across processes.
 
 use std::{
-    fs::{self, File},
-    io::Write,
-    path::PathBuf,
+    fs,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -12,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{DataDir, StoreError, data_dir::sync_directory};
+use super::{DataDir, StoreError, data_dir::replace_file};
 use crate::types::Timestamp;
 
 /// How far ahead of the newest version the ceiling on disk is set, in microseconds.
@@ -106,19 +104,8 @@ impl VersionMark {
 
     fn store(&self, ceiling: u64) -> Result<(), StoreError> {
         let _one_at_a_time = self.writing.lock();
-        let path = self.directory.path().join("versions");
-        self.replace(&path, ceiling)
-            .map_err(|e| StoreError::Unavailable(format!("cannot write {}: {e}", path.display())))?;
+        replace_file(&self.directory, "versions", &format!("{ceiling}\n"))?;
         self.ceiling.store(ceiling, Relaxed);
         Ok(())
-    }
-
-    fn replace(&self, path: &PathBuf, ceiling: u64) -> std::io::Result<()> {
-        let temporary = path.with_extension("new");
-        let mut file = File::create(&temporary)?;
-        writeln!(file, "{ceiling}")?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        sync_directory(self.directory.path())
     }
 }

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use super::LatestValue;
+use crate::clock;
 use crate::types::{ClientId, Message, matches};
 
 /// Most (device, topic) pairs that wait for one watcher.
@@ -125,7 +126,7 @@ impl Watchers {
                     qos: shared.qos,
                     retain: shared.retain,
                     properties: shared.properties.clone(),
-                    received: shared.received,
+                    received: clock::to_wall(shared.received),
                     version,
                     server: None,
                 }

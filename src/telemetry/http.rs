@@ -1,4 +1,7 @@
 //! The page for operators: `/metrics`, `/healthz`, `/readyz` over HTTP/1.1.
+//!
+//! Whoever does not send or does not read holds a place only until somebody else needs it, and health never waits for
+//! those who read metrics.
 
 use std::{convert::Infallible, future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -7,16 +10,21 @@ use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
-    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    header::{ALLOW, CONNECTION, CONTENT_TYPE, HOST, HeaderValue},
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::{
-    net::TcpListener,
-    sync::{Semaphore, watch},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    task::JoinSet,
 };
-use tracing::{debug, warn};
+use tracing::debug;
+
+use super::{count, write_timeout::WriteTimeout};
+use crate::door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -33,79 +41,170 @@ pub struct Pages {
 /// Bounds of the server.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
-    /// Connections at once; more wait in the kernel's queue.
+    /// Connections that read pages at once, and as many that ask for health.
     pub max_connections: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Duration,
+    /// An answer of which nothing is read for so long ends the connection.
+    pub write_timeout: Duration,
 }
 
 impl Default for HttpLimits {
     fn default() -> Self {
-        Self { max_connections: 64, header_timeout: Duration::from_secs(10) }
+        let seconds = Duration::from_secs(10);
+        Self { max_connections: 64, header_timeout: seconds, write_timeout: seconds }
     }
 }
 
-/// Serves until `shutdown` ends, then lets the requests under way finish.
+/// How long a connection is left alone when others wait for its place, at most.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Sockets that may wait for a place, as a multiple of the places.
+const LOBBY: usize = 16;
+
+/// What every connection has at hand.
+struct Server {
+    pages: Pages,
+    limits: HttpLimits,
+    readers: Arc<Semaphore>,
+    health: Arc<Semaphore>,
+    /// Bound to this machine only: so must be the host that requests name.
+    loopback: bool,
+    stopped: watch::Receiver<bool>,
+}
+
+/// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them.
 pub async fn serve(
     listener: TcpListener,
     pages: Pages,
     limits: HttpLimits,
     shutdown: impl Future<Output = ()>,
 ) {
-    let slots = Arc::new(Semaphore::new(limits.max_connections));
     let (stop, stopped) = watch::channel(false);
+    let seats = limits.max_connections.clamp(1, Semaphore::MAX_PERMITS);
+    let server = Arc::new(Server {
+        pages,
+        limits,
+        readers: Arc::new(Semaphore::new(seats)),
+        health: Arc::new(Semaphore::new(seats)),
+        loopback: listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()),
+        stopped,
+    });
+    let places = seats.saturating_mul(2);
+    let patience = PATIENCE.min(limits.header_timeout / 2);
+    let door = Door::alone(Bounds { handshakes: places, patience, ..Bounds::default() });
+    let mut lobby = Lobby::new(places.saturating_mul(LOBBY));
+    let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
-        let accept = async {
-            // The semaphore is never closed.
-            let slot = Arc::clone(&slots).acquire_owned().await.ok()?;
-            Some((slot, listener.accept().await))
-        };
         let accepted = tokio::select! {
             () = &mut shutdown => break,
-            accepted = accept => accepted,
+            accepted = listener.accept() => Some(accepted),
+            () = door.changed(), if !lobby.is_empty() => None,
+            Some(_) = connections.join_next() => None,
         };
-        let Some((slot, accepted)) = accepted else { break };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                warn!(%error, "http accept failed");
+        match accepted {
+            Some(Ok((stream, peer))) => {
+                let turned_away = lobby.push(Some(peer.into()), stream);
+                count(|c| c.http_refused_waiting.add(turned_away.iter().count() as u64));
+            }
+            Some(Err(error)) => {
+                crate::warn_limited!(%error, "http accept failed");
                 // Out of descriptors, most likely: do not spin.
+                door.shed();
                 tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
             }
-        };
-        let pages = pages.clone();
-        let mut stopped = stopped.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let response = answer(&pages, &request);
-                async move { Ok::<_, Infallible>(response) }
-            });
-            let mut connection = pin!(
-                http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(limits.header_timeout)
-                    .max_buf_size(16 << 10)
-                    .serve_connection(TokioIo::new(stream), service)
-            );
-            let result = tokio::select! {
-                result = connection.as_mut() => result,
-                () = async { drop(stopped.wait_for(|stop| *stop).await) } => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = result {
-                debug!(%error, "http connection ended");
+            None => {}
+        }
+        while let Some((stream, entered)) = lobby.next(|address| door.enter(address)) {
+            if let Ok((seat, guest)) = entered {
+                connections.spawn(run(Arc::clone(&server), stream, seat, guest));
             }
-            drop(slot);
-        });
+        }
     }
+    drop(lobby);
     stop.send_replace(true);
-    let all = u32::try_from(limits.max_connections).unwrap_or(u32::MAX);
-    let finished = slots.acquire_many(all);
+    let finished = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(limits.header_timeout, finished).await;
+}
+
+/// One connection.
+async fn run(server: Arc<Server>, stream: TcpStream, seat: Seat, guest: Guest) {
+    let held = Arc::new(Mutex::new(None));
+    let service = service_fn(|request| {
+        let response = server.answer(&request, &held);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let stream = WriteTimeout::new(stream, server.limits.write_timeout);
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(server.limits.header_timeout)
+            .max_buf_size(16 << 10)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    let mut stopped = server.stopped.clone();
+    let served = pin!(async {
+        tokio::select! {
+            result = connection.as_mut() => result,
+            () = async { drop(stopped.wait_for(|stop| *stop).await) } => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        }
+    });
+    match guest.attend(served).await {
+        Some(Ok(())) => {}
+        Some(Err(error)) => {
+            count(|c| c.http_failed.add(1));
+            debug!(%error, "http connection ended");
+        }
+        None => {
+            count(|c| c.http_refused_silent.add(1));
+            debug!("http connection closed for another");
+        }
+    }
+    drop(seat);
+}
+
+/// Why a request is not answered as it wishes.
+fn refuse(status: StatusCode, why: &'static str) -> Response<Full<Bytes>> {
+    let mut response = text(status, TEXT, why);
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+impl Server {
+    /// The answer; `held` is the connection's place among those who read pages or ask for health, kept until its next
+    /// request: the answer is not read when it is made.
+    fn answer(
+        &self,
+        request: &Request<Incoming>,
+        held: &Mutex<Option<OwnedSemaphorePermit>>,
+    ) -> Response<Full<Bytes>> {
+        if self.loopback && !names_this_machine(request) {
+            let why = "this page is for this machine only: ask for localhost, 127.0.0.1 or [::1]\n";
+            return refuse(StatusCode::MISDIRECTED_REQUEST, why);
+        }
+        let seats = match request.uri().path() {
+            "/healthz" | "/readyz" => &self.health,
+            _ => &self.readers,
+        };
+        let mut held = held.lock();
+        *held = None;
+        *held = Arc::clone(seats).try_acquire_owned().ok();
+        if held.is_none() {
+            count(|c| c.http_refused_busy.add(1));
+            return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many connections read this\n");
+        }
+        answer(&self.pages, request)
+    }
+}
+
+/// Whether nothing in the request names a host that others own. A request without a host is no browser's.
+fn names_this_machine<B>(request: &Request<B>) -> bool {
+    let hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+    let target = request.uri().authority().map(|authority| authority.as_str());
+    hosts.chain(target).all(is_this_machine)
 }
 
 fn answer(pages: &Pages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
@@ -176,7 +275,7 @@ mod tests {
 
     async fn get(addr: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(addr).await.unwrap();
-        let request = format!("{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request = format!("{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -203,7 +302,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_sends_nothing_loses_its_slot() {
-        let limits = HttpLimits { max_connections: 1, header_timeout: Duration::from_millis(50) };
+        let header_timeout = Duration::from_millis(50);
+        let limits = HttpLimits { max_connections: 1, header_timeout, ..HttpLimits::default() };
         let server = start(limits).await;
         let mut silent = TcpStream::connect(server.addr).await.unwrap();
         silent.write_all(b"GET /met").await.unwrap();
@@ -215,9 +315,72 @@ mod tests {
     async fn it_ends_on_shutdown_with_idle_connections_open() {
         let mut server = start(HttpLimits::default()).await;
         let mut idle = TcpStream::connect(server.addr).await.unwrap();
-        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         idle.read_u8().await.unwrap();
         server.stop.take().unwrap().send(()).unwrap();
         tokio::time::timeout(Duration::from_secs(60), server.task).await.unwrap().unwrap();
+    }
+
+    /// No timeout frees a place within the test.
+    fn patient(max_connections: usize) -> HttpLimits {
+        let hour = Duration::from_secs(3_600);
+        HttpLimits { max_connections, header_timeout: hour, write_timeout: hour }
+    }
+
+    #[tokio::test]
+    async fn health_is_answered_while_others_send_nothing_or_read_nothing() {
+        let server = start(patient(4)).await;
+        let mut others = Vec::new();
+        for number in 0..32 {
+            let mut other = TcpStream::connect(server.addr).await.unwrap();
+            let requests = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(number);
+            other.write_all(&requests.as_bytes()[..requests.len().saturating_sub(number % 2)]).await.unwrap();
+            others.push(other);
+        }
+        for path in ["/healthz", "/readyz"] {
+            assert!(get(server.addr, &format!("GET {path}")).await.starts_with("HTTP/1.1 200"), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn readers_of_pages_leave_the_seats_of_health_free() {
+        let server = start(patient(2)).await;
+        let mut readers = Vec::new();
+        for _ in 0..2 {
+            let mut reader = TcpStream::connect(server.addr).await.unwrap();
+            reader.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+            assert_eq!(reader.read_u8().await.unwrap(), b'H');
+            readers.push(reader);
+        }
+        assert!(get(server.addr, "GET /metrics").await.starts_with("HTTP/1.1 503"));
+        assert!(get(server.addr, "GET /healthz").await.starts_with("HTTP/1.1 200"));
+        readers.pop();
+        while get(server.addr, "GET /metrics").await.starts_with("HTTP/1.1 503") {}
+    }
+
+    #[tokio::test]
+    async fn a_page_led_here_under_another_name_is_not_answered() {
+        let server = start(HttpLimits::default()).await;
+        let ask = async |head: &str| {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        for host in ["localhost", "LOCALHOST:9090", "127.0.0.1:1", "[::1]", "[::1]:9090"] {
+            let answer = ask(&format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n")).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{host}: {answer}");
+        }
+        for head in [
+            "GET /metrics HTTP/1.1\r\nHost: evil.example\r\n",
+            "GET /healthz HTTP/1.1\r\nHost: evil.example:9090\r\n",
+            "GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n",
+            "GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n",
+        ] {
+            let answer = ask(head).await;
+            assert!(answer.starts_with("HTTP/1.1 4") && !answer.contains("x 1"), "{head}: {answer}");
+        }
+        assert!(ask("GET /metrics HTTP/1.0\r\n").await.starts_with("HTTP/1.0 200"), "no browser's");
     }
 }

@@ -19,7 +19,8 @@ use tracing_subscriber::{
     util::{SubscriberInitExt, TryInitError},
 };
 
-use crate::config::{Log, LogFormat};
+use super::lines::Lines;
+use crate::config::{Log, LogFormat, log_level};
 
 /// Target of the events of traced clients; passes whatever the level is.
 pub const CLIENT_TRACE: &str = "client_trace";
@@ -46,10 +47,7 @@ fn subscriber(log: &Log, extra: Option<ExtraLayer>) -> impl Subscriber + Send + 
         LogFormat::Json => true,
     };
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(terminal && !json);
-    let lines: ExtraLayer = match json {
-        true => Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false)),
-        false => Box::new(lines),
-    };
+    let lines: ExtraLayer = Box::new(lines.event_format(Lines { json }));
     let filter = filter(&log.level);
     let layers = extra.into_iter().chain([lines]).map(|layer| layer.with_filter(filter.clone()));
     tracing_subscriber::registry().with(layers.collect::<Vec<_>>())
@@ -59,7 +57,7 @@ fn subscriber(log: &Log, extra: Option<ExtraLayer>) -> impl Subscriber + Send + 
 /// than debug, since their debug output would drown ours, and the database's driver, which reports every failed attempt,
 /// is silent above it: the store says when its condition changes.
 fn filter(level: &str) -> Targets {
-    let targets: Targets = level.parse().unwrap_or_else(|_| Targets::new().with_default(Level::INFO));
+    let targets = log_level::parse(level).unwrap_or_else(|_| Targets::new().with_default(Level::INFO));
     let targets = targets.with_target(CLIENT_TRACE, Level::TRACE);
     let verbose = targets.default_level().is_some_and(|default| default > LevelFilter::INFO);
     let (quiet, most): (&[&str], _) = if verbose {

@@ -4,12 +4,14 @@ mod counters;
 mod export;
 mod histogram;
 mod http;
+mod lines;
 mod logs;
 mod metrics;
 #[cfg(feature = "otel")]
 mod otel;
 mod process;
 mod rate_limit;
+mod write_timeout;
 
 pub use counters::{Counter, Counters, Totals, count, totals};
 pub use export::{ReadRows, Telemetry, TelemetryError};
@@ -18,4 +20,4 @@ pub use http::{HttpLimits, Pages, serve};
 pub use logs::{CLIENT_TRACE, ExtraLayer, TraceClients, trace_clients};
 pub use metrics::{Gauge, Kind, Row, escape_label, render, rows};
 pub use process::ProcessStats;
-pub use rate_limit::RateLimit;
+pub use rate_limit::{PeerLimits, RateLimit, Said, peer_limits};

@@ -4,6 +4,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use rustls::{
@@ -16,7 +17,10 @@ use rustls::{
 };
 use thiserror::Error;
 
-use super::client_config;
+use super::{
+    client_config,
+    inspect::{Facts, inspect},
+};
 use crate::config::{Config, ConfigError, Problem, TlsFiles, TlsVersion};
 
 /// Why a TLS configuration could not be made.
@@ -63,6 +67,28 @@ pub enum TlsError {
         /// The key.
         key: PathBuf,
     },
+    /// A certificate of X.509 version 1, which has no names.
+    #[error("the certificate in {} is of X.509 version 1, without names, and TLS clients refuse it; sign it again with \
+             'openssl x509 -req ... -extfile names.ext', where names.ext has the line subjectAltName=DNS:your.host.name", .0.display())]
+    OldVersion(PathBuf),
+    /// A certificate whose time is over.
+    #[error("the certificate in {} expired on {until}; renew it and send SIGHUP ('openssl x509 -in {} -noout -dates' shows \
+             its dates)", .path.display(), .path.display())]
+    Expired {
+        /// The file.
+        path: PathBuf,
+        /// The day.
+        until: String,
+    },
+    /// A certificate whose time has not come.
+    #[error("the certificate in {} is valid from {from} only; set the clock of this machine, or take another certificate \
+             ('openssl x509 -in {} -noout -dates' shows its dates)", .path.display(), .path.display())]
+    NotYetValid {
+        /// The file.
+        path: PathBuf,
+        /// The day.
+        from: String,
+    },
     /// A certificate that does not parse.
     #[error("a certificate in {} cannot be used: {detail}; export it again", .path.display())]
     BadCertificate {
@@ -95,6 +121,7 @@ pub(super) struct ClientRules {
 pub(super) struct Built {
     pub(super) config: ServerConfig,
     pub(super) rules: ClientRules,
+    pub(super) facts: Facts,
 }
 
 /// Builds a server configuration: TLS 1.2 and 1.3, session tickets, and `alpn` in order of preference.
@@ -115,7 +142,7 @@ pub(super) fn build(
     previous: Option<(&ClientRules, &Arc<dyn ProducesTickets>)>,
 ) -> Result<Built, TlsError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
-    let certified = certified_key(files, &provider)?;
+    let (certified, facts) = certified_key(files, &provider)?;
     let rules = ClientRules {
         ca: files.client_ca.as_deref().map(read).transpose()?,
         crl: files.crl.as_deref().map(read).transpose()?,
@@ -140,7 +167,7 @@ pub(super) fn build(
     // Tickets hold the state; a cache in memory would only serve clients without tickets.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 1;
-    Ok(Built { config, rules })
+    Ok(Built { config, rules, facts })
 }
 
 /// Reads every file that a TLS use of `config` names. Call it after development certificates are made.
@@ -148,16 +175,35 @@ pub(super) fn build(
 /// # Errors
 /// One problem for each use that cannot be built.
 pub fn check_files(config: &Config) -> Result<(), ConfigError> {
+    check(config, |_, _| Ok(()))
+}
+
+/// As [`check_files`], and that every certificate is valid at `now`: for `--check`. A start goes on without that, for
+/// devices without a clock of their own do not look at dates, and the gateway's own clock may not be set yet.
+///
+/// # Errors
+/// As [`check_files`].
+pub fn check_files_at(config: &Config, now: SystemTime) -> Result<(), ConfigError> {
+    check(config, |files, facts| facts.check_dates(&files.cert, now))
+}
+
+fn check(
+    config: &Config,
+    further: impl Fn(&TlsFiles, &Facts) -> Result<(), TlsError>,
+) -> Result<(), ConfigError> {
     let mut problems: Vec<Problem> = Vec::new();
     for (name, files) in config.tls_uses() {
-        let Err(error) = build(&files, &[], None) else { continue };
+        let built = build(&files, &[], None).and_then(|built| further(&files, &built.facts));
+        let Err(error) = built else { continue };
         let text = error.to_string();
         let (problem, mut fix) = match text.split_once("; ") {
             Some((problem, fix)) => (problem.to_owned(), fix.to_owned()),
             None => (text, String::new()),
         };
         if matches!(&error, TlsError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound) {
-            fix.push_str("; 'mqtt-server --dev' makes certificates for development");
+            fix = "name yours with --cert and --key, or run 'mqtt-server --dev' once, which makes some for \
+                   development: --cert certs/server.crt --key certs/server.key"
+                .to_owned();
         }
         let (key, value) = blame(&error, &files);
         if let Some(same) = problems.iter_mut().find(|p| p.value == value && p.problem == problem) {
@@ -181,6 +227,9 @@ fn blame(error: &TlsError, files: &TlsFiles) -> (&'static str, String) {
         | TlsError::Pem { path, .. }
         | TlsError::UnusableKey { path, .. }
         | TlsError::BadCertificate { path, .. }
+        | TlsError::OldVersion(path)
+        | TlsError::Expired { path, .. }
+        | TlsError::NotYetValid { path, .. }
         | TlsError::BadCrl { path, .. }
         | TlsError::NoCertificate(path)
         | TlsError::NoKey(path)
@@ -200,8 +249,9 @@ fn blame(error: &TlsError, files: &TlsFiles) -> (&'static str, String) {
     (key, path.display().to_string())
 }
 
-fn certified_key(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+fn certified_key(files: &TlsFiles, provider: &CryptoProvider) -> Result<(CertifiedKey, Facts), TlsError> {
     let chain = certificates(&files.cert, &read(&files.cert)?)?;
+    let facts = inspect(&files.cert, &chain)?;
     let key = private_key(&files.key)?;
     let key = provider
         .key_provider
@@ -209,7 +259,9 @@ fn certified_key(files: &TlsFiles, provider: &CryptoProvider) -> Result<Certifie
         .map_err(|source| TlsError::UnusableKey { path: files.key.clone(), source })?;
     let certified = CertifiedKey::new(chain, key);
     match certified.keys_match() {
-        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => Ok(certified),
+        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {
+            Ok((certified, facts))
+        }
         Err(rustls::Error::InconsistentKeys(_)) => {
             Err(TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() })
         }

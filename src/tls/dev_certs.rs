@@ -60,7 +60,7 @@ pub enum DevCertsError {
     Make(#[from] rcgen::Error),
 }
 
-/// Makes `ca.crt`, `ca.key`, `server.crt` and `private.key` in `dir` where they are missing, do not fit together
+/// Makes `ca.crt`, `ca.key`, `server.crt` and `server.key` in `dir` where they are missing, do not fit together
 /// or have less than two weeks left at `now`. The CA stays as long as it can, so that clients go on trusting it.
 ///
 /// # Errors
@@ -70,9 +70,10 @@ pub fn ensure_dev_certs(dir: &Path, now: SystemTime) -> Result<DevCerts, DevCert
         ca_cert: dir.join("ca.crt"),
         ca_key: dir.join("ca.key"),
         cert: dir.join("server.crt"),
-        key: dir.join("private.key"),
+        key: dir.join("server.key"),
         made: false,
     };
+    take_former_key(&certs.key, &dir.join(FORMER_KEY))?;
     if verify(&certs, now + MARGIN).is_some() {
         return Ok(certs);
     }
@@ -89,6 +90,18 @@ pub fn ensure_dev_certs(dir: &Path, now: SystemTime) -> Result<DevCerts, DevCert
     }
     certs.made = true;
     Ok(certs)
+}
+
+/// What the key was called before: a directory from then keeps that name for who uses it, as a link.
+const FORMER_KEY: &str = "private.key";
+
+fn take_former_key(key: &Path, former: &Path) -> Result<(), DevCertsError> {
+    let is_file = fs::symlink_metadata(former).is_ok_and(|meta| meta.is_file());
+    if !is_file || fs::symlink_metadata(key).is_ok() {
+        return Ok(());
+    }
+    let moved = fs::rename(former, key).and_then(|()| std::os::unix::fs::symlink("server.key", former));
+    moved.map_err(|source| DevCertsError::Write { path: key.to_owned(), source })
 }
 
 impl DevCerts {

@@ -8,12 +8,13 @@
 mod client;
 mod config;
 mod dev_certs;
+mod inspect;
 mod reload;
 
 pub use client::client_config;
-pub use config::{TlsError, check_files, server_config};
+pub use config::{TlsError, check_files, check_files_at, server_config};
 pub use dev_certs::{DevCerts, DevCertsError, ensure_dev_certs};
-pub use reload::{TlsHandle, TlsStore};
+pub use reload::{Notice, TlsHandle, TlsStore};
 
 #[cfg(test)]
 mod tests;

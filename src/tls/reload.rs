@@ -11,13 +11,14 @@ use std::{
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::config::TlsFiles;
 
 use super::{
     TlsError,
     config::{Built, ClientRules, build},
+    inspect::{Facts, Stage},
 };
 
 /// The current configuration of one use; load it for each handshake.
@@ -44,6 +45,22 @@ struct Use {
     alpn: Vec<Vec<u8>>,
     rules: ClientRules,
     handle: TlsHandle,
+    facts: Facts,
+    /// What was told of its dates.
+    told: Stage,
+    /// Whether it was told that it has no names.
+    told_nameless: bool,
+}
+
+/// Something about a certificate in use that its clients will hold against it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// The uses that have it.
+    pub uses: Vec<String>,
+    /// What is wrong and what to do.
+    pub text: String,
+    /// Whether no client that looks at dates accepts it now.
+    pub out: bool,
 }
 
 impl TlsStore {
@@ -60,7 +77,7 @@ impl TlsStore {
         let mut state = self.state.lock();
         // Before reading: a change in between then shows as one.
         observe(&files, &mut state.seen);
-        let Built { config, rules } = build(&files, alpn, None)?;
+        let Built { config, rules, facts } = build(&files, alpn, None)?;
         let handle = Arc::new(ArcSwap::from_pointee(config));
         state.uses.push(Use {
             name: name.to_owned(),
@@ -68,6 +85,9 @@ impl TlsStore {
             alpn: alpn.iter().map(|name| name.to_vec()).collect(),
             rules,
             handle: Arc::clone(&handle),
+            facts,
+            told: Stage::Fine,
+            told_nameless: false,
         });
         Ok(handle)
     }
@@ -75,8 +95,8 @@ impl TlsStore {
     /// Reads all files again. Running connections keep what they have; new ones take the new configuration.
     ///
     /// # Errors
-    /// The uses that could not be built, by name; then nothing changed.
-    pub fn reload(&self) -> Result<usize, Vec<(String, TlsError)>> {
+    /// The uses that could not be built, or whose certificate is not valid at `now`, by name; then nothing changed.
+    pub fn reload(&self, now: SystemTime) -> Result<usize, Vec<(String, TlsError)>> {
         let mut state = self.state.lock();
         state.seen = state.observed();
         let mut built = Vec::with_capacity(state.uses.len());
@@ -84,7 +104,13 @@ impl TlsStore {
         for entry in &state.uses {
             let current = entry.handle.load();
             let alpn: Vec<&[u8]> = entry.alpn.iter().map(Vec::as_slice).collect();
-            match build(&entry.files, &alpn, Some((&entry.rules, &current.ticketer))) {
+            let new = build(&entry.files, &alpn, Some((&entry.rules, &current.ticketer)));
+            let new = new.and_then(|new| {
+                // What is served already may stay as it is.
+                let same = new.facts == entry.facts;
+                if same { Ok(()) } else { new.facts.check_dates(&entry.files.cert, now) }.map(|()| new)
+            });
+            match new {
                 Ok(new) => built.push(new),
                 Err(error) => errors.push((entry.name.clone(), error)),
             }
@@ -94,6 +120,9 @@ impl TlsStore {
         }
         for (entry, new) in state.uses.iter_mut().zip(built) {
             entry.rules = new.rules;
+            if entry.facts != new.facts {
+                (entry.facts, entry.told, entry.told_nameless) = (new.facts, Stage::Fine, false);
+            }
             entry.handle.store(Arc::new(new.config));
         }
         Ok(state.uses.len())
@@ -107,13 +136,55 @@ impl TlsStore {
 
     /// [`Self::reload`] with the outcome in the log: for SIGHUP.
     pub fn reload_and_log(&self) {
-        match self.reload() {
-            Ok(uses) => info!(uses, "certificates reloaded"),
+        let now = wall_clock();
+        match self.reload(now) {
+            Ok(uses) => {
+                info!(uses, "certificates reloaded");
+                self.log_notices(now);
+            }
             Err(errors) => {
                 for (name, error) in errors {
                     error!(name, %error, "certificates not reloaded, the old ones stay");
                 }
             }
+        }
+    }
+
+    /// Of every use its name and the days until its certificate ends, below zero after that.
+    pub fn days_left(&self, now: SystemTime) -> Vec<(String, f64)> {
+        let state = self.state.lock();
+        state.uses.iter().map(|entry| (entry.name.clone(), entry.facts.days_left(now))).collect()
+    }
+
+    /// What is to be told at `now` and has not been since the certificate was read: that it has no names, that it ends
+    /// within 30 days, 7 days or one, that it is not valid. Uses that share a file are told of together.
+    pub fn notices(&self, now: SystemTime) -> Vec<Notice> {
+        let mut notices: Vec<Notice> = Vec::new();
+        for entry in &mut self.state.lock().uses {
+            let stage = entry.facts.stage(now);
+            let mut texts = Vec::new();
+            if stage > entry.told {
+                texts.push((stage == Stage::Out, entry.dates(now)));
+            }
+            entry.told = stage;
+            if !entry.facts.named && !std::mem::replace(&mut entry.told_nameless, true) {
+                texts.push((false, entry.nameless()));
+            }
+            for (out, text) in texts {
+                match notices.iter_mut().find(|notice| notice.text == text) {
+                    Some(notice) => notice.uses.push(entry.name.clone()),
+                    None => notices.push(Notice { uses: vec![entry.name.clone()], text, out }),
+                }
+            }
+        }
+        notices
+    }
+
+    /// [`Self::notices`] into the log.
+    pub fn log_notices(&self, now: SystemTime) {
+        for Notice { uses, text, out } in self.notices(now) {
+            let uses = uses.join(", ");
+            if out { error!(uses, "{text}") } else { warn!(uses, "{text}") }
         }
     }
 
@@ -134,6 +205,7 @@ impl TlsStore {
 
     /// One look; returns what it waits to hold still.
     fn watch_step(&self, previous: Option<Fingerprint>) -> Option<Fingerprint> {
+        self.log_notices(wall_clock());
         let (now, seen) = {
             let state = self.state.lock();
             (state.observed(), state.seen.clone())
@@ -147,6 +219,34 @@ impl TlsStore {
         }
         Some(now)
     }
+}
+
+impl Use {
+    fn dates(&self, now: SystemTime) -> String {
+        let file = self.files.cert.display();
+        match self.facts.check_dates(&self.files.cert, now) {
+            Err(error) => error.to_string(),
+            Ok(()) => format!(
+                "the certificate in {file} ends on {}, in {:.0} days; renew it and send SIGHUP",
+                self.facts.until(),
+                self.facts.days_left(now).floor()
+            ),
+        }
+    }
+
+    fn nameless(&self) -> String {
+        format!(
+            "the certificate in {} has no subjectAltName, and clients that look at names refuse it whatever its CN is; \
+             sign it again with 'openssl x509 -req ... -extfile names.ext', where names.ext has the line \
+             subjectAltName=DNS:your.host.name",
+            self.files.cert.display()
+        )
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }
 
 impl State {

@@ -26,7 +26,7 @@ use crate::config::{DatabaseTls, TlsFiles, TlsVersion};
 fn files(dir: &Path) -> TlsFiles {
     TlsFiles {
         cert: dir.join("server.crt"),
-        key: dir.join("private.key"),
+        key: dir.join("server.key"),
         client_ca: None,
         require_client_cert: false,
         crl: None,
@@ -161,6 +161,21 @@ fn dev_certificates_are_kept_until_they_are_about_to_expire() {
     fs::remove_file(&certs.cert).unwrap();
     assert!(ensure_dev_certs(dir.path(), now).unwrap().made);
     assert_ne!(fs::read(&certs.ca_cert).unwrap(), ca);
+}
+
+#[test]
+fn a_directory_from_before_keeps_the_former_name_of_the_key_through_renewals() {
+    let (dir, files) = dev();
+    let former = dir.path().join("private.key");
+    fs::rename(&files.key, &former).unwrap();
+    let cert = fs::read(&files.cert).unwrap();
+    assert!(!ensure_dev_certs(dir.path(), SystemTime::now()).unwrap().made);
+    assert_eq!(fs::read(&files.cert).unwrap(), cert, "the same pair");
+    let late = SystemTime::now() + Duration::from_secs(355 * 24 * 3600);
+    assert!(ensure_dev_certs(dir.path(), late).unwrap().made);
+    for key in [files.key.clone(), former] {
+        server_config(&TlsFiles { key, ..files.clone() }, &[]).unwrap();
+    }
 }
 
 #[test]
@@ -312,15 +327,15 @@ fn a_reload_takes_everything_or_nothing() {
     // New pair for a, broken key for b.
     fs::remove_file(dir.path().join("server.crt")).unwrap();
     ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
-    let key = fs::read(other.path().join("private.key")).unwrap();
-    fs::write(other.path().join("private.key"), "broken").unwrap();
+    let key = fs::read(other.path().join("server.key")).unwrap();
+    fs::write(other.path().join("server.key"), "broken").unwrap();
     assert!(store.changed());
-    let errors = store.reload().unwrap_err();
+    let errors = store.reload(SystemTime::now()).unwrap_err();
     assert_eq!((errors.len(), errors[0].0.as_str()), (1, "b"));
     assert!(Arc::ptr_eq(&before[0], &handles[0].load_full()), "a must keep its old configuration");
 
-    fs::write(other.path().join("private.key"), key).unwrap();
-    assert_eq!(store.reload().unwrap(), 2);
+    fs::write(other.path().join("server.key"), key).unwrap();
+    assert_eq!(store.reload(SystemTime::now()).unwrap(), 2);
     assert!(!Arc::ptr_eq(&before[0], &handles[0].load_full()));
     assert_eq!(handles[1].load().alpn_protocols, [b"h2".to_vec()]);
     assert!(!store.changed());
@@ -336,11 +351,134 @@ fn tickets_survive_a_renewed_certificate_but_not_new_rules_for_clients() {
     let tickets = Arc::clone(&handle.load().ticketer);
     fs::remove_file(dir.path().join("server.crt")).unwrap();
     ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
-    store.reload().unwrap();
+    store.reload(SystemTime::now()).unwrap();
     assert!(Arc::ptr_eq(&tickets, &handle.load().ticketer));
     client_ca(dir.path(), 2);
-    store.reload().unwrap();
+    store.reload(SystemTime::now()).unwrap();
     assert!(!Arc::ptr_eq(&tickets, &handle.load().ticketer));
+}
+
+/// A certificate that signs itself, valid for these days from now.
+fn dated(dir: &Path, name: &str, days: std::ops::Range<i64>, names: &[&str]) -> TlsFiles {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = CertificateParams::new(names).unwrap();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
+    let day = |days: i64| {
+        let at = u64::try_from(now + days * 24 * 3600).unwrap();
+        date_time_ymd(1970, 1, 1) + Duration::from_secs(at)
+    };
+    (params.not_before, params.not_after) = (day(days.start), day(days.end));
+    params.distinguished_name.push(DnType::CommonName, "localhost");
+    let key = KeyPair::generate().unwrap();
+    let mut files = files(dir);
+    (files.cert, files.key) = (dir.join(format!("{name}.crt")), dir.join(format!("{name}.key")));
+    fs::write(&files.cert, params.self_signed(&key).unwrap().pem()).unwrap();
+    fs::write(&files.key, key.serialize_pem()).unwrap();
+    files
+}
+
+fn with_certificate(files: &TlsFiles) -> crate::config::Config {
+    crate::config::Config { cert: files.cert.clone(), key: files.key.clone(), ..Default::default() }
+}
+
+#[test]
+fn a_certificate_out_of_its_time_is_refused_by_name_by_the_check_and_a_reload() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    for (name, days, problem, remedy) in
+        [("old", -20..-10, "expired on ", "renew it"), ("early", 10..20, "is valid from ", "set the clock")]
+    {
+        let bad = dated(dir.path(), name, days, &["localhost"]);
+        let error = check_files_at(&with_certificate(&bad), now).unwrap_err().to_string();
+        for part in [
+            problem,
+            remedy,
+            &format!("{name}.crt"),
+            "openssl x509 -in",
+            "listener default: cert, grpc: cert",
+        ] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        check_files(&with_certificate(&bad)).unwrap();
+
+        let files = dated(dir.path(), "used", -1..90, &["localhost"]);
+        let store = TlsStore::new();
+        let handle = store.add("a", files.clone(), &[]).unwrap();
+        let before = handle.load_full();
+        fs::copy(&bad.cert, &files.cert).unwrap();
+        fs::copy(&bad.key, &files.key).unwrap();
+        let errors = store.reload(now).unwrap_err();
+        assert!(errors[0].1.to_string().contains(problem), "{errors:?}");
+        assert!(Arc::ptr_eq(&before, &handle.load_full()), "the good one stays");
+
+        // A start goes on, and says so.
+        let store = TlsStore::new();
+        store.add("listener default", bad.clone(), &[]).unwrap();
+        store.add("grpc", bad, &[]).unwrap();
+        let notices = store.notices(now);
+        assert_eq!(notices.len(), 1, "{notices:?}");
+        assert!(notices[0].out && notices[0].text.contains(problem), "{notices:?}");
+        assert_eq!(notices[0].uses, ["listener default", "grpc"]);
+        assert_eq!(store.notices(now), [], "once");
+        store.reload(now).unwrap();
+    }
+}
+
+#[test]
+fn the_end_of_a_certificate_is_told_30_days_7_days_and_one_day_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = dated(dir.path(), "x", -1..60, &["localhost"]);
+    let store = TlsStore::new();
+    store.add("grpc", files.clone(), &[]).unwrap();
+    let start = SystemTime::now();
+    let at = |days: u64| start + Duration::from_secs(days * 24 * 3600 + 60);
+    let mut told = Vec::new();
+    for day in 0..=61 {
+        let left = store.days_left(at(day));
+        assert_eq!(left[0].0, "grpc");
+        assert!((left[0].1 - (60.0 - day as f64)).abs() < 0.1, "{left:?} on day {day}");
+        for _ in 0..3 {
+            told.extend(store.notices(at(day)).into_iter().map(|notice| (day, notice.out)));
+        }
+    }
+    assert_eq!(told, [(30, false), (53, false), (59, false), (60, true)]);
+    dated(dir.path(), "x", -1..20, &["localhost"]);
+    store.reload(start).unwrap();
+    let notices = store.notices(at(0));
+    assert!(notices.len() == 1 && notices[0].text.contains("in 19 days"), "{notices:?}");
+}
+
+#[test]
+fn a_certificate_without_names_is_told_of_and_one_of_version_1_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let nameless = dated(dir.path(), "nameless", -1..90, &[]);
+    let store = TlsStore::new();
+    store.add("grpc", nameless, &[]).unwrap();
+    let notices = store.notices(SystemTime::now());
+    assert!(
+        notices.len() == 1 && !notices[0].out && notices[0].text.contains("subjectAltName"),
+        "{notices:?}"
+    );
+    assert_eq!(store.notices(SystemTime::now()), [], "once");
+
+    // What plain `openssl x509 -req` makes.
+    let mut files = files(dir.path());
+    (files.cert, files.key) = (dir.path().join("v1.crt"), dir.path().join("v1.key"));
+    let req = "req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout v1.key -out v1.csr -subj /CN=localhost";
+    if !openssl(dir.path(), req)
+        || !openssl(dir.path(), "x509 -req -in v1.csr -signkey v1.key -days 9 -out v1.crt")
+    {
+        return;
+    }
+    let text = fs::read_to_string(&files.cert).unwrap();
+    let der = CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
+    if inspect::inspect(&files.cert, &[der]).is_ok() {
+        return; // OpenSSL from 3.4 on makes version 3 of its own accord.
+    }
+    let error = check_files(&with_certificate(&files)).unwrap_err().to_string();
+    for part in ["v1.crt", "X.509 version 1", "-extfile", "subjectAltName=DNS:"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
 }
 
 #[tokio::test]

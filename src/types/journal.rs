@@ -1,4 +1,4 @@
-//! What sessions ask to be kept on disk. The store writes what was submitted in that order, many at once.
+//! What sessions ask to be kept on disk. The store writes what was submitted in the order of each queue, many at once.
 
 use std::sync::{
     Arc,
@@ -185,6 +185,15 @@ pub enum QueueOp {
         /// Who waits.
         ticket: Arc<Ticket>,
     },
+    /// The client may have begun to receive what is below this place: the next process sends it again, with DUP.
+    NoteSent {
+        /// Whose.
+        queue: QueueId,
+        /// One more than the last such place.
+        below: u64,
+        /// Who waits.
+        ticket: Arc<Ticket>,
+    },
     /// Removes the `count` oldest entries whose place is `from` or later.
     Trim {
         /// Whose.
@@ -203,7 +212,7 @@ pub enum QueueOp {
 
 /// Takes changes of queues without blocking.
 pub trait Journal: Send + Sync {
-    /// Submits a change. Changes are written in the order of the calls.
+    /// Submits a change. Changes of one queue are written in the order of the calls.
     fn submit(&self, op: QueueOp);
 
     /// Somebody waits for entries that were submitted. Called when a message is routed, not for each of its entries: they
@@ -211,8 +220,8 @@ pub trait Journal: Send + Sync {
     fn hurry(&self) {}
 }
 
-/// A message whose unit is open while it is routed. The store writes nothing behind an open unit: whatever happens, a
-/// panic too, it is closed when this goes.
+/// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing behind an
+/// open unit: whatever happens, a panic too, it is closed when this goes.
 pub struct OpenUnit<'a, 'm> {
     message: &'a Message<'m>,
     journal: &'a dyn Journal,
@@ -236,6 +245,11 @@ impl<'a, 'm> OpenUnit<'a, 'm> {
         let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
         ticket.add();
         Some(Arc::clone(ticket))
+    }
+
+    /// The message is not routed completely: the unit is for somebody else to close.
+    pub fn keep_open(mut self) {
+        self.closed = true;
     }
 
     fn close_with(&mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {

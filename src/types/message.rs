@@ -30,6 +30,18 @@ impl Properties {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Bytes counted against memory caps: texts, data, and what keeping them apart takes.
+    pub fn cost(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let pairs = self.user.iter().map(|(name, value)| PAIR + name.len() + value.len());
+        let data = self.correlation_data.as_ref().map_or(0, Bytes::len);
+        size_of::<Self>()
+            + text(&self.content_type)
+            + text(&self.response_topic)
+            + data
+            + pairs.sum::<usize>()
+    }
 }
 
 /// What kind of party sent a message.
@@ -125,7 +137,8 @@ impl<'a> Message<'a> {
 
     /// Bytes counted against memory caps, as [`SharedMessage::cost`].
     pub fn cost(&self) -> usize {
-        self.payload.len() + self.topic.len() + OVERHEAD
+        let properties = self.properties.map_or(0, |properties| properties.cost());
+        self.payload.len() + self.topic.len() + properties + OVERHEAD
     }
 
     /// The ticket for a part that must be on disk before the message is acknowledged; `None` if its acknowledgement
@@ -146,6 +159,12 @@ impl<'a> Message<'a> {
         }
         ticket.add();
         Some(Arc::clone(ticket))
+    }
+
+    /// The message with a ticket of which parts were given out before.
+    pub fn with_ticket(mut self, ticket: Option<Arc<Ticket>>) -> Self {
+        self.ticket = ticket.map(OnceCell::from).unwrap_or_default();
+        self
     }
 
     /// The ticket, if a part was given out.
@@ -173,7 +192,10 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Bytes counted for a waiting message beside payload and topic.
+/// Bytes counted for a user property beside its texts: two strings, each in an allocation of its own.
+const PAIR: usize = size_of::<(String, String)>() + 16;
+
+/// Bytes counted for a waiting message beside payload, topic and properties.
 const OVERHEAD: usize = 160;
 
 /// A shared group's message that goes back to the group: to another member, or to the group's queue.
@@ -272,9 +294,10 @@ impl SharedMessage {
         }
     }
 
-    /// Bytes counted against memory caps: payload, topic and a fixed overhead.
+    /// Bytes counted against memory caps: payload, topic, properties and a fixed overhead.
     pub fn cost(&self) -> usize {
-        self.payload.len() + self.topic.len() + OVERHEAD
+        let properties = self.properties.as_ref().map_or(0, |properties| properties.cost());
+        self.payload.len() + self.topic.len() + properties + OVERHEAD
     }
 
     /// Whether it has expired at `now`.

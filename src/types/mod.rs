@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of wire formats, sockets, stores or time sources.
 
+mod effort;
 mod id;
 mod journal;
 mod message;
@@ -10,6 +11,7 @@ mod receipt;
 mod ticket;
 mod topic;
 
+pub use effort::Effort;
 pub use id::{ClientId, Protocol, QoS, Timestamp};
 pub use journal::{Entry, Journal, OpenUnit, Page, QueueId, QueueOp, ReadBack};
 pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};

@@ -15,6 +15,11 @@ pub struct Peer {
 impl Peer {
     /// A client of a Unix socket: it has no address.
     pub const UNIX: Self = Self { ip: [0; 16], port: [0; 2] };
+
+    /// Its IP address; the unspecified one for a client of a Unix socket.
+    pub fn ip(self) -> IpAddr {
+        SocketAddr::from(self).ip()
+    }
 }
 
 impl From<SocketAddr> for Peer {

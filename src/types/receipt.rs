@@ -28,19 +28,34 @@ pub enum DropReason {
 
 /// Progress of those deliveries of one message that a connected receiver took. What was dropped or queued for
 /// an offline session when the message was routed is not counted: the routing's own result tells it. Each
-/// delivery counts once in `sent`, and once in either `acked` or `dropped`.
+/// delivery counts once in `sent`, and once in one of `acked`, `rejected` and `dropped`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceiptState {
     /// Frames handed to the operating system.
     pub sent: u32,
     /// Acknowledged by the receiver: PUBACK or PUBCOMP. At QoS 0 equal to `sent`.
     pub acked: u32,
+    /// Refused by the receiver: PUBACK or PUBREC with a reason code of 0x80 or more.
+    pub rejected: u32,
     /// Given up.
     pub dropped: u32,
     /// Reason of the last drop.
     pub reason: Option<DropReason>,
-    /// Last reason code in a PUBACK or PUBREC, if one came.
+    /// Last reason code in a PUBACK or PUBREC, if one came; that of a refusal, if one was.
     pub code: Option<u8>,
+}
+
+impl ReceiptState {
+    /// The receiver of one delivery has answered with `code`.
+    pub fn answered(&mut self, code: u8) {
+        if code >= 0x80 {
+            self.rejected += 1;
+            self.code = Some(code);
+        } else {
+            self.acked += 1;
+            self.code = self.code.filter(|code| *code >= 0x80).or(Some(code));
+        }
+    }
 }
 
 /// Shared between the waiting caller and the sessions that hold its message.

@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use mqtt_server::grpc::proto::gateway::v1::{
-    GetLatestRequest, HistoryRequest, HistoryResponse, LatestValue, ListLatestRequest,
+    GetLatestRequest, LatestValue, ListHistoryRequest, ListHistoryResponse, ListLatestRequest,
     state_client::StateClient,
 };
 use tonic::{
@@ -95,9 +95,9 @@ impl Gateway {
     }
 
     /// A page of history.
-    pub(crate) fn history(&self, request: HistoryRequest) -> Result<HistoryResponse, Status> {
+    pub(crate) fn history(&self, request: ListHistoryRequest) -> Result<ListHistoryResponse, Status> {
         let mut state = StateClient::new(self.channel.clone());
-        Ok(RUNTIME.block_on(state.history(within(request)))?.into_inner())
+        Ok(RUNTIME.block_on(state.list_history(within(request)))?.into_inner())
     }
 
     /// What gRPC health says of a service.

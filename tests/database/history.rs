@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mqtt_server::{grpc::proto::gateway::v1::HistoryRequest, types::Protocol};
+use mqtt_server::{grpc::proto::gateway::v1::ListHistoryRequest, types::Protocol};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
@@ -16,13 +16,13 @@ use crate::{
 
 const RULE: &str = "[[database.history]]\nfilter = \"log/#\"\nttl = \"1h\"\n";
 
-fn request(topic: &str, oldest_first: bool) -> HistoryRequest {
-    HistoryRequest {
+fn request(topic: &str, oldest_first: bool) -> ListHistoryRequest {
+    ListHistoryRequest {
         device_id: "recorder".to_owned(),
         topic: topic.to_owned(),
         oldest_first,
         page_size: 40,
-        ..HistoryRequest::default()
+        ..ListHistoryRequest::default()
     }
 }
 
@@ -108,7 +108,8 @@ fn what_was_received_just_before_the_end_is_in_the_history_and_off_is_not_empty(
     let gateway = gateway.restart();
     let (gateway, found) = read(gateway, "log/a", true, |gateway| gateway);
     assert_eq!(found, (0..30).collect::<Vec<_>>());
-    let page = gateway.history(HistoryRequest { to_ms: now_ms() - 3_600_000, ..request("log/a", false) });
+    let page =
+        gateway.history(ListHistoryRequest { end_time: Some(an_hour_ago()), ..request("log/a", false) });
     assert!(page.expect("an empty page").values.is_empty(), "before anything was sent");
 
     let gateway = gateway.restart_with(&toml(&tables, ""));
@@ -118,7 +119,6 @@ fn what_was_received_just_before_the_end_is_in_the_history_and_off_is_not_empty(
 }
 
 #[expect(clippy::disallowed_methods, reason = "the gateway's times are those of the wall clock")]
-fn now_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    u64::try_from(since.unwrap_or(Duration::ZERO).as_millis()).expect("a time")
+fn an_hour_ago() -> prost_types::Timestamp {
+    (std::time::SystemTime::now() - Duration::from_secs(3_600)).into()
 }

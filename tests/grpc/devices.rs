@@ -10,17 +10,19 @@ async fn devices_are_listed_and_disconnected() {
     let setup = Setup::new().await;
     let mut events = setup.events("dev").await;
     let _device = setup.device("dev").await;
-    let list = setup.devices().list(v1::ListRequest::default()).await.unwrap().into_inner();
-    assert_eq!((list.devices.len(), list.devices[0].client_id.as_str()), (1, "dev"));
-    let get = v1::GetRequest { client_id: "dev".to_owned() };
-    let found = setup.devices().get(get).await.unwrap().into_inner().device.unwrap();
+    let list = setup.devices().list_devices(v1::ListDevicesRequest::default()).await.unwrap().into_inner();
+    assert_eq!((list.devices.len(), list.devices[0].device_id.as_str()), (1, "dev"));
+    let get = v1::GetDeviceRequest { device_id: "dev".to_owned(), ..Default::default() };
+    let found = setup.devices().get_device(get).await.unwrap().into_inner().device.unwrap();
     assert_eq!((found.online, found.session_expiry_seconds), (true, 600));
-    assert_eq!(found.connection.unwrap().protocol(), v1::ProtocolVersion::V50);
-    let disconnect =
-        |id: &str| v1::DisconnectRequest { client_id: id.to_owned(), ..v1::DisconnectRequest::default() };
-    setup.devices().disconnect(disconnect("dev")).await.unwrap();
+    assert_eq!(found.connection.unwrap().protocol_version(), v1::ProtocolVersion::V50);
+    let disconnect = |id: &str| v1::DisconnectDeviceRequest {
+        device_id: id.to_owned(),
+        ..v1::DisconnectDeviceRequest::default()
+    };
+    setup.devices().disconnect_device(disconnect("dev")).await.unwrap();
     until(&mut events, |detail| matches!(detail, v1::event::Detail::Disconnected(_))).await;
-    let unknown = setup.devices().disconnect(disconnect("stranger")).await.unwrap_err();
+    let unknown = setup.devices().disconnect_device(disconnect("stranger")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
 }
 
@@ -32,12 +34,12 @@ async fn pages_of_devices_hold_each_once_and_a_foreign_token_is_refused() {
     drop(clients.remove(3));
     until(&mut events, |detail| matches!(detail, v1::event::Detail::Disconnected(_))).await;
     for (size, online_only) in [(1, false), (3, false), (100, false), (2, true)] {
-        let mut request = v1::ListRequest { page_size: size, online_only, ..Default::default() };
+        let mut request = v1::ListDevicesRequest { page_size: size, online_only, ..Default::default() };
         let mut seen = Vec::new();
         loop {
-            let page = setup.devices().list(request.clone()).await.unwrap().into_inner();
+            let page = setup.devices().list_devices(request.clone()).await.unwrap().into_inner();
             assert!(page.devices.len() <= size as usize);
-            seen.extend(page.devices.into_iter().map(|device| (device.client_id, device.online)));
+            seen.extend(page.devices.into_iter().map(|device| (device.device_id, device.online)));
             if page.next_page_token.is_empty() {
                 break;
             }
@@ -47,9 +49,117 @@ async fn pages_of_devices_hold_each_once_and_a_foreign_token_is_refused() {
         let all = (0..7).map(|n| (format!("d{n}"), n != 3)).filter(|(_, online)| *online || !online_only);
         assert_eq!(seen, all.collect::<Vec<_>>(), "{size} {online_only}");
     }
-    let foreign = v1::ListRequest { page_token: "d3".to_owned(), ..Default::default() };
-    let error = setup.devices().list(foreign).await.unwrap_err();
-    assert_eq!(refusal(&error), (Code::InvalidArgument, "INVALID_FIELD".to_owned()));
+    let foreign = v1::ListDevicesRequest { page_token: "d3".to_owned(), ..Default::default() };
+    let error = setup.devices().list_devices(foreign).await.unwrap_err();
+    assert_eq!(refusal(&error), (Code::InvalidArgument, "PAGE_TOKEN_INVALID".to_owned()));
+    let list = |online_only, page_token| {
+        setup.devices_page(v1::ListDevicesRequest {
+            page_size: 2,
+            online_only,
+            page_token,
+            ..Default::default()
+        })
+    };
+    let token = list(false, String::new()).await.unwrap().next_page_token;
+    let other = list(true, token.clone()).await.unwrap_err();
+    assert_eq!(refusal(&other), (Code::InvalidArgument, "PAGE_TOKEN_MISMATCH".to_owned()));
+    assert!(list(false, token).await.is_ok());
+}
+
+/// One device with many long filters must not make the list fail for clients that take 4 MiB, nor its own page.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_long_subscriptions_are_counted_shown_in_part_and_listed_in_pages() {
+    let setup = Setup::new().await;
+    let mut greedy = setup.raw("greedy", |_| {});
+    let filter = |n: usize| format!("{n:04}/{}", "x".repeat(4_000));
+    for n in 0..1_000 {
+        greedy.subscribe(&filter(n));
+    }
+    for (view, shown) in [(v1::DeviceView::Unspecified, 0), (v1::DeviceView::Full, 16)] {
+        let request = v1::ListDevicesRequest { view: view.into(), ..Default::default() };
+        let device = setup.devices_page(request).await.unwrap().devices.remove(0);
+        assert_eq!((device.subscription_count, device.subscriptions.len()), (1_000, shown));
+    }
+    let get = v1::GetDeviceRequest { device_id: "greedy".to_owned(), ..Default::default() };
+    let device = setup.devices().get_device(get).await.unwrap().into_inner().device.unwrap();
+    assert_eq!(device.subscriptions.len(), 16);
+
+    let mut request = v1::ListSubscriptionsRequest {
+        device_id: "greedy".to_owned(),
+        page_size: 1_000,
+        ..Default::default()
+    };
+    let mut seen = Vec::new();
+    loop {
+        let page = setup.devices().list_subscriptions(request.clone()).await.unwrap().into_inner();
+        seen.extend(page.subscriptions.into_iter().map(|subscription| subscription.topic_filter));
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    assert!(seen.into_iter().eq((0..1_000).map(filter)), "each once, in order");
+    request.device_id = "stranger".to_owned();
+    request.page_token.clear();
+    assert_eq!(setup.devices().list_subscriptions(request).await.unwrap_err().code(), Code::NotFound);
+}
+
+/// What is kept of a device goes with one call, and nothing of any other's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_device_leaves_no_session_value_or_retained_message() {
+    use v1::watch_latest_item::Item;
+
+    let setup = Setup::new().await;
+    let mut seen = setup.subscribe(v1::SubscribeRequest::default()).await;
+    for id in ["gone", "stays"] {
+        let mut client = setup.raw(id, |_| {});
+        client.subscribe("cmd/#");
+        client.publish_acked(&format!("state/{id}"), b"on", true);
+        client.publish_acked(&format!("{id}/t"), b"1", false);
+        for _ in 0..2 {
+            seen.next().await;
+        }
+    }
+    let watch = v1::WatchLatestRequest { topic_filters: vec!["+/t".to_owned()], ..Default::default() };
+    let mut watch = setup.state().watch_latest(watch).await.unwrap().into_inner();
+    let mut items = Vec::new();
+    while !matches!(items.last(), Some(Item::SnapshotEnd(_))) {
+        let response = soon("a snapshot", watch.message()).await.unwrap().unwrap();
+        items.extend(response.items.into_iter().filter_map(|item| item.item));
+    }
+    assert_eq!(items.len(), 3);
+
+    let delete = v1::DeleteDeviceRequest { device_id: "gone".to_owned() };
+    let deleted = setup.devices().delete_device(delete.clone()).await.unwrap().into_inner();
+    let all = v1::DeleteDeviceResponse { session_ended: true, latest_values: 2, retained_messages: 1 };
+    assert_eq!(deleted, all);
+    let response = soon("a removal", watch.message()).await.unwrap().unwrap();
+    let removed = v1::RemovedValue { device_id: "gone".to_owned(), topic: "gone/t".to_owned() };
+    assert_eq!(response.items[0].item, Some(Item::Removed(removed)));
+    let again = setup.devices().delete_device(delete).await.unwrap().into_inner();
+    assert_eq!(again, v1::DeleteDeviceResponse::default());
+
+    let values =
+        setup.state().list_latest(v1::ListLatestRequest::default()).await.unwrap().into_inner().values;
+    let left: Vec<_> = values.iter().map(|value| value.topic.as_str()).collect();
+    assert_eq!(left, ["state/stays", "stays/t"]);
+    let retained =
+        setup.state().list_retained(v1::ListRetainedRequest::default()).await.unwrap().into_inner();
+    assert_eq!(retained.messages.iter().map(|m| m.topic.as_str()).collect::<Vec<_>>(), ["state/stays"]);
+    let devices = setup.devices_page(v1::ListDevicesRequest::default()).await.unwrap().devices;
+    assert_eq!(devices.iter().map(|d| d.device_id.as_str()).collect::<Vec<_>>(), ["stays"]);
+
+    let delete = |topic: &str, topic_filter: &str| v1::DeleteLatestRequest {
+        device_id: "stays".to_owned(),
+        topic: topic.to_owned(),
+        topic_filter: topic_filter.to_owned(),
+    };
+    for bad in [delete("", ""), delete("a", "a"), delete("a/#", ""), delete("", "a/#/b")] {
+        assert_eq!(setup.state().delete_latest(bad).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    for (request, count) in [(delete("stays/t", ""), 1), (delete("stays/t", ""), 0), (delete("", "#"), 1)] {
+        assert_eq!(setup.state().delete_latest(request).await.unwrap().into_inner().count, count);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,40 +167,43 @@ async fn disconnect_sends_its_code_and_ends_the_session_only_when_asked() {
     let setup = Setup::new().await;
     for (discard, code) in [(false, None), (true, Some(0x8F))] {
         let mut client = setup.raw("dev", |_| {});
-        let request = v1::DisconnectRequest {
-            client_id: "dev".to_owned(),
+        let request = v1::DisconnectDeviceRequest {
+            device_id: "dev".to_owned(),
             reason_code: code,
             discard_session: discard,
         };
-        setup.devices().disconnect(request).await.unwrap();
+        setup.devices().disconnect_device(request).await.unwrap();
         let expected = u8::try_from(code.unwrap_or(0x98)).unwrap();
         assert_eq!(client.next(), Got::Disconnect(expected));
         assert_eq!(client.next(), Got::Closed);
-        let get = v1::GetRequest { client_id: "dev".to_owned() };
-        let found = setup.devices().get(get).await.map(|_| ()).map_err(|error| refusal(&error));
+        let get = v1::GetDeviceRequest { device_id: "dev".to_owned(), ..Default::default() };
+        let found = setup.devices().get_device(get).await.map(|_| ()).map_err(|error| refusal(&error));
         let gone = Err((Code::NotFound, "DEVICE_NOT_FOUND".to_owned()));
         assert_eq!(found, if discard { gone } else { Ok(()) });
     }
     for bad in [0, 127, 256] {
-        let request = v1::DisconnectRequest {
-            client_id: "dev".to_owned(),
+        let request = v1::DisconnectDeviceRequest {
+            device_id: "dev".to_owned(),
             reason_code: Some(bad),
             discard_session: false,
         };
-        assert_eq!(setup.devices().disconnect(request).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            setup.devices().disconnect_device(request).await.unwrap_err().code(),
+            Code::InvalidArgument
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tracing_of_one_client_is_switched_by_rpc() {
     let setup = Setup::new().await;
-    let set = |enabled| v1::SetTraceRequest { client_id: "traced by the test".to_owned(), enabled };
+    let set = |enabled| v1::SetDeviceTraceRequest { device_id: "traced by the test".to_owned(), enabled };
     let traced = |id: &str| trace_clients().is_traced(id);
     assert!(!traced("traced by the test"));
-    setup.devices().set_trace(set(true)).await.unwrap();
+    setup.devices().set_device_trace(set(true)).await.unwrap();
     assert!(traced("traced by the test") && !traced("another"));
-    setup.devices().set_trace(set(false)).await.unwrap();
+    setup.devices().set_device_trace(set(false)).await.unwrap();
     assert!(!traced("traced by the test"));
-    let nobody = setup.devices().set_trace(v1::SetTraceRequest::default()).await.unwrap_err();
+    let nobody = setup.devices().set_device_trace(v1::SetDeviceTraceRequest::default()).await.unwrap_err();
     assert_eq!(nobody.code(), Code::InvalidArgument);
 }

@@ -15,8 +15,12 @@ async fn a_watcher_sees_a_device_connect_subscribe_be_taken_over_and_go() {
     let Detail::Connected(connected) = &seen[0] else { panic!("{seen:?}") };
     assert!(!connected.session_present);
     let connection = connected.connection.as_ref().unwrap();
-    assert_eq!((connection.listener.as_str(), connection.protocol()), ("tcp", v1::ProtocolVersion::V50));
-    let subscription = v1::DeviceSubscription { filter: "a/+".to_owned(), qos: v1::Qos::AtMostOnce.into() };
+    assert_eq!(
+        (connection.listener.as_str(), connection.protocol_version()),
+        ("tcp", v1::ProtocolVersion::V50)
+    );
+    let subscription =
+        v1::DeviceSubscription { topic_filter: "a/+".to_owned(), qos: v1::Qos::AtMostOnce.into() };
     assert_eq!(seen[1], Detail::Subscribed(subscription));
 
     let second = setup.raw("dev", |_| {});
@@ -29,9 +33,12 @@ async fn a_watcher_sees_a_device_connect_subscribe_be_taken_over_and_go() {
     drop(second);
     let lost = Detail::Disconnected(v1::Disconnected { reason: "peer_closed".to_owned() });
     assert_eq!(details(&mut events, 1).await, [lost]);
-    let end =
-        v1::DisconnectRequest { client_id: "dev".to_owned(), discard_session: true, ..Default::default() };
-    setup.devices().disconnect(end).await.unwrap();
+    let end = v1::DisconnectDeviceRequest {
+        device_id: "dev".to_owned(),
+        discard_session: true,
+        ..Default::default()
+    };
+    setup.devices().disconnect_device(end).await.unwrap();
     let ended = Detail::SessionEnded(v1::SessionEnded { reason: "administrative".to_owned() });
     assert_eq!(details(&mut events, 1).await, [ended]);
 }
@@ -40,13 +47,13 @@ async fn a_watcher_sees_a_device_connect_subscribe_be_taken_over_and_go() {
 async fn drops_are_told_by_reason_and_kinds_are_filtered() {
     let setup = Setup::with(|config| config.limits.offline_messages = 2).await;
     let mut all = setup.events("dev").await;
-    let request = v1::WatchRequest {
+    let request = v1::WatchEventsRequest {
         kinds: vec![v1::EventKind::Dropped.into()],
-        client_id_prefixes: vec!["d".to_owned()],
-        ..v1::WatchRequest::default()
+        device_id_prefixes: vec!["d".to_owned()],
+        ..v1::WatchEventsRequest::default()
     };
     let mut client = v1::events_client::EventsClient::new(setup.channel.clone());
-    let mut drops = client.watch(request).await.unwrap().into_inner();
+    let mut drops = client.watch_events(request).await.unwrap().into_inner();
     drop(setup.raw("dev", |_| {}));
     until(&mut all, |detail| matches!(detail, Detail::Disconnected(_))).await;
     let requests = (0..7).map(|_| to_device("dev", "x")).collect();

@@ -103,6 +103,13 @@ impl Setup {
         soon("a publish", self.publisher().publish(request)).await.map(tonic::Response::into_inner)
     }
 
+    pub(crate) async fn devices_page(
+        &self,
+        request: v1::ListDevicesRequest,
+    ) -> Result<v1::ListDevicesResponse, Status> {
+        self.devices().list_devices(request).await.map(tonic::Response::into_inner)
+    }
+
     pub(crate) async fn device(&self, id: &str) -> Device {
         let mut options = MqttOptions::new(id, "127.0.0.1", self.mqtt);
         options.set_clean_start(false);
@@ -139,10 +146,11 @@ impl Setup {
         Messages(soon("a subscribe", client.subscribe(request)).await.unwrap().into_inner(), Vec::new())
     }
 
-    pub(crate) async fn events(&self, id: &str) -> Streaming<v1::WatchResponse> {
-        let request = v1::WatchRequest { client_ids: vec![id.to_owned()], ..v1::WatchRequest::default() };
+    pub(crate) async fn events(&self, id: &str) -> Streaming<v1::WatchEventsResponse> {
+        let request =
+            v1::WatchEventsRequest { device_ids: vec![id.to_owned()], ..v1::WatchEventsRequest::default() };
         let mut client = EventsClient::new(self.channel.clone());
-        soon("a watch", client.watch(request)).await.unwrap().into_inner()
+        soon("a watch", client.watch_events(request)).await.unwrap().into_inner()
     }
 }
 
@@ -163,7 +171,7 @@ impl Device {
     }
 
     /// Loses the connection; `events` tells when the gateway knows.
-    pub(crate) async fn vanish(self, events: &mut Streaming<v1::WatchResponse>) {
+    pub(crate) async fn vanish(self, events: &mut Streaming<v1::WatchEventsResponse>) {
         self.task.abort();
         until(events, |detail| matches!(detail, v1::event::Detail::Disconnected(_))).await;
     }
@@ -189,13 +197,13 @@ impl Messages {
 }
 
 pub(crate) async fn until(
-    events: &mut Streaming<v1::WatchResponse>,
+    events: &mut Streaming<v1::WatchEventsResponse>,
     wanted: impl Fn(&v1::event::Detail) -> bool,
 ) {
     let seen = async {
         loop {
             for item in events.message().await.unwrap().unwrap().items {
-                if let Some(v1::watch_item::Item::Event(event)) = item.item
+                if let Some(v1::watch_events_item::Item::Event(event)) = item.item
                     && event.detail.as_ref().is_some_and(&wanted)
                 {
                     return;
@@ -208,14 +216,14 @@ pub(crate) async fn until(
 
 /// The details of the next events, as many as `count`.
 pub(crate) async fn details(
-    events: &mut Streaming<v1::WatchResponse>,
+    events: &mut Streaming<v1::WatchEventsResponse>,
     count: usize,
 ) -> Vec<v1::event::Detail> {
     let mut seen = Vec::new();
     while seen.len() < count {
         let response = soon("an event", events.message()).await.unwrap().unwrap();
         for item in response.items {
-            let Some(v1::watch_item::Item::Event(event)) = item.item else { panic!("{item:?}") };
+            let Some(v1::watch_events_item::Item::Event(event)) = item.item else { panic!("{item:?}") };
             seen.push(event.detail.unwrap());
         }
     }

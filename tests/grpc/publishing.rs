@@ -6,6 +6,7 @@ use mqtt_server::{
     grpc::proto::{gateway::v1, rpcserver},
 };
 use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
 
 use crate::{
     client::{Client, Got},
@@ -45,8 +46,6 @@ async fn publish_reaches_a_device_and_tells_what_became_of_it() {
     };
     let error = setup.publish(durable).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument, "QoS 0 is never durable");
-    let keyed = v1::PublishRequest { idempotency_key: "k".to_owned(), ..to("a", "x") };
-    assert_eq!(setup.publish(keyed).await.unwrap_err().code(), Code::Unimplemented);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,8 +113,8 @@ async fn the_precedent_api_publishes_and_streams() {
 async fn settled(setup: &Setup, id: &str) {
     let idle = async {
         loop {
-            let request = v1::GetRequest { client_id: id.to_owned() };
-            let device = setup.devices().get(request).await.unwrap().into_inner().device.unwrap();
+            let request = v1::GetDeviceRequest { device_id: id.to_owned(), ..Default::default() };
+            let device = setup.devices().get_device(request).await.unwrap().into_inner().device.unwrap();
             if device.queue.is_some_and(|queue| queue.inflight + queue.pending == 0) {
                 return;
             }
@@ -197,9 +196,64 @@ async fn wait_acked_tells_the_devices_reason_code() {
         assert_eq!(client.next(), Got::Publish("cmd".to_owned(), b"go".to_vec()));
         puback(&mut client, id, code);
         let response = soon("an answer", call).await.unwrap().unwrap().into_inner();
-        assert_eq!((response.outcome(), response.sent), (v1::Outcome::Acked, 1));
+        let outcome = if code < 0x80 { v1::Outcome::Acked } else { v1::Outcome::Rejected };
+        assert_eq!((response.outcome(), response.sent), (outcome, 1));
         assert_eq!(response.reason_code, Some(u32::from(code)));
+        assert_eq!(response.rejected, u32::from(code >= 0x80));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_one_of_two_receivers_refuses_is_not_acked() {
+    let setup = Setup::new().await;
+    let mut clients = [setup.raw("one", |_| {}), setup.raw("two", |_| {})];
+    for client in &mut clients {
+        assert_eq!(subscribe(client, "both"), 1);
+    }
+    let call = {
+        let mut publisher = setup.publisher();
+        tokio::spawn(async move { publisher.publish(acked(to("both", "x"))).await })
+    };
+    for (client, code) in clients.iter_mut().zip([0x83, 0]) {
+        assert_eq!(client.next(), Got::Publish("both".to_owned(), b"x".to_vec()));
+        puback(client, 1, code);
+    }
+    let response = soon("an answer", call).await.unwrap().unwrap().into_inner();
+    assert_eq!((response.outcome(), response.sent, response.rejected), (v1::Outcome::Rejected, 2, 1));
+    assert_eq!(response.reason_code, Some(0x83), "whichever answered last");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_waits_at_shutdown_is_told_how_far_it_came() {
+    use v1::publish_result::Result as Item;
+
+    let setup = Setup::new().await;
+    let mut client = setup.raw("dev", |_| {});
+    let call = {
+        let mut publisher = setup.publisher();
+        tokio::spawn(async move { publisher.publish(acked(to_device("dev", "go"))).await })
+    };
+    let frame =
+        v1::PublishStreamRequest { requests: vec![acked(to_device("dev", "on"))], ..Default::default() };
+    // The caller's side stays open: only the gateway ends this stream.
+    let frames = tokio_stream::StreamExt::chain(tokio_stream::iter([frame]), tokio_stream::pending());
+    let mut stream = setup.publisher().publish_stream(frames).await.unwrap().into_inner();
+    for _ in 0..2 {
+        assert!(matches!(client.next(), Got::Publish(..)));
+    }
+    // Its answer leaves after the gateway has noted what left before.
+    assert_eq!(subscribe(&mut client, "any"), 1);
+    let answers = async {
+        let error = call.await.unwrap().unwrap_err();
+        assert_eq!(refusal(&error), (Code::Unavailable, "SHUTTING_DOWN".to_owned()));
+        assert_eq!(error.get_details_error_info().unwrap().metadata["level"], "SENT");
+        let response = stream.message().await.unwrap().unwrap();
+        let Some(Item::Error(item)) = &response.results[0].result.as_ref().unwrap().result else { panic!() };
+        assert_eq!((item.reason.as_str(), item.metadata["level"].as_str()), ("SHUTTING_DOWN", "SENT"));
+        let end = stream.message().await.unwrap_err();
+        assert_eq!(refusal(&end), (Code::Unavailable, "SHUTTING_DOWN".to_owned()));
+    };
+    tokio::join!(setup.gateway.shutdown(), soon("answers", answers));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -206,21 +206,14 @@ def test_unknown_authentication_method_is_refused():
 
 
 @pytest.mark.parametrize("filter", ["a/#/b", "a#", "+a/b", "$share/g", "$share//x", "$share/a+/x"])
-def test_bad_filters_are_refused_one_by_one_or_end_the_connection(filter):
+def test_malformed_filters_end_the_connection(filter):
     with Client() as client:
         client.ok()
         # paho checks filters too: past its check the packet is made by hand.
         client.paho._filter_wildcard_len_check = lambda _: 0
-        _, mid = client.paho.subscribe(filter, 0)
-        deadline = time.monotonic() + WAIT
-        while client.acks.empty() and client.disconnected.empty():
-            assert time.monotonic() < deadline, "neither SUBACK nor the end"
-            time.sleep(0.01)
-        if client.acks.empty():
-            assert client.ended() in (0x81, 0x82, 0x8F)
-        else:
-            got, codes = client.acks.get()
-            assert got == mid and codes[0].value in (0x8F, 0x9E)
+        client.paho.subscribe(filter, 0)
+        assert client.ended() == 0x81
+        assert client.acks.empty()
 
 
 # Shared subscriptions.

@@ -116,7 +116,7 @@ impl Server {
         let child = command(env!("CARGO_BIN_EXE_mqtt-server"))
             .current_dir(dir.path())
             .args(["--config", "test.toml", "--data-dir", "data"])
-            .args(["--cert", "certs/server.crt", "--key", "certs/private.key"])
+            .args(["--cert", "certs/server.crt", "--key", "certs/server.key"])
             .args(["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"])
             .args(args)
             .env("NO_COLOR", "1")
@@ -278,7 +278,7 @@ fn certificates(dir: &Path) {
     let cert = leaf.signed_by(&key, &issuer).expect("sign the server's certificate");
     fs::create_dir_all(dir).expect("make the directory of certificates");
     for (name, text) in
-        [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("private.key", key.serialize_pem())]
+        [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("server.key", key.serialize_pem())]
     {
         fs::write(dir.join(name), text).expect("write a certificate");
     }

@@ -34,7 +34,12 @@ fn fences(text: &str) -> Vec<(String, String)> {
 
 /// The blocks of the README with this info string.
 pub fn blocks(wanted: &str) -> Vec<Block> {
-    let readme = fs::read_to_string(root().join("README.md")).expect("read README.md");
+    blocks_of("README.md", wanted)
+}
+
+/// The blocks of a page with this info string.
+pub fn blocks_of(page: &str, wanted: &str) -> Vec<Block> {
+    let readme = fs::read_to_string(root().join(page)).expect("read the page");
     let mut blocks: Vec<Block> = Vec::new();
     let mut after_block = false;
     for (info, content) in fences(&readme) {
@@ -85,7 +90,9 @@ impl Block {
     pub fn run(&self, server: &Server, ports: &[(&str, &str)], path: &str) {
         let bin = server.dir().join("bin");
         shim(&bin);
-        let path = format!("{}:{}:{path}", bin.display(), std::env::var("PATH").unwrap_or_default());
+        let (bin, usual) = (bin.display().to_string(), std::env::var("PATH").unwrap_or_default());
+        let path =
+            [&bin, path, &usual].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":");
         let mut script = self
             .script
             .replace("8883", &server.ports.tls.to_string())

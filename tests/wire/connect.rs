@@ -33,7 +33,7 @@ fn a_connection_gets_one_connack_and_nothing_before_it() {
     }
 }
 
-/// 3.1.1: [MQTT-3.1.2-2], [MQTT-3.1.3-8], [MQTT-3.1.3-9], [MQTT-3.1.4-1], [MQTT-3.2.2-4] to [MQTT-3.2.2-6];
+/// 3.1.1: [MQTT-3.1.2-1], [MQTT-3.1.2-2], [MQTT-3.1.3-8], [MQTT-3.1.3-9], [MQTT-3.1.4-1], [MQTT-3.2.2-4] to [MQTT-3.2.2-6];
 /// 5.0: [MQTT-3.1.2-2], [MQTT-3.1.3-8], [MQTT-3.2.2-6] to [MQTT-3.2.2-8], [MQTT-3.1.4-2].
 #[test]
 fn a_refused_connect_gets_exactly_its_code_and_the_connection_closed() {
@@ -43,13 +43,24 @@ fn a_refused_connect_gets_exactly_its_code_and_the_connection_closed() {
         codec::encode(&Packet::Connect(hello(protocol, &"c".repeat(300)).into()), protocol, &mut bytes);
         bytes
     };
-    let rows: [(&str, Vec<u8>, &[u8]); 8] = [
+    let deep_will = |protocol| {
+        let connect = Connect { will: Some(will(&"/".repeat(128), b"")), ..hello(protocol, "c") };
+        let mut bytes = Vec::new();
+        codec::encode(&Packet::Connect(connect.into()), protocol, &mut bytes);
+        bytes
+    };
+    let rows: [(&str, Vec<u8>, &[u8]); 13] = [
         (
             "level 3 under the name MQTT",
             b"\x10\x0d\x00\x04MQTT\x03\x02\x00\x3c\x00\x01c".into(),
             b"\x20\x02\x00\x01",
         ),
-        ("level 6", b"\x10\x0e\x00\x04MQTT\x06\x02\x00\x3c\x00\x00\x01c".into(), b"\x20\x03\x00\x84\x00"),
+        ("level 6", b"\x10\x0e\x00\x04MQTT\x06\x02\x00\x3c\x00\x00\x01c".into(), b"\x20\x02\x00\x01"),
+        ("level 0", b"\x10\x0d\x00\x04MQTT\x00\x02\x00\x3c\x00\x01c".into(), b"\x20\x02\x00\x01"),
+        ("name MQTX", b"\x10\x0d\x00\x04MQTX\x04\x02\x00\x3c\x00\x01c".into(), b""),
+        ("name mqtt, level 5", b"\x10\x0e\x00\x04mqtt\x05\x02\x00\x3c\x00\x00\x01c".into(), b""),
+        ("will with too many levels, 3.1.1", deep_will(Protocol::V4), b"\x20\x02\x00\x05"),
+        ("will with too many levels, 5.0", deep_will(Protocol::V5), b"\x20\x03\x00\x90\x00"),
         (
             "no client id, session kept",
             b"\x10\x0c\x00\x04MQTT\x04\x00\x00\x3c\x00\x00".into(),
@@ -70,6 +81,28 @@ fn a_refused_connect_gets_exactly_its_code_and_the_connection_closed() {
         client.stream.write_all(&bytes).expect("send CONNECT");
         assert_eq!(rest(&mut client).concat(), expected, "{name}");
     }
+}
+
+/// 3.1 has no use for DUP, QoS and RETAIN of most packets, and acknowledges what it will not take.
+#[test]
+fn the_oldest_clients_may_set_unused_flags_and_publish_to_sys() {
+    let server = Server::start();
+    let mut watch = Client::connect(server.ports.tcp, Protocol::V5, "watch");
+    assert_eq!(watch.subscribe("$SYS/mine"), 0);
+    let mut client = Client::open(server.ports.tcp, Protocol::V3);
+    client.stream.write_all(b"\x1b\x0f\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x01c").expect("send CONNECT");
+    assert_eq!(client.next(), Got::ConnAck(0));
+    client.stream.write_all(b"\xcf\x00").expect("send PINGREQ");
+    assert_eq!(client.next(), Got::PingResp);
+    client.send(&Packet::Publish(publish("$SYS/mine", 0, QoS::AtMostOnce)));
+    client.send(&Packet::Publish(publish("$SYS/mine", 1, QoS::AtLeastOnce)));
+    assert_eq!(client.next_bytes().expect("PUBACK"), b"\x40\x02\x00\x01");
+    client.send(&Packet::Publish(publish("$SYS/mine", 2, QoS::ExactlyOnce)));
+    assert_eq!(client.next_bytes().expect("PUBREC"), b"\x50\x02\x00\x02");
+    client.send(&Packet::PubRel(ack(2)));
+    assert_eq!(client.next_bytes().expect("PUBCOMP"), b"\x70\x02\x00\x02");
+    assert_eq!((client.ping(), watch.ping()), (vec![], vec![]));
+    assert_eq!(server.metric("mqtt_messages_refused_total"), 3);
 }
 
 /// 3.1.1: [MQTT-3.1.4-5]; 5.0: [MQTT-3.1.4-6].
@@ -136,7 +169,7 @@ fn no_packet_explains_itself_to_a_client_that_declined() {
     }
     let filters = vec!["never".to_owned()];
     for (request, code) in [
-        (subscribe(None, vec![filter("a/#/b")]), 0x8f),
+        (subscribe(None, vec![filter(&"/".repeat(128))]), 0x8f),
         (Packet::Unsubscribe(Unsubscribe { packet_id: 9, user: Vec::new(), filters }), 0x11),
         (Packet::Publish(publish("nobody", 9, QoS::AtLeastOnce)), 0x10),
         (Packet::Publish(publish("$SYS/x", 9, QoS::AtLeastOnce)), 0x90),
@@ -206,9 +239,11 @@ fn what_is_switched_off_is_announced_and_refused() {
         other => panic!("{other:?}"),
     }
     assert_eq!(client.subscribe_with("t", QoS::ExactlyOnce, None), 1, "granted what there is");
-    assert_eq!(client.subscribe("t/+"), 0xa2);
-    assert_eq!(client.subscribe("$share/g/t"), 0x9e);
-    assert_eq!(client.subscribe_with("u", QoS::AtMostOnce, Some(1)), 0xa1);
+    for (wanted, id, code) in [("t/+", None, 0xa2), ("$share/g/t", None, 0x9e), ("u", Some(1), 0xa1)] {
+        let mut client = Client::connect(port, Protocol::V5, "asks");
+        client.send(&subscribe(id, vec![filter("t"), filter(wanted)]));
+        assert_eq!((client.next(), client.next()), (Got::Disconnect(code), Got::Closed), "{wanted}");
+    }
     let mut old = Client::connect(port, Protocol::V4, "old");
     assert_eq!((old.subscribe("t/#"), old.subscribe("$share/g/t")), (0x80, 0x80));
 

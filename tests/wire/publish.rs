@@ -9,22 +9,23 @@ fn a_transient_error_ends_the_connection_where_no_code_can_tell_it() {
     let limits = "[limits]\nmemory_budget = \"1 MiB\"\nmailbox_bytes = \"1 MiB\"\noffline_bytes = \"1 MiB\"\n\
                   max_packet_size = \"512 KiB\"\n[store]\nenabled = false\n";
     let server = Server::start_with(&[], limits);
-    for number in 0..2 {
-        let mut away =
-            Client::connect_with(server.ports.tcp, lasting(Protocol::V5, &format!("away-{number}")));
-        assert_eq!(away.subscribe_with(&format!("t/{number}"), QoS::AtLeastOnce, None), 1);
+    let topics: Vec<String> = (0..20).map(|number| format!("t/{number}")).collect();
+    for topic in &topics {
+        let mut away = Client::connect_with(server.ports.tcp, lasting(Protocol::V5, topic));
+        assert_eq!(away.subscribe_with(topic, QoS::AtLeastOnce, None), 1);
     }
     support::until(|| server.metric("mqtt_connections") == 0);
-    let payload = vec![0; 400 << 10];
+    // Nobody waits with more than anybody may have, and all together with more than there is.
+    let payload = vec![0; 7 << 10];
     let mut v5 = Client::connect(server.ports.tcp, Protocol::V5, "five");
-    let codes: Vec<Got> = ["t/0", "t/0", "t/1", "t/1"]
-        .into_iter()
-        .map(|topic| {
-            v5.publish(topic, &payload, QoS::AtLeastOnce, false);
-            v5.next()
-        })
-        .collect();
-    assert_eq!(codes, [Got::PubAck(0), Got::PubAck(0), Got::PubAck(0x97), Got::PubAck(0x97)]);
+    let mut codes = Vec::new();
+    for topic in topics.iter().cycle().take(160) {
+        v5.publish(topic, &payload, QoS::AtLeastOnce, false);
+        codes.push(v5.next());
+    }
+    let taken = codes.iter().take_while(|code| **code == Got::PubAck(0)).count();
+    assert!((20..160).contains(&taken), "{codes:?}");
+    assert!(codes[taken..].iter().all(|code| *code == Got::PubAck(0x97)), "{codes:?}");
     let mut v4 = Client::connect(server.ports.tcp, Protocol::V4, "four");
     v4.publish("t/1", &payload, QoS::AtLeastOnce, false);
     assert_eq!(v4.next(), Got::Closed);
@@ -71,6 +72,43 @@ fn a_qos_2_id_in_use_is_delivered_once_with_and_without_dup() {
         let expected =
             [b"first".as_slice(), b"second"].map(|payload| Got::Publish("t".into(), payload.into()));
         assert_eq!(watch.ping(), expected);
+    }
+}
+
+/// [MQTT-4.3.2-3], [MQTT-4.3.3-3], [MQTT-4.3.3-5], 3.1.1: [MQTT-4.8.0-1]: an acknowledgement that is not the next step of
+/// the message in flight ends the connection, also among others; one of an id that is not in flight does not.
+#[test]
+fn an_acknowledgement_out_of_step_ends_the_connection() {
+    type Acks = fn(u16) -> Vec<Packet<'static>>;
+    let server = Server::start();
+    for protocol in BOTH {
+        let cases: [(&str, QoS, Acks); 6] = [
+            ("PUBACK of QoS 2", QoS::ExactlyOnce, |id| vec![Packet::PubAck(ack(id))]),
+            ("PUBACK of QoS 2 among others", QoS::ExactlyOnce, |id| {
+                vec![Packet::PubAck(ack(999)), Packet::PubAck(ack(id)), Packet::PubAck(ack(998))]
+            }),
+            ("PUBCOMP before PUBREC", QoS::ExactlyOnce, |id| vec![Packet::PubComp(ack(id))]),
+            ("PUBACK after PUBREC", QoS::ExactlyOnce, |id| {
+                vec![Packet::PubRec(ack(id)), Packet::PubAck(ack(id))]
+            }),
+            ("PUBREC of QoS 1", QoS::AtLeastOnce, |id| vec![Packet::PubRec(ack(id))]),
+            ("PUBCOMP of QoS 1", QoS::AtLeastOnce, |id| vec![Packet::PubComp(ack(id))]),
+        ];
+        for (case, qos, acks) in cases {
+            let mut client = Client::connect(server.ports.tcp, protocol, "c");
+            assert_eq!(client.subscribe_with("t", qos, None), qos as u8);
+            client.send_all(&[Packet::PubAck(ack(7)), Packet::PubComp(ack(8))]);
+            assert_eq!(client.ping(), [], "{case}: nothing of an unknown id");
+            let mut sender = Client::connect(server.ports.tcp, protocol, "sender");
+            sender.send(&Packet::Publish(publish("t", 1, QoS::ExactlyOnce)));
+            let (id, got, ..) = delivery(&mut client, protocol);
+            assert_eq!(got, qos);
+            client.send_all(&acks(id));
+            let said = rest(&mut client);
+            let last = said.last().map(Vec::as_slice);
+            let disconnected = matches!(last, Some([0xe0, 1, 0x82] | [0xe0, 2, 0x82, 0]));
+            assert_eq!(disconnected, protocol.is_v5(), "{case}: {said:02x?}");
+        }
     }
 }
 

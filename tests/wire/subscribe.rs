@@ -62,6 +62,38 @@ fn one_unsuback_answers_many_filters_in_their_order() {
     }
 }
 
+/// [MQTT-4.7.3-1], [MQTT-4.7.1-1] and its like, 5.0: [MQTT-4.8.2-1], [MQTT-4.8.2-2], [MQTT-4.13.1-1], 3.1.1:
+/// [MQTT-4.8.0-1]: a filter of the wrong form makes the packet malformed, so that none in it has an effect. One of the
+/// right form that the server does not take is answered.
+#[test]
+fn a_filter_of_the_wrong_form_ends_the_connection() {
+    let server = Server::start();
+    for protocol in BOTH {
+        let end = if protocol.is_v5() { vec![Got::Disconnect(0x81), Got::Closed] } else { vec![Got::Closed] };
+        let name = format!("c-{protocol:?}");
+        for wrong in ["", "a#", "a/#/b", "+a", "$share//a", "$share/g", "$share/g/a#"] {
+            if !protocol.is_v5() && matches!(wrong, "$share//a" | "$share/g") {
+                continue;
+            }
+            let mut client = Client::connect_with(server.ports.tcp, lasting(protocol, &name));
+            client.send(&subscribe(None, vec![filter("t"), filter(wrong)]));
+            assert!(end.iter().all(|expected| client.next() == *expected), "SUBSCRIBE of {wrong:?}");
+            let mut client = Client::connect_with(server.ports.tcp, lasting(protocol, &name));
+            client.publish("t", b"x", QoS::AtMostOnce, false);
+            assert_eq!(client.ping(), [], "subscribed by a malformed packet with {wrong:?}");
+            let filters = vec!["t".to_owned(), wrong.to_owned()];
+            client.send(&Packet::Unsubscribe(Unsubscribe { packet_id: 1, user: Vec::new(), filters }));
+            assert!(end.iter().all(|expected| client.next() == *expected), "UNSUBSCRIBE of {wrong:?}");
+        }
+        let mut client = Client::connect(server.ports.tcp, protocol, "refused");
+        let not_taken = if protocol.is_v5() { 0x8f } else { 0x80 };
+        assert_eq!(client.subscribe(&"/".repeat(128)), not_taken, "too many levels");
+        if !protocol.is_v5() {
+            assert_eq!(client.subscribe("$share/g"), not_taken, "3.1.1 has no such rule");
+        }
+    }
+}
+
 /// [MQTT-3.3.4-5], [MQTT-3.3.4-3]: a shared and a plain subscription of one client give two copies.
 #[test]
 fn each_of_several_copies_has_the_identifier_of_its_subscription() {

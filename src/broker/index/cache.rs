@@ -43,8 +43,10 @@ pub struct MatchCache {
     /// Lookups in vain since the cache was full.
     misses: usize,
     /// For topics that are not remembered.
-    spare: MatchList,
+    spare: Arc<MatchList>,
     scratch: Vec<Entry>,
+    /// Tables, nodes and entries looked at since [`Self::take_visited`].
+    visited: usize,
 }
 
 struct Cached {
@@ -52,7 +54,7 @@ struct Cached {
     hash: u64,
     global: u64,
     exact: u32,
-    list: MatchList,
+    list: Arc<MatchList>,
 }
 
 /// The receivers of one topic: each session and stream once, and shared groups.
@@ -92,6 +94,11 @@ impl Matched {
 }
 
 impl MatchList {
+    /// Receivers and groups.
+    pub(in crate::broker) fn len(&self) -> usize {
+        self.targets.len() + self.groups.len()
+    }
+
     /// Lets go of everything but some memory. Not under a lock: what is let go may end here.
     pub(super) fn clear(&mut self) {
         self.targets.clear();
@@ -131,7 +138,7 @@ impl MatchList {
 
 impl MatchCache {
     /// The receivers of `topic` now.
-    pub(in crate::broker) fn find(&mut self, index: &Index, slots: &Slots, topic: &str) -> &MatchList {
+    pub(in crate::broker) fn find(&mut self, index: &Index, slots: &Slots, topic: &str) -> &Arc<MatchList> {
         if self.index != index.id {
             self.clear();
             self.index = index.id;
@@ -149,17 +156,17 @@ impl MatchCache {
             }
             let cached = &mut self.topics[place];
             self.targets -= cached.list.targets.len();
-            index.resolve(topic, hash, slots, &mut self.scratch, &mut cached.list);
+            self.visited += index.resolve(topic, hash, slots, &mut self.scratch, &mut cached.list);
             self.targets += cached.list.targets.len();
             (cached.global, cached.exact) = (global, exact);
             return &cached.list;
         }
         if !self.has_room(index) || topic.len() > MAX_TOPIC_BYTES {
-            index.resolve(topic, hash, slots, &mut self.scratch, &mut self.spare);
+            self.visited += index.resolve(topic, hash, slots, &mut self.scratch, &mut self.spare);
             return &self.spare;
         }
-        let mut list = MatchList::default();
-        index.resolve(topic, hash, slots, &mut self.scratch, &mut list);
+        let mut list = Arc::default();
+        self.visited += index.resolve(topic, hash, slots, &mut self.scratch, &mut list);
         self.targets += list.targets.len();
         let place = self.topics.len();
         self.topics.push(Cached { topic: Box::from(topic), hash, global, exact, list });
@@ -167,6 +174,11 @@ impl MatchCache {
         let rehash = |place: &u32| topics.get(*place as usize).map_or(0, |cached| cached.hash);
         self.places.insert_unique(hash, place as u32, rehash);
         &self.topics[place].list
+    }
+
+    /// What the lookups since the last call cost that were not remembered, in tables, nodes and entries.
+    pub(in crate::broker) fn take_visited(&mut self) -> usize {
+        std::mem::take(&mut self.visited)
     }
 
     /// Whether a topic that was not found may be remembered. Starts over when it is time.
@@ -188,7 +200,7 @@ impl MatchCache {
         self.topics.clear();
         self.targets = 0;
         self.misses = 0;
-        self.spare = MatchList::default();
+        self.spare = Arc::default();
     }
 
     #[cfg(test)]

@@ -286,22 +286,37 @@ impl Index {
         }
     }
 
-    /// Collects the entries that match `topic` and resolves them into `list`.
-    fn resolve(&self, topic: &str, hash: u64, slots: &Slots, scratch: &mut Vec<Entry>, list: &mut MatchList) {
+    /// Collects the entries that match `topic` and resolves them into `list`. Says how many tables, nodes and entries it
+    /// looked at.
+    fn resolve(
+        &self,
+        topic: &str,
+        hash: u64,
+        slots: &Slots,
+        scratch: &mut Vec<Entry>,
+        list: &mut Arc<MatchList>,
+    ) -> usize {
         scratch.clear();
-        list.clear();
+        match Arc::get_mut(list) {
+            Some(list) => list.clear(),
+            // Somebody is still at work on the old one.
+            None => *list = Arc::default(),
+        }
         let tables = self.tables.read();
         let filters = &tables.filters;
         if let Some(number) = filters.find(topic, hash) {
             scratch.extend_from_slice(filters.subscribers(number));
         }
         let matches = |number| filters.get(number).is_some_and(|f| crate::types::matches(&f.text, topic));
-        tables.wildcards.find(topic, &self.hasher, matches, |number| {
+        let visited = tables.wildcards.find(topic, &self.hasher, matches, |number| {
             scratch.extend_from_slice(filters.subscribers(number));
         });
         // Slots are resolved under the index's lock: an ended session gives its slot back only after it
         // removed its entries, so no entry can name another session here.
-        list.fill(scratch, &slots.read(), &tables.groups);
+        if let Some(list) = Arc::get_mut(list) {
+            list.fill(scratch, &slots.read(), &tables.groups);
+        }
+        1 + visited + scratch.len()
     }
 }
 

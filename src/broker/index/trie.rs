@@ -100,16 +100,18 @@ impl Trie {
         self.prune(at, hasher);
     }
 
-    /// Calls `found` with every filter that matches `topic`.
-    pub(super) fn find(&self, topic: &str, hasher: &RandomState, mut found: impl FnMut(u32)) {
+    /// Calls `found` with every filter that matches `topic`. Says how many nodes it looked at.
+    pub(super) fn find(&self, topic: &str, hasher: &RandomState, mut found: impl FnMut(u32)) -> usize {
+        let mut visited = 0;
         if self.filters == 0 {
-            return;
+            return visited;
         }
         let levels: Vec<u32> = topic.split('/').map(|level| self.segment(level, hasher)).collect();
         let system = topic.starts_with('$');
         let mut stack = vec![(ROOT, 0usize)];
         while let Some((at, depth)) = stack.pop() {
             let Some(node) = self.nodes.get(at) else { continue };
+            visited += 1;
             // A leading wildcard does not match `$` topics [MQTT-4.7.2-1].
             let wildcard = !(system && depth == 0);
             if node.multi != NONE && wildcard {
@@ -133,6 +135,7 @@ impl Trie {
                 stack.push((child, depth + 1));
             }
         }
+        visited
     }
 
     #[cfg(test)]

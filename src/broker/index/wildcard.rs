@@ -146,14 +146,14 @@ impl Wildcards {
     }
 
     /// Calls `found` with the number of each filter that matches `topic`. `matches` decides whether a filter
-    /// of equal hash really does.
+    /// of equal hash really does. Says how many tables and nodes it looked at.
     pub(super) fn find(
         &self,
         topic: &str,
         hasher: &RandomState,
         matches: impl Fn(u32) -> bool,
         mut found: impl FnMut(u32),
-    ) {
+    ) -> usize {
         if !self.shapes.is_empty() {
             let levels = Levels::of(topic, hasher);
             let system = topic.starts_with('$');
@@ -168,7 +168,7 @@ impl Wildcards {
                 }
             }
         }
-        self.trie.find(topic, hasher, found);
+        self.shapes.len() + self.trie.find(topic, hasher, found)
     }
 
     #[cfg(test)]

@@ -126,6 +126,11 @@ impl Queue {
         !self.window.messages.is_empty()
     }
 
+    /// Bytes in memory.
+    pub(super) fn in_memory(&self) -> usize {
+        self.window.bytes + self.fresh.bytes
+    }
+
     /// Whether a message of this cost is too much.
     pub(super) fn is_full(&self, cost: usize, most: &Most) -> bool {
         let bytes = self.window.bytes as u64 + self.fresh.bytes as u64 + self.bytes;

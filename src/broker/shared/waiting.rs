@@ -5,7 +5,13 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{DRAIN_PER_MESSAGE, Delivery, Group, Member, Queue, Waiting, is_any_online, nudge};
 use crate::{
-    broker::{Outcome, budget::Budget, drops::count_drop, durable::Durable, moves::Moved},
+    broker::{
+        Outcome,
+        account::{Account, Kind},
+        drops::count_drop,
+        durable::Durable,
+        moves::Moved,
+    },
     store::QueueSummary,
     telemetry::count,
     types::{DropReason, Entry, Message, OpenUnit, QoS, QueueId, QueueOp},
@@ -47,9 +53,9 @@ impl Group {
     }
 
     /// Ends the group: what still waits is dropped and counted.
-    pub(in crate::broker) fn close(&self, budget: &Budget, durable: Option<&Durable>) {
+    pub(in crate::broker) fn close(&self, account: &Account, durable: Option<&Durable>) {
         let (messages, bytes) = self.change(Queue::close);
-        budget.release(bytes);
+        account.release(Kind::Queued, bytes);
         count(|c| c.dropped_session_ended.add(messages as u64));
         let stored = self.stored_queue();
         if let Some(durable) = durable.filter(|_| stored != QueueId::NONE) {
@@ -58,32 +64,32 @@ impl Group {
     }
 
     /// What was read of its queue.
-    pub(in crate::broker) fn loaded(&self, page: GroupPage, budget: &Budget) {
+    pub(in crate::broker) fn loaded(&self, page: GroupPage, account: &Account) {
         let members = Arc::clone(&*self.members.read());
         if is_any_online(&members) {
             let GroupPage { messages, next, end } = page;
             // Read because somebody has room: not refused for the budget, but counted in it.
-            self.change(|queue| budget.force(queue.loaded(messages, next, end)));
+            self.change(|queue| account.force(Kind::Queued, queue.loaded(messages, next, end)));
             // The last member may have gone meanwhile.
-            self.park(budget);
+            self.park(account);
         } else {
-            self.load_failed(budget);
+            self.load_failed(account);
         }
         // Also whoever has come, or joined, just now.
         self.nudge();
     }
 
     /// Its queue could not be read, or nobody wants what was read; it may be tried again.
-    pub(in crate::broker) fn load_failed(&self, budget: &Budget) {
+    pub(in crate::broker) fn load_failed(&self, account: &Account) {
         self.change(Queue::load_failed);
-        self.park(budget);
+        self.park(account);
     }
 
     /// A member has gone. If none is left that could take anything, the queue leaves memory as far as it is on disk.
-    pub(in crate::broker) fn park(&self, budget: &Budget) {
+    pub(in crate::broker) fn park(&self, account: &Account) {
         let stored = self.stored_queue() != QueueId::NONE;
         if stored && self.has_queued() && !is_any_online(&self.members.read()) {
-            budget.release(self.change(Queue::park));
+            account.release(Kind::Queued, self.change(Queue::park));
         }
     }
 
@@ -93,11 +99,11 @@ impl Group {
     }
 
     /// Takes back what was handed out: no member has it.
-    pub(in crate::broker) fn put_back(&self, waiting: Waiting, budget: &Budget) {
+    pub(in crate::broker) fn put_back(&self, waiting: Waiting, account: &Account) {
         let cost = waiting.message.cost();
         let closed = self.change(|queue| {
             if !queue.closed {
-                budget.force(cost);
+                account.force(Kind::Queued, cost);
                 queue.put_back(waiting);
             }
             queue.closed
@@ -154,8 +160,8 @@ impl Group {
             return Outcome::Dropped(DropReason::Offline);
         }
         let added = match delivery.durable {
-            Some(durable) => self.enqueue_on_disk(message, qos, online, durable, delivery.budget),
-            None => self.enqueue_in_memory(message, delivery.budget),
+            Some(durable) => self.enqueue_on_disk(message, qos, online, durable, delivery.account),
+            None => self.enqueue_in_memory(message, delivery.account),
         };
         match added {
             Ok(()) => Outcome::Queued,
@@ -166,21 +172,17 @@ impl Group {
         }
     }
 
-    fn enqueue_in_memory(&self, message: &Message<'_>, budget: &Budget) -> Result<(), DropReason> {
+    fn enqueue_in_memory(&self, message: &Message<'_>, account: &Account) -> Result<(), DropReason> {
         // Whoever waits does not wait for what is queued.
         let kept = message.share().without_receipt();
         let cost = kept.cost();
-        if !budget.charge(cost) {
-            return Err(DropReason::Memory);
-        }
         self.change(|queue| {
-            let result = self.may_add(queue, cost);
-            if result.is_ok() {
-                queue.keep(kept);
-            } else {
-                budget.release(cost);
+            self.may_add(queue, cost)?;
+            if !account.charge(Kind::Queued, queue.in_memory(), cost) {
+                return Err(DropReason::Memory);
             }
-            result
+            queue.keep(kept);
+            Ok(())
         })
     }
 
@@ -191,19 +193,20 @@ impl Group {
         qos: QoS,
         online: bool,
         durable: &Durable,
-        budget: &Budget,
+        account: &Account,
     ) -> Result<(), DropReason> {
         let cost = message.cost();
         let keeps = online && message.qos == QoS::AtLeastOnce;
         self.change(|queue| {
             self.may_add(queue, cost)?;
-            let place = if keeps && queue.may_keep(cost) && budget.charge(cost) {
-                queue.keep(message.share().without_receipt())
-            } else {
-                let (place, freed) = queue.leave(cost);
-                budget.release(freed);
-                place
-            };
+            let place =
+                if keeps && queue.may_keep(cost) && account.charge(Kind::Queued, queue.in_memory(), cost) {
+                    queue.keep(message.share().without_receipt())
+                } else {
+                    let (place, freed) = queue.leave(cost);
+                    account.release(Kind::Queued, freed);
+                    place
+                };
             let ticket = message.ticket().cloned();
             let stored = self.make_stored(durable);
             let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, ticket);
@@ -277,7 +280,7 @@ impl Group {
                 None | Some(Outcome::Dropped(_)) => {
                     drop(unit);
                     drop(borrowed);
-                    self.put_back(waiting, delivery.budget);
+                    self.put_back(waiting, delivery.account);
                     // A member asks by itself again.
                     if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
                         nudge(members);
@@ -302,7 +305,7 @@ impl Group {
             (waiting, delivery.durable.zip(queue.begin_load()))
         });
         if let Some(waiting) = &waiting {
-            delivery.budget.release(waiting.message.cost());
+            delivery.account.release(Kind::Queued, waiting.message.cost());
         }
         if let Some((durable, from)) = load {
             durable.read_group(self.id, self.stored_queue(), from);

@@ -278,7 +278,7 @@ impl Bench {
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-        let Opened { session, present, epoch, ticket } =
+        let Opened { session, present, epoch, ticket, .. } =
             ready(self.broker.open(request, make, &mut self.turn));
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         test.receiver.offline.store(false, SeqCst);
@@ -433,5 +433,5 @@ impl TestStream {
 
 pub(super) fn will(topic: &str, payload: &str, delay: u32) -> Will {
     let message = Message::new(topic, payload.as_bytes(), Timestamp(0), Origin::SERVER);
-    Will { message: Arc::clone(message.share()), expiry: None, delay }
+    Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None }
 }

@@ -1,5 +1,8 @@
 use super::*;
-use crate::{config::ByteSize, types::Durability};
+use crate::{
+    config::ByteSize,
+    types::{Durability, Effort},
+};
 
 #[test]
 fn overlapping_subscriptions_deliver_one_copy_with_the_highest_qos_and_all_ids() {
@@ -102,16 +105,18 @@ fn switched_off_features_are_refused() {
 
 #[test]
 fn a_used_up_budget_refuses_qos_1_and_leaves_qos_0_to_the_targets() {
-    let limits = Limits { memory_budget: ByteSize(100), ..Limits::default() };
+    const BUDGET: usize = 1 << 20;
+    let limits = Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() };
     let mut bench = Bench::new(limits);
     let device = bench.device("a");
     bench.subscribe(&device, "t");
-    assert!(bench.broker.charge(100));
-    assert!(!bench.broker.charge(1));
+    let left = BUDGET - bench.broker.account().used();
+    bench.broker.account().force(Kind::Queued, left);
+    assert!(!bench.broker.account().charge(Kind::Queued, 0, 1));
     assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).refused, Some(Refusal::Memory));
     assert!(device.got().is_empty());
     assert_eq!(bench.publish("t", "x", QoS::AtMostOnce).sent, 1);
-    bench.broker.release(100);
+    bench.broker.account().release(Kind::Queued, left);
     assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).sent, 1);
     assert_eq!(bench.broker.gauges().queued_bytes, 0);
 }
@@ -190,4 +195,90 @@ fn a_topics_rule_goes_before_its_listener_and_that_before_the_default() {
     let rules = DurabilityRules { topics: Vec::new(), default: Durability::Interval };
     assert_eq!(rules.of("b", Some(Durability::None)), Durability::None);
     assert_eq!(rules.of("b", None), Durability::Interval);
+}
+
+/// Each costs little, all of them together a shard's time for tens of milliseconds.
+#[test]
+fn very_many_receivers_get_a_message_in_parts_each_once_and_also_if_nobody_goes_on() {
+    const RECEIVERS: usize = 6_000;
+    let mut bench = Bench::new(Limits::default());
+    let devices: Vec<_> = (0..RECEIVERS).map(|number| bench.device(&format!("d{number}"))).collect();
+    for (number, device) in devices.iter().enumerate() {
+        // Some through groups of their own.
+        bench.subscribe(
+            device,
+            &if number % 10 == 0 { format!("$share/g{number}/t") } else { "t".to_owned() },
+        );
+    }
+    let got = || devices.iter().map(|device| device.got().len()).sum::<usize>();
+    let mut message = Message::new("t", b"p", bench.now, Origin::BACKEND);
+    message.qos = QoS::AtLeastOnce;
+    for goes_on in [true, false] {
+        bench.turn.effort.renew();
+        let Routing::More(mut spread) = bench.broker.publish_some(&message, &mut bench.turn) else {
+            panic!("all at once");
+        };
+        let most = 1 + Effort::TURN as usize / Effort::DELIVERY as usize;
+        let first = got();
+        assert!((1..most).contains(&first), "{first}");
+        let mut published = None;
+        while goes_on && published.is_none() {
+            bench.turn.flush();
+            bench.turn.effort.renew();
+            published = spread.go_on(&mut bench.turn);
+            assert!(bench.turn.effort.spent() <= u64::from(Effort::TURN) + 50_000, "{:?}", bench.turn.effort);
+        }
+        drop(spread);
+        assert_eq!(first + got(), RECEIVERS);
+        if let Some(published) = published {
+            assert_eq!((published.matched, published.sent), (RECEIVERS as u32, RECEIVERS as u32));
+        }
+    }
+}
+
+/// Filters of 13 levels can be wildcards in 8,192 ways, each of which a topic would be looked up by.
+#[test]
+fn what_a_topic_costs_to_match_does_not_grow_with_the_shapes_that_clients_can_think_of() {
+    let mut bench = Bench::new(Limits::default());
+    let shapes = Limits::default().max_filter_shapes;
+    for client in 0..10 {
+        let device = bench.device(&format!("d{client}"));
+        let mut refused = 0;
+        for number in 0..1 << 13 {
+            let level = |n: u32| if number >> ((n + client) % 13) & 1 == 1 { "+" } else { "x" };
+            let filter = (0..13).map(level).collect::<Vec<_>>().join("/");
+            match bench.try_subscribe(&device, &request(&filter)) {
+                Ok(_) => {}
+                Err(error) => {
+                    assert_eq!(error, SubscribeError::Quota);
+                    refused += 1;
+                }
+            }
+        }
+        // The first two are not counted, nor is the filter without a wildcard.
+        assert!(refused >= (1 << 13) - shapes - 3, "{refused} refused");
+        // What is refused for its shape leaves room for others.
+        bench.subscribe(&device, "y/x/x/x");
+        assert!(bench.unsubscribe(&device, "y/x/x/x"));
+    }
+    bench.turn.effort.renew();
+    let topic = ["x"; 13].join("/");
+    bench.publish(&topic, "p", QoS::AtMostOnce);
+    let nodes = bench.turn.effort.spent() / u64::from(Effort::NODE);
+    assert!(nodes <= 10 * 13 * (shapes as u64 + 3), "{nodes} nodes and entries");
+}
+
+#[test]
+fn a_shape_that_is_given_up_may_be_replaced() {
+    let mut bench = Bench::new(Limits { max_filter_shapes: 1, ..Limits::default() });
+    let device = bench.device("d");
+    for filter in ["1", "2", "a/+", "b/+", "3"] {
+        bench.subscribe(&device, filter);
+    }
+    let other = |bench: &mut Bench| bench.try_subscribe(&device, &request("+/a")).map(drop);
+    assert_eq!(other(&mut bench), Err(SubscribeError::Quota));
+    assert!(bench.unsubscribe(&device, "a/+"));
+    assert_eq!(other(&mut bench), Err(SubscribeError::Quota), "another filter has the shape");
+    assert!(bench.unsubscribe(&device, "b/+"));
+    assert_eq!(other(&mut bench), Ok(()));
 }

@@ -8,7 +8,7 @@ fn retain(bench: &mut Bench, topic: &str, payload: &str) -> Published {
 }
 
 fn poll(cursor: &mut RetainedCursor, bench: &Bench) -> Poll<Option<Option<Arc<SharedMessage>>>> {
-    cursor.poll_next(&bench.broker, bench.now, &mut Context::from_waker(Waker::noop()))
+    cursor.poll_next(&bench.broker, bench.now, &mut 1000, &mut Context::from_waker(Waker::noop()))
 }
 
 fn next(cursor: &mut RetainedCursor, bench: &Bench) -> Option<Option<Arc<SharedMessage>>> {

@@ -126,7 +126,7 @@ fn a_will_has_its_retain_flag_and_expiry_from_publication() {
     let mut bench = Bench::new(Limits::default());
     let mut message = Message::new("will/d", b"gone", Timestamp(0), Origin::SERVER);
     message.retain = true;
-    let will = Will { message: Arc::clone(message.share()), expiry: Some(60), delay: 20 };
+    let will = Will { message: Arc::clone(message.share()), expiry: Some(60), delay: 20, charge: None };
     let device = bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will) });
     bench.close(&device);
     bench.pass(20);
@@ -221,7 +221,10 @@ fn pages_of_devices_show_each_once_and_a_page_may_begin_after_any_device() {
     let device = bench.broker.device("d1").unwrap();
     assert!(!device.online);
     let expected = [("$share/g/x".to_owned(), QoS::ExactlyOnce), ("y/+".to_owned(), QoS::ExactlyOnce)];
-    assert_eq!(device.subscriptions, expected);
+    assert_eq!(device.subscription_count, 2);
+    assert_eq!(bench.broker.subscriptions("d1", 10).unwrap(), expected);
+    assert_eq!(bench.broker.subscriptions("d1", 1).unwrap().len(), 1);
+    assert!(bench.broker.subscriptions("nobody", 1).is_none());
     assert_eq!(bench.broker.online_sessions().len(), 4);
 }
 

@@ -89,7 +89,7 @@ fn commit(watcher: &Device) {
 fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
     let mut message = Message::new("will/d", payload.as_bytes(), Timestamp(0), Origin::SERVER);
     message.qos = QoS::AtLeastOnce;
-    let will = Will { message: Arc::clone(message.share()), expiry: None, delay };
+    let will = Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None };
     Connect { clean, expiry, will: Some(will) }
 }
 
@@ -202,7 +202,7 @@ fn a_shutdown_does_not_overtake_the_will_of_a_connection_that_just_ended() {
     let watcher = bench.device("watcher");
     bench.subscribe(&watcher, "$share/g/status");
     let message = Message::new("status", b"gone", bench.now, Origin::BACKEND);
-    let will = Some(Will { message: Arc::clone(message.share()), expiry: None, delay: 0 });
+    let will = Some(Will { message: Arc::clone(message.share()), expiry: None, delay: 0, charge: None });
     let device = bench.connect("dev", Connect { will, ..Connect::default() });
     bench.close(&watcher);
     let (broker, (tell, told)) = (bench.broker.clone(), std::sync::mpsc::sync_channel(1));

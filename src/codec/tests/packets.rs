@@ -36,6 +36,11 @@ fn topic() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z/]{1,12}", "[^\u{0}+#]{1,8}"]
 }
 
+/// Of the right form at every level.
+fn filter() -> impl Strategy<Value = String> {
+    prop_oneof![topic(), "([a-z]{0,4}/|[+]/){0,3}(#|[+]|[a-z]{1,4})", "[$]share/[a-z]{1,4}/([+]/){0,2}[a-z#]"]
+}
+
 fn data() -> impl Strategy<Value = Bytes> {
     vec(any::<u8>(), 0..40).prop_map(Bytes::from)
 }
@@ -194,7 +199,7 @@ fn suback(protocol: Protocol, codes: &[u8]) -> impl Strategy<Value = SubAck> + u
 fn subscribe(protocol: Protocol) -> impl Strategy<Value = Packet<'static>> {
     let v5 = protocol.is_v5();
     let filter =
-        (text(), qos(), any::<bool>(), any::<bool>(), 0..3_u8).prop_map(move |filter| SubscribeFilter {
+        (filter(), qos(), any::<bool>(), any::<bool>(), 0..3_u8).prop_map(move |filter| SubscribeFilter {
             no_local: v5 && filter.2 && !filter.0.starts_with("$share/"),
             filter: filter.0,
             qos: filter.1,
@@ -209,7 +214,7 @@ fn subscribe(protocol: Protocol) -> impl Strategy<Value = Packet<'static>> {
 }
 
 fn unsubscribe(protocol: Protocol) -> impl Strategy<Value = Packet<'static>> {
-    (1_u16.., reason(protocol), vec(text(), 1..4)).prop_map(|(packet_id, reason, filters)| {
+    (1_u16.., reason(protocol), vec(filter(), 1..4)).prop_map(|(packet_id, reason, filters)| {
         Packet::Unsubscribe(Unsubscribe { packet_id, user: reason.1, filters })
     })
 }

@@ -46,9 +46,9 @@ const ROWS: &[Row] = &[
     ("0004'MQTT' 04 06 003c 0001'c' 0001't'", 0x81, "MQTT-3.1.2-9"),
     ("0004'MQTT' 04 06 003c 0001'c' 0001 ff 0000", 0x81, "MQTT-3.1.3-10"),
     ("0004'MQTT' 05 06 003c 00 0001'c' 00 0001 ff 0000", 0x81, "MQTT-3.1.3-11"),
-    ("0004'MQTT' 04 06 003c 0001'c' 0001'#' 0000", 0x90, "MQTT-4.7.1-1"),
-    ("0004'MQTT' 05 06 003c 00 0001'c' 00 0001'+' 0000", 0x90, "MQTT-4.7.0-1"),
-    ("0004'MQTT' 04 06 003c 0001'c' 0000 0000", 0x90, "MQTT-4.7.3-1"),
+    ("0004'MQTT' 04 06 003c 0001'c' 0001'#' 0000", 0x81, "MQTT-4.7.1-1"),
+    ("0004'MQTT' 05 06 003c 00 0001'c' 00 0001'+' 0000", 0x81, "MQTT-4.7.0-1"),
+    ("0004'MQTT' 04 06 003c 0001'c' 0000 0000", 0x81, "MQTT-4.7.3-1"),
     ("0004'MQTT' 04 82 003c 0001'c'", 0x81, "MQTT-3.1.2-19, v5: MQTT-3.1.2-17"),
     ("0004'MQTT' 05 82 003c 00 0001'c'", 0x81, "MQTT-3.1.2-17"),
     ("0006'MQIsdp' 03 c2 003c 0001'c'", 0, "3.1: user name flag without user name"),
@@ -77,6 +77,10 @@ const ROWS: &[Row] = &[
     ("0004'MQTT' 05 06 003c 00 0001'c' 03 230001 0001't' 0000", 0x81, "2.2.2.2: alias in a will"),
 ];
 
+fn connect_frame(body: &[u8]) -> Frame<'_> {
+    Frame { first: 0x10, body, len: 1 + primitive::varint_len(body.len()) + body.len() }
+}
+
 fn result_of(first: u8, body: &str) -> Result<Packet<'static>, DecodeError> {
     // The level in force before CONNECT is none; whichever is passed must not matter.
     let bytes = framed(first, &hex(body));
@@ -98,8 +102,29 @@ fn connects_are_accepted_or_refused_as_their_statements_say() {
         assert_eq!(code, expected, "{statement}: {body}: {result:?}");
     }
     for first in [0x11, 0x12, 0x14, 0x18] {
-        let result = result_of(first, "0004'MQTT' 04 02 003c 0001'c'");
-        assert!(matches!(result, Err(DecodeError::Malformed(_))), "{first:02x}: MQTT-2.1.3-1, MQTT-2.2.2-1");
+        for body in ["0004'MQTT' 04 02 003c 0001'c'", "0004'MQTT' 05 02 003c 00 0001'c'"] {
+            let result = result_of(first, body);
+            assert!(
+                matches!(result, Err(DecodeError::Malformed(_))),
+                "{first:02x}: MQTT-2.1.3-1, MQTT-2.2.2-1"
+            );
+        }
+        // 3.1 has no use for DUP, QoS and RETAIN of a CONNECT.
+        let old = result_of(first, "0006'MQIsdp' 03 02 003c 0001'c'");
+        assert!(matches!(old, Ok(Packet::Connect(_))), "{first:02x}: {old:?}");
+    }
+}
+
+/// [MQTT-1.5.5-1]: as any packet of 5.0.
+#[test]
+fn a_connect_of_5_0_has_its_remaining_length_in_the_shortest_form() {
+    for (body, valid) in
+        [("0004'MQTT' 04 02 003c 0001'c'", true), ("0004'MQTT' 05 02 003c 00 0001'c'", false)]
+    {
+        let body = hex(body);
+        let bytes = [&[0x10, 0x80 | body.len() as u8, 0][..], &body].concat();
+        let found = frame(&bytes, usize::MAX).expect("a frame").expect("a whole frame");
+        assert_eq!(decode_connect(&found).is_ok(), valid);
     }
 }
 
@@ -111,7 +136,7 @@ fn an_unsupported_level_is_told_apart_from_an_unknown_name() {
         ("0003'foo' 04", DecodeError::UnsupportedProtocol { name_ok: false, level: 4 }),
     ];
     for (body, expected) in cases {
-        assert_eq!(decode_connect(&hex(body)), Err(expected), "{body}");
+        assert_eq!(decode_connect(&connect_frame(&hex(body))), Err(expected), "{body}");
     }
 }
 
@@ -120,7 +145,7 @@ fn a_connect_is_read_field_by_field() {
     let bytes = hex("0004'MQTT' 05 ee 0102 \
          21 11 00000005 21 0006 27 00000700 22 0008 19 01 17 00 15 0001'm' 16 0001'd' 26 0000 0000 \
          0002'id' 13 18 00000009 02 0000000a 01 01 26 0001'k' 0001'v' 0002'wt' 0002'wp' 0001'u' 0001'p'");
-    let connect = decode_connect(&bytes).expect("valid");
+    let connect = decode_connect(&connect_frame(&bytes)).expect("valid");
     let empty = (String::new(), String::new());
     let will = connect.will.clone().expect("a will");
     assert_eq!((connect.protocol, connect.clean_start, connect.keep_alive), (Protocol::V5, true, 0x0102));

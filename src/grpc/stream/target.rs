@@ -14,9 +14,9 @@ use super::{
     buffer::{Batch, Shortage, State, VALUE_OVERHEAD, Value},
 };
 use crate::{
-    broker::{Broker, Delivered, MatchOptions, Outcome, Target},
+    broker::{Broker, Delivered, Kind, MatchOptions, Outcome, Target},
     telemetry::count,
-    types::{DropReason, Message},
+    types::{DropReason, Message, matches},
 };
 
 /// The memory budget is charged in such steps, so that not every message touches what all threads share.
@@ -47,6 +47,8 @@ pub(in crate::grpc) struct StreamTarget {
     broker: Broker,
     selector: Selector,
     options: Options,
+    /// Topics whose deletions it is told; none but for a watch of latest values.
+    watched: Vec<String>,
     state: Mutex<State>,
 }
 
@@ -72,7 +74,39 @@ impl StreamTarget {
     pub(in crate::grpc) fn new(broker: Broker, selector: Selector, options: Options) -> Self {
         // Several batches must fit, or dropping the oldest would drop all.
         let batch = options.batch.min(options.buffer / 4);
-        Self { broker, selector, options: Options { batch, ..options }, state: Mutex::default() }
+        let options = Options { batch, ..options };
+        Self { broker, selector, options, watched: Vec::new(), state: Mutex::default() }
+    }
+
+    /// Told of deletions on topics that match one of `filters`.
+    pub(in crate::grpc) fn watching(mut self, filters: Vec<String>) -> Self {
+        self.watched = filters;
+        self
+    }
+
+    /// Values were deleted: whoever watches them is told, after what was before and in place of what is unread.
+    pub(in crate::grpc) fn removed(&self, device: &str, topics: &[Arc<str>]) {
+        if self.watched.is_empty() || !self.selector.wants_device(Some(device)) {
+            return;
+        }
+        let waker = {
+            let mut state = self.state.lock();
+            if state.closed.is_some() {
+                return;
+            }
+            for topic in topics.iter().filter(|topic| self.watched.iter().any(|f| matches(f, topic))) {
+                let encode = |out: &mut Vec<u8>| encode::removed(out, device, topic);
+                let need = encode::removed_bound(device, topic);
+                if let Outcome::Dropped(reason) = self.conflate(&mut state, (device, topic), need, encode) {
+                    count_drop(reason);
+                }
+            }
+            let ready = !state.full_only || state.is_full(self.options.batch);
+            state.waker.take_if(|_| ready)
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// The reader is gone: drops what is buffered, gives its memory back and takes nothing more.
@@ -82,7 +116,7 @@ impl StreamTarget {
             let closed = Some(state.closed.take().unwrap_or(Error::ShuttingDown));
             std::mem::replace(&mut *state, State { closed, ..State::default() })
         };
-        self.broker.release(old.charged);
+        self.broker.account().release(Kind::GrpcStreams, old.charged);
     }
 
     /// Ends the stream after what is buffered and wakes its reader.
@@ -161,7 +195,12 @@ impl StreamTarget {
             return Outcome::Dropped(DropReason::TooLarge);
         }
         match self.options.policy {
-            SlowPolicy::Conflate => self.conflate(state, message),
+            SlowPolicy::Conflate => {
+                let device = message.origin.client_id.map_or("", |id| id.as_str());
+                let form = self.options.form;
+                let encode = |out: &mut Vec<u8>| encode::message(out, form, message);
+                self.conflate(state, (device, message.topic), need, encode)
+            }
             _ => self.append(state, message, need),
         }
     }
@@ -212,7 +251,7 @@ impl StreamTarget {
             return None;
         }
         for step in [missing.next_multiple_of(CHARGE_STEP), missing] {
-            if self.broker.charge(step) {
+            if self.broker.account().charge(Kind::GrpcStreams, *charged, step) {
                 *charged += step;
                 return None;
             }
@@ -240,20 +279,24 @@ impl StreamTarget {
     fn settle(&self, state: &mut State) {
         let needed = state.bytes.next_multiple_of(CHARGE_STEP);
         if state.charged > needed {
-            self.broker.release(state.charged - needed);
+            self.broker.account().release(Kind::GrpcStreams, state.charged - needed);
             state.charged = needed;
         }
     }
 
-    fn conflate(&self, state: &mut State, message: &Message<'_>) -> Outcome {
+    /// Puts what `encode` writes, at most `need` bytes, in place of what is unread of that device and topic.
+    fn conflate(
+        &self,
+        state: &mut State,
+        (device, topic): (&str, &str),
+        need: usize,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Outcome {
         let State { values, bytes, lost, charged, .. } = state;
         values.key.clear();
-        if let Some(device) = message.origin.client_id {
-            values.key.extend_from_slice(device.as_str().as_bytes());
-        }
+        values.key.extend_from_slice(device.as_bytes());
         values.key.push(0); // in no client id and no topic
-        values.key.extend_from_slice(message.topic.as_bytes());
-        let need = encode::size_bound(message);
+        values.key.extend_from_slice(topic.as_bytes());
 
         if let Some(&serial) = values.index.get(values.key.as_slice()) {
             let place = usize::try_from(serial - values.first).ok();
@@ -272,7 +315,7 @@ impl StreamTarget {
                 lost.note(shortage, 1);
                 return shortage.outcome();
             }
-            encode::message(&mut value.bytes, self.options.form, message);
+            encode(&mut value.bytes);
             *bytes += value.bytes.len();
             return Outcome::Sent;
         }
@@ -282,7 +325,7 @@ impl StreamTarget {
             return shortage.outcome();
         }
         let mut encoded = Vec::new();
-        encode::message(&mut encoded, self.options.form, message);
+        encode(&mut encoded);
         *bytes += encoded.len() + overhead;
         let key: Arc<[u8]> = values.key.as_slice().into();
         values.index.insert(Arc::clone(&key), values.first + values.queue.len() as u64);
@@ -303,7 +346,7 @@ fn count_drop(reason: DropReason) {
 
 impl Drop for StreamTarget {
     fn drop(&mut self) {
-        self.broker.release(self.state.get_mut().charged);
+        self.broker.account().release(Kind::GrpcStreams, self.state.get_mut().charged);
     }
 }
 

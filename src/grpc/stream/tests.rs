@@ -6,7 +6,7 @@ use tonic::Code;
 
 use super::{super::proto::gateway::v1, *};
 use crate::{
-    broker::{BrokerConfig, Delivered, MatchOptions, Outcome, Target},
+    broker::{BrokerConfig, Delivered, Kind, MatchOptions, Outcome, Target},
     config::{ByteSize, Limits},
     grpc::encode::Form,
     types::{ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, ReceiptState, Timestamp},
@@ -268,11 +268,45 @@ async fn a_waiting_reader_is_flushed_once_per_turn() {
     assert!(!deliver(&target, "d", "t", b"3").flush, "the reader is on its way");
 }
 
+/// Left alone, a stream must neither hold a lone message back nor wake its reader for each of many.
+#[tokio::test(start_paused = true)]
+async fn unset_linger_lets_a_lone_message_go_and_gathers_the_others_for_five_milliseconds() {
+    let target = target(SlowPolicy::DropOldest, 1 << 20, 1024);
+    let mut stream = stream(&target, Pace::default());
+    let ready = |stream: &mut Subscription| {
+        let polled = Pin::new(stream).poll_next(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(Some(Ok(response))) = polled else { return 0 };
+        v1::SubscribeResponse::decode(response.0).unwrap().items.len()
+    };
+    assert_eq!(ready(&mut stream), 0);
+    deliver(&target, "d", "t", b"1");
+    assert_eq!(ready(&mut stream), 1, "after a silence at once");
+    deliver(&target, "d", "t", b"2");
+    assert_eq!(ready(&mut stream), 0, "just after a batch not");
+    for _ in 0..3 {
+        assert!(!deliver(&target, "d", "t", b"3").flush, "what gathers wakes nobody");
+    }
+    tokio::time::advance(Duration::from_millis(5)).await;
+    assert_eq!(ready(&mut stream), 4);
+    assert_eq!(ready(&mut stream), 0);
+    assert!(!deliver(&target, "d", "t", b"4").flush, "nor does the first after many");
+    tokio::time::advance(Duration::from_millis(5)).await;
+    assert_eq!(ready(&mut stream), 1);
+    assert_eq!(ready(&mut stream), 0);
+    tokio::time::advance(Duration::from_millis(5)).await;
+    deliver(&target, "d", "t", b"5");
+    assert_eq!(ready(&mut stream), 1, "a silence again");
+    for _ in 0..30 {
+        deliver(&target, "d", "t", &[0; 100]);
+    }
+    assert!(ready(&mut stream) > 1, "a full batch does not wait");
+}
+
 #[tokio::test(start_paused = true)]
 async fn linger_gathers_and_heartbeats_fill_the_silence() {
     let target = target(SlowPolicy::DropOldest, 1 << 20, 1024);
     let second = Duration::from_secs(1);
-    let pace = Pace { linger: Some(second), heartbeat: Some(10 * second) };
+    let pace = Pace { linger: Linger::Fixed(second), heartbeat: Some(10 * second) };
     let mut stream = stream(&target, pace);
     let start = Instant::now();
     let beat = stream.next().await.unwrap().unwrap();
@@ -394,11 +428,11 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     }
     // Others have it all: nothing of our own can make room.
     let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
-    assert!(broker.charge(BUDGET));
+    assert!(broker.account().charge(Kind::GrpcStreams, 0, BUDGET));
     let options = Options { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 1 << 20, batch: 4096 };
     let target = StreamTarget::new(broker.clone(), Selector::default(), options);
     assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
-    broker.release(BUDGET);
+    broker.account().release(Kind::GrpcStreams, BUDGET);
     assert_eq!(deliver(&target, "d", "t", b"2").outcome, Outcome::Sent);
     assert_eq!(gaps(&target), (1, 1));
     drop(target);

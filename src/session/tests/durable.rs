@@ -5,7 +5,7 @@ use std::cell::Cell;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::types::{Journal, Page, QueueOp, ReadBack};
+use crate::types::{Journal, Page, QueueOp, ReadBack, Receipt};
 
 const QUEUE: QueueId = QueueId(3);
 
@@ -25,7 +25,7 @@ struct Purse {
 }
 
 impl Budget for Purse {
-    fn charge(&self, bytes: usize) -> bool {
+    fn charge(&self, _held: usize, bytes: usize) -> bool {
         let fits = self.used.get() + bytes <= self.limit;
         if fits {
             self.force(bytes);
@@ -85,6 +85,11 @@ fn stored(place: u64, payload: &[u8]) -> ReadBack {
     ReadBack { place, qos, retain, sent, group, ids: None, message: Some(message) }
 }
 
+/// Places of an earlier process whose connection had ended.
+fn left(first: u64, next: u64, exact: u64, messages: usize, bytes: u64) -> Left<'static> {
+    Left { first, next, exact, messages, bytes, ..Left::default() }
+}
+
 fn aging() -> Limits {
     Limits { offline_age: Span(Duration::from_secs(10)), ..Limits::default() }
 }
@@ -101,7 +106,7 @@ fn what_waited_in_memory_when_the_connection_was_lost_does_not_wait_for_ever() {
     outbound.detach(&env(&limits, 5_000));
     outbound.offer(&message(b"c", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 6_000));
     outbound.attach(window, &[], &env(&limits, 15_500));
-    assert!(outbound.handle_puback(1, 0, &env(&limits, 15_500)));
+    assert_eq!(outbound.handle_puback(1, 0, &env(&limits, 15_500)), Ok(true));
     assert_eq!(
         packets(&mut outbound, Protocol::V5),
         [
@@ -144,14 +149,14 @@ fn qos_2_that_an_earlier_process_may_have_sent_is_neither_trimmed_nor_swept() {
         ops.into_iter().filter_map(from).collect()
     };
     let mut bench = Bench::new(limits());
-    bench.out.restore(0, 10, 5, 10, 1_000, &[]);
+    bench.out.restore(&left(0, 10, 5, 10, 1_000));
     assert_eq!(bench.offer(0, b"new", QoS::ExactlyOnce), Take::Queued);
     assert_eq!(trims(bench.ops()), [5]);
     assert!(bench.out.may_have_sent(4, QoS::ExactlyOnce));
     assert!(!bench.out.may_have_sent(4, QoS::AtLeastOnce), "its client loses nothing but the message");
     assert!(!bench.out.may_have_sent(5, QoS::ExactlyOnce));
     let mut bench = Bench::new(limits());
-    bench.out.restore(0, 10, 10, 10, 1_000, &[]);
+    bench.out.restore(&left(0, 10, 10, 10, 1_000));
     assert_eq!(bench.offer(0, b"new", QoS::ExactlyOnce), Take::Dropped(DropReason::QueueFull));
     assert!(trims(bench.ops()).is_empty());
 }
@@ -161,7 +166,7 @@ fn qos_2_that_an_earlier_process_may_have_sent_is_neither_trimmed_nor_swept() {
 fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
     let limits = Limits { offline_messages: 2, overflow: OverflowPolicy::DropOldest, ..Limits::default() };
     let mut bench = Bench::new(limits);
-    bench.out.restore(0, 1, 0, 1, 100, &[]);
+    bench.out.restore(&left(0, 1, 0, 1, 100));
     bench.attach(0, 10);
     assert_eq!(bench.load(), Load::From(0));
     for payload in [b"1", b"2"] {
@@ -177,7 +182,7 @@ fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
 #[test]
 fn reading_waits_while_the_memory_budget_is_used_up_and_gives_back_what_it_took() {
     let mut bench = Bench::new(Limits::default());
-    bench.out.restore(0, 3, 0, 3, 3_000, &[]);
+    bench.out.restore(&left(0, 3, 0, 3, 3_000));
     bench.attach(0, 10);
     bench.purse.limit = 2_999;
     assert_eq!(bench.load(), Load::NoRoom);
@@ -197,4 +202,122 @@ fn reading_waits_while_the_memory_budget_is_used_up_and_gives_back_what_it_took(
     assert_eq!((bench.purse.used.get(), bench.load()), (0, Load::From(1)), "a is in flight");
     bench.with(0, |out, env| out.end(env));
     assert_eq!(bench.purse.used.get(), 0);
+}
+
+/// [MQTT-3.3.1-1] [MQTT-4.3.2-2] [MQTT-4.3.3-2]: what an earlier process sent has DUP and its packet identifier; what only
+/// waited there has not. Where nobody knows, it may have been sent.
+#[test]
+fn dup_is_set_for_what_an_earlier_process_sent_and_for_nothing_else() {
+    for (begun, dups) in [(0, [true, false, false]), (6, [true, true, false])] {
+        let mut bench = Bench::new(Limits::default());
+        let entries = [(4, true), (5, false), (6, false)];
+        let entries = entries.map(|(place, sent)| ReadBack { sent, ..stored(place, b"m") }).into();
+        bench.out.restore(&Left { begun, ..left(4, 7, 0, 3, 300) });
+        bench.attach(0, 10);
+        assert_eq!(bench.load(), Load::From(4));
+        bench.with(0, |out, env| out.loaded(Page { entries, next: 7, end: true }, env));
+        let expected = [5, 6, 7]
+            .into_iter()
+            .zip(dups)
+            .map(|(id, dup)| format!("publish m id={id} qos=1 dup={dup} topic=t alias=None expiry=None"));
+        assert_eq!(packets(&mut bench.out, Protocol::V5), expected.collect::<Vec<_>>());
+    }
+}
+
+/// [MQTT-3.3.1-1]: the next process cannot ask this one.
+#[test]
+fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
+    let noted = |bench: &mut Bench| {
+        let ticket = bench.with(0, |out, env| out.note_sent(env));
+        let ops = bench.ops();
+        let below = ops.iter().find_map(|op| match op {
+            QueueOp::NoteSent { queue: QUEUE, below, .. } => Some(*below),
+            _ => None,
+        });
+        assert_eq!(ticket.is_some(), below.is_some());
+        below
+    };
+    let mut bench = Bench::new(Limits::default());
+    bench.attach(0, 2);
+    for payload in [b"0", b"1", b"2"] {
+        bench.offer(0, payload, QoS::AtLeastOnce);
+    }
+    bench.with(0, |out, env| out.detach(env));
+    assert_eq!(noted(&mut bench), None, "0 and 1 were written as sent, 2 only waits");
+    bench.attach(0, 3);
+    assert_eq!(bench.load(), Load::From(2));
+    let page = Page { entries: vec![stored(2, b"2")], next: 3, end: true };
+    bench.with(0, |out, env| out.loaded(page, env));
+    assert_eq!(packets(&mut bench.out, Protocol::V5).len(), 3);
+    bench.with(0, |out, env| out.detach(env));
+    assert_eq!(noted(&mut bench), Some(3), "2 was written as waiting");
+    assert_eq!(noted(&mut bench), None, "once");
+
+    // What a crash left in doubt, and what was not read since.
+    let mut bench = Bench::new(Limits::default());
+    bench.out.restore(&Left { begun: 2, ..left(0, 3, 0, 3, 300) });
+    assert_eq!(noted(&mut bench), Some(2));
+    assert_eq!(noted(&mut bench), None);
+}
+
+/// (dropped, the last reason).
+fn told(receipt: &Receipt) -> (u32, Option<DropReason>) {
+    let state = receipt.state();
+    (state.dropped, state.reason)
+}
+
+impl Bench {
+    fn offer_awaited(&mut self, now: u64, expires: Option<u64>, receipt: &Arc<Receipt>) {
+        let mut message = message(b"p", QoS::ExactlyOnce);
+        (message.received, message.expires) = (Timestamp(now), expires.map(Timestamp));
+        message.receipt = Some(receipt);
+        assert_eq!(self.with(now, |out, env| out.offer(&message, offer(QoS::ExactlyOnce), env)), Take::Sent);
+    }
+}
+
+#[test]
+fn whoever_waits_for_a_message_that_a_full_queue_drops_for_a_new_one_is_told_at_once() {
+    let mut bench =
+        Bench::new(Limits { offline_messages: 4, overflow: OverflowPolicy::DropOldest, ..Limits::default() });
+    bench.attach(0, 1);
+    let receipts: Vec<Arc<Receipt>> = (0..100).map(|_| Arc::default()).collect();
+    for receipt in &receipts {
+        bench.offer_awaited(0, None, receipt);
+    }
+    bench.ops();
+    for receipt in &receipts[..96] {
+        assert_eq!(told(receipt), (1, Some(DropReason::QueueFull)));
+        assert_eq!(Arc::strong_count(receipt), 1, "nothing is kept for it");
+    }
+    for receipt in &receipts[96..] {
+        assert_eq!(told(receipt), (0, None));
+    }
+}
+
+#[test]
+fn whoever_waits_for_what_expires_on_disk_is_told_and_so_is_nobody_else() {
+    let mut bench = Bench::new(Limits::default());
+    bench.attach(0, 1);
+    let receipts: [Arc<Receipt>; 3] = Default::default();
+    for (receipt, expires) in receipts.iter().zip([Some(5_000), None, Some(1_000)]) {
+        bench.offer_awaited(0, expires, receipt);
+    }
+    bench.out.note_expired(1, 1, Timestamp(2_000));
+    assert_eq!(receipts.each_ref().map(|receipt| told(receipt).0), [0, 0, 1]);
+    assert_eq!(told(&receipts[2]).1, Some(DropReason::Expired));
+}
+
+#[test]
+fn what_the_disk_has_lost_in_the_middle_does_not_let_waiting_publishers_pile_up() {
+    let mut bench = Bench::new(Limits { offline_messages: 4, ..Limits::default() });
+    bench.attach(0, 1);
+    let receipt = Arc::<Receipt>::default();
+    for _ in 0..10_000 {
+        bench.offer_awaited(0, None, &receipt);
+        // Some message, nobody knows which.
+        bench.out.note_expired(1, 1, Timestamp(1));
+        bench.ops();
+    }
+    assert!(Arc::strong_count(&receipt) < 1_100, "{} wait", Arc::strong_count(&receipt));
+    assert_eq!(told(&receipt).0 as usize + Arc::strong_count(&receipt), 10_001, "each is told or waits");
 }

@@ -1,189 +1,192 @@
-//! A look at an LMDB file before it is mapped, with plain reads only.
+//! Whether an LMDB file is what LMDB left, found with plain reads only.
 //!
-//! LMDB maps the file and ends the process when a page is not what it should be: by a signal beyond the
-//! end of the file, by an assertion elsewhere. A file cut short or overwritten from outside must be found
-//! before that. A sound file may be longer than its meta page says (a commit that never happened), and also
-//! shorter, when its last pages are free and were never written. So of a shorter file all pages in use are
-//! visited. Layouts are those of `MDB_meta`, `MDB_page`, `MDB_node` and `MDB_db` on 64-bit machines.
+//! LMDB maps the file and trusts it: a page that is not what it should be ends the process, by a signal beyond the end
+//! of the file, by an assertion or a wild pointer elsewhere. So what may be damaged is read first, here, where nothing
+//! that a file holds can do harm: meta pages, every page of every tree, the list of free pages (`verify`). What passes is
+//! safe to read and to write for LMDB; what records say is judged by their checksums.
+//!
+//! A sound file may be longer than its meta page says (a commit that never happened), and shorter, when its last pages
+//! are free and were never written. Layouts are those of `MDB_meta` and `MDB_db` on 64-bit machines.
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, ErrorKind, Read, Seek, SeekFrom},
+    io::{self, ErrorKind},
+    os::unix::fs::FileExt as _,
     path::Path,
+    time::Instant,
 };
+
+use super::verify::{self, Fault, Walk};
 
 const MAGIC: u32 = 0xBEEF_C0DE;
 const FORMAT: u32 = 1;
-const PAGE_HEADER: usize = 16;
+const META_PAGE: u16 = 8;
+const INTEGER_KEY: u16 = 8;
+pub(super) const PAGE_HEADER: usize = 16;
 const META: usize = 136;
-const NODE_HEADER: usize = 8;
-const BRANCH: u16 = 1;
-const LEAF: u16 = 2;
-const OVERFLOW: u16 = 4;
-const BIG_DATA: u16 = 1;
-const SUB_DATABASE: u16 = 2;
-const NO_PAGE: u64 = u64::MAX;
 
 /// What the file is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Look {
-    /// There is none, or nothing in it.
+    /// There is none.
     Absent,
+    /// There is nothing in it: created by a process that ended before its first write, or cut off.
+    Empty,
     /// Safe to map.
     Sound,
     /// Not to be mapped, with the reason.
-    Damaged(&'static str),
+    Damaged(String),
+    /// What was looked at is sound, and time was up before the end.
+    Unfinished,
 }
 
-/// Looks at the data file; fills a sound one up to the length its meta page says.
+/// How a file is verified.
+pub(super) struct Terms<'a> {
+    /// Tables that the store has.
+    pub(super) tables: &'a [&'a str],
+    /// The check ends then, if it has not before.
+    pub(super) until: Option<Instant>,
+    /// Told now and then how many pages were looked at, and how many there are.
+    pub(super) progress: &'a mut dyn FnMut(u64, u64),
+}
+
+/// Looks at the meta pages only. A file that is shorter than they say is verified all the same.
 pub(super) fn look(path: &Path) -> io::Result<Look> {
-    look_as(path, false)
+    examine(path, None)
 }
 
-/// Whether every page in use of a sound file is one of its tree, found with plain reads. Contents are not judged.
-pub(super) fn look_at_pages(path: &Path) -> io::Result<bool> {
-    Ok(!matches!(look_as(path, true)?, Look::Damaged(_)))
+/// Looks at every page in use.
+pub(super) fn verify(path: &Path, terms: Terms<'_>) -> io::Result<Look> {
+    examine(path, Some(terms))
 }
 
-fn look_as(path: &Path, always_walk: bool) -> io::Result<Look> {
-    let mut file = match File::open(path) {
+fn examine(path: &Path, terms: Option<Terms<'_>>) -> io::Result<Look> {
+    let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Look::Absent),
         Err(e) => return Err(e),
     };
     let size = file.metadata()?.len();
     if size == 0 {
-        // Created by a process that ended before its first write; LMDB starts it anew.
-        return Ok(Look::Absent);
+        return Ok(Look::Empty);
     }
-    let Some(first) = read_meta(&mut file, 0)? else {
-        return Ok(Look::Damaged("its first meta page is not LMDB's"));
-    };
+    match pages(&file, size, terms) {
+        Ok(length) => {
+            if size < length {
+                OpenOptions::new().write(true).open(path)?.set_len(length)?;
+            }
+            Ok(Look::Sound)
+        }
+        Err(Fault::Damage(reason)) => Ok(Look::Damaged(reason)),
+        Err(Fault::OutOfTime) => Ok(Look::Unfinished),
+        Err(Fault::Io(error)) => Err(error),
+    }
+}
+
+/// The length that the newest meta page gives the file.
+fn pages(file: &File, size: u64, terms: Option<Terms<'_>>) -> Result<u64, Fault> {
+    let first = read_meta(file, 0, "its first meta page is not LMDB's")?;
     let page = first.page;
     if !page.is_power_of_two() || !(512..=32_768).contains(&page) {
-        return Ok(Look::Damaged("its page size is impossible"));
+        return Err(verify::damage("its page size is impossible"));
     }
-    let Some(second) = read_meta(&mut file, page)? else {
-        return Ok(Look::Damaged("its second meta page is not LMDB's"));
-    };
+    let second = read_meta(file, page, "its second meta page is not LMDB's")?;
+    // Commits write them in turn.
+    let in_turn = |page: u64, meta: &Meta| meta.transaction % 2 == page || meta.transaction == 0;
+    let apart = first.transaction.abs_diff(second.transaction);
+    if apart > 1 || second.page != page || !in_turn(0, &first) || !in_turn(1, &second) {
+        return Err(verify::damage("its meta pages do not fit each other"));
+    }
     let newest = if second.transaction > first.transaction { second } else { first };
-    let Some(length) = newest.last_page.checked_add(1).and_then(|pages| pages.checked_mul(page)) else {
-        return Ok(Look::Damaged("its last page is impossible"));
-    };
-    if size < length || always_walk {
-        let mut walk = Walk { file: &mut file, page, pages: size / page, visited: 0 };
-        if !walk.tree(newest.roots[0])? || !walk.tree(newest.roots[1])? {
-            return Ok(Look::Damaged("it was cut short or overwritten"));
-        }
-        if size < length {
-            OpenOptions::new().write(true).open(path)?.set_len(length)?;
-        }
+    let length = newest.last_page.checked_add(1).and_then(|pages| pages.checked_mul(page));
+    let length = length.filter(|length| *length <= i64::MAX as u64 && newest.last_page > 0);
+    let length = length.ok_or_else(|| verify::damage("its last page is impossible"))?;
+    if newest.free.flags != INTEGER_KEY || newest.main.flags != 0 {
+        return Err(verify::damage("its meta page names other kinds of trees"));
     }
-    Ok(Look::Sound)
+    if size >= length && terms.is_none() {
+        return Ok(length);
+    }
+    let mut silent = |_, _| {};
+    let (tables, until, progress) = match terms {
+        Some(terms) => (terms.tables, terms.until, terms.progress),
+        None => (&[][..], None, &mut silent as &mut dyn FnMut(u64, u64)),
+    };
+    let terms = Terms { tables, until, progress };
+    let mut walk = Walk::new(file, page as usize, size / page, length / page, terms);
+    walk.free_pages(&newest.free, newest.transaction)?;
+    walk.tables(&newest.main)?;
+    Ok(length)
 }
 
 struct Meta {
     page: u64,
-    /// Of the free list and of the table of databases.
-    roots: [u64; 2],
+    free: Db,
+    main: Db,
     last_page: u64,
     transaction: u64,
 }
 
-fn read_meta(file: &mut File, at: u64) -> io::Result<Option<Meta>> {
+/// What LMDB notes of a tree.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Db {
+    pub(super) flags: u16,
+    pub(super) depth: u16,
+    pub(super) branches: u64,
+    pub(super) leaves: u64,
+    pub(super) overflow: u64,
+    pub(super) entries: u64,
+    /// `u64::MAX` if it is empty.
+    pub(super) root: u64,
+}
+
+impl Db {
+    pub(super) const SIZE: usize = 48;
+
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        Some(Self {
+            flags: u16_at(bytes, 4)?,
+            depth: u16_at(bytes, 6)?,
+            branches: u64_at(bytes, 8)?,
+            leaves: u64_at(bytes, 16)?,
+            overflow: u64_at(bytes, 24)?,
+            entries: u64_at(bytes, 32)?,
+            root: u64_at(bytes, 40)?,
+        })
+    }
+}
+
+fn read_meta(file: &File, at: u64, otherwise: &str) -> Result<Meta, Fault> {
     let mut bytes = [0; PAGE_HEADER + META];
-    if !read_at(file, at, &mut bytes)? {
-        return Ok(None);
+    if let Err(error) = file.read_exact_at(&mut bytes, at) {
+        return Err(match error.kind() {
+            ErrorKind::UnexpectedEof => verify::damage(otherwise),
+            _ => verify::unreadable(error, "a meta page"),
+        });
     }
     let meta = &bytes[PAGE_HEADER..];
     let read = || {
-        let sound = u32_at(meta, 0)? == MAGIC && u32_at(meta, 4)? == FORMAT;
+        let is_meta = u16_at(&bytes, 10)? & META_PAGE != 0;
+        let sound = is_meta && u32_at(meta, 0)? == MAGIC && u32_at(meta, 4)? == FORMAT;
         sound.then_some(Meta {
             page: u32_at(meta, 24)?.into(),
-            roots: [u64_at(meta, 64)?, u64_at(meta, 112)?],
+            free: Db::read(meta.get(24..)?)?,
+            main: Db::read(meta.get(72..)?)?,
             last_page: u64_at(meta, 120)?,
             transaction: u64_at(meta, 128)?,
         })
     };
-    Ok(read())
+    read().ok_or_else(|| verify::damage(otherwise))
 }
 
-struct Walk<'a> {
-    file: &'a mut File,
-    page: u64,
-    /// Whole pages in the file.
-    pages: u64,
-    visited: u64,
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_ne_bytes)
 }
 
-impl Walk<'_> {
-    /// Whether all pages below `root` are in the file.
-    fn tree(&mut self, root: u64) -> io::Result<bool> {
-        let mut open = vec![root];
-        let mut page = vec![0; self.page as usize];
-        while let Some(number) = open.pop() {
-            if number == NO_PAGE {
-                continue;
-            }
-            self.visited += 1;
-            let present = self.visited <= self.pages
-                && number < self.pages
-                && read_at(self.file, number * self.page, &mut page)?;
-            if !present || !self.below(number, &page, &mut open).unwrap_or(false) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Adds to `open` what a page points to. False or `None` if it is not a page of a tree.
-    fn below(&self, number: u64, page: &[u8], open: &mut Vec<u64>) -> Option<bool> {
-        let flags = u16_at(page, 10)?;
-        if u64_at(page, 0)? != number {
-            return Some(false);
-        }
-        if flags & OVERFLOW != 0 {
-            return Some(number.checked_add(u32_at(page, 12)?.into())? <= self.pages);
-        }
-        if flags & (BRANCH | LEAF) == 0 {
-            return Some(false);
-        }
-        let nodes = usize::from(u16_at(page, 12)?).checked_sub(PAGE_HEADER)? / 2;
-        for node in 0..nodes {
-            let at = usize::from(u16_at(page, PAGE_HEADER + 2 * node)?);
-            let node_flags = u16_at(page, at + 4)?;
-            let low = u64::from(u32_at(page, at)?);
-            let data = at + NODE_HEADER + usize::from(u16_at(page, at + 6)?);
-            if flags & BRANCH != 0 {
-                open.push(low | u64::from(node_flags) << 32);
-            } else if node_flags & BIG_DATA != 0 {
-                open.push(u64_at(page, data)?);
-            } else if node_flags & SUB_DATABASE != 0 {
-                open.push(u64_at(page, data + 40)?);
-            }
-        }
-        Some(true)
-    }
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// False if the file ends before `bytes` is full.
-fn read_at(file: &mut File, at: u64, bytes: &mut [u8]) -> io::Result<bool> {
-    file.seek(SeekFrom::Start(at))?;
-    match file.read_exact(bytes) {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes)
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_ne_bytes)
 }

@@ -83,6 +83,7 @@ impl Default for Lazy {
 /// it is dropped in that thread, which then ends by itself after that.
 pub(super) struct Committer<W: Work> {
     shared: Arc<Shared<W::Inbox>>,
+    environment: Arc<Environment>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -126,7 +127,7 @@ impl<W: Work> Committer<W> {
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
-            environment,
+            environment: Arc::clone(&environment),
             work,
             spare,
             pause: None,
@@ -137,7 +138,7 @@ impl<W: Work> Committer<W> {
             .name(name.to_owned())
             .spawn(move || writer.run())
             .map_err(|e| StoreError::Unavailable(format!("cannot start the thread {name}: {e}")))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, environment, thread: Some(thread) })
     }
 
     /// Submits an operation: `urgent` is written with the next commit, which begins at once. Never waits for the disk.
@@ -170,8 +171,10 @@ impl<W: Work> Committer<W> {
 
     /// Whether something new should be submitted: commits succeed, or it is time to try again.
     pub(super) fn admits(&self) -> bool {
-        if self.health() == StoreHealth::Sound {
-            return true;
+        match self.health() {
+            StoreHealth::Sound => return true,
+            StoreHealth::Failing => {}
+            StoreHealth::Damaged => return false,
         }
         let Shared { started, probed, .. } = &*self.shared;
         let (now, last) = (started.elapsed().as_millis() as u64, probed.load(Relaxed));
@@ -180,7 +183,11 @@ impl<W: Work> Committer<W> {
 
     /// How the last commit went.
     pub(super) fn health(&self) -> StoreHealth {
-        if self.shared.failing.load(Relaxed) { StoreHealth::Failing } else { StoreHealth::Sound }
+        match self.shared.failing.load(Relaxed) {
+            _ if self.environment.is_damaged() => StoreHealth::Damaged,
+            true => StoreHealth::Failing,
+            false => StoreHealth::Sound,
+        }
     }
 }
 

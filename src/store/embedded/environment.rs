@@ -14,7 +14,7 @@ use heed::{Database, Env, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    open,
+    marker, open,
     reserve::{RESERVE, Reserve},
 };
 use crate::store::{DataDir, StoreError};
@@ -55,9 +55,10 @@ pub(super) struct Environment {
     writing: Mutex<Upkeep>,
     /// Only removals are written, from what was kept for them.
     low: AtomicBool,
+    damaged: AtomicBool,
     set_aside: Option<PathBuf>,
     hook: Option<CommitHook>,
-    _directory: Arc<DataDir>,
+    directory: Arc<DataDir>,
 }
 
 /// What the one who writes looks after.
@@ -80,9 +81,10 @@ impl Environment {
                 readers_checked: None,
             }),
             low: AtomicBool::new(false),
+            damaged: AtomicBool::new(false),
             set_aside: opened.set_aside,
             hook: options.hook,
-            _directory: Arc::clone(directory),
+            directory: Arc::clone(directory),
         })
     }
 
@@ -101,6 +103,7 @@ impl Environment {
         &self,
         read: impl FnOnce(&RoTxn<'_, WithoutTls>) -> Result<T, heed::Error>,
     ) -> Result<T, StoreError> {
+        self.usable().map_err(|e| self.failed(&e))?;
         let _gate = self.gate.read();
         let txn = self.env.read_txn().map_err(|e| self.failed(&e))?;
         read(&txn).map_err(|e| self.failed(&e))
@@ -120,6 +123,7 @@ impl Environment {
         &self,
         write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
+        self.usable()?;
         let mut upkeep = self.writing.lock();
         if self.is_low() && !self.recover_now(&mut upkeep)? {
             return Err(heed::Error::Io(io::ErrorKind::StorageFull.into()));
@@ -130,6 +134,35 @@ impl Environment {
             open::resize(&self.env, size)?;
         }
         self.commit(&mut upkeep, self.room(), write)
+    }
+
+    /// Whether LMDB met damage. Nothing is read or written any more, as it trusts what it finds and would end the process
+    /// at the next such page; the next start sets the file aside.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.damaged.load(Relaxed)
+    }
+
+    /// Notes that nothing is written from now on; what is written all the same makes the note untrue.
+    pub(super) fn note_closed(&self) {
+        marker::was_closed(&self.folder());
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.directory.path().join(self.name)
+    }
+
+    /// An error of LMDB: what it says of the file is remembered.
+    fn met(&self, error: &heed::Error) {
+        if open::is_damage(error) && !self.damaged.swap(true, Relaxed) {
+            marker::suspected(&self.folder());
+            tracing::error!(
+                store = self.name,
+                %error,
+                "store is damaged and is no longer used; restart the gateway, which sets it aside"
+            );
+        } else if matches!(error, heed::Error::Mdb(MdbError::Panic)) {
+            marker::suspected(&self.folder());
+        }
     }
 
     /// Whether the disk or the map is so full that only removals are written.
@@ -143,6 +176,7 @@ impl Environment {
     }
 
     fn recover_now(&self, upkeep: &mut Upkeep) -> Result<bool, heed::Error> {
+        self.usable()?;
         let used = self.used();
         let inside = {
             let _gate = self.gate.read();
@@ -157,6 +191,7 @@ impl Environment {
     /// read counts as the process's memory until the system is short of it. Pages in use are mapped again when they are
     /// read; the system still has them. True if it was done.
     pub(super) fn unmap_free(&self) -> Result<bool, heed::Error> {
+        self.usable()?;
         let _upkeep = self.writing.lock();
         let (used, map_size) = (self.used(), self.env.info().map_size);
         let filled = || {
@@ -169,6 +204,13 @@ impl Environment {
         let _gate = self.gate.write();
         open::resize(&self.env, map_size)?;
         Ok(true)
+    }
+
+    /// Bytes of pages in use.
+    pub(super) fn filled(&self) -> Result<u64, heed::Error> {
+        self.usable()?;
+        let _gate = self.gate.read();
+        self.env.non_free_pages_size()
     }
 
     /// Bytes of the file that were ever used.
@@ -191,6 +233,7 @@ impl Environment {
         max: usize,
         mut write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
+        self.usable()?;
         self.tend(upkeep);
         loop {
             match self.attempt(&mut write) {
@@ -201,6 +244,7 @@ impl Environment {
                     }
                 }
                 Err(error) => {
+                    self.met(&error);
                     if is_full(&error) {
                         upkeep.reserve.spend();
                         self.low.store(true, Relaxed);
@@ -210,6 +254,10 @@ impl Environment {
                 result => return result,
             }
         }
+    }
+
+    fn usable(&self) -> Result<(), heed::Error> {
+        if self.is_damaged() { Err(heed::Error::Mdb(MdbError::Corrupted)) } else { Ok(()) }
     }
 
     fn tend(&self, upkeep: &mut Upkeep) {
@@ -256,11 +304,18 @@ impl Environment {
 
     /// The error as callers of the store see it.
     pub(super) fn failed(&self, error: &heed::Error) -> StoreError {
+        self.met(error);
         if open::is_damage(error) {
             StoreError::Damaged(format!("{}: {error}", self.name))
         } else {
             StoreError::Unavailable(format!("{}: {error}", self.name))
         }
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        self.note_closed();
     }
 }
 

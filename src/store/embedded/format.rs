@@ -9,18 +9,45 @@ use heed::{Env, RoTxn, RwTxn, WithoutTls, types::Bytes};
 use super::environment::{Environment, Table};
 use crate::store::StoreError;
 
-const META: &str = "meta";
+/// The table of the format.
+pub(super) const META: &str = "meta";
 const FORMAT: &[u8] = b"format";
+/// CRC-32 of what is noted: damage must not be taken for a newer format, which is refused.
+const SUM: &[u8] = b"sum";
+
+/// No format is so high; without a sum, as older versions left it, this is damage.
+const IMPOSSIBLE: u32 = 1000;
 
 /// Rewrites what is there from one format to the next.
 pub(super) type Upgrade = fn(&Env<WithoutTls>, &mut RwTxn<'_>) -> Result<(), heed::Error>;
 
-/// The upgrades of each store, from format 1 on.
-const UPGRADES: &[(&str, &[Upgrade])] =
-    &[("latest", &[]), ("sessions", &[]), ("queues", &[]), ("retained", &[])];
+/// A store: its folder, its tables in the newest format, and its upgrades from format 1 on.
+type Store = (&'static str, &'static [&'static str], &'static [Upgrade]);
+
+const STORES: &[Store] = &[
+    ("latest", &["latest", "newest"], &[]),
+    ("sessions", &["sessions", "subscriptions", "groups"], &[]),
+    ("queues", &super::queues::TABLES, &[]),
+    ("retained", &["retained"], &[]),
+];
 
 fn upgrades(store: &str) -> &'static [Upgrade] {
-    UPGRADES.iter().find(|(name, _)| *name == store).map_or(&[], |(_, upgrades)| *upgrades)
+    STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(.., upgrades)| *upgrades)
+}
+
+/// The tables of a store in the newest format, without that of the format; none of a store that is not known.
+pub(super) fn tables(store: &str) -> &'static [&'static str] {
+    STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(_, tables, _)| *tables)
+}
+
+/// Whether the records of the format are as they were written.
+pub(super) fn is_sound(records: &[(Vec<u8>, Vec<u8>)]) -> bool {
+    let value = |wanted: &[u8]| records.iter().find(|(key, _)| key == wanted).map(|(_, value)| &value[..]);
+    match (value(FORMAT), value(SUM)) {
+        (Some(format), Some(sum)) => *sum == crc32fast::hash(format).to_le_bytes(),
+        (Some(format), None) => format.try_into().is_ok_and(|bytes| u32::from_le_bytes(bytes) < IMPOSSIBLE),
+        (None, _) => records.is_empty(),
+    }
 }
 
 /// The format after all upgrades.
@@ -82,7 +109,7 @@ impl Environment {
             for upgrade in missing {
                 upgrade(&self.env, txn)?;
             }
-            if found != Some(newest) {
+            if found != Some(newest) || !has_sum(&self.env, txn)? {
                 self.set_format(txn, newest)?;
             }
             create(txn)
@@ -97,8 +124,16 @@ impl Environment {
     /// Notes the format of what is there.
     pub(super) fn set_format(&self, txn: &mut RwTxn<'_>, format: u32) -> Result<(), heed::Error> {
         let meta: Table = self.env.create_database(txn, Some(META))?;
-        meta.put(txn, FORMAT, &format.to_le_bytes())
+        let format = format.to_le_bytes();
+        meta.put(txn, FORMAT, &format)?;
+        meta.put(txn, SUM, &crc32fast::hash(&format).to_le_bytes())
     }
+}
+
+/// Whether the format has its sum: versions before the first release wrote none.
+fn has_sum(env: &Env<WithoutTls>, txn: &RwTxn<'_>) -> Result<bool, heed::Error> {
+    let Some(meta) = env.open_database::<Bytes, Bytes>(txn, Some(META))? else { return Ok(false) };
+    Ok(meta.get(txn, SUM)?.is_some())
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 //! Database `latest`: device and topic -> record. Database `newest`: topic -> the device that wrote it
 //! last. Both change in one transaction. Keys are explained in `keys`, records in `record`.
 //!
-//! Damage: a file that is no database or was cut short is set aside at open (`check`); a damaged record is
-//! skipped and reported when read, and mended by the device's next value. Pages of the tree itself have no
-//! checksum: LMDB ends the process when it meets one that was overwritten in place.
+//! Damage: a file that may be damaged is verified before it is opened, and set aside if it is (`check`); a damaged record
+//! is skipped and reported when read, and mended by the device's next value. What LMDB meets later ends the use of the
+//! store (`environment`).
 
 mod check;
 mod committer;
@@ -13,6 +13,7 @@ mod environment;
 mod fields;
 mod format;
 mod keys;
+mod marker;
 mod message;
 mod open;
 mod options;
@@ -26,6 +27,9 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 pub mod tool;
+mod verify;
+#[cfg(test)]
+mod verify_tests;
 mod write;
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
@@ -114,6 +118,18 @@ impl EmbeddedLatest {
         self.shared.environment.set_aside()
     }
 
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
+    /// what drops the last handle does so.
+    pub fn note_closed(&self) {
+        self.shared.environment.note_closed();
+    }
+
+    /// Transactions so far.
+    #[cfg(test)]
+    pub(in crate::store) fn commits(&self) -> usize {
+        self.shared.environment.env.info().last_txn_id
+    }
+
     async fn submit(&self, batch: Arc<[LatestValue]>, removal: bool) -> Result<(), StoreError> {
         let (done, result) = oneshot::channel();
         let jobs = self.jobs.as_ref().ok_or_else(closed)?;
@@ -140,6 +156,10 @@ impl EmbeddedLatest {
 }
 
 impl LatestStore for EmbeddedLatest {
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.submit(batch, true))
+    }
+
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.submit(batch, false))
     }
@@ -165,13 +185,13 @@ impl LatestStore for EmbeddedLatest {
 }
 
 impl SpillStore for EmbeddedLatest {
-    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.submit(batch, true))
-    }
-
     fn count(&self) -> usize {
         let count = self.shared.environment.reading(|txn| self.shared.latest.len(txn));
         count.map_or(0, |count| usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.shared.environment.filled().unwrap_or(0)
     }
 }
 

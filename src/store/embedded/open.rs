@@ -2,19 +2,33 @@
 #![expect(unsafe_code, reason = "heed marks opening and resizing a memory map unsafe; nothing else here is")]
 
 use std::{
-    fs,
-    io::{self, ErrorKind},
+    fs::{self, OpenOptions},
+    io::{self, ErrorKind, Write as _},
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use heed::{Env, EnvFlags, EnvOpenOptions, MdbError, WithoutTls};
 
-use super::check::{Look, look};
-use crate::store::{DataDir, StoreError};
+use super::{
+    check::{Look, Terms, look, verify},
+    format,
+    marker::{self, Left},
+};
+use crate::store::{DataDir, StoreError, Verify};
 
 /// Readers at once; the read pool is far smaller.
 const MAX_READERS: u32 = 126;
+
+/// A smaller file is always verified: that takes no longer than reading what a start reads anyway.
+const SMALL: u64 = 64 << 20;
+
+/// Between two lines of the log about a verification.
+const REPORT: Duration = Duration::from_secs(5);
+
+/// LMDB maps its lock file, and ends the process where the disk has no room for it: so its room is taken before. More than
+/// it needs for its readers.
+const LOCK_FILE: u64 = 16 << 10;
 
 /// An environment, and what had to be moved out of its way.
 pub(super) struct Opened {
@@ -39,9 +53,11 @@ pub(super) fn open(
     };
     fs::create_dir_all(&path).map_err(|e| failed(&e))?;
     let mut set_aside = None;
-    if let Look::Damaged(reason) = look(&path.join("data.mdb")).map_err(|e| failed(&e))? {
-        set_aside = Some(quarantine(&path, reason).map_err(|e| failed(&e))?);
+    let found = examine(&path, name, directory.verify()).map_err(|e| failed(&e))?;
+    if let Some(reason) = found {
+        set_aside = Some(quarantine(&path, &reason).map_err(|e| failed(&e))?);
     }
+    take_room(&path.join("lock.mdb")).map_err(|e| failed(&e))?;
     let env = match map(&path, map_size, databases) {
         Err(e) if is_damage(&e) => {
             set_aside = Some(quarantine(&path, &e.to_string()).map_err(|e| failed(&e))?);
@@ -49,7 +65,59 @@ pub(super) fn open(
         }
         result => result,
     };
-    Ok(Opened { env: env.map_err(|e| failed(&e))?, set_aside })
+    let env = env.map_err(|e| failed(&e))?;
+    marker::opened(&path);
+    Ok(Opened { env, set_aside })
+}
+
+/// What is wrong with the store in `folder`, if it is damaged.
+fn examine(folder: &Path, name: &str, how: Verify) -> io::Result<Option<String>> {
+    let file = folder.join("data.mdb");
+    let left = marker::left(folder);
+    let large = fs::metadata(&file).is_ok_and(|file| file.len() > SMALL);
+    let begun = now();
+    let found = if left == Left::Clean && large && !how.always {
+        look(&file)?
+    } else {
+        let limited = !how.always && left != Left::Suspect && !how.limit.is_zero();
+        let mut told = begun;
+        let mut progress = |done: u64, total: u64| {
+            if told.elapsed() >= REPORT {
+                told = now();
+                tracing::info!(store = name, done, total, "verifying pages of the store");
+            }
+        };
+        let until = limited.then(|| begun + how.limit);
+        verify(&file, Terms { tables: format::tables(name), until, progress: &mut progress })?
+    };
+    match found {
+        Look::Damaged(reason) => return Ok(Some(reason)),
+        Look::Empty if marker::was_used(folder) => return Ok(Some("it is empty".to_owned())),
+        Look::Unfinished => tracing::warn!(
+            store = name,
+            took = ?begun.elapsed(),
+            "store is so large that only a part of it was verified; start with --verify-store to verify all"
+        ),
+        Look::Sound if large => tracing::info!(store = name, took = ?begun.elapsed(), "store is sound"),
+        Look::Sound | Look::Empty | Look::Absent => {}
+    }
+    Ok(None)
+}
+
+/// Makes the file at least as long as LMDB needs it, without a hole at its end. What is in it stays: a tool may have it
+/// open.
+fn take_room(path: &Path) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    let missing = LOCK_FILE.saturating_sub(file.metadata()?.len());
+    file.write_all(&vec![0; missing as usize])
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a verification is bounded in time, and tells how long it took"
+)]
+fn now() -> Instant {
+    Instant::now()
 }
 
 /// Whether an error of LMDB says that the file is not as LMDB left it.
@@ -88,6 +156,7 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
         seconds += 1;
     };
     fs::rename(folder.join("data.mdb"), &aside)?;
+    marker::forget(folder);
     match fs::remove_file(folder.join("lock.mdb")) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -108,13 +177,21 @@ pub(super) enum Existing {
     Sound(Env<WithoutTls>),
 }
 
-/// Opens the environment in `folder` if there is one; creates nothing, sets nothing aside, writes no data. The caller
-/// holds the lock of the data directory.
-pub(super) fn existing(folder: &Path, databases: u32) -> Result<Existing, heed::Error> {
-    match look(&folder.join("data.mdb"))? {
+/// Opens the store `name` in `folder` if there is one, once all of it is verified; creates nothing, sets nothing aside,
+/// writes no data. The caller holds the lock of the data directory.
+pub(super) fn existing(
+    folder: &Path,
+    name: &str,
+    databases: u32,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Existing, heed::Error> {
+    let terms = Terms { tables: format::tables(name), until: None, progress };
+    match verify(&folder.join("data.mdb"), terms)? {
         Look::Absent => Ok(Existing::Absent),
-        Look::Damaged(reason) => Ok(Existing::Damaged(reason.to_owned())),
-        Look::Sound => read_only(folder, databases),
+        Look::Empty if marker::was_used(folder) => Ok(Existing::Damaged("it is empty".to_owned())),
+        Look::Empty => Ok(Existing::Absent),
+        Look::Damaged(reason) => Ok(Existing::Damaged(reason)),
+        Look::Sound | Look::Unfinished => read_only(folder, databases),
     }
 }
 

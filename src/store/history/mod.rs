@@ -32,6 +32,7 @@ use tokio::{
 
 use super::{BoxFuture, LatestValue, StoreError, VersionClock, stripe::properties_size};
 use crate::{
+    clock,
     telemetry::count,
     types::{Message, OriginKind, Timestamp, matches},
 };
@@ -210,8 +211,8 @@ impl History {
             qos: message.qos,
             retain: message.retain,
             properties: message.properties.cloned(),
-            received: message.received,
-            version: self.clock.next(message.received),
+            received: clock::to_wall(message.received),
+            version: self.clock.next(clock::to_wall(message.received)),
             server: None,
         };
         let ttl = u32::try_from(rule.ttl.as_secs()).unwrap_or(u32::MAX);

@@ -1,6 +1,7 @@
 //! From memory to the store, batch by batch, and what happens when it does not take them.
 
 use std::{
+    convert::Infallible,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -20,6 +21,13 @@ use crate::{
 pub(super) const BATCH: usize = 4_000;
 const SMALLEST_BATCH: usize = 50;
 const BATCH_BYTES: usize = 8 << 20;
+
+/// A commit of the spill: large, as each waits for the disk once.
+const SPILL_BATCH: usize = 20_000;
+const SPILL_BYTES: usize = 32 << 20;
+
+/// A store that has taken nothing for so long, though it was asked, is as good as away.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// What is copied from a stripe under one lock.
 const TURN: usize = 64;
@@ -49,6 +57,8 @@ impl Latest {
                 // A store that hangs does not delay the end: what was on its way waits again.
                 () = async { drop(shutdown.wait_for(|stop| *stop).await) } => break,
                 round = self.round(&mut contact) => round,
+                // A store that hangs does not keep values in memory either.
+                never = self.keep_spilling() => match never {},
             };
             match round {
                 Ok(more) => {
@@ -73,7 +83,7 @@ impl Latest {
             if timeout(step, shutdown.wait_for(|stop| *stop)).await.is_ok() {
                 return false;
             }
-            self.spill_surplus().await;
+            self.spill_some(self.state.is_down()).await;
             if Instant::now() >= until {
                 return true;
             }
@@ -119,7 +129,10 @@ impl Latest {
     }
 
     async fn flush_to(&self, target: Target) -> Result<(), StoreError> {
-        let _one_at_a_time = self.flushing.lock().await;
+        let _one_at_a_time = match target {
+            Target::Store => self.flushing.lock().await,
+            Target::Spill => self.spilling.lock().await,
+        };
         let round = self.round.fetch_add(1, Relaxed) + 1;
         for stripe in &self.stripes {
             while stripe.0.lock().evict(round, VISIT) {
@@ -130,42 +143,65 @@ impl Latest {
         let mut left = self.gauges().pending_values;
         let mut failed = None;
         while left > 0 {
-            let mut batch = Batch { latest: self, taken: Vec::new(), round, written: Written::None };
-            let most = self.batch.load(Relaxed);
-            let values = batch.take(most);
-            let taken = values.len();
+            let taken = match self.write_batch(target, round).await {
+                Ok(taken) => taken,
+                // The store takes others: the rest of this round as well, perhaps.
+                Err((taken, error @ StoreError::Partly { .. })) => {
+                    failed = Some(error);
+                    taken
+                }
+                Err((_, error)) => return Err(error),
+            };
             if taken == 0 {
                 break;
             }
             left = left.saturating_sub(taken);
-            // Values of a write that fails or hangs go back to waiting, and the next attempt writes them as they are
-            // then: writes are idempotent and versions decide.
-            let result = self.write(values.into(), target).await;
-            let retried = match &result {
-                Ok(()) => 0,
-                Err(StoreError::Partly { unwritten, .. }) => unwritten.len(),
-                Err(_) => taken,
-            };
-            count(|c| {
-                c.latest_retried.add(retried as u64);
-                match target {
-                    Target::Store => &c.latest_written,
-                    Target::Spill => &c.latest_spilled,
-                }
-                .add((taken - retried) as u64);
-            });
-            match result {
-                Ok(()) => batch.written = Written::All,
-                // The store takes others: the rest of this round as well, perhaps.
-                Err(StoreError::Partly { unwritten, reason }) if unwritten.len() < taken => {
-                    batch.written = Written::AllBut(unwritten.clone());
-                    failed = Some(StoreError::Partly { unwritten, reason });
-                }
-                Err(error) => return Err(error),
-            }
-            drop(batch);
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Writes one batch; of how many values, also if it fails. [`StoreError::Partly`] is only one that wrote something.
+    async fn write_batch(&self, target: Target, round: u64) -> Result<usize, (usize, StoreError)> {
+        let mut batch = Batch { latest: self, taken: Vec::new(), round, written: Written::None };
+        let values = match target {
+            Target::Store => batch.take(self.batch.load(Relaxed), BATCH_BYTES),
+            Target::Spill => batch.take(SPILL_BATCH, SPILL_BYTES),
+        };
+        let taken = values.len();
+        if taken == 0 {
+            return Ok(0);
+        }
+        // Values of a write that fails or hangs go back to waiting, and the next attempt writes them as they are
+        // then: writes are idempotent and versions decide.
+        let result = self.write(values.into(), target).await;
+        let retried = match &result {
+            Ok(()) => 0,
+            Err(StoreError::Partly { unwritten, .. }) => unwritten.len(),
+            Err(_) => taken,
+        };
+        count(|c| {
+            c.latest_retried.add(retried as u64);
+            match target {
+                Target::Store => &c.latest_written,
+                Target::Spill => &c.latest_spilled,
+            }
+            .add((taken - retried) as u64);
+        });
+        if target == Target::Store && retried < taken {
+            *self.written.lock() = Some(Instant::now());
+        }
+        match result {
+            Ok(()) => {
+                batch.written = Written::All;
+                Ok(taken)
+            }
+            Err(StoreError::Partly { unwritten, reason }) if unwritten.len() < taken => {
+                batch.written = Written::AllBut(unwritten.clone());
+                Err((taken, StoreError::Partly { unwritten, reason }))
+            }
+            Err(StoreError::Partly { reason, .. }) => Err((taken, StoreError::Unavailable(reason))),
+            Err(error) => Err((taken, error)),
+        }
     }
 
     /// Writes one batch, in `write_timeout`.
@@ -202,6 +238,7 @@ impl Latest {
 
     /// Moves a part of the spill to the store, in `write_timeout`. True if there is more.
     async fn replay(&self, spill: &Spill) -> Result<bool, StoreError> {
+        let _one_at_a_time = self.flushing.lock().await;
         let replay = spill.replay(&*self.store, self.batch.load(Relaxed));
         let result = timeout(self.options.write_timeout, replay).await.unwrap_or_else(|_| Err(late()));
         self.adapt(result.is_ok());
@@ -218,7 +255,7 @@ impl Latest {
         self.batch.store(size.clamp(SMALLEST_BATCH, BATCH), Relaxed);
     }
 
-    async fn reserve_versions(&self, newest: u64) -> Result<(), StoreError> {
+    pub(super) async fn reserve_versions(&self, newest: u64) -> Result<(), StoreError> {
         if let Some(mark) = &self.options.mark
             && newest > mark.ceiling()
         {
@@ -229,13 +266,39 @@ impl Latest {
         Ok(())
     }
 
-    /// While the store is away: makes room in memory, if that is wanted and little is left.
-    async fn spill_surplus(&self) {
-        let full = self.gauges().pending_bytes > self.options.max_bytes / 4 * 3;
-        if self.options.spill_running && full && self.spill.is_some() && self.state.is_down() {
-            // What fails is tried again, and said at the end.
-            let result = self.flush_to(Target::Spill).await;
-            tracing::debug!(?result, "latest values went to the data directory, memory was short");
+    /// During a round: moves values to the spill if the store is away, or takes nothing.
+    async fn keep_spilling(&self) -> Infallible {
+        let begun = Instant::now();
+        loop {
+            tokio::time::sleep(self.options.flush_interval).await;
+            let since = self.written.lock().map_or(begun, |written| written.max(begun));
+            self.spill_some(self.state.is_down() || since.elapsed() >= SLOW).await;
+        }
+    }
+
+    /// Moves a part of what waits to the spill if the store is `away`: one commit, so that sessions and queues have the
+    /// disk in between; while memory is short as many as there is something for. Little is left for the end so, and a
+    /// process that is killed loses little.
+    async fn spill_some(&self, away: bool) {
+        let Some(spill) = self.spill.as_ref().filter(|_| away) else { return };
+        let max_bytes = self.options.max_bytes;
+        loop {
+            let gauges = self.gauges();
+            let full = spill.bytes() >= max_bytes as u64 && !self.options.spill_running;
+            if gauges.pending_values == 0 || full {
+                return;
+            }
+            let _one_at_a_time = self.spilling.lock().await;
+            let round = self.round.load(Relaxed);
+            match self.write_batch(Target::Spill, round).await {
+                Ok(1..) if self.gauges().pending_bytes > max_bytes / 2 => {}
+                Ok(_) => return,
+                Err((_, error)) => {
+                    // What fails is tried again, and said at the end.
+                    tracing::debug!(%error, "latest values cannot be kept in the data directory");
+                    return;
+                }
+            }
         }
     }
 
@@ -243,7 +306,14 @@ impl Latest {
     async fn spill_pending(&self) {
         let waiting = self.gauges().pending_values;
         match self.flush_to(Target::Spill).await {
-            Ok(()) => tracing::info!(waiting, "latest values are kept in the data directory for the store"),
+            Ok(()) => {
+                let spilled = self.gauges().spilled;
+                tracing::info!(
+                    waiting,
+                    spilled,
+                    "latest values are kept in the data directory for the store"
+                );
+            }
             Err(error) => {
                 tracing::error!(%error, waiting, "latest values cannot be kept in the data directory")
             }
@@ -274,9 +344,8 @@ impl Latest {
                 }
             }
         }
-        let lost = self.gauges().pending_values;
+        let lost = self.abandon();
         if lost > 0 {
-            count(|c| c.latest_dropped_shutdown.add(lost as u64));
             tracing::error!(lost, "latest values are lost, as the store cannot be written at shutdown");
             return;
         }
@@ -322,13 +391,13 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Takes up to about `most` values of the stripes in turn.
-    fn take(&mut self, most: usize) -> Vec<LatestValue> {
+    /// Takes up to about `most` values, of `most_bytes`, of the stripes in turn.
+    fn take(&mut self, most: usize, most_bytes: usize) -> Vec<LatestValue> {
         let (mut values, mut bytes) = (Vec::new(), 0);
         let mut turn = Vec::new();
         let mut stripe = self.latest.next_stripe.load(Relaxed);
         for _ in 0..STRIPES {
-            while values.len() < most && bytes < BATCH_BYTES {
+            while values.len() < most && bytes < most_bytes {
                 bytes += self.latest.stripes[stripe].0.lock().take(TURN, TURN_BYTES, &mut turn);
                 if turn.is_empty() {
                     break;
@@ -338,7 +407,7 @@ impl Batch<'_> {
                     values.push(value);
                 }
             }
-            if values.len() >= most || bytes >= BATCH_BYTES {
+            if values.len() >= most || bytes >= most_bytes {
                 break;
             }
             stripe = (stripe + 1) % STRIPES;

@@ -5,17 +5,18 @@
 //! to `max_bytes`; then values of pairs not yet waiting are refused and counted. A store that neither writes nor
 //! fails counts as away after `write_timeout`; a read ends after `read_timeout`.
 //!
-//! With a [`SpillStore`] beside it, what the store does not take at shutdown goes there and from there to the store
-//! once it takes values again. A value is first in memory, then maybe in the spill, then in the store, and is looked
+//! With a [`SpillStore`] beside it, values go there as they come while the store is away, in large commits, so that little
+//! is left for the end; from there they go to the store once it takes values again. A value is first in memory, then maybe in the spill, then in the store, and is looked
 //! for in this order, so that it is seen wherever it is.
 //!
 //! ```text
 //! options condition   how it behaves; whether the store takes values, and the log of that
 //! flush spill         memory -> store; memory -> spill -> store
-//! read                memory, spill and store as one
+//! read delete         memory, spill and store as one
 //! ```
 
 mod condition;
+mod delete;
 mod flush;
 mod options;
 mod read;
@@ -30,7 +31,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::{
+    sync::{Mutex as AsyncMutex, watch},
+    time::Instant,
+};
 
 use self::{condition::State, spill::Spill};
 use super::{
@@ -39,6 +43,7 @@ use super::{
     watch::Watchers,
 };
 use crate::{
+    clock,
     telemetry::{Histogram, count},
     types::{Message, OriginKind, Timestamp, matches},
 };
@@ -85,6 +90,10 @@ pub struct Latest {
     /// Values in a batch: fewer while the store fails, so that a slow one gets something done in time.
     batch: AtomicUsize,
     flushing: AsyncMutex<()>,
+    /// As `flushing`, for the spill, which does not wait for a store that hangs.
+    spilling: AsyncMutex<()>,
+    /// When the store last took a batch.
+    written: Mutex<Option<Instant>>,
 }
 
 /// On cache lines of its own.
@@ -98,8 +107,8 @@ impl Latest {
         Self::with_spill(store, None, options)
     }
 
-    /// As [`Latest::new`]; what `store` does not take at shutdown goes to `spill`, and what is in `spill` goes to
-    /// `store`.
+    /// As [`Latest::new`]; what `store` does not take while it is away and at shutdown goes to `spill`, and what is in
+    /// `spill` goes to `store`.
     pub fn with_spill(
         store: Arc<dyn LatestStore>,
         spill: Option<Arc<dyn SpillStore>>,
@@ -121,6 +130,8 @@ impl Latest {
             next_stripe: AtomicUsize::new(0),
             batch: AtomicUsize::new(flush::BATCH),
             flushing: AsyncMutex::new(()),
+            spilling: AsyncMutex::new(()),
+            written: Mutex::new(None),
             options,
         })
     }
@@ -141,7 +152,7 @@ impl Latest {
             topics_per_device: self.options.topics_per_device as u32,
         };
         let excluded = || self.options.excluded.iter().any(|f| matches(f, message.topic));
-        let version = || self.clock.next(message.received);
+        let version = || self.clock.next(clock::to_wall(message.received));
         let result = {
             let mut stripe = self.stripes[stripe].0.lock();
             let result = stripe.record(hash, device, message, bounds, excluded, version);
@@ -169,6 +180,13 @@ impl Latest {
     /// Follows changes from now on.
     pub fn watch(&self, selector: WatchSelector) -> Watch {
         self.watchers.add(selector)
+    }
+
+    /// Nothing is written any more: what still waits is lost, and counted. How many values that are.
+    pub fn abandon(&self) -> usize {
+        let lost = self.gauges().pending_values;
+        count(|c| c.latest_dropped_shutdown.add(lost as u64));
+        lost
     }
 
     /// Whether the store takes values, as far as is known.

@@ -30,7 +30,7 @@ pub struct LatestOptions {
     pub last_write: Duration,
     /// A store that is not on this machine: asked for a sign of life when nothing was written for so long.
     pub probe: Option<Duration>,
-    /// While the store is away and three quarters of `max_bytes` are used, values go to the spill.
+    /// While the store is away the spill takes more than `max_bytes`.
     pub spill_running: bool,
     /// While the store is away, reads are answered from memory and spill as if it were empty.
     pub memory_reads: bool,

@@ -30,6 +30,11 @@ impl Spill {
         self.values.load(Relaxed)
     }
 
+    /// About the bytes that they take on the disk.
+    pub(super) fn bytes(&self) -> u64 {
+        self.store.bytes()
+    }
+
     /// Moves up to `most` values to `target`, with their versions, so that none replaces a newer one. True if there are
     /// more. Cancelled, it has moved all, some or none, and a value may be in both.
     pub(super) async fn replay(&self, target: &dyn LatestStore, most: usize) -> Result<bool, StoreError> {
@@ -72,6 +77,14 @@ impl LatestStore for Spill {
             // Before the values leave memory, so that no read misses them.
             self.values.fetch_add(batch.len(), Relaxed);
             let result = self.store.upsert(batch).await;
+            self.values.store(self.store.count(), Relaxed);
+            result
+        })
+    }
+
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let result = self.store.remove(batch).await;
             self.values.store(self.store.count(), Relaxed);
             result
         })

@@ -72,6 +72,8 @@ pub(super) struct Connection {
     pub(super) session: Arc<Session>,
     pub(super) put_by_device: PreparedStatement,
     pub(super) put_by_topic: PreparedStatement,
+    pub(super) drop_by_device: PreparedStatement,
+    pub(super) drop_by_topic: PreparedStatement,
     pub(super) get_by_device: PreparedStatement,
     pub(super) get_by_topic: PreparedStatement,
     pub(super) list: PreparedStatement,
@@ -153,7 +155,7 @@ impl Cluster {
             None => permit.good(),
             Some(Kind::Overloaded) => permit.overloaded(),
             Some(Kind::Schema | Kind::Rejected) => self.suspect(connection),
-            Some(Kind::Away | Kind::Denied) => {}
+            Some(Kind::Away | Kind::Denied | Kind::Clock) => {}
         }
     }
 
@@ -235,10 +237,16 @@ impl Connection {
         let select = |what: &str, table: &str, which: &str| {
             format!("SELECT {what} FROM {keyspace}.{table} WHERE {which}")
         };
+        let drop = |table: &str, which: &str| {
+            format!("DELETE FROM {keyspace}.{table} USING TIMESTAMP ? WHERE {which}")
+        };
+        let one = drop("latest_by_device", "device = ? AND topic = ?");
         let of_device = |what: &str, which: &str| select(what, "latest_by_device", which);
         Ok(Self {
             put_by_device: put("latest_by_device").await?,
             put_by_topic: put("latest_by_topic").await?,
+            drop_by_device: prepare(&session, one, write).await?,
+            drop_by_topic: prepare(&session, drop("latest_by_topic", "topic = ?"), write).await?,
             get_by_device: prepare(&session, of_device(columns, "device = ? AND topic = ?"), read).await?,
             get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?"), read).await?,
             list: prepare(&session, of_device(columns, "device = ? AND topic > ?"), read).await?,

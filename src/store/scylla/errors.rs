@@ -6,7 +6,7 @@ use scylla::errors::{
 };
 
 use super::{ScyllaOptions, StoreError};
-use crate::telemetry::count;
+use crate::{telemetry::count, warn_limited};
 
 /// Kinds of errors, as they are counted and answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) enum Kind {
     /// Login, permission, or a guardrail that no value would pass, as when disks are nearly full: somebody must change
     /// something, here or there.
     Denied,
+    /// Timestamps are too far in the future for the database: a clock is or was wrong, here or there.
+    Clock,
 }
 
 /// What tells a schema that is not there from a value that is not taken: both are "invalid".
@@ -89,6 +91,12 @@ fn answered(error: &DbError, text: &str) -> Kind {
 
 /// What the database does not take, and says so in lower-case `text`.
 fn refused(text: &str) -> Kind {
+    // Scylla of a timestamp some days ahead (`restrict_future_timestamp`), and the guardrail of Cassandra.
+    if text.contains("timestamp")
+        && (text.contains("future") || text.starts_with("guardrail maximum_timestamp"))
+    {
+        return Kind::Clock;
+    }
     if SCHEMA_WORDS.iter().any(|words| text.contains(words)) {
         return Kind::Schema;
     }
@@ -119,9 +127,16 @@ pub(super) fn counted(kind: Kind) {
             Kind::Schema => &c.database_errors_schema,
             Kind::Rejected => &c.database_errors_rejected,
             Kind::Denied => &c.database_errors_denied,
+            Kind::Clock => &c.database_errors_clock,
         }
         .add(1);
     });
+    if kind == Kind::Clock {
+        warn_limited!(
+            "the database refuses values as they are from the future: set the clock of this machine or of the database \
+             right; values wait meanwhile, see docs/storage.md"
+        );
+    }
 }
 
 /// The error of a request, counted; `doing` is verb and object.
@@ -192,10 +207,6 @@ mod tests {
                 "Provided values [LOCAL_QUORUM] are not allowed for write consistency levels",
             ),
             ("user_timestamps", "User provided timestamps (USING TIMESTAMP) is not allowed"),
-            (
-                "maximum_timestamp",
-                "The modification to table latest_by_topic has a timestamp 2 after the maximum",
-            ),
         ] {
             let text = format!("Guardrail {name} violated: {text}");
             assert_eq!(answered(&DbError::Invalid, &text), Kind::Denied, "{text}");
@@ -203,6 +214,19 @@ mod tests {
         for name in ["collection_size", "items_per_collection", "minimum_timestamp"] {
             let text = format!("Guardrail {name} violated: more than it may be");
             assert_eq!(answered(&DbError::Invalid, &text), Kind::Rejected, "never taken: {text}");
+        }
+    }
+
+    /// As a value that is refused it would be dropped, and so would all others until the clock is right.
+    #[test]
+    fn a_timestamp_in_the_future_is_a_fault_of_a_clock_and_not_of_the_value() {
+        for text in [
+            "Cannot provide a timestamp more than 3 days into the future. If this was not intended, set \
+             'restrict_future_timestamp' to false in the configuration.",
+            "Guardrail maximum_timestamp violated: The modification to table latest_by_topic has a timestamp 2 after \
+             the maximum allowable timestamp 1",
+        ] {
+            assert_eq!(answered(&DbError::Invalid, text), Kind::Clock, "{text}");
         }
     }
 

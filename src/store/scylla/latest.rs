@@ -58,6 +58,34 @@ pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
     written
 }
 
+/// Removes values with the timestamp of their version: what is older does not come back, whenever it arrives, and what is
+/// newer stays. The row of a topic goes if it is of that device, with its own timestamp: others may have written since.
+pub(super) async fn remove(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) -> Result<(), StoreError> {
+    let connection = cluster.connection().await?;
+    let session = &connection.session;
+    let doing = "remove a value";
+    for value in batch.iter() {
+        let (device, topic) = (value.device.as_str(), &*value.topic);
+        if !row::is_name(device) || !row::is_name(topic) {
+            continue;
+        }
+        let request =
+            session.execute_unpaged(&connection.drop_by_device, (value.version.cast_signed(), device, topic));
+        cluster.ask(&connection, doing, request).await?;
+        let newest = read::get(cluster, topic, None).await?;
+        if let Some(newest) = newest.filter(|newest| newest.device == value.device)
+            && newest.version <= value.version
+        {
+            let request =
+                session.execute_unpaged(&connection.drop_by_topic, (newest.version.cast_signed(), topic));
+            cluster.ask(&connection, doing, request).await?;
+        }
+    }
+    let devices: Vec<_> = batch.iter().map(|value| value.device.as_str().to_owned()).collect();
+    cluster.known.forget(&devices);
+    Ok(())
+}
+
 #[derive(Clone, Copy)]
 pub(super) enum Table {
     ByDevice,

@@ -61,6 +61,10 @@ impl LatestStore for ScyllaLatest {
         Box::pin(latest::upsert(&self.cluster, batch))
     }
 
+    fn remove(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(latest::remove(&self.cluster, batch))
+    }
+
     fn get<'a>(
         &'a self,
         topic: &'a str,

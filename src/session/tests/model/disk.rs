@@ -8,6 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
+use crate::session::Left;
 use crate::types::{Journal, Page, QoS, QueueId, QueueOp, ReadBack, SharedMessage, Ticket, Timestamp};
 
 /// An entry that is committed.
@@ -139,21 +140,23 @@ impl Disk {
     }
 
     /// As `QueueStore::summaries` of one queue: first and next place, end of QoS 2, messages, bytes, received identifiers.
-    pub(super) fn summary(&self, queue: QueueId) -> (u64, u64, u64, usize, u64, Vec<u16>) {
+    /// With the packet identifiers that came in apart.
+    pub(super) fn summary(&self, queue: QueueId) -> (Left<'static>, Vec<u16>) {
         let state = self.0.lock();
         let places = state.entries.range((queue, 0)..(queue, u64::MAX));
         let cost = |stored: &Stored| stored.message.as_ref().map_or(0, |message| message.cost() as u64);
-        (
-            places.clone().next().map_or(0, |(key, _)| key.1),
-            places.clone().next_back().map_or(0, |(key, _)| key.1 + 1),
-            places
-                .clone()
-                .rfind(|(_, stored)| stored.qos == QoS::ExactlyOnce)
-                .map_or(0, |(key, _)| key.1 + 1),
-            places.clone().count(),
-            places.map(|(_, stored)| cost(stored)).sum(),
-            state.received.iter().filter(|(of, _)| *of == queue).map(|(_, id)| *id).collect(),
-        )
+        let next = places.clone().next_back().map_or(0, |(key, _)| key.1 + 1);
+        let exact = places.clone().rfind(|(_, stored)| stored.qos == QoS::ExactlyOnce);
+        let left = Left {
+            first: places.clone().next().map_or(0, |(key, _)| key.1),
+            next,
+            exact: exact.map_or(0, |(key, _)| key.1 + 1),
+            begun: next,
+            messages: places.clone().count(),
+            bytes: places.map(|(_, stored)| cost(stored)).sum(),
+            received: &[],
+        };
+        (left, state.received.iter().filter(|(of, _)| *of == queue).map(|(_, id)| *id).collect())
     }
 }
 
@@ -226,6 +229,12 @@ impl State {
                 }
                 Job::Op(QueueOp::Forget { queue, packet_id, ticket }) => {
                     self.received.remove(&(queue, packet_id));
+                    done.push((ticket, false));
+                }
+                Job::Op(QueueOp::NoteSent { queue, below, ticket }) => {
+                    for (_, stored) in self.entries.range_mut((queue, 0)..(queue, below)) {
+                        stored.sent = true;
+                    }
                     done.push((ticket, false));
                 }
                 Job::Op(QueueOp::Trim { queue, from, count }) => {

@@ -9,7 +9,7 @@ use std::{
 use super::disk::Disk;
 use crate::{
     config::Limits,
-    session::{self, Begin, Budget, Env, LinkParams, Outbound},
+    session::{self, Begin, Budget, Env, Left, LinkParams, Outbound},
     types::{Entry, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Ticket, Timestamp},
 };
 
@@ -33,7 +33,7 @@ fn no_crash_routes_an_acknowledged_qos_2_message_twice_or_never() {
 struct Unlimited;
 
 impl Budget for Unlimited {
-    fn charge(&self, _: usize) -> bool {
+    fn charge(&self, _: usize, _: usize) -> bool {
         true
     }
     fn force(&self, _: usize) {}
@@ -210,9 +210,9 @@ impl World {
         self.disk.crash();
         self.outbound = Outbound::new();
         self.disconnected();
-        let (first, next, exact, messages, bytes, received) = self.disk.summary(PUBLISHER);
-        self.outbound.restore(first, next, exact, messages, bytes, &received);
-        self.places = self.disk.summary(SUBSCRIBER).1;
+        let (left, received) = self.disk.summary(PUBLISHER);
+        self.outbound.restore(&Left { received: &received, ..left });
+        self.places = self.disk.summary(SUBSCRIBER).0.next;
     }
 
     fn finish(mut self) {

@@ -17,6 +17,9 @@ use crate::{
 /// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;
 
+/// Looks for what an open unit holds: beyond them only what comes before the first doubt passes it.
+const LOOKS: usize = 4;
+
 /// What becomes of one entry.
 pub(super) struct Write {
     pub(super) queue: QueueId,
@@ -42,6 +45,7 @@ pub(super) enum Then {
 pub(super) enum Cut {
     Trim { queue: QueueId, from: u64, count: usize },
     Purge { queue: QueueId },
+    NoteSent { queue: QueueId, below: u64 },
 }
 
 /// Changes of single entries and packet identifiers, as ranges of the batch's lists, then perhaps one of a stretch.
@@ -91,13 +95,19 @@ enum What {
 }
 
 impl Batch {
-    /// Takes operations from the front of `waiting`, about `limit` of them. True if what stays there can go once this is written, false if it
-    /// waits for a unit to be closed.
+    /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if what stays there can go
+    /// once this is written, false if it waits for a unit to be closed.
     pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, limit: usize, gauges: &Gauges) -> bool {
-        let (length, more) = self.length(waiting, limit);
+        let (length, full) = self.length(waiting.iter().enumerate(), limit);
+        let (passing, more) = if !full && length < waiting.len() {
+            let behind = waiting.split_off(length);
+            self.pass(behind, waiting, limit)
+        } else {
+            (Vec::new(), length < waiting.len())
+        };
         let (mut writes, mut received) = (0, 0);
         let mut settled = 0;
-        for job in waiting.drain(..length) {
+        for job in waiting.drain(..length).chain(passing) {
             let order = self.jobs.len();
             let mut item = |queue, seq, what| self.items.push(Item { queue, seq, job: order, what });
             let mut cut = None;
@@ -127,6 +137,9 @@ impl Batch {
                     cut = Some(Cut::Trim { queue, from, count })
                 }
                 &Job::Op(QueueOp::Purge { queue }) => cut = Some(Cut::Purge { queue }),
+                &Job::Op(QueueOp::NoteSent { queue, below, .. }) => {
+                    cut = Some(Cut::NoteSent { queue, below });
+                }
                 Job::Load(_) => {}
             }
             self.jobs.push(job);
@@ -159,32 +172,76 @@ impl Batch {
         more
     }
 
-    /// How many operations to take. No unit is split: the cut is where every unit that has begun is also closed, so an
-    /// unclosed one holds back itself and all behind it.
-    fn length(&mut self, waiting: &VecDeque<Job>, limit: usize) -> (usize, bool) {
+    /// Up to where to take these operations, and whether that is because they are enough. No unit is split: the cut is where
+    /// every unit that has begun is also closed.
+    fn length<'a>(&mut self, jobs: impl Iterator<Item = (usize, &'a Job)>, limit: usize) -> (usize, bool) {
         self.open.clear();
-        let (mut length, mut bytes) = (0, 0);
-        for (index, job) in waiting.iter().enumerate() {
-            match job {
-                Job::Op(QueueOp::Append(entry)) => {
-                    bytes += entry.cost() as usize;
-                    if let Some(ticket) = entry.ticket.as_ref().filter(|ticket| ticket.is_unit()) {
-                        self.open.insert(Arc::as_ptr(ticket).addr());
-                    }
+        let (mut length, mut taken, mut bytes) = (0, 0, 0);
+        for (index, job) in jobs {
+            taken += 1;
+            bytes += job.bytes();
+            if let Some(unit) = job.unit() {
+                if let Job::Op(QueueOp::Append(_)) = job {
+                    self.open.insert(unit);
+                } else {
+                    self.open.remove(&unit);
                 }
-                Job::Op(QueueOp::Receive { ticket, .. } | QueueOp::Remove { unit: Some(ticket), .. }) => {
-                    self.open.remove(&Arc::as_ptr(ticket).addr());
-                }
-                _ => {}
             }
             if self.open.is_empty() {
                 length = index + 1;
-                if length >= limit || bytes >= MAX_BYTES {
-                    return (length, length < waiting.len());
+                if taken >= limit || bytes >= MAX_BYTES {
+                    return (length, true);
                 }
             }
         }
         (length, false)
+    }
+
+    /// `behind` begins with a unit that nobody has closed yet: a message that waits for the retained store, or goes to very
+    /// many. It holds only the queues that it concerns: takes what may pass it and gives the rest back to `waiting`. True
+    /// if more may pass once this is written.
+    fn pass(&mut self, behind: VecDeque<Job>, waiting: &mut VecDeque<Job>, limit: usize) -> (Vec<Job>, bool) {
+        let held = self.held(&behind);
+        // A unit of which the last look found out too late is not split.
+        let late =
+            |(job, held): (&Job, &bool)| !held && job.unit().is_some_and(|unit| self.open.contains(&unit));
+        let known = behind.iter().zip(&held).position(late).unwrap_or(behind.len());
+        let free = behind.iter().enumerate().take(known).filter(|(index, _)| !held[*index]);
+        let (length, full) = self.length(free, limit);
+        let more = full || (known < behind.len() && length > 0);
+        let mut passing = Vec::new();
+        for (index, job) in behind.into_iter().enumerate() {
+            if index < length && !held[index] {
+                passing.push(job);
+            } else {
+                waiting.push_back(job);
+            }
+        }
+        (passing, more)
+    }
+
+    /// Which of these operations are parts of open units or come behind one in a queue. A closed unit of which one is held
+    /// is held as a whole, so it takes some looks; `open` has these units, too, afterwards.
+    fn held(&mut self, jobs: &VecDeque<Job>) -> Vec<bool> {
+        let mut held = vec![false; jobs.len()];
+        let mut queues = HashSet::<QueueId, ahash::RandomState>::default();
+        for _ in 0..LOOKS {
+            let units = self.open.len();
+            queues.clear();
+            for (job, held) in jobs.iter().zip(&mut held) {
+                let (unit, queue) = (job.unit(), job.queue());
+                *held = unit.is_some_and(|unit| self.open.contains(&unit))
+                    || queue.is_some_and(|queue| queues.contains(&queue));
+                if *held {
+                    self.open.extend(unit);
+                    queues.extend(queue);
+                }
+            }
+            if self.open.len() == units {
+                break;
+            }
+        }
+        held
     }
 
     fn body(

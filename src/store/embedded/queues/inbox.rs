@@ -30,7 +30,12 @@ impl Job {
             Self::Op(QueueOp::Append(_)) => false,
             // Nor does anybody wait for a move from queue to queue: who wants to have it reads.
             Self::Op(QueueOp::Remove { queue, unit, .. }) => unit.is_some() && *queue == QueueId::NONE,
-            Self::Op(QueueOp::Release { .. } | QueueOp::Receive { .. } | QueueOp::Forget { .. }) => true,
+            Self::Op(
+                QueueOp::Release { .. }
+                | QueueOp::Receive { .. }
+                | QueueOp::Forget { .. }
+                | QueueOp::NoteSent { .. },
+            ) => true,
             Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) => false,
             Self::Load(_) => true,
         }
@@ -44,13 +49,37 @@ impl Job {
             Self::Op(
                 QueueOp::Release { ticket, .. }
                 | QueueOp::Receive { ticket, .. }
-                | QueueOp::Forget { ticket, .. },
+                | QueueOp::Forget { ticket, .. }
+                | QueueOp::NoteSent { ticket, .. },
             ) => Some(ticket),
             Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) | Self::Load(_) => None,
         }
     }
 
-    fn bytes(&self) -> usize {
+    /// The unit that it is a part of, or closes: the address of its ticket.
+    pub(super) fn unit(&self) -> Option<usize> {
+        self.ticket().filter(|ticket| ticket.is_unit()).map(|ticket| Arc::as_ptr(ticket).addr())
+    }
+
+    /// The queue whose order it keeps.
+    pub(super) fn queue(&self) -> Option<QueueId> {
+        let queue = match self {
+            Self::Op(QueueOp::Append(entry)) => entry.queue,
+            Self::Op(
+                QueueOp::Remove { queue, .. }
+                | QueueOp::Release { queue, .. }
+                | QueueOp::Receive { queue, .. }
+                | QueueOp::Forget { queue, .. }
+                | QueueOp::NoteSent { queue, .. }
+                | QueueOp::Trim { queue, .. }
+                | QueueOp::Purge { queue },
+            ) => *queue,
+            Self::Load(request) => request.queue,
+        };
+        (queue != QueueId::NONE).then_some(queue)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Op(QueueOp::Append(entry)) => entry.cost() as usize,
             _ => 0,

@@ -24,7 +24,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     thread::JoinHandle,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -36,11 +36,13 @@ use super::{
     environment::{Environment, EnvironmentOptions},
 };
 use crate::{
+    clock,
     store::{BoxFuture, DataDir, Expiry, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth},
     types::{Journal, QueueId, QueueOp, Timestamp},
 };
 use inbox::{Gauges, Inbox, Job};
 use load::{Reader, Readers, Request};
+pub(super) use tables::NAMES as TABLES;
 use tables::Tables;
 use writer::Writer;
 
@@ -80,17 +82,11 @@ impl Default for QueueOptions {
             lazy_interval: lazy.interval,
             lazy_count: lazy.count,
             unmap_interval: lazy.unmap,
-            clock: wall_clock,
+            clock: clock::now,
             begun: 4096,
             hook: None,
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "messages expire while nobody calls the store")]
-fn wall_clock() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(since.as_millis() as u64)
 }
 
 /// Figures of a queue store.
@@ -175,6 +171,12 @@ impl EmbeddedQueues {
     /// Where a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
+    }
+
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
+    /// what drops the last handle does so.
+    pub fn note_closed(&self) {
+        self.environment.note_closed();
     }
 
     /// For the start, before [`QueueStore::summaries`]: moves the entries of shared groups' members that have QoS 1 to

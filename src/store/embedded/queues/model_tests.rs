@@ -74,6 +74,7 @@ impl Model {
                 summary.next = seq + 1;
                 // All have QoS 2.
                 summary.exact = seq + 1;
+                summary.begun = seq + 1;
             }
             summary.received.extend(self.received.range((queue, 0)..(queue + 1, 0)).map(|(_, id)| id));
             if summary.messages > 0 || !summary.received.is_empty() {

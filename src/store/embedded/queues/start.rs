@@ -34,8 +34,11 @@ pub(super) fn summaries(
             summary.messages += 1;
             summary.bytes += u64::from(cost);
             summary.next = seq + 1;
-            if summary.messages <= begun && Head::is_exact(value) {
-                summary.exact = seq + 1;
+            if summary.messages <= begun {
+                summary.begun = seq + 1;
+                if Head::is_exact(value) {
+                    summary.exact = seq + 1;
+                }
             }
         }
         let mut with_received: Vec<QueueSummary> = Vec::new();

@@ -25,6 +25,7 @@ impl Sweep {
         let (queue, from, count) = match cut {
             Cut::Trim { queue, from, count } => (queue, from, count),
             Cut::Purge { queue } => (queue, 0, usize::MAX),
+            Cut::NoteSent { .. } => return Ok(None),
         };
         let (Some(next), Some(end)) = (tables::entry_key(queue, from), tables::last_key(queue)) else {
             return Ok(None);

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The tables, in the order of [`Tables`].
-pub(super) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
+pub(in crate::store::embedded) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 /// How many tables there are.
 pub(super) const COUNT: u32 = NAMES.len() as u32;
 
@@ -320,6 +320,33 @@ impl Tables {
         let mut value = Vec::new();
         Head { sent: true, ..head }.encode(&mut value);
         self.entries.put(txn, key, &value)
+    }
+
+    /// All entries of a queue below this place may have been sent. Those that know it are left alone; the others are few,
+    /// for only so many are in flight.
+    pub(super) fn note_all_sent(
+        &self,
+        txn: &mut RwTxn<'_>,
+        queue: QueueId,
+        below: u64,
+    ) -> Result<(), heed::Error> {
+        let (Some(first), Some(end)) = (entry_key(queue, 0), entry_key(queue, below)) else { return Ok(()) };
+        let mut unknown: Vec<(EntryKey, Head)> = Vec::new();
+        for entry in self.entries.range(txn, &(Bound::Included(&first[..]), Bound::Excluded(&end[..])))? {
+            let (key, value) = entry?;
+            if let (Ok(key), Some(head)) =
+                (EntryKey::try_from(key), Head::decode(value).filter(|head| !head.sent))
+            {
+                unknown.push((key, head));
+            }
+        }
+        for (key, head) in unknown {
+            if let Some(second) = head.swept() {
+                self.expiry.delete(txn, &expiry_key(second, &key))?;
+            }
+            self.note_sent(txn, &key, head)?;
+        }
+        Ok(())
     }
 
     fn drop_content(&self, txn: &mut RwTxn<'_>, key: &EntryKey, head: &Head) -> Result<(), heed::Error> {

@@ -173,8 +173,10 @@ impl Writer {
                 self.tables.set_received(txn, queue, packet_id, received)?;
             }
             let Some(cut) = then else { continue };
-            if let Cut::Purge { queue } = cut {
-                self.tables.forget_received(txn, queue)?;
+            match cut {
+                Cut::Purge { queue } => self.tables.forget_received(txn, queue)?,
+                Cut::NoteSent { queue, below } => self.tables.note_all_sent(txn, queue, below)?,
+                Cut::Trim { .. } => {}
             }
             if let Some(mut sweep) = Sweep::new(&self.tables, txn, cut)? {
                 let limit = if uses.reads_or_adds(sweep.queue) { usize::MAX } else { *room };
@@ -320,6 +322,7 @@ impl Work for Writer {
                     QueueOp::Remove { queue, .. }
                     | QueueOp::Release { queue, .. }
                     | QueueOp::Forget { queue, .. }
+                    | QueueOp::NoteSent { queue, .. }
                     | QueueOp::Trim { queue, .. }
                     | QueueOp::Purge { queue },
                 ) => {

@@ -12,7 +12,6 @@ mod waiting;
 use std::{
     path::PathBuf,
     sync::{Arc, atomic::AtomicUsize},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use super::{
@@ -21,8 +20,9 @@ use super::{
     environment::Environment,
 };
 use crate::{
+    clock,
     store::{BoxFuture, DataDir, LoadedRetained, RetainedStore, StoreError, StoreHealth},
-    types::{SharedMessage, Ticket, Timestamp},
+    types::{SharedMessage, Ticket},
 };
 use load::Reader;
 use tables::Tables;
@@ -62,6 +62,12 @@ impl EmbeddedRetained {
         self.environment.set_aside()
     }
 
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
+    /// what drops the last handle does so.
+    pub fn note_closed(&self) {
+        self.environment.note_closed();
+    }
+
     fn submit(&self, op: Op) {
         let urgent = op.ticket.is_some();
         self.committer.submit(op, urgent);
@@ -82,9 +88,7 @@ impl RetainedStore for EmbeddedRetained {
     }
 
     fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
-        #[expect(clippy::disallowed_methods, reason = "what expired while nothing ran is not read")]
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        let now = clock::now();
         let useless = self
             .environment
             .reading(|txn| self.tables.restore(txn, now, &mut |message| into(Arc::new(message))))?;

@@ -9,13 +9,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use heed::types::Bytes;
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     store::embedded::keys,
-    types::{ClientId, Message, Origin, OriginKind, QoS, Refused},
+    types::{ClientId, Message, Origin, OriginKind, QoS, Refused, Timestamp},
 };
 
 /// Tells the kill test's child where to write.
@@ -287,11 +286,7 @@ fn a_newer_format_is_refused_and_left_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     set(&store, "a", 0).unwrap();
-    let newer = store.environment.writing(|txn| {
-        let meta = store.environment.env.create_database::<Bytes, Bytes>(txn, Some("meta"))?;
-        meta.put(txn, b"format", &7u32.to_le_bytes())
-    });
-    newer.unwrap();
+    store.environment.writing(|txn| store.environment.set_format(txn, 7)).unwrap();
     drop(store);
     let file = dir.path().join("retained/data.mdb");
     let before = fs::read(&file).unwrap();

@@ -67,6 +67,12 @@ impl EmbeddedSessions {
         self.environment.set_aside()
     }
 
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
+    /// what drops the last handle does so.
+    pub fn note_closed(&self) {
+        self.environment.note_closed();
+    }
+
     /// Sessions in the store, as of the last commit.
     pub fn stored(&self) -> u64 {
         self.stored.load(Relaxed)

@@ -9,7 +9,6 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use heed::types::Bytes;
 use proptest::prelude::*;
 
 use super::*;

@@ -39,7 +39,9 @@ pub fn export(
     let result = (|| {
         let mut reports = Vec::new();
         for &(store, _) in STORES {
-            let env = match existing(&directory.path().join(store), TABLES).map_err(|e| failed(store, &e))? {
+            let folder = directory.path().join(store);
+            let found = existing(&folder, store, TABLES, &mut |_, _| {});
+            let env = match found.map_err(|e| failed(store, &e))? {
                 Existing::Absent => continue,
                 Existing::Damaged(reason) => return Err(StoreError::Damaged(format!("{store}: {reason}"))),
                 Existing::Sound(env) => env,

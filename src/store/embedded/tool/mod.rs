@@ -11,7 +11,6 @@ use std::{fs, io, path::Path, thread, time::Duration};
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
-    check::look_at_pages,
     format, message,
     open::{Existing, existing, in_use},
     queues::audit,
@@ -86,13 +85,9 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Stor
     for &(store, tables) in STORES {
         let folder = directory.path().join(store);
         let mut report = StoreReport { store, records: 0, damaged: 0, bytes: size(&folder), problem: None };
-        match existing(&folder, TABLES) {
+        match existing(&folder, store, TABLES, &mut |done, total| progress(Progress { store, done, total })) {
             Ok(Existing::Absent) => continue,
             Ok(Existing::Damaged(reason)) => report.problem = Some(reason),
-            Ok(Existing::Sound(env)) if !whole(&folder.join("data.mdb"))? => {
-                close(env);
-                report.problem = Some("a page is not what it should be".to_owned());
-            }
             Ok(Existing::Sound(env)) => {
                 let result = check_tables(&env, tables, &mut report, progress);
                 close(env);
@@ -162,7 +157,7 @@ pub fn compact(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<St
     for &(store, _) in STORES {
         let folder = directory.path().join(store);
         let copy = folder.join("data.mdb.compacting");
-        let found = existing(&folder, TABLES).map_err(|e| failed(store, &e))?;
+        let found = existing(&folder, store, TABLES, &mut |_, _| {}).map_err(|e| failed(store, &e))?;
         if !copy_store(store, found, &copy, progress)? {
             continue;
         }
@@ -205,8 +200,11 @@ pub fn backup(
     for &(store, _) in STORES {
         let to = target.join(store);
         let from = path.join(store);
-        let open = if owned.is_some() { existing } else { in_use };
-        let found = open(&from, TABLES).map_err(|e| failed(store, &e))?;
+        let found = match owned {
+            Some(_) => existing(&from, store, TABLES, &mut |_, _| {}),
+            None => in_use(&from, TABLES),
+        };
+        let found = found.map_err(|e| failed(store, &e))?;
         fs::create_dir_all(&to).map_err(|e| failed(store, &e))?;
         let copied = copy_store(store, found, &to.join("data.mdb"), progress)?;
         if copied {
@@ -228,11 +226,6 @@ pub fn backup(
     fs::write(target.join("lock"), "").map_err(|e| unusable(&e))?;
     sync_directory(target).map_err(|e| unusable(&e))?;
     Ok(reports)
-}
-
-/// Whether the pages of the tree fit each other. LMDB ends the process at one that does not.
-fn whole(file: &Path) -> Result<bool, StoreError> {
-    look_at_pages(file).map_err(|e| StoreError::Unavailable(format!("cannot read {}: {e}", file.display())))
 }
 
 /// Between two reports of a copy's progress.

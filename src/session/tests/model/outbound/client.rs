@@ -69,16 +69,17 @@ impl World {
         match kind {
             4 => {
                 self.open.remove(&id);
-                assert!(self.with(|outbound, env| outbound.handle_puback(id, 0, env)));
+                assert_eq!(self.with(|outbound, env| outbound.handle_puback(id, 0, env)), Ok(true));
             }
             5 => {
-                if let Some(held) = self.with(|outbound, env| outbound.handle_pubrec(id, 0, env)) {
+                let held = self.with(|outbound, env| outbound.handle_pubrec(id, 0, env));
+                if let Some(held) = held.expect("the next step") {
                     self.steps.push_back((id, held.0));
                 }
             }
             _ => {
                 self.open.remove(&id);
-                assert!(self.with(|outbound, env| outbound.handle_pubcomp(id, env)));
+                assert_eq!(self.with(|outbound, env| outbound.handle_pubcomp(id, env)), Ok(true));
             }
         }
     }

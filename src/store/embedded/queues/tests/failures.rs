@@ -49,13 +49,13 @@ async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
         let (before, unit, behind) = (Ticket::new(), Ticket::unit(), Ticket::new());
         append(&store, ticketed(OTHER, 0, &before));
         append(&store, ticketed(Q, 0, &unit));
-        append(&store, ticketed(OTHER, 1, &behind));
+        append(&store, ticketed(Q, 1, &behind));
         disk.go_on();
         before.done();
         before.wait().await.unwrap();
         assert_eq!(store.summaries().unwrap().iter().map(|s| s.messages).sum::<usize>(), 1);
         disk.fails.store(fails, SeqCst);
-        append(&store, ticketed(Q, 1, &unit));
+        append(&store, ticketed(Q, 2, &unit));
         unit.add();
         store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 5, ticket: Arc::clone(&unit) });
         unit.done();
@@ -66,6 +66,72 @@ async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
         let received = queues.iter().map(|s| s.received.len()).sum::<usize>();
         let messages = queues.iter().map(|s| s.messages).sum::<usize>();
         assert_eq!((messages, received), if fails { (1, 0) } else { (4, 1) });
+    }
+}
+
+/// It may wait for the retained store, or for its receivers' turns: that is nothing to the queues of others.
+#[tokio::test]
+async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
+    let (_dir, store) = new();
+    let [open, tied] = [Ticket::unit(), Ticket::unit()];
+    let [free, behind] = [Ticket::new(), Ticket::new()];
+    append(&store, ticketed(Q, 0, &open));
+    // A unit that is closed, but has a part behind the open one: it goes as a whole, and what is behind it waits.
+    append(&store, ticketed(OTHER, 0, &tied));
+    append(&store, ticketed(Q, 1, &tied));
+    tied.add();
+    store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 1, ticket: Arc::clone(&tied) });
+    append(&store, ticketed(OTHER, 1, &behind));
+    append(&store, ticketed(QueueId(9), 0, &free));
+    free.done();
+    free.wait().await.unwrap();
+    assert_eq!(seqs(&store, QueueId(9)).await, [0], "also read past the open unit");
+    let there: Vec<_> = store.summaries().unwrap().iter().map(|queue| queue.queue.0).collect();
+    assert_eq!(there, [9]);
+    assert!(!tied.is_closed() && !open.is_closed());
+    // What is held keeps its order: the read finds what came before it.
+    let read = store.load(OTHER, 0, 10, usize::MAX);
+    remove(&store, OTHER, 0);
+    open.add();
+    store.submit(QueueOp::Receive { queue: QueueId(2), packet_id: 1, ticket: Arc::clone(&open) });
+    for ticket in [&open, &tied, &behind] {
+        ticket.done();
+        ticket.wait().await.unwrap();
+    }
+    read.await.unwrap();
+    written(&store).await;
+    assert_eq!((seqs(&store, Q).await, seqs(&store, OTHER).await), (vec![0, 1], vec![1]));
+    assert_eq!(store.gauges().waiting_bytes, 0);
+}
+
+/// Chains of units longer than anybody looks: what passes is whole and in order, and all comes in the end.
+#[tokio::test]
+async fn units_that_hold_each_other_are_written_whole_once_the_first_is_closed() {
+    let (_dir, store) = new();
+    let open = Ticket::unit();
+    let tied: Vec<_> = (0..20).map(|_| Ticket::unit()).collect();
+    // Each unit has its second part in the queue where the one before it in the chain has its first, and they come in
+    // the opposite order.
+    for (place, unit) in tied.iter().enumerate().rev() {
+        append(&store, ticketed(QueueId(101 + place as u64), 0, unit));
+    }
+    append(&store, ticketed(QueueId(100), 0, &open));
+    for (place, unit) in tied.iter().enumerate() {
+        append(&store, ticketed(QueueId(100 + place as u64), 1, unit));
+        unit.add();
+        let queue = QueueId(200 + place as u64);
+        store.submit(QueueOp::Receive { queue, packet_id: 1, ticket: Arc::clone(unit) });
+        unit.done();
+    }
+    let free = Ticket::new();
+    append(&store, ticketed(QueueId(50), 0, &free));
+    store.submit(QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(Arc::clone(&open)) });
+    free.done();
+    for ticket in tied.iter().chain([&free, &open]) {
+        ticket.wait().await.unwrap();
+    }
+    for place in 0..20 {
+        assert_eq!(seqs(&store, QueueId(100 + place)).await, [0, 1]);
     }
 }
 

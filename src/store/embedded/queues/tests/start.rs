@@ -17,7 +17,16 @@ async fn summaries_tell_what_the_start_needs_after_a_drop_that_wrote_all() {
     let bytes = 3 * message(&text(5), None).cost() as u64;
     let expected = [
         QueueSummary { queue: QueueId(2), received: vec![700], ..QueueSummary::default() },
-        QueueSummary { queue: Q, messages: 3, bytes, first: 5, next: 8, exact: 0, received: vec![2] },
+        QueueSummary {
+            queue: Q,
+            messages: 3,
+            bytes,
+            first: 5,
+            next: 8,
+            exact: 0,
+            begun: 8,
+            received: vec![2],
+        },
     ];
     assert_eq!(store.summaries().unwrap(), expected);
     assert_eq!(store.gauges(), QueueGauges { waiting_bytes: 0, depth: 3 });
@@ -38,6 +47,7 @@ async fn the_start_knows_up_to_where_qos_2_may_have_been_sent() {
     written(&store).await;
     let exact: Vec<u64> = store.summaries().unwrap().iter().map(|summary| summary.exact).collect();
     assert_eq!(exact, [12, 0, 13]);
+    assert!(store.summaries().unwrap().iter().all(|summary| summary.begun == 13));
 }
 
 #[tokio::test]
@@ -63,4 +73,27 @@ async fn what_a_groups_member_did_not_acknowledge_goes_back_to_the_group_in_orde
     assert_eq!(found.iter().map(|e| e.seq).collect::<Vec<_>>(), [10, 11, 12, 13]);
     assert!(found.iter().all(|e| e.group == QueueId::NONE && !e.sent));
     assert_eq!(store.regroup().unwrap(), 0);
+}
+
+/// What may have been sent is neither forgotten when it expires nor told from what waits only.
+#[tokio::test]
+async fn what_was_sent_is_noted_up_to_a_place_and_does_not_expire_by_itself() {
+    let (dir, store) = new();
+    for seq in 0..4 {
+        let mut entry = entry(Q, seq);
+        entry.expires = Some(Timestamp(1 << 43));
+        append(&store, entry);
+    }
+    append(&store, entry(OTHER, 0));
+    let ticket = Ticket::new();
+    store.submit(QueueOp::NoteSent { queue: Q, below: 2, ticket: Arc::clone(&ticket) });
+    ticket.wait().await.unwrap();
+    append(&store, entry(Q, 4));
+    drop(store);
+    let store = open(dir.path(), &QueueOptions::default());
+    let sent = |found: Vec<StoredEntry>| found.iter().map(|entry| entry.sent).collect::<Vec<_>>();
+    assert_eq!(sent(all(&store, Q).await), [true, true, false, false, false]);
+    assert_eq!(sent(all(&store, OTHER).await), [false]);
+    let swept = store.environment.reading(|txn| store.tables.expiry.len(txn)).unwrap();
+    assert_eq!(swept, 2, "of those that only wait");
 }

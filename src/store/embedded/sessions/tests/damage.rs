@@ -49,11 +49,7 @@ fn a_newer_format_is_refused_and_left_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     put(&store, session(1, 0)).unwrap();
-    let newer = store.environment.writing(|txn| {
-        let meta = store.environment.env.create_database::<Bytes, Bytes>(txn, Some("meta"))?;
-        meta.put(txn, b"format", &7u32.to_le_bytes())
-    });
-    newer.unwrap();
+    store.environment.writing(|txn| store.environment.set_format(txn, 7)).unwrap();
     drop(store);
     let file = dir.path().join("sessions/data.mdb");
     let before = fs::read(&file).unwrap();

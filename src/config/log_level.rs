@@ -1,0 +1,63 @@
+//! What the log lets pass: `info`, or by module `info,mqtt_server::net=debug`.
+
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
+/// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a
+/// misspelt level would silence everything.
+///
+/// # Errors
+/// Names the part that is neither a level nor `module=level`.
+pub(crate) fn parse(text: &str) -> Result<Targets, String> {
+    let mut targets = Targets::new();
+    for part in text.split(',').map(str::trim) {
+        match part.split_once('=') {
+            None => targets = targets.with_default(level(part)?),
+            Some((module, word)) if is_module(module.trim()) => {
+                targets = targets.with_target(module.trim(), level(word.trim())?);
+            }
+            Some(_) => return Err(format!("'{part}' is not module=level")),
+        }
+    }
+    Ok(targets)
+}
+
+fn level(word: &str) -> Result<LevelFilter, String> {
+    Ok(match word.to_ascii_lowercase().as_str() {
+        "off" => LevelFilter::OFF,
+        "error" => LevelFilter::ERROR,
+        "warn" | "warning" => LevelFilter::WARN,
+        "info" => LevelFilter::INFO,
+        "debug" => LevelFilter::DEBUG,
+        "trace" => LevelFilter::TRACE,
+        _ => return Err(format!("'{word}' is not a level")),
+    })
+}
+
+fn is_module(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn words_of_other_programs_are_levels_and_unknown_words_are_not_modules() {
+        for (text, most) in [("warning", Level::WARN), ("WARN", Level::WARN), ("Info", Level::INFO)] {
+            let targets = parse(text).unwrap();
+            assert!(targets.would_enable("mqtt_server", &most), "{text}");
+            assert!(!targets.would_enable("mqtt_server", &Level::DEBUG), "{text}");
+        }
+        let parts = parse("warning, mqtt_server::net=debug").unwrap();
+        assert!(parts.would_enable("mqtt_server::net", &Level::DEBUG));
+        assert!(!parts.would_enable("mqtt_server::broker", &Level::INFO));
+        assert!(!parse("off").unwrap().would_enable("mqtt_server", &Level::ERROR));
+        for text in
+            ["", "warnings", "verbose", "notice", "mqtt_server", "a=b=c", "info,", "=info", "net=loud"]
+        {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

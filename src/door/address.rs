@@ -1,0 +1,41 @@
+//! Whom a limit per address is for.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU64,
+};
+
+/// One IPv4 address or one IPv6 network of 64 bits, which is what a single machine gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address(NonZeroU64);
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
+        let number = match address.ip().to_canonical() {
+            // 0:1::/32 is nobody's, so that no network shares a number with an IPv4 address.
+            IpAddr::V4(ip) => 1 << 32 | u64::from(ip.to_bits()),
+            // ::/64, of which ::1 is, has a number that no source has.
+            IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64,
+        };
+        Self(NonZeroU64::new(number).unwrap_or(NonZeroU64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        Address::from(SocketAddr::new(text.parse().unwrap(), 1883))
+    }
+
+    #[test]
+    fn a_network_of_64_bits_is_one_and_ipv4_is_the_same_however_it_is_written() {
+        assert_eq!(address("2001:db8:1:2::1"), address("2001:db8:1:2:ffff:ffff:ffff:ffff"));
+        assert_ne!(address("2001:db8:1:2::1"), address("2001:db8:1:3::1"));
+        assert_eq!(address("::ffff:192.0.2.1"), address("192.0.2.1"));
+        assert_ne!(address("192.0.2.1"), address("192.0.2.2"));
+        assert_ne!(address("::1"), address("127.0.0.1"));
+        assert_eq!(size_of::<Option<Address>>(), 8);
+    }
+}

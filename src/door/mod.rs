@@ -1,0 +1,335 @@
+//! Who may come in: places for connections and handshakes, in all and by address. A leaf.
+//!
+//! Every listening socket has its own [`Door`], so that what is done to one holds up no other. A socket that was
+//! accepted waits in the [`Lobby`] for its address's turn, has a [`Seat`] then, and is a [`Guest`] while it says what it
+//! wants. Where there is no place, the guest that has been silent longest leaves for the newcomer, but not before
+//! the patience of the door is over: those who come in a storm are served in turn and not closed for each other.
+
+mod address;
+mod host;
+mod lobby;
+mod rates;
+mod state;
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::{
+        Arc, Weak,
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
+
+use self::state::State;
+pub use self::{
+    address::Address,
+    host::{Origins, is_this_machine},
+    lobby::Lobby,
+};
+
+/// What fits through a door.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Connections at once, handshakes included.
+    pub connections: usize,
+    /// Connections of one address.
+    pub connections_per_address: usize,
+    /// Handshakes at once.
+    pub handshakes: usize,
+    /// Handshakes of one address.
+    pub handshakes_per_address: usize,
+    /// Connections that an address may open each second, 0 is no limit.
+    pub rate_per_address: u32,
+    /// How long a guest may be silent although others wait for its place.
+    pub patience: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            connections: usize::MAX,
+            connections_per_address: usize::MAX,
+            handshakes: usize::MAX,
+            handshakes_per_address: usize::MAX,
+            rate_per_address: 0,
+            patience: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Why somebody is not let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The house is full.
+    House,
+    /// The door's connections are all taken.
+    Connections,
+    /// The address's connections are all taken.
+    AddressConnections,
+    /// The address's handshakes are all taken.
+    AddressHandshakes,
+    /// The address comes too often.
+    Rate,
+}
+
+/// Why there is no place now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotNow {
+    /// Somebody who is silent may leave, or a handshake end.
+    Wait,
+    /// Nobody has to leave.
+    Refused(Refusal),
+}
+
+/// What several doors have together: a number of connections.
+#[derive(Debug)]
+pub struct House {
+    most: usize,
+    taken: AtomicUsize,
+    doors: Mutex<Vec<Weak<Door>>>,
+}
+
+impl House {
+    /// For `most` connections.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, taken: AtomicUsize::new(0), doors: Mutex::default() })
+    }
+
+    /// Connections now.
+    pub fn connections(&self) -> usize {
+        self.taken.load(Relaxed)
+    }
+
+    /// One place more, for which the oldest silent guest of all doors leaves if need be.
+    fn take(&self) -> Result<(), NotNow> {
+        if self.taken.fetch_add(1, Relaxed) < self.most {
+            return Ok(());
+        }
+        let doors: Vec<Arc<Door>> = self.doors.lock().iter().filter_map(Weak::upgrade).collect();
+        let since = |door: &Arc<Door>| door.state.lock().oldest_since().map(|since| door.began + since);
+        let oldest =
+            doors.iter().filter_map(|door| Some((since(door)?, door))).min_by_key(|(since, _)| *since);
+        let not_now = match oldest {
+            None => NotNow::Refused(Refusal::House),
+            Some((_, door)) => {
+                let knock = door.state.lock().make_room(door.now());
+                if knock.is_some() {
+                    tell(knock);
+                    return Ok(());
+                }
+                NotNow::Wait
+            }
+        };
+        self.give_back();
+        Err(not_now)
+    }
+
+    fn give_back(&self) {
+        self.taken.fetch_sub(1, Relaxed);
+    }
+}
+
+type Knock = oneshot::Sender<()>;
+
+/// The places of one listening socket.
+#[derive(Debug)]
+pub struct Door {
+    house: Arc<House>,
+    patience: Duration,
+    began: Instant,
+    state: Mutex<State<Knock>>,
+    /// Tells of places given back.
+    freed: Notify,
+    closed: AtomicBool,
+}
+
+impl Door {
+    /// A door of `house`.
+    pub fn new(bounds: Bounds, house: &Arc<House>) -> Arc<Self> {
+        let door = Arc::new(Self {
+            house: Arc::clone(house),
+            patience: bounds.patience,
+            began: Instant::now(),
+            state: Mutex::new(State::new(bounds)),
+            freed: Notify::new(),
+            closed: AtomicBool::new(false),
+        });
+        let mut doors = house.doors.lock();
+        doors.retain(|known| known.strong_count() > 0);
+        doors.push(Arc::downgrade(&door));
+        drop(doors);
+        door
+    }
+
+    /// A door of a house of its own.
+    pub fn alone(bounds: Bounds) -> Arc<Self> {
+        Self::new(bounds, &House::new(usize::MAX))
+    }
+
+    /// Whether a socket from `address` may wait for a place; `None` if it has no address or it is a proxy's.
+    ///
+    /// # Errors
+    /// The address comes too often.
+    pub fn arrive(&self, address: Option<Address>) -> Result<(), Refusal> {
+        if self.state.lock().arrive(address, self.now()) { Ok(()) } else { Err(Refusal::Rate) }
+    }
+
+    /// The places of one who arrived.
+    ///
+    /// # Errors
+    /// It has to wait, or there is nothing to wait for.
+    pub fn enter(self: &Arc<Self>, address: Option<Address>) -> Result<(Seat, Guest), NotNow> {
+        self.house.take()?;
+        let (knock, told) = oneshot::channel();
+        let entered = self.state.lock().enter(address, self.now(), knock);
+        let (id, leaves) = entered.map_err(|(_, not_now)| {
+            self.house.give_back();
+            not_now
+        })?;
+        tell(leaves);
+        let (id, told) = (AtomicU64::new(id), Mutex::new(told));
+        let (spoke, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+        let seat = Seat { door: Arc::clone(self), address };
+        Ok((seat, Guest { door: Arc::clone(self), id, told, spoke, heard }))
+    }
+
+    /// Waits until somebody who waits should try again. Cancel safe.
+    pub async fn changed(&self) {
+        // Guests grow old without telling.
+        let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;
+    }
+
+    /// The system has no more sockets: one who is silent leaves, however short it has been.
+    pub fn shed(&self) {
+        tell(self.state.lock().shed());
+    }
+
+    /// Everybody who is a guest leaves.
+    pub fn close(&self) {
+        self.closed.store(true, Release);
+        let knocks = self.state.lock().close();
+        for knock in knocks {
+            let _ = knock.send(());
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+/// Tells a guest to leave. One that is gone already has left.
+fn tell(knock: Option<Knock>) {
+    if let Some(knock) = knock {
+        let _ = knock.send(());
+    }
+}
+
+/// The place of one connection, given back on drop.
+#[derive(Debug)]
+pub struct Seat {
+    door: Arc<Door>,
+    address: Option<Address>,
+}
+
+impl Seat {
+    /// Its address is known only now, from the proxy in front. Only for a seat without one.
+    ///
+    /// # Errors
+    /// Which limit of the address leaves no place.
+    pub fn named(&mut self, guest: &Guest, address: Address) -> Result<(), Refusal> {
+        let leaves = self.door.state.lock().named(guest.id(), address, self.door.now())?;
+        self.address = Some(address);
+        tell(leaves);
+        Ok(())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.door.house.give_back();
+        self.door.state.lock().leave(self.address);
+        self.door.freed.notify_one();
+    }
+}
+
+/// Somebody who has yet to say what it wants; its place is given back on drop.
+#[derive(Debug)]
+pub struct Guest {
+    door: Arc<Door>,
+    id: AtomicU64,
+    told: Mutex<oneshot::Receiver<()>>,
+    /// Something came from it since it was last waited for.
+    spoke: AtomicBool,
+    /// It has said all.
+    heard: AtomicBool,
+}
+
+impl Guest {
+    /// Something came from it.
+    pub fn spoke(&self) {
+        self.spoke.store(true, Relaxed);
+    }
+
+    /// It has said all, and is not closed for others from now on.
+    pub fn heard(&self) {
+        if !self.heard.swap(true, Relaxed) {
+            self.door.state.lock().heard(self.id());
+        }
+    }
+
+    /// Its handshake is over and it has not asked for anything yet: it is closed only for other connections.
+    pub fn idle(&self) {
+        self.door.state.lock().settled(self.id(), true);
+        self.door.freed.notify_one();
+    }
+
+    /// `conversation` to its end, or `None` if the guest has to leave before. One whose bytes are read only as it is
+    /// told, as this thread had no time before, stays.
+    pub async fn attend<F: Future>(&self, mut conversation: Pin<&mut F>) -> Option<F::Output> {
+        poll_fn(|cx| match conversation.as_mut().poll(cx) {
+            Poll::Ready(end) => Poll::Ready(Some(end)),
+            Poll::Pending => self.poll_told(cx).map(|()| None),
+        })
+        .await
+    }
+
+    /// Ready once it has to leave; not to be polled after that, and only when there is nothing to read from it.
+    pub fn poll_told(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut told = self.told.lock();
+        while Pin::new(&mut *told).poll(cx).is_ready() {
+            let stays = self.spoke.swap(false, Relaxed) || self.heard.load(Relaxed);
+            if !stays || self.door.closed.load(Acquire) {
+                return Poll::Ready(());
+            }
+            let knock;
+            (knock, *told) = oneshot::channel();
+            let id = self.door.state.lock().revive(self.id(), knock, self.door.now());
+            self.id.store(id, Relaxed);
+        }
+        self.spoke.store(false, Relaxed);
+        Poll::Pending
+    }
+
+    fn id(&self) -> u64 {
+        self.id.load(Relaxed)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.door.state.lock().exit(self.id());
+        self.door.freed.notify_one();
+    }
+}

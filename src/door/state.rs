@@ -1,0 +1,426 @@
+//! The places of a door without clock, lock or socket: who has one, who must give it up, who finds none.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use super::{Address, Bounds, NotNow, Refusal, rates::Rates};
+
+/// `K` ends whoever it belongs to.
+#[derive(Debug)]
+pub(super) struct State<K> {
+    bounds: Bounds,
+    connections: usize,
+    handshakes: usize,
+    held: HashMap<Address, Held>,
+    guests: BTreeMap<u64, Guest<K>>,
+    /// Guests in their handshake who owe us bytes.
+    silent: Order,
+    /// Guests beyond it who ask for nothing.
+    idle: Order,
+    next: u64,
+    rates: Rates,
+}
+
+/// What one address holds.
+#[derive(Debug, Default)]
+struct Held {
+    connections: usize,
+    handshakes: usize,
+}
+
+#[derive(Debug)]
+struct Guest<K> {
+    address: Option<Address>,
+    /// When the handshake began.
+    since: Duration,
+    /// Gone once the guest was told to leave.
+    knock: Option<K>,
+    in_handshake: bool,
+    /// It is our turn.
+    heard: bool,
+}
+
+/// Guests by age, also those of one address.
+#[derive(Debug, Default)]
+struct Order {
+    all: BTreeSet<u64>,
+    by_address: BTreeSet<(Option<Address>, u64)>,
+}
+
+impl Order {
+    fn insert(&mut self, address: Option<Address>, id: u64) {
+        self.all.insert(id);
+        self.by_address.insert((address, id));
+    }
+
+    fn remove(&mut self, address: Option<Address>, id: u64) {
+        self.all.remove(&id);
+        self.by_address.remove(&(address, id));
+    }
+
+    /// The oldest guest: of all, or of one address.
+    fn oldest(&self, of: Option<Address>) -> Option<u64> {
+        match of {
+            None => self.all.first().copied(),
+            Some(_) => self.by_address.range((of, 0)..=(of, u64::MAX)).next().map(|(_, id)| *id),
+        }
+    }
+}
+
+impl<K> State<K> {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            connections: 0,
+            handshakes: 0,
+            held: HashMap::new(),
+            guests: BTreeMap::new(),
+            silent: Order::default(),
+            idle: Order::default(),
+            next: 0,
+            rates: Rates::new(bounds.rate_per_address),
+        }
+    }
+
+    /// Whether `address` does not come too often.
+    pub(super) fn arrive(&mut self, address: Option<Address>, now: Duration) -> bool {
+        address.is_none_or(|address| self.rates.take(address, now))
+    }
+
+    /// Takes the places of a connection and of its handshake, and says who leaves for them. Gives `knock` back if there
+    /// are none.
+    pub(super) fn enter(
+        &mut self,
+        address: Option<Address>,
+        now: Duration,
+        knock: K,
+    ) -> Result<(u64, Option<K>), (K, NotNow)> {
+        let own = address.and_then(|address| self.held.get(&address));
+        let (own_connections, own_handshakes) = own.map_or((0, 0), |own| (own.connections, own.handshakes));
+        let own_connections = own_connections >= self.bounds.connections_per_address;
+        let own_handshakes = own_handshakes >= self.bounds.handshakes_per_address;
+        let connections = self.connections >= self.bounds.connections;
+        let handshakes = self.handshakes >= self.bounds.handshakes;
+        let mut leaves = None;
+        if own_connections || own_handshakes {
+            leaves = self.close_oldest(address, own_connections, now);
+        } else if connections || handshakes {
+            leaves = self.close_oldest(None, connections, now);
+        }
+        if leaves.is_none() && (own_connections || own_handshakes || connections || handshakes) {
+            let mut not_now = NotNow::Wait;
+            if own_connections && !self.may_leave(address) {
+                not_now = NotNow::Refused(Refusal::AddressConnections);
+            } else if connections && !self.may_leave(None) {
+                not_now = NotNow::Refused(Refusal::Connections);
+            }
+            return Err((knock, not_now));
+        }
+        self.connections += 1;
+        if let Some(address) = address {
+            self.held.entry(address).or_default().connections += 1;
+        }
+        Ok((self.insert(address, now, knock), leaves))
+    }
+
+    /// Whether somebody may have to leave for a connection, now or soon.
+    pub(super) fn may_leave(&self, of: Option<Address>) -> bool {
+        self.silent.oldest(of).or_else(|| self.idle.oldest(of)).is_some()
+    }
+
+    /// Gives a connection's place back.
+    pub(super) fn leave(&mut self, address: Option<Address>) {
+        self.connections -= 1;
+        self.change(address, |held| held.connections -= 1);
+    }
+
+    fn insert(&mut self, address: Option<Address>, now: Duration, knock: K) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.handshakes += 1;
+        if let Some(address) = address {
+            self.held.entry(address).or_default().handshakes += 1;
+        }
+        self.silent.insert(address, id);
+        let knock = Some(knock);
+        self.guests.insert(id, Guest { address, since: now, knock, in_handshake: true, heard: false });
+        id
+    }
+
+    /// The guest's address is known only now, from its proxy: the connection and the handshake are that address's. Says
+    /// who leaves for it.
+    pub(super) fn named(&mut self, id: u64, address: Address, now: Duration) -> Result<Option<K>, Refusal> {
+        if !self.rates.take(address, now) {
+            return Err(Refusal::Rate);
+        }
+        let own = self.held.get(&address).map_or((0, 0), |own| (own.connections, own.handshakes));
+        let mut leaves = None;
+        if own.0 >= self.bounds.connections_per_address {
+            let left = self.close_oldest(Some(address), true, now);
+            leaves = Some(left.ok_or(Refusal::AddressConnections)?);
+        } else if own.1 >= self.bounds.handshakes_per_address {
+            let left = self.close_oldest(Some(address), false, now);
+            leaves = Some(left.ok_or(Refusal::AddressHandshakes)?);
+        }
+        let held = self.held.entry(address).or_default();
+        held.connections += 1;
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.address = Some(address);
+            held.handshakes += usize::from(guest.in_handshake);
+            for order in [&mut self.silent, &mut self.idle] {
+                if order.all.contains(&id) {
+                    order.remove(None, id);
+                    order.insert(Some(address), id);
+                }
+            }
+        }
+        Ok(leaves)
+    }
+
+    /// The guest has said what it came for: it is our turn, and it is not closed for others.
+    pub(super) fn heard(&mut self, id: u64) {
+        self.withdraw(id);
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.heard = true;
+        }
+    }
+
+    fn withdraw(&mut self, id: u64) {
+        if let Some(guest) = self.guests.get(&id) {
+            self.silent.remove(guest.address, id);
+            self.idle.remove(guest.address, id);
+        }
+    }
+
+    /// The guest's handshake is over; an idle one has asked for nothing yet.
+    pub(super) fn settled(&mut self, id: u64, idle: bool) {
+        self.withdraw(id);
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        let address = guest.address;
+        if std::mem::replace(&mut guest.in_handshake, false) {
+            self.handshakes -= 1;
+            self.change(address, |held| held.handshakes -= 1);
+        }
+        let told_to_leave = self.guests.get(&id).is_none_or(|guest| guest.knock.is_none());
+        if idle && !told_to_leave {
+            self.idle.insert(address, id);
+        }
+    }
+
+    /// The guest is no more one.
+    pub(super) fn exit(&mut self, id: u64) {
+        self.settled(id, false);
+        self.guests.remove(&id);
+    }
+
+    /// The guest was told to leave when what it owed was there already: it stays, as the youngest.
+    pub(super) fn revive(&mut self, id: u64, knock: K, now: Duration) -> u64 {
+        if let Some(guest) = self.guests.get_mut(&id)
+            && guest.heard
+        {
+            guest.knock = Some(knock);
+            return id;
+        }
+        let address = self.guests.get(&id).and_then(|guest| guest.address);
+        self.exit(id);
+        self.insert(address, now, knock)
+    }
+
+    /// Who leaves now, however short it has been silent: the system has no more sockets.
+    pub(super) fn shed(&mut self) -> Option<K> {
+        self.close_oldest(None, true, Duration::MAX)
+    }
+
+    /// Since when the oldest silent guest has been one.
+    pub(super) fn oldest_since(&self) -> Option<Duration> {
+        self.guests.get(&self.silent.oldest(None)?).map(|guest| guest.since)
+    }
+
+    /// Who leaves now for a connection of another door.
+    pub(super) fn make_room(&mut self, now: Duration) -> Option<K> {
+        self.close_oldest(None, true, now)
+    }
+
+    /// Everybody.
+    pub(super) fn close(&mut self) -> Vec<K> {
+        self.silent = Order::default();
+        self.idle = Order::default();
+        self.guests.values_mut().filter_map(|guest| guest.knock.take()).collect()
+    }
+
+    /// Tells the oldest that may be closed to leave. It counts until it has: for that long there is one more.
+    fn close_oldest(&mut self, of: Option<Address>, also_idle: bool, now: Duration) -> Option<K> {
+        let id = self.silent.oldest(of).filter(|id| self.is_patience_over(*id, now));
+        let idle = || self.idle.oldest(of).filter(|id| also_idle && self.is_patience_over(*id, now));
+        let id = id.or_else(idle)?;
+        self.withdraw(id);
+        self.guests.get_mut(&id)?.knock.take()
+    }
+
+    fn is_patience_over(&self, id: u64, now: Duration) -> bool {
+        self.guests.get(&id).is_some_and(|guest| guest.since + self.bounds.patience <= now)
+    }
+
+    fn change(&mut self, address: Option<Address>, change: impl FnOnce(&mut Held)) {
+        let Some(address) = address else { return };
+        let Some(held) = self.held.get_mut(&address) else { return };
+        change(held);
+        if held.connections == 0 && held.handshakes == 0 {
+            self.held.remove(&address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    fn address(number: u32) -> Option<Address> {
+        Some(SocketAddr::new(Ipv4Addr::from_bits(number).into(), 1).into())
+    }
+
+    fn bounds() -> Bounds {
+        Bounds {
+            connections: 4,
+            connections_per_address: 3,
+            handshakes: 3,
+            handshakes_per_address: 2,
+            rate_per_address: 0,
+            patience: PATIENCE,
+        }
+    }
+
+    fn come(
+        state: &mut State<&'static str>,
+        address: Option<Address>,
+        now: u64,
+        name: &'static str,
+    ) -> (u64, Option<&'static str>) {
+        state.enter(address, Duration::from_secs(now), name).unwrap()
+    }
+
+    fn go(state: &mut State<&'static str>, address: Option<Address>, id: u64) {
+        state.exit(id);
+        state.leave(address);
+    }
+
+    #[test]
+    fn the_oldest_silent_handshake_leaves_for_a_newcomer_once_patience_is_over() {
+        let mut state = State::new(bounds());
+        let (first, _) = come(&mut state, address(1), 0, "first");
+        let (second, _) = come(&mut state, address(2), 0, "second");
+        come(&mut state, address(3), 0, "third");
+        let early = state.enter(address(4), Duration::from_millis(999), "fourth");
+        assert_eq!(early, Err(("fourth", NotNow::Wait)));
+        // The first has said all: it is not closed for others.
+        state.heard(first);
+        let entered = state.enter(address(4), PATIENCE, "fourth").unwrap();
+        assert_eq!(entered.1, Some("second"));
+        go(&mut state, address(2), second);
+        assert_eq!((state.handshakes, state.connections), (3, 3));
+    }
+
+    #[test]
+    fn an_address_at_its_limit_loses_its_own_and_nobody_elses() {
+        let mut state = State::new(bounds());
+        come(&mut state, address(2), 0, "other");
+        let (own, _) = come(&mut state, address(1), 0, "own");
+        come(&mut state, address(1), 0, "own too");
+        let late = Duration::from_secs(9);
+        assert_eq!(state.enter(address(1), late, "own three").unwrap().1, Some("own"));
+        go(&mut state, address(1), own);
+        assert_eq!(state.enter(address(1), late, "own four").unwrap().1, Some("own too"));
+        assert_eq!(state.held[&address(1).unwrap()].connections, 3);
+    }
+
+    #[test]
+    fn connections_that_work_are_never_closed_for_others() {
+        let mut state = State::new(bounds());
+        for number in 0..4 {
+            let (id, _) = come(&mut state, address(number), 0, "works");
+            state.exit(id);
+        }
+        let late = Duration::from_secs(9);
+        let full = state.enter(address(9), late, "new");
+        assert_eq!(full, Err(("new", NotNow::Refused(Refusal::Connections))));
+        state.leave(address(0));
+        assert_eq!(state.enter(address(9), late, "new"), Ok((4, None)));
+        // That one may yet leave.
+        assert_eq!(state.enter(address(8), late, "newer"), Err(("newer", NotNow::Wait)));
+        state.exit(4);
+        let own = State::enter(&mut state, address(8), late, "newer");
+        assert_eq!(own, Err(("newer", NotNow::Refused(Refusal::Connections))));
+    }
+
+    #[test]
+    fn idle_connections_leave_for_connections_and_not_for_handshakes() {
+        let mut state = State::new(Bounds { handshakes: 2, ..bounds() });
+        let (idle, _) = come(&mut state, address(1), 0, "idle");
+        state.settled(idle, true);
+        let (busy, _) = come(&mut state, address(2), 0, "busy");
+        state.settled(busy, true);
+        state.heard(busy);
+        assert_eq!(state.handshakes, 0);
+        come(&mut state, address(3), 8, "silent");
+        let (asks, _) = come(&mut state, address(4), 8, "asks");
+        state.exit(asks);
+        // The handshake is too young: the idle one leaves.
+        assert_eq!(come(&mut state, address(5), 8, "new").1, Some("idle"));
+        go(&mut state, address(1), idle);
+        let next = state.enter(address(6), Duration::from_secs(8), "next");
+        assert_eq!(next, Err(("next", NotNow::Wait)));
+    }
+
+    #[test]
+    fn one_whose_bytes_were_there_stays_as_the_youngest() {
+        let mut state = State::new(Bounds { handshakes: 2, ..bounds() });
+        let (first, _) = come(&mut state, address(1), 0, "first");
+        come(&mut state, address(2), 1, "second");
+        let late = Duration::from_secs(5);
+        assert_eq!(state.enter(address(3), late, "third").unwrap().1, Some("first"));
+        let first = state.revive(first, "first again", late);
+        assert_eq!(state.handshakes, 3, "for as long as it takes");
+        assert_eq!(state.enter(address(4), late, "fourth").unwrap().1, Some("second"));
+        assert_eq!(state.guests[&first].since, late);
+    }
+
+    #[test]
+    fn a_proxys_clients_count_for_their_own_address_once_it_is_known() {
+        let mut state = State::new(bounds());
+        for name in ["a", "b", "c"] {
+            let (id, _) = come(&mut state, None, 0, name);
+            let named = state.named(id, address(1).unwrap(), Duration::ZERO);
+            let full = name == "c";
+            assert_eq!(named, if full { Err(Refusal::AddressHandshakes) } else { Ok(None) });
+            if full {
+                go(&mut state, None, id);
+            }
+        }
+        assert_eq!((state.connections, state.handshakes), (2, 2));
+        let (id, leaves) = state.enter(None, PATIENCE, "d").unwrap();
+        assert_eq!(leaves, None);
+        assert_eq!(state.named(id, address(1).unwrap(), PATIENCE), Ok(Some("a")));
+    }
+
+    #[test]
+    fn nothing_is_left_of_those_who_left() {
+        let mut state = State::new(bounds());
+        for round in 0..100 {
+            let (id, _) = come(&mut state, address(round), u64::from(round) * 2, "x");
+            if round % 2 == 0 {
+                state.settled(id, true);
+            }
+            go(&mut state, address(round), id);
+        }
+        assert!(state.held.is_empty() && state.guests.is_empty());
+        assert!(state.silent.all.is_empty() && state.idle.by_address.is_empty());
+        assert_eq!((state.connections, state.handshakes), (0, 0));
+        assert_eq!(state.shed(), None);
+    }
+}

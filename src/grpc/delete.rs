@@ -1,0 +1,56 @@
+//! Deleting what is kept of a device.
+
+use super::{Context, now, page::PAGE_BYTES, state::retain_error, status::Error};
+use crate::{
+    broker::Turn,
+    types::{Message, Origin},
+};
+
+/// MQTT 5 reason code "administrative action".
+pub(super) const ADMINISTRATIVE: u8 = 0x98;
+
+/// Retained messages looked at at once.
+const PAGE: usize = 256;
+
+/// Deletes latest values and tells those who watch; how many there were.
+pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Result<u64, Error> {
+    let Some(latest) = &context.hooks.latest else { return Ok(0) };
+    let deleted = latest.delete(device, filter, now()).await?;
+    context.streams.removed(device, &deleted);
+    Ok(deleted.len() as u64)
+}
+
+/// Ends the session of a device. Whether it had one.
+pub(super) fn session(context: &Context, device: &str) -> bool {
+    let mut turn = Turn::default();
+    let found = context.broker.disconnect(device, ADMINISTRATIVE, true, now(), &mut turn);
+    turn.flush();
+    found
+}
+
+/// Deletes the retained messages that a device set, page by page, each on disk before the next; how many there were. Who set
+/// a message is known of the message alone: all of them are looked at.
+pub(super) async fn retained(context: &Context, device: &str) -> Result<u64, Error> {
+    let broker = &context.broker;
+    let (mut deleted, mut after) = (0, None::<String>);
+    loop {
+        let at = now();
+        let page = broker.list_retained("#", after.as_deref(), PAGE, PAGE_BYTES, at).await?;
+        let mut changed = false;
+        for message in &page.messages {
+            if message.client_id.as_ref().is_some_and(|id| id.as_str() == device) {
+                let clear = Message::new(&message.topic, b"", at, Origin::BACKEND);
+                changed |= broker.set_retained(&clear).map_err(retain_error)?;
+                deleted += 1;
+            }
+        }
+        if changed && let Some(stores) = broker.stores() {
+            stores.flush_retained().await.map_err(|_| Error::StoreRefused)?;
+        }
+        tokio::task::yield_now().await;
+        match page.next {
+            Some(next) => after = Some(next.to_string()),
+            None => return Ok(deleted),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What an accepted CONNECT has of a session before its connection stands.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use super::{Shared, clock};
+use crate::{
+    broker::{Charge, Closed, Kind, Session, Turn, Will},
+    codec::Connect,
+    telemetry::count,
+    types::{ClientId, Message, Origin, OriginKind, Timestamp},
+};
+
+/// An opened session that has no connection yet: without one its claim is given back.
+pub(super) struct Claim<'a> {
+    pub(super) session: Option<Arc<dyn Session>>,
+    pub(super) epoch: u32,
+    /// The session began with it, and nobody was told: it ends with it.
+    pub(super) fresh: bool,
+    pub(super) shared: &'a Shared,
+}
+
+impl Claim<'_> {
+    /// It has its connection.
+    pub(super) fn keep(mut self) {
+        self.session = None;
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else { return };
+        let mut turn = Turn::default();
+        let expiry = self.fresh.then_some(0);
+        let closed = Closed { publish_will: false, expiry, reason: "handshake_ended" };
+        self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        turn.flush();
+    }
+}
+
+/// The will is too large, or wills have used up their share of memory.
+pub(super) struct NoRoom;
+
+/// The will that a CONNECT brings, charged to the memory account.
+pub(super) fn will(
+    connect: &Connect,
+    client_id: &ClientId,
+    shared: &Shared,
+    now: Timestamp,
+) -> Result<Option<Will>, NoRoom> {
+    let Some(will) = connect.will.as_ref() else { return Ok(None) };
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(client_id), slot: 0 };
+    let mut message = Message::new(&will.topic, &will.payload, now, origin);
+    message.qos = will.qos;
+    message.retain = will.retain;
+    message.properties = will.properties.as_ref();
+    let properties = will.properties.as_ref().map_or(0, |properties| properties.cost());
+    let mut charge = Charge::new(shared.broker.account(), Kind::Wills);
+    if will.topic.len() + will.payload.len() + properties > shared.limits.will_bytes.0
+        || !charge.set(message.cost())
+    {
+        count(|c| c.memory_wills.add(1));
+        return Err(NoRoom);
+    }
+    let message = Arc::clone(message.share());
+    Ok(Some(Will { message, expiry: will.expiry, delay: will.delay, charge: Some(Arc::new(charge)) }))
+}
+
+/// A client id for one that has none.
+pub(super) fn assigned_id() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    use std::hash::{BuildHasher, RandomState};
+    static SEED: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+    let number = NEXT.fetch_add(1, Relaxed);
+    format!("auto-{:016x}{:016x}", SEED.hash_one(number), SEED.hash_one((number, clock::now())))
+}

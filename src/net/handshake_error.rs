@@ -1,0 +1,61 @@
+//! Why a socket does not become a connection, and what of it is worth a line in the log.
+
+use std::io;
+
+use thiserror::Error;
+use tracing::debug;
+
+use super::layers::LayerError;
+use crate::{
+    codec::{DecodeError, reason},
+    info_of_peer,
+    telemetry::Said,
+    types::Peer,
+};
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub(super) enum HandshakeError {
+    #[error("i/o: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error("peer closed during the handshake")]
+    Closed,
+    #[error("not a PROXY protocol header")]
+    Proxy,
+    #[error("too many from the address that the proxy names")]
+    Address,
+    #[error("not a WebSocket upgrade for MQTT")]
+    Upgrade,
+    #[error("first packet is not a valid CONNECT: {0}")]
+    Decode(#[from] DecodeError),
+    #[error("first packet is not CONNECT")]
+    NotConnect,
+    #[error("too much is held for those who have not authenticated")]
+    Crowded,
+    #[error("{}", reason::words(*.code))]
+    Refused { code: u8, client_id: Box<str> },
+    #[error("another connection took the session over")]
+    Superseded,
+}
+
+impl HandshakeError {
+    /// What the peer did wrong, in one line; that it left, and that its own next connection came first, is no news.
+    pub(super) fn log(&self, peer: Peer, listener: &str) {
+        let ip = peer.ip();
+        match self {
+            Self::Io(_) | Self::Closed | Self::Superseded => {
+                debug!(%peer, listener, error = %self, "handshake failed")
+            }
+            Self::Refused { code, client_id } => {
+                let code = format_args!("{code:#04x}");
+                info_of_peer!(Said::Refused, ip, %peer, client_id, listener, reason = %self, %code, "CONNECT refused");
+            }
+            Self::Layer(LayerError::Tls(error)) => {
+                info_of_peer!(Said::Handshake, ip, %peer, listener, reason = %error, "TLS handshake failed");
+            }
+            _ => info_of_peer!(Said::Handshake, ip, %peer, listener, reason = %self, "handshake failed"),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A connection with layers: its socket, what waits there, and its writing, which only its own task does.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{
+    io::AsyncWrite,
+    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
+};
+
+use super::{
+    clock,
+    connection::{BACKLOG, Connection},
+    ending::End,
+    flush,
+    layers::{LayerError, Layers},
+};
+use crate::{
+    broker::{Charge, CloseReason},
+    session::recycle,
+    telemetry::count,
+    types::Effort,
+};
+
+/// What the layers of a connection may hold uncharged.
+const FREE: usize = 1 << 10;
+
+/// The socket's reading side and, with layers, all of it.
+pub(super) enum Io {
+    Plain(OwnedReadHalf),
+    Layered(Box<Layered>),
+}
+
+pub(super) struct Layered {
+    pub(super) read: OwnedReadHalf,
+    pub(super) write: OwnedWriteHalf,
+    pub(super) layers: Layers,
+    /// Bytes written to the socket.
+    pub(super) total: u64,
+    charge: Charge,
+}
+
+impl Io {
+    pub(super) fn layered(
+        read: OwnedReadHalf,
+        write: OwnedWriteHalf,
+        layers: Layers,
+        charge: Charge,
+    ) -> Self {
+        Self::Layered(Box::new(Layered { read, write, layers, total: 0, charge }))
+    }
+
+    /// Whether the peer does not read what the layers have for it.
+    pub(super) fn is_backlogged(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Layered(io) => io.layers.unsent() >= BACKLOG,
+        }
+    }
+
+    /// Charges what the layers hold now.
+    pub(super) fn settle(&mut self) -> Result<(), End> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Layered(io) => io.settle(),
+        }
+    }
+}
+
+impl Layered {
+    /// Charges what the layers hold now.
+    pub(super) fn settle(&mut self) -> Result<(), End> {
+        self.layers.compact();
+        let held = self.layers.held();
+        if self.charge.set(if held <= FREE { 0 } else { held }) {
+            return Ok(());
+        }
+        count(|c| c.memory_replies.add(1));
+        Err(End::Close(CloseReason::Memory))
+    }
+}
+
+impl Connection {
+    /// TLS and WebSocket: takes the out-buffer, wraps it, writes it.
+    pub(super) fn poll_write_layers(
+        &mut self,
+        effort: &mut Effort,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), LayerError>> {
+        let Io::Layered(io) = &mut self.io else { return Poll::Ready(Ok(())) };
+        loop {
+            while io.layers.sent < io.layers.wire.len() {
+                match Pin::new(&mut io.write).poll_write(cx, &io.layers.wire[io.layers.sent..]) {
+                    Poll::Ready(Ok(0)) => {
+                        return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
+                    }
+                    Poll::Ready(Ok(n)) => {
+                        count(|c| c.bytes_out.add(n as u64));
+                        io.layers.sent += n;
+                        io.total += n as u64;
+                        effort.spend(Effort::CALL);
+                        effort.spend_each(Effort::KIB, n / 1024);
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                    Poll::Pending => {
+                        self.set_want_write(true);
+                        return Poll::Pending;
+                    }
+                }
+            }
+            recycle(std::mem::take(&mut io.layers.wire));
+            io.layers.sent = 0;
+            if effort.is_spent() {
+                // The next poll begins here.
+                cx.waker().wake_by_ref();
+                return Poll::Ready(Ok(()));
+            }
+            let bytes = {
+                let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Poll::Ready(Ok(())) };
+                if slot.out.buffered() == 0 {
+                    slot.out.pump(&self.device.env(clock::now()));
+                }
+                // What was taken before has gone to the socket; what is taken now has not.
+                slot.out.note_written(0);
+                let bytes = slot.out.take_out();
+                if let Some(link) = &mut slot.link {
+                    link.dirty = false;
+                    link.want_write = false;
+                }
+                bytes
+            };
+            if bytes.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            io.layers.wire = flush::scratch();
+            let sealed = io.layers.seal(&bytes);
+            recycle(bytes);
+            if let Err(error) = sealed {
+                return Poll::Ready(Err(error));
+            }
+        }
+    }
+
+    fn set_want_write(&self, want: bool) {
+        if let Some(mut slot) = self.device.lock_owned(self.epoch)
+            && let Some(link) = &mut slot.link
+        {
+            link.want_write = want;
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How a store was left by the process that had it: the file `state` in its folder.
+//!
+//! A store whose last process closed it, and whose file nobody has changed since, need not be verified whole. The file
+//! names length and time of the data file, so that whatever came after makes it untrue by itself.
+
+use std::{
+    fs::{self, File, Metadata},
+    io::{self, Write as _},
+    path::Path,
+    time::UNIX_EPOCH,
+};
+
+const STATE: &str = "state";
+const OPEN: &str = "open";
+const SUSPECT: &str = "suspect";
+
+/// How a store was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    /// Closed, and not changed since.
+    Clean,
+    /// Open, or changed since, or by a version that did not say.
+    Unclean,
+    /// The process met damage in it.
+    Suspect,
+}
+
+/// How the store in `folder` was left.
+pub(super) fn left(folder: &Path) -> Left {
+    let Ok(text) = fs::read(folder.join(STATE)) else { return Left::Unclean };
+    let closed = closed(folder).is_some_and(|closed| closed.as_bytes() == text.trim_ascii());
+    match text.trim_ascii() {
+        _ if closed => Left::Clean,
+        text if text == SUSPECT.as_bytes() => Left::Suspect,
+        _ => Left::Unclean,
+    }
+}
+
+/// Whether a process had a store in `folder` before.
+pub(super) fn was_used(folder: &Path) -> bool {
+    [STATE, "reserve"].iter().any(|name| folder.join(name).exists())
+}
+
+/// A process has the store from now on. Durable: after a power cut it must not look closed.
+pub(super) fn opened(folder: &Path) {
+    note(folder, OPEN);
+}
+
+/// The store met damage, or something that looks like it: it is verified whole at the next start.
+pub(super) fn suspected(folder: &Path) {
+    note(folder, SUSPECT);
+}
+
+/// Nothing is written from now on.
+pub(super) fn was_closed(folder: &Path) {
+    if left(folder) != Left::Suspect
+        && let Some(closed) = closed(folder)
+    {
+        note(folder, &closed);
+    }
+}
+
+/// Nothing is known any more of the file that was in `folder`.
+pub(super) fn forget(folder: &Path) {
+    let _ = fs::remove_file(folder.join(STATE));
+}
+
+/// Writes `text`; where that fails, on a full disk, leaves no file, which is as good as [`OPEN`].
+fn note(folder: &Path, text: &str) {
+    let write = || -> io::Result<()> {
+        let mut file = File::create(folder.join(STATE))?;
+        writeln!(file, "{text}")?;
+        file.sync_data()
+    };
+    if let Err(error) = write() {
+        tracing::debug!(folder = %folder.display(), %error, "cannot note how the store is left");
+        forget(folder);
+    }
+}
+
+fn closed(folder: &Path) -> Option<String> {
+    let data = fs::metadata(folder.join("data.mdb")).ok()?;
+    Some(format!("closed {} {}", data.len(), changed(&data)?))
+}
+
+/// When the file was changed, in nanoseconds.
+fn changed(data: &Metadata) -> Option<u128> {
+    Some(data.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos())
+}

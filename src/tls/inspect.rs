@@ -1,0 +1,110 @@
+//! What a certificate says of itself that TLS libraries of clients will hold against it.
+
+use std::{
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::{
+    certificate::X509Certificate,
+    prelude::{FromDer as _, X509Version},
+};
+
+use super::TlsError;
+
+const DAY: i64 = 24 * 3600;
+
+/// The certificate of one use: when its chain is valid, and whether it has names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// Seconds since 1970: the latest begin in the chain.
+    from: i64,
+    /// The earliest end in the chain.
+    until: i64,
+    /// Whether the server's own has a subjectAltName.
+    pub(super) named: bool,
+}
+
+/// How the validity stands at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    Fine,
+    Month,
+    Week,
+    Day,
+    /// Over, or not begun.
+    Out,
+}
+
+/// Reads a chain, the server's own certificate first.
+///
+/// # Errors
+/// One of them is none, or the first is of version 1.
+pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts, TlsError> {
+    let mut facts = Facts { from: i64::MIN, until: i64::MAX, named: false };
+    for (number, der) in chain.iter().enumerate() {
+        let (_, certificate) = X509Certificate::from_der(der)
+            .map_err(|error| TlsError::BadCertificate { path: path.to_owned(), detail: error.to_string() })?;
+        if number == 0 {
+            if certificate.version() != X509Version::V3 {
+                return Err(TlsError::OldVersion(path.to_owned()));
+            }
+            facts.named = certificate.subject_alternative_name().is_ok_and(|names| names.is_some());
+        }
+        let validity = certificate.validity();
+        facts.from = facts.from.max(validity.not_before.timestamp());
+        facts.until = facts.until.min(validity.not_after.timestamp());
+    }
+    Ok(facts)
+}
+
+impl Facts {
+    /// Days until the end, below zero after it.
+    pub(super) fn days_left(&self, now: SystemTime) -> f64 {
+        (self.until - seconds(now)) as f64 / DAY as f64
+    }
+
+    pub(super) fn stage(&self, now: SystemTime) -> Stage {
+        let now = seconds(now);
+        match self.until - now {
+            _ if now < self.from => Stage::Out,
+            left if left < 0 => Stage::Out,
+            left if left <= DAY => Stage::Day,
+            left if left <= 7 * DAY => Stage::Week,
+            left if left <= 30 * DAY => Stage::Month,
+            _ => Stage::Fine,
+        }
+    }
+
+    /// Why it serves nobody at `now`.
+    ///
+    /// # Errors
+    /// It has expired, or is not valid yet.
+    pub(super) fn check_dates(&self, path: &Path, now: SystemTime) -> Result<(), TlsError> {
+        let path = path.to_owned();
+        match seconds(now) {
+            now if now < self.from => Err(TlsError::NotYetValid { path, from: date(self.from) }),
+            now if now > self.until => Err(TlsError::Expired { path, until: date(self.until) }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The day of the end.
+    pub(super) fn until(&self) -> String {
+        date(self.until)
+    }
+}
+
+fn seconds(at: SystemTime) -> i64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// The day, as 2026-11-22.
+fn date(seconds: i64) -> String {
+    match x509_parser::time::ASN1Time::from_timestamp(seconds) {
+        Ok(time) => time.to_datetime().date().to_string(),
+        Err(_) => seconds.to_string(),
+    }
+}

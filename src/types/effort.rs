@@ -1,0 +1,98 @@
+//! The account of work that a task spends from before it lets others have their turn.
+//!
+//! It counts instead of looking at a clock: a count is cheaper, and the same input always spends the same. Prices are
+//! about what the work costs in nanoseconds on a slow machine; only their size to each other and to [`Effort::TURN`]
+//! matters.
+
+/// What a task may still do before it yields. Whoever works spends, also beyond what is left; whoever can keep his place
+/// asks [`Self::is_spent`] between two steps.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    left: i64,
+}
+
+impl Effort {
+    /// What a fresh account holds: with it one task keeps the others of its thread waiting for well below a millisecond.
+    pub const TURN: u32 = 500_000;
+
+    /// A system call for a socket.
+    pub const CALL: u32 = 4_000;
+    /// A kibibyte of input looked at.
+    pub const KIB: u32 = 100;
+    /// A packet, whatever it is.
+    pub const PACKET: u32 = 100;
+    /// A step of a handshake of QoS 1 or 2.
+    pub const STEP: u32 = 150;
+    /// A message of an RPC, checked.
+    pub const REQUEST: u32 = 1_000;
+    /// A message set as retained or taken back.
+    pub const RETAINED: u32 = 1_500;
+    /// A filter subscribed or unsubscribed.
+    pub const FILTER: u32 = 3_000;
+    /// A node, table or entry of the subscription index looked at.
+    pub const NODE: u32 = 60;
+    /// A member of a shared group looked at.
+    pub const MEMBER: u32 = 40;
+    /// A message handed to a receiver.
+    pub const DELIVERY: u32 = 100;
+    /// One of very many receivers whose buffer is to be written at the end of the turn.
+    pub const FLUSH: u32 = 200;
+    /// A topic of the retained messages looked at.
+    pub const TOPIC: u32 = 150;
+
+    /// Begins anew: what was spent beyond the account is forgotten.
+    pub fn renew(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Spends.
+    pub fn spend(&mut self, cost: u32) {
+        self.left -= i64::from(cost);
+    }
+
+    /// Spends the price of each of `count` things.
+    pub fn spend_each(&mut self, price: u32, count: usize) {
+        self.left = self
+            .left
+            .saturating_sub(i64::from(price).saturating_mul(i64::try_from(count).unwrap_or(i64::MAX)));
+    }
+
+    /// How many things of this price are left, at least one.
+    pub fn affords(&self, price: u32) -> usize {
+        usize::try_from(self.left / i64::from(price.max(1))).unwrap_or(0).max(1)
+    }
+
+    /// Whether it is time to yield.
+    pub fn is_spent(&self) -> bool {
+        self.left <= 0
+    }
+
+    /// What was spent since the account was fresh.
+    pub fn spent(&self) -> u64 {
+        u64::try_from(i64::from(Self::TURN) - self.left).unwrap_or(0)
+    }
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { left: i64::from(Self::TURN) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_is_overdrawn_by_one_step_and_begins_anew() {
+        let mut effort = Effort::default();
+        assert_eq!(effort.affords(Effort::TURN / 2), 2);
+        effort.spend(Effort::TURN - 1);
+        assert!(!effort.is_spent());
+        effort.spend_each(Effort::FILTER, usize::MAX);
+        assert!(effort.is_spent());
+        assert_eq!(effort.affords(1), 1, "who asks has a step to do");
+        effort.renew();
+        assert_eq!(effort.spent(), 0);
+    }
+}
