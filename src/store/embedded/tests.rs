@@ -27,14 +27,20 @@ fn open_with(path: &Path, options: &EmbeddedOptions) -> EmbeddedLatest {
     EmbeddedLatest::open(&DataDir::open(path).unwrap(), options).unwrap()
 }
 
-/// Bytes of the file at `path` that count as this process's memory.
+/// Bytes of the file at `path` that count as this process's memory. The file has no map for the moment in which the store
+/// replaces it.
 #[cfg(target_os = "linux")]
 pub(super) fn mapped(path: &Path) -> usize {
     let path = path.canonicalize().unwrap();
-    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
-    let mut lines = smaps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
-    let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("it is mapped");
-    rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    for _ in 0..1_000 {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+        if let Some(rss) = lines.find_map(|line| line.strip_prefix("Rss:")) {
+            return rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("it is not mapped");
 }
 
 fn all() -> LatestQuery {
