@@ -196,3 +196,27 @@ fn wills_filters_and_sessions_keep_to_their_shares() {
     support::until(|| held(&server, "filters") == 0);
     support::until(|| held(&server, "sessions") == 0);
 }
+
+/// What a connection had begun when another took its session goes with it: neither its bytes nor its packet remain.
+#[test]
+fn a_takeover_in_the_middle_of_a_packet_leaves_nothing_of_it() {
+    let server = Server::start_with(&[], LIMITS);
+    let lasting =
+        || Connect { clean_start: false, session_expiry: Some(60), ..client::hello(Protocol::V5, "taken") };
+    let mut old = Client::connect_with(server.ports.tcp, lasting());
+    assert_eq!(old.subscribe_with("own", QoS::AtLeastOnce, None), 1);
+    send(&mut old.stream, &beginning());
+    support::until(|| held(&server, "partial_packets") >= 900 << 10);
+
+    let mut new = Client::connect_with(server.ports.tcp, lasting());
+    assert_eq!(old.next(), Got::Disconnect(0x8E));
+    assert_eq!(old.next(), Got::Closed);
+    support::until(|| held(&server, "partial_packets") == 0);
+    // The rest of the packet does no harm to the session, which is whole.
+    send(&mut old.stream, &[b'x'; 200 << 10]);
+    new.publish("own", b"after", QoS::AtLeastOnce, false);
+    let mut got = [new.next(), new.next()];
+    got.sort_by_key(|got| matches!(got, Got::PubAck(_)));
+    assert_eq!(got, [Got::Publish("own".to_owned(), b"after".to_vec()), Got::PubAck(0)]);
+    assert_eq!(new.ping(), []);
+}
