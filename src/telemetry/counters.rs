@@ -115,6 +115,7 @@ counters! {
     latest_dropped_too_large: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"too_large\"";
     latest_dropped_name: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"name\"";
     latest_dropped_rejected: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"rejected\"";
+    latest_dropped_clock: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"clock\"";
     latest_dropped_shutdown: "gateway_latest_dropped_total", "Latest values not kept", "reason=\"shutdown\"";
     latest_retried: "gateway_latest_retried_total", "Latest values that wait again as their write failed", "";
     latest_spilled: "gateway_latest_spilled_total", "Latest values kept in the data directory as the database was away", "";

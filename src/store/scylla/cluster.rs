@@ -27,7 +27,8 @@ use super::{
     errors::{self, Kind},
     history::Statements,
     limit::{Limit, Permit},
-    row, schema,
+    row,
+    schema::{self, Tables},
     topics::KnownTopics,
     write::unhurried,
 };
@@ -64,12 +65,16 @@ struct State {
     /// Outlives the connections.
     session: Option<Arc<Session>>,
     connection: Option<Arc<Connection>>,
+    /// Of the newest connection.
+    tables: Tables,
     failed: Option<(Instant, StoreError)>,
 }
 
 /// A session with statements for a schema that was found right.
 pub(super) struct Connection {
     pub(super) session: Arc<Session>,
+    /// Those that were there when the statements were made.
+    pub(super) tables: Tables,
     pub(super) put_by_device: PreparedStatement,
     pub(super) put_by_topic: PreparedStatement,
     pub(super) drop_by_device: PreparedStatement,
@@ -181,10 +186,13 @@ impl Cluster {
                 session
             }
         };
-        if schema::ready(&session, options).await? {
+        let tables = schema::ready(&session, options).await?;
+        let before = std::mem::replace(&mut self.state.lock().tables, tables.clone());
+        if before != tables {
+            // They may be empty.
             self.known.clear();
         }
-        Ok(Arc::new(Connection::prepare(session, options).await?))
+        Ok(Arc::new(Connection::prepare(session, tables, options).await?))
     }
 }
 
@@ -224,7 +232,11 @@ async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
 }
 
 impl Connection {
-    async fn prepare(session: Arc<Session>, options: &ScyllaOptions) -> Result<Self, StoreError> {
+    async fn prepare(
+        session: Arc<Session>,
+        tables: Tables,
+        options: &ScyllaOptions,
+    ) -> Result<Self, StoreError> {
         let keyspace = &options.keyspace;
         let (columns, marks) = (row::COLUMNS, row::MARKS);
         let (write, read) = (options.write_consistency, options.read_consistency);
@@ -250,9 +262,11 @@ impl Connection {
             get_by_device: prepare(&session, of_device(columns, "device = ? AND topic = ?"), read).await?,
             get_by_topic: prepare(&session, select(columns, "latest_by_topic", "topic = ?"), read).await?,
             list: prepare(&session, of_device(columns, "device = ? AND topic > ?"), read).await?,
-            topics: prepare(&session, of_device("topic", "device = ? LIMIT ?"), read).await?,
+            topics: prepare(&session, of_device("topic, version, server", "device = ? LIMIT ?"), read)
+                .await?,
             history: Statements::prepare(&session, options).await?,
             session,
+            tables,
         })
     }
 }

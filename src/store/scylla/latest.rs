@@ -13,10 +13,10 @@ use super::{
     ScyllaOptions, StoreError,
     cluster::{Cluster, Connection},
     read, row,
-    topics::{Admitted, KnownTopics},
+    topics::{Admitted, KnownTopics, Stored},
     write::{self, BATCH_BYTES, Plan, Put},
 };
-use crate::{store::LatestValue, telemetry::count};
+use crate::{store::LatestValue, telemetry::count, warn_limited};
 
 /// Larger values are dropped and counted: Cassandra takes no mutation above half a commit log segment (16 MiB by
 /// default), and one that it never takes would be tried for ever.
@@ -134,6 +134,8 @@ struct Dropped {
     topics: usize,
     names: usize,
     large: usize,
+    /// Written, and of no use: the tables have newer ones, of the future.
+    older: usize,
 }
 
 impl Dropped {
@@ -142,6 +144,7 @@ impl Dropped {
             c.latest_dropped_topics.add(self.topics as u64);
             c.latest_dropped_name.add(self.names as u64);
             c.latest_dropped_too_large.add(self.large as u64);
+            c.latest_dropped_clock.add(self.older as u64);
         });
     }
 }
@@ -149,6 +152,23 @@ impl Dropped {
 impl Drop for Admission<'_> {
     fn drop(&mut self) {
         self.known.forget(&self.fresh);
+    }
+}
+
+/// Says that values of one device are of no use, not for each device.
+fn warn_if_ahead<'a>(cluster: &Cluster, values: impl IntoIterator<Item = &'a LatestValue>, stored: &Stored) {
+    for value in values {
+        let hash = || cluster.known.hash(&value.topic);
+        let Some(newer) = stored.ahead.get(&hash()).filter(|newer| **newer > value.version) else { continue };
+        warn_limited!(
+            device = value.device.as_str(),
+            topic = &*value.topic,
+            ahead_secs = (newer - value.version) / 1_000_000,
+            written_by = stored.writer.as_deref(),
+            "the database has a value from the future, so newer ones are lost until its time has come: the clock of this \
+             machine is behind, or that of the gateway that wrote it was ahead; see docs/storage.md"
+        );
+        return;
     }
 }
 
@@ -178,6 +198,9 @@ async fn admit(
         let before = admitted.len();
         admitted.extend(may);
         admission.dropped.topics += numbers.len() - (admitted.len() - before);
+        let taken = admitted[before..].iter().map(|number| &batch[*number]);
+        admission.dropped.older +=
+            cluster.known.void(device, taken.map(|value| (&*value.topic, value.version)));
     };
     let mut unknown = BTreeMap::new();
     for (device, numbers) in devices {
@@ -201,8 +224,10 @@ async fn admit(
         } else if let Some(loaded) = loads.join_next().await {
             let (device, numbers, stored) =
                 loaded.map_err(|e| StoreError::Unavailable(format!("read topics: {e}")))?;
+            let stored = stored?;
+            warn_if_ahead(cluster, numbers.iter().map(|number| &batch[*number]), &stored);
             let topics = numbers.iter().map(|number| &*batch[*number].topic);
-            take(&device, &numbers, cluster.known.load(&device, stored?, topics));
+            take(&device, &numbers, cluster.known.load(&device, stored, topics));
         }
     }
     Ok(admitted)

@@ -13,9 +13,12 @@ use super::{
     cluster::{Cluster, Connection},
     errors::damaged,
     row::{self, Row},
-    topics::Topics,
+    topics::Stored,
 };
-use crate::store::{LatestPage, LatestQuery, LatestValue, PageBuilder, PageToken, Selection};
+use crate::{
+    clock,
+    store::{LatestPage, LatestQuery, LatestValue, PageBuilder, PageToken, Selection},
+};
 
 /// A page ends after so many rows or devices looked at.
 const PAGE_WORK: usize = 20_000;
@@ -25,6 +28,10 @@ const AHEAD: usize = 16;
 
 /// Rows of the first answer for a device, and most of any.
 pub(super) const ROWS: (usize, usize) = (25, 500);
+
+/// How far ahead of the clock of this machine a value is of the future: more than clocks that are kept together differ,
+/// in milliseconds.
+const FUTURE: u64 = 1_000;
 
 /// What an answer should weigh, in bytes: the database counts rows only.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -55,21 +62,31 @@ pub(super) async fn get(
     row.map(|row| row.into_value(&cluster.options.server_id)).transpose()
 }
 
-/// Hashes of the topics of a device: as many as it may have.
+/// The topics of a device: as many as it may have.
 pub(super) async fn topics(
     cluster: &Arc<Cluster>,
     connection: &Arc<Connection>,
     device: &str,
-) -> Result<Topics, StoreError> {
+) -> Result<Stored, StoreError> {
     let limit = i32::try_from(cluster.options.topics_per_device).unwrap_or(i32::MAX);
-    let mut found = Topics::default();
+    let now = clock::to_wall(clock::now()).0.saturating_add(FUTURE).saturating_mul(1000);
+    let (mut found, mut newest) = (Stored::default(), now);
     let mut state = PagingState::start();
     loop {
         let request = connection.session.execute_single_page(&connection.topics, (device, limit), state);
         let (rows, next) = cluster.ask(connection, "read the topics of a device", request).await?;
         let rows = rows.into_rows_result().map_err(damaged)?;
-        for row in rows.rows::<(&str,)>().map_err(damaged)? {
-            found.insert(cluster.known.hash(row.map_err(damaged)?.0));
+        for row in rows.rows::<(&str, i64, Option<&str>)>().map_err(damaged)? {
+            let (topic, version, server) = row.map_err(damaged)?;
+            let (hash, version) = (cluster.known.hash(topic), version.cast_unsigned());
+            found.topics.insert(hash);
+            if version > now {
+                found.ahead.insert(hash, version);
+            }
+            if version > newest {
+                newest = version;
+                found.writer = server.map(str::to_owned);
+            }
         }
         match next.into_paging_control_flow() {
             ControlFlow::Break(()) => return Ok(found),

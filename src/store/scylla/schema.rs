@@ -9,11 +9,11 @@
 //! 5.1 with two versions of it. So nothing is made that is there, and each step waits until the nodes agree; where many
 //! gateways start on an empty cluster, let one of them do it.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use scylla::{
     client::session::Session, errors::ExecutionError, response::query_result::QueryResult,
-    statement::Statement,
+    statement::Statement, value::CqlValue,
 };
 
 use super::{
@@ -63,11 +63,14 @@ pub(super) fn check_keyspace(name: &str) -> Result<(), StoreError> {
     Err(StoreError::Format(format!("keyspace {name:?}: use up to 48 of a-z, 0-9 and _, a letter first")))
 }
 
-/// Brings the schema to this version, or checks that it is there. True if something was made: tables may be empty.
+/// Tables by name, each with the id that the database gave it: one that is dropped and made again has another.
+pub(super) type Tables = HashMap<String, CqlValue>;
+
+/// Brings the schema to this version, or checks that it is there. Returns the tables.
 ///
 /// # Errors
 /// [`StoreError::Format`] if the schema is newer, or not there and not to be made.
-pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<bool, StoreError> {
+pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<Tables, StoreError> {
     let keyspace = &options.keyspace;
     let found = Found::read(session, options).await?;
     let (needed, applied) = (MIGRATIONS.len(), found.applied);
@@ -76,9 +79,9 @@ pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<
             "keyspace {keyspace} is at migration {applied}, this version knows {needed}: run a newer gateway"
         )));
     }
-    let missing: Vec<_> = tables().filter(|table| !found.tables.contains(*table)).collect();
+    let missing: Vec<_> = tables().filter(|table| !found.tables.contains_key(*table)).collect();
     if applied == needed && missing.is_empty() {
-        return Ok(false);
+        return Ok(found.tables);
     }
     if !options.migrate {
         return Err(StoreError::Format(format!(
@@ -91,7 +94,7 @@ pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<
             format!("CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {}", options.replication);
         change(session, options, text).await?;
     }
-    if !found.tables.contains("migrations") {
+    if !found.tables.contains_key("migrations") {
         change(session, options, NOTES.replace("{}", keyspace)).await?;
     }
     let begin = if missing.is_empty() { applied } else { 0 };
@@ -104,7 +107,7 @@ pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<
         change(session, options, done).await?;
     }
     tracing::info!(keyspace, migration = needed, "database schema is made");
-    Ok(true)
+    Ok(Found::read(session, options).await?.tables)
 }
 
 /// The tables of all migrations.
@@ -116,7 +119,7 @@ fn tables() -> impl Iterator<Item = &'static str> {
 /// What is there.
 struct Found {
     keyspace: bool,
-    tables: HashSet<String>,
+    tables: Tables,
     applied: usize,
 }
 
@@ -129,14 +132,13 @@ impl Found {
         };
         let found = ask(session, options, names("keyspace_name", "keyspaces")).await?;
         if found.rows_num() == 0 {
-            return Ok(Self { keyspace: false, tables: HashSet::new(), applied: 0 });
+            return Ok(Self { keyspace: false, tables: Tables::new(), applied: 0 });
         }
-        let found = ask(session, options, names("table_name", "tables")).await?;
-        let names: Result<HashSet<String>, _> =
-            found.rows::<(String,)>().map_err(damaged)?.map(|row| row.map(|(name,)| name)).collect();
-        let tables = names.map_err(damaged)?;
+        let found = ask(session, options, names("table_name, id", "tables")).await?;
+        let tables: Result<Tables, _> = found.rows::<(String, CqlValue)>().map_err(damaged)?.collect();
+        let tables = tables.map_err(damaged)?;
         let mut applied = 0;
-        if tables.contains("migrations") {
+        if tables.contains_key("migrations") {
             let newest = format!(
                 "SELECT number FROM {keyspace}.migrations WHERE name = 'latest' ORDER BY number DESC LIMIT 1"
             );

@@ -311,6 +311,105 @@ async fn a_key_that_the_server_refuses_is_dropped_alone() {
     cql(&store, "DROP KEYSPACE {}").await;
 }
 
+/// The database kept what the other gateway wrote and took what came after without an error: nobody knew that the table
+/// showed an old value for an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn values_that_lose_against_one_of_the_future_are_counted() {
+    let Some(options) = options("a clock that was ahead") else { return };
+    let now = crate::clock::to_wall(crate::clock::now()).0 * 1000;
+    let ahead = with(&options, |o| o.server_id = "ahead".to_owned());
+    let hour = 3_600_000_000;
+    put(&ahead, &[suite::value("d", "a", now + hour), suite::value("d", "b", now)]).await.unwrap();
+
+    let store = with(&options, |o| o.server_id = "right".to_owned());
+    let older = || totals().latest_dropped_clock;
+    let before = older();
+    put(&store, &[suite::value("d", "a", now + 1), suite::value("d", "b", now + 1)]).await.unwrap();
+    assert_eq!(older(), before + 1);
+    assert_eq!(store.get("a", Some("d")).await.unwrap().map(|value| value.version), Some(now + hour));
+    assert_eq!(store.get("b", Some("d")).await.unwrap().map(|value| value.version), Some(now + 1));
+    // Also when it is known by then what the device has; what wins is not counted.
+    put(&store, &[suite::value("d", "a", now + 2), suite::value("d", "c", now + 2)]).await.unwrap();
+    assert_eq!(older(), before + 2);
+    put(&store, &[suite::value("d", "a", now + hour + 1)]).await.unwrap();
+    assert_eq!(older(), before + 2);
+    cql(&store, "DROP KEYSPACE {}").await;
+}
+
+/// Somebody drops the keyspace in the middle of a write.
+struct Dropping {
+    values: latest::Values,
+    keyspace: String,
+    /// Makes the tables again soon after, as another gateway would.
+    other: Option<ScyllaLatest>,
+    requests: AtomicUsize,
+}
+
+impl Put for Dropping {
+    type Table = latest::Table;
+
+    async fn put(
+        &self,
+        connection: &Connection,
+        table: latest::Table,
+        numbers: &[usize],
+    ) -> Result<(), ExecutionError> {
+        match self.requests.fetch_add(1, Ordering::Relaxed) {
+            // After the row of the device, before that of the topic.
+            11 => {
+                let drop = format!("DROP KEYSPACE {}", self.keyspace);
+                connection.session.query_unpaged(drop, ()).await.unwrap();
+            }
+            14 => {
+                if let Some(other) = &self.other {
+                    other.get("t", None).await.unwrap();
+                }
+            }
+            _ => {}
+        }
+        self.values.put(connection, table, numbers).await
+    }
+
+    fn refused(&self, number: usize, error: &str) {
+        panic!("{number}: {error}");
+    }
+}
+
+/// Written before the drop were the rows of devices, after it those of their topics, and nobody wrote the first again:
+/// `latest_by_topic` and `latest_by_device` differed for ever, unnoticed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyspace_dropped_during_a_write_leaves_no_value_in_one_table_only() {
+    let Some(options) = options("schema dropped during a write") else { return };
+    for another_makes_it_again in [false, true] {
+        let store = with(&options, |o| o.concurrency = 1);
+        let other = another_makes_it_again.then(|| with(&options, |_| {}));
+        let values: Arc<[_]> = (0..20).map(|n| suite::value("d", &format!("t/{n}"), 5)).collect();
+        store.upsert(Arc::clone(&values)).await.unwrap();
+
+        let connection = store.cluster.connection().await.unwrap();
+        let put = Dropping {
+            values: latest::Values {
+                batch: Arc::clone(&values),
+                options: Arc::clone(&store.cluster.options),
+            },
+            keyspace: options.keyspace.clone(),
+            other,
+            requests: AtomicUsize::new(0),
+        };
+        let mut plan = Plan::new(40);
+        for number in 0..20 {
+            plan.add(latest::Table::ByDevice, &[number]);
+            plan.add(latest::Table::ByTopic, &[number]);
+        }
+        write::all(&store.cluster, &connection, Arc::new(put), plan).await.unwrap();
+        for value in values.iter() {
+            assert_eq!(store.get(&value.topic, Some("d")).await.unwrap().as_ref(), Some(value));
+            assert_eq!(store.get(&value.topic, None).await.unwrap().as_ref(), Some(value));
+        }
+        cql(&store, "DROP KEYSPACE {}").await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_failed_does_not_use_up_the_topics_of_a_device() {
     let Some(options) = options("topics after a failed write") else { return };

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -23,6 +24,8 @@ pub(super) struct KnownTopics {
     most: usize,
     hashing: RandomState,
     state: Mutex<State>,
+    /// Whether anything of the future was ever read.
+    any_ahead: AtomicBool,
 }
 
 #[derive(Default)]
@@ -33,11 +36,25 @@ struct State {
 
 struct Device {
     topics: Topics,
+    ahead: Ahead,
     read: Instant,
 }
 
 /// The hashes of a device's topics in the tables.
 pub(super) type Topics = HashSet<u64, RandomState>;
+
+/// Versions of the future by the hashes of their topics: nearly always none.
+pub(super) type Ahead = HashMap<u64, u64, RandomState>;
+
+/// What the tables hold of a device.
+#[derive(Default)]
+pub(super) struct Stored {
+    pub(super) topics: Topics,
+    /// Those of `topics` whose value is newer than the clock of this machine: what is written now comes to nothing.
+    pub(super) ahead: Ahead,
+    /// The gateway that wrote the newest of these.
+    pub(super) writer: Option<String>,
+}
 
 /// What [`KnownTopics::admit`] says of some topics of a device.
 pub(super) struct Admitted {
@@ -49,7 +66,13 @@ pub(super) struct Admitted {
 
 impl KnownTopics {
     pub(super) fn new(bound: usize) -> Self {
-        Self { bound, most: MAX_KNOWN, hashing: RandomState::new(), state: Mutex::default() }
+        Self {
+            bound,
+            most: MAX_KNOWN,
+            hashing: RandomState::new(),
+            state: Mutex::default(),
+            any_ahead: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn hash(&self, topic: &str) -> u64 {
@@ -71,19 +94,39 @@ impl KnownTopics {
     pub(super) fn load<'a>(
         &self,
         device: &str,
-        stored: Topics,
+        stored: Stored,
         topics: impl IntoIterator<Item = &'a str>,
     ) -> Admitted {
         let hashes = self.hashes(topics);
+        let Stored { topics: stored, ahead, .. } = stored;
+        if !ahead.is_empty() {
+            self.any_ahead.store(true, Relaxed);
+        }
         let mut state = self.state.lock();
         state.forget(device);
         if state.known + stored.len() >= self.most {
             state.shrink(self.most / 4 + stored.len());
         }
         state.known += stored.len() + 1;
-        state.devices.insert(device.to_owned(), Device { topics: stored, read: Instant::now() });
+        state.devices.insert(device.to_owned(), Device { topics: stored, ahead, read: Instant::now() });
         let none = || Admitted { may: vec![false; hashes.len()], fresh: false };
         state.admit(device, &hashes, self.bound).unwrap_or_else(none)
+    }
+
+    /// How many of these values (topic and version) of a device do not come to be, as the tables had newer ones of the
+    /// future when they were read.
+    pub(super) fn void<'a>(&self, device: &str, values: impl IntoIterator<Item = (&'a str, u64)>) -> usize {
+        if !self.any_ahead.load(Relaxed) {
+            return 0;
+        }
+        let state = self.state.lock();
+        let Some(device) = state.devices.get(device).filter(|device| !device.ahead.is_empty()) else {
+            return 0;
+        };
+        let is_void = |(topic, version): &(&str, u64)| {
+            device.ahead.get(&self.hash(topic)).is_some_and(|stored| stored > version)
+        };
+        values.into_iter().filter(is_void).count()
     }
 
     fn hashes<'a>(&self, topics: impl IntoIterator<Item = &'a str>) -> Vec<u64> {
@@ -150,11 +193,29 @@ mod tests {
         admitted.map(|admitted| admitted.may)
     }
 
+    fn stored(topics: impl IntoIterator<Item = u64>) -> Stored {
+        Stored { topics: topics.into_iter().collect(), ..Stored::default() }
+    }
+
+    /// The database keeps the value with the higher version and says nothing: who counts what is written believes that
+    /// it is there.
+    #[tokio::test(start_paused = true)]
+    async fn values_older_than_one_of_the_future_are_known_to_be_void() {
+        let known = KnownTopics::new(3);
+        let ahead = Ahead::from_iter([(known.hash("a"), 100)]);
+        let topics = Topics::from_iter([known.hash("a"), known.hash("b")]);
+        known.load("d", Stored { topics, ahead, writer: None }, []);
+        assert_eq!(known.void("d", [("a", 99), ("a", 100), ("b", 1), ("c", 1)]), 1);
+        assert_eq!(known.void("other", [("a", 1)]), 0);
+        known.load("d", Stored::default(), []);
+        assert_eq!(known.void("d", [("a", 99)]), 0, "read again, it is gone");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_device_never_gets_more_topics_than_the_bound() {
         let known = KnownTopics::new(3);
         assert_eq!(may(known.admit("d", ["a"])), None, "not read yet");
-        let stored = Topics::from_iter([known.hash("a"), known.hash("b")]);
+        let stored = stored([known.hash("a"), known.hash("b")]);
         assert_eq!(known.load("d", stored, ["a", "c", "d", "c"]).may, [true, true, false, true]);
         assert_eq!(may(known.admit("d", ["d", "b"])), Some(vec![false, true]));
     }
@@ -162,7 +223,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn after_a_write_that_may_have_failed_the_tables_are_asked_again() {
         let known = KnownTopics::new(3);
-        assert!(known.load("d", Topics::default(), ["a"]).fresh);
+        assert!(known.load("d", Stored::default(), ["a"]).fresh);
         assert!(!known.admit("d", ["a"]).unwrap().fresh);
         known.forget([&"d".to_owned()]);
         assert_eq!(may(known.admit("d", ["a"])), None);
@@ -171,12 +232,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_full_device_is_read_again_now_and_then() {
         let known = KnownTopics::new(1);
-        known.load("d", Topics::default(), ["a"]);
+        known.load("d", Stored::default(), ["a"]);
         assert_eq!(may(known.admit("d", ["b"])), Some(vec![false]));
         tokio::time::advance(STALE).await;
         assert_eq!(may(known.admit("d", ["a"])), Some(vec![true]), "what it has needs no look");
         assert_eq!(may(known.admit("d", ["b"])), None);
-        assert_eq!(known.load("d", Topics::default(), ["b"]).may, [true]);
+        assert_eq!(known.load("d", Stored::default(), ["b"]).may, [true]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -184,7 +245,7 @@ mod tests {
         let known = KnownTopics { most: 100, ..KnownTopics::new(10) };
         for device in 0..1000 {
             let device = device.to_string();
-            known.load(&device, (0..5).collect(), []);
+            known.load(&device, stored(0..5), []);
             assert!(known.admit(&device, []).is_some());
             let state = known.state.lock();
             let sum: usize = state.devices.values().map(|device| device.topics.len() + 1).sum();

@@ -2,7 +2,8 @@
 //!
 //! What may pass (timeouts, absent nodes) is tried again, here if the database was only slow and else by the caller,
 //! who is told which values are not written. What the database refuses is tried once more alone, with statements
-//! for a schema that was looked at; if it is refused then, the value is dropped.
+//! for a schema that was looked at; if it is refused then, the value is dropped. Where the tables are others than at the
+//! begin, somebody dropped what was written first: then all is written again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -47,6 +48,7 @@ pub(super) struct Plan<T> {
 }
 
 /// Values that one request writes: to one partition.
+#[derive(Clone)]
 struct Group<T> {
     /// Where they go; [`Put`] knows.
     table: T,
@@ -96,7 +98,8 @@ pub(super) trait Put: Send + Sync + 'static {
 /// Writes what is planned. Whoever drops it half way leaves nothing under way that it waits for.
 ///
 /// # Errors
-/// [`StoreError::Partly`] if some values are written, else what is wrong.
+/// [`StoreError::Partly`] if some values are written, else what is wrong. [`StoreError::Unavailable`] also if tables were
+/// dropped twice meanwhile: none of the values counts as written then.
 pub(super) async fn all<P: Put>(
     cluster: &Arc<Cluster>,
     connection: &Arc<Connection>,
@@ -104,17 +107,16 @@ pub(super) async fn all<P: Put>(
     plan: Plan<P::Table>,
 ) -> Result<(), StoreError> {
     let order = Arc::new(plan.order);
-    let state = Mutex::new(State::new(Arc::clone(&order), plan.groups));
-    let round = Arc::new(Round { cluster: Arc::clone(cluster), put, order, state });
-    round.run(connection).await?;
-    if round.state.lock().ask_alone() {
-        match cluster.connection().await {
-            Ok(connection) => round.run(&connection).await?,
-            Err(e) => round.state.lock().give_up(Some(e)),
+    let mut connection = Arc::clone(connection);
+    for _ in 0..2 {
+        let state = Mutex::new(State::new(Arc::clone(&order), plan.groups.clone()));
+        let (cluster, put) = (Arc::clone(cluster), Arc::clone(&put));
+        let round = Arc::new(Round { cluster, put, order: Arc::clone(&order), state });
+        if round.whole(&mut connection).await? {
+            return round.state.lock().end();
         }
-        round.drop_refused();
     }
-    round.state.lock().end()
+    Err(StoreError::Unavailable("tables were dropped again and again during a write".to_owned()))
 }
 
 /// What the tasks of a write have in common: each takes a group, asks the database and takes the next. A task for each
@@ -139,6 +141,35 @@ struct State<T> {
 }
 
 impl<P: Put> Round<P> {
+    /// All groups, and once more alone what was refused. False if tables were dropped and made anew meanwhile, by whomever:
+    /// what was written before is gone, and what came after is not, so that two tables differ until all is written again.
+    /// `connection` is for the tables that are there now.
+    async fn whole(self: &Arc<Self>, connection: &mut Arc<Connection>) -> Result<bool, StoreError> {
+        self.run(connection).await?;
+        if !self.has_same_tables(connection).await? {
+            return Ok(false);
+        }
+        if self.state.lock().ask_alone() {
+            self.run(connection).await?;
+            if !self.has_same_tables(connection).await? {
+                return Ok(false);
+            }
+            self.drop_refused();
+        }
+        Ok(true)
+    }
+
+    /// Looks at the schema, if there was a reason to since `connection` was made, and puts the one for it in its place.
+    async fn has_same_tables(&self, connection: &mut Arc<Connection>) -> Result<bool, StoreError> {
+        if !self.cluster.is_suspected(connection) {
+            return Ok(true);
+        }
+        let current = self.cluster.connection().await?;
+        let same = current.tables == connection.tables;
+        *connection = current;
+        Ok(same)
+    }
+
     /// Until the queue is empty, or hopeless.
     async fn run(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), StoreError> {
         let number = self.state.lock().queue.len().min(self.cluster.options.concurrency);
@@ -150,7 +181,7 @@ impl<P: Put> Round<P> {
         while let Some(ended) = tasks.join_next().await {
             ended.map_err(|e| StoreError::Unavailable(format!("write: {e}")))?;
         }
-        self.state.lock().give_up(None);
+        self.state.lock().give_up();
         Ok(())
     }
 
@@ -224,9 +255,8 @@ impl<T> State<T> {
         self.error.get_or_insert(error);
     }
 
-    /// What is left is not written, for this reason if it is another than before.
-    fn give_up(&mut self, error: Option<StoreError>) {
-        self.error = error.or_else(|| self.error.take());
+    /// What is left is not written.
+    fn give_up(&mut self) {
         self.unwritten.extend(self.queue.drain(..).flat_map(|group| &self.order[group.places]));
     }
 
