@@ -12,6 +12,7 @@ use super::{
     tests::{Flaky, NOW, list_all, payload, record},
     *,
 };
+use crate::telemetry::totals;
 
 fn open(dir: &Path) -> Arc<EmbeddedLatest> {
     let data = DataDir::open(dir).unwrap();
@@ -240,6 +241,32 @@ async fn while_the_store_is_away_values_go_to_the_spill_in_large_commits_and_the
     assert_eq!((latest.gauges().pending_values, spill.count()), (0, 30_002));
     let commits = spill.commits();
     assert!(commits < 100, "{commits} commits");
+}
+
+/// Each restart while the database was away put as much again on the disk of sessions and queues, without an end.
+#[tokio::test]
+async fn no_number_of_restarts_makes_the_spill_larger_than_its_bound() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Flaky::new();
+    store.away.store(true, SeqCst);
+    let spill = open(dir.path());
+    let max_bytes = 200_000;
+    let lost = totals().latest_dropped_shutdown;
+    let (mut kept, mut sent) = (0, 0);
+    for process in 0..20 {
+        let latest = latest(&store, &spill, LatestOptions { max_bytes, ..brief() });
+        for n in 0..100 {
+            record(&latest, &format!("d{process}"), &format!("t/{n}"), &[1; 1_000]);
+            sent += 1;
+        }
+        end(&latest).await;
+        kept = spill.count() as u64;
+    }
+    // Twice, and what one commit of the end adds.
+    let bytes = SpillStore::bytes(&*spill);
+    assert!(bytes < 3 * max_bytes as u64, "{bytes} bytes");
+    assert!(kept >= 200, "{kept} values, as many as there is room for");
+    assert!(totals().latest_dropped_shutdown - lost >= sent - kept, "what is lost is counted");
 }
 
 #[tokio::test]

@@ -143,6 +143,10 @@ impl Latest {
         let mut left = self.gauges().pending_values;
         let mut failed = None;
         while left > 0 {
+            if target == Target::Spill && self.spill.as_ref().is_some_and(|spill| self.is_full(spill, 2)) {
+                let reason = "twice latest.max_bytes of latest values are in the data directory";
+                return Err(StoreError::Unavailable(reason.to_owned()));
+            }
             let taken = match self.write_batch(target, round).await {
                 Ok(taken) => taken,
                 // The store takes others: the rest of this round as well, perhaps.
@@ -283,9 +287,7 @@ impl Latest {
         let Some(spill) = self.spill.as_ref().filter(|_| away) else { return };
         let max_bytes = self.options.max_bytes;
         loop {
-            let gauges = self.gauges();
-            let full = spill.bytes() >= max_bytes as u64 && !self.options.spill_running;
-            if gauges.pending_values == 0 || full {
+            if self.gauges().pending_values == 0 || self.is_full(spill, 1) {
                 return;
             }
             let _one_at_a_time = self.spilling.lock().await;
@@ -300,6 +302,12 @@ impl Latest {
                 }
             }
         }
+    }
+
+    /// Whether the spill has so many times what it takes while running. At the end it takes as much again, so that a
+    /// gateway that is restarted often while the store is away does not fill the disk of sessions and queues.
+    fn is_full(&self, spill: &Spill, times: u64) -> bool {
+        !self.options.spill_running && spill.bytes() >= times * self.options.max_bytes as u64
     }
 
     /// Moves what waits in memory to the spill. What that does not take stays.
@@ -322,12 +330,13 @@ impl Latest {
 
     /// The last flush: to the store while it takes values, for a bounded time if there is a spill, which gets the rest.
     async fn finish(&self) {
-        if self.spill.is_some() {
+        if let Some(spill) = &self.spill {
             if !self.state.is_down() {
                 let _ = timeout(self.options.last_write, self.flush_all()).await;
             }
-            for _ in 0..LAST_ATTEMPTS {
-                if self.gauges().pending_values > 0 {
+            for attempt in 0..LAST_ATTEMPTS {
+                let again = attempt == 0 || !self.is_full(spill, 2);
+                if self.gauges().pending_values > 0 && again {
                     self.spill_pending().await;
                 }
             }
