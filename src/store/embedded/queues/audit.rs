@@ -18,8 +18,8 @@ pub(in crate::store::embedded) fn tables(
     Ok(Some(Tables { bodies, refs, entries, received, expiry }))
 }
 
-/// Looks at every record and tells `seen` of each whether it is sound. Returns how many things are missing or too many
-/// beside that: messages that entries name, and counts that belong to none. Needs 8 bytes of memory per entry.
+/// Looks at everything and tells `seen` of each record whether it is sound. Returns what is wrong beside that: messages
+/// that entries name and that are missing, counts and times that belong to none. Needs 8 bytes of memory per entry.
 pub(in crate::store::embedded) fn audit(
     tables: &Tables,
     txn: &RoTxn<'_>,
@@ -82,15 +82,15 @@ pub(in crate::store::embedded) fn audit(
             },
             None => false,
         };
-        seen(sound);
+        wrong += u64::from(!sound);
     }
     Ok(wrong)
 }
 
-/// Records that [`audit`] will look at.
+/// Records that [`audit`] will tell of.
 pub(in crate::store::embedded) fn records(tables: &Tables, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
     let mut records = 0;
-    for table in [tables.entries, tables.bodies, tables.received, tables.expiry] {
+    for table in [tables.entries, tables.bodies, tables.received] {
         records += table.len(txn)?;
     }
     Ok(records)
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn whatever_is_missing_or_too_many_is_found() {
-        assert_eq!(after(|_, _| Ok(())), (13, 0));
+        assert_eq!(after(|_, _| Ok(())), (10, 0));
         let first = |table: crate::store::embedded::environment::Table, txn: &RwTxn<'_>| {
             table.first(txn).map(|found| found.unwrap().0.to_vec())
         };
@@ -151,20 +151,20 @@ mod tests {
             table.last(txn).map(|found| found.unwrap().0.to_vec())
         };
         let lost_body = after(|t, txn| t.bodies.delete(txn, &last(t.bodies, txn)?).map(|_| ()));
-        assert_eq!(lost_body, (12, 1));
+        assert_eq!(lost_body, (9, 1));
         let lost_entry = after(|t, txn| t.entries.delete(txn, &last(t.entries, txn)?).map(|_| ()));
-        assert_eq!(lost_entry, (12, 1), "a body without an entry");
+        assert_eq!(lost_entry, (9, 1), "a body without an entry");
         let wrong_count = after(|t, txn| t.refs.put(txn, &first(t.refs, txn)?, &2u32.to_le_bytes()));
-        assert_eq!(wrong_count, (13, 1));
+        assert_eq!(wrong_count, (10, 1));
         let lost_count = after(|t, txn| t.refs.clear(txn));
-        assert_eq!(lost_count, (13, 1));
+        assert_eq!(lost_count, (10, 1));
         let idle_count = after(|t, txn| t.refs.put(txn, &tables::number_key(99), &2u32.to_le_bytes()));
-        assert_eq!(idle_count, (13, 1));
+        assert_eq!(idle_count, (10, 1));
         let lost_expiry = after(|t, txn| t.expiry.delete(txn, &first(t.expiry, txn)?).map(|_| ()));
-        assert_eq!(lost_expiry, (12, 1));
+        assert_eq!(lost_expiry, (10, 1));
         let idle_expiry = after(|t, txn| {
             t.expiry.put(txn, &tables::expiry_key(5, &tables::entry_key(QueueId(9), 0).unwrap()), &[])
         });
-        assert_eq!(idle_expiry, (14, 1));
+        assert_eq!(idle_expiry, (10, 1));
     }
 }

@@ -40,7 +40,8 @@ pub fn export(
         let mut reports = Vec::new();
         for &(store, _) in STORES {
             let folder = directory.path().join(store);
-            let found = existing(&folder, store, TABLES, &mut |_, _| {});
+            let mut verifying = |done, total| progress(Progress { store, done, total });
+            let found = existing(&folder, store, TABLES, &mut verifying);
             let env = match found.map_err(|e| failed(store, &e))? {
                 Existing::Absent => continue,
                 Existing::Damaged(reason) => return Err(StoreError::Damaged(format!("{store}: {reason}"))),

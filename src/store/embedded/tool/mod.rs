@@ -24,39 +24,42 @@ pub use import::import;
 /// Whether a record is sound, by key and value.
 type Sound = fn(&[u8], &[u8]) -> bool;
 
-/// Folders, their tables with records, and what a sound record is.
-const STORES: &[(&str, &[(&str, Sound)])] = &[
+/// A table: its name, whether it holds [records](StoreReport::records), and what is sound in it.
+type Checked = (&'static str, bool, Sound);
+
+/// Folders and their tables.
+const STORES: &[(&str, &[Checked])] = &[
     (
         "latest",
         &[
-            ("latest", |_, value| record::decode_value(value).is_some()),
-            ("newest", |_, value| record::decode_head(value).is_some()),
+            ("latest", true, |_, value| record::decode_value(value).is_some()),
+            ("newest", false, |_, value| record::decode_head(value).is_some()),
         ],
     ),
     (
         "sessions",
         &[
-            ("sessions", |key, value| sessions::session(key, value).is_some()),
-            ("subscriptions", |key, value| sessions::subscription(key, value).is_some()),
-            ("groups", |key, value| sessions::group(key, value).is_some()),
+            ("sessions", true, |key, value| sessions::session(key, value).is_some()),
+            ("subscriptions", true, |key, value| sessions::subscription(key, value).is_some()),
+            ("groups", true, |key, value| sessions::group(key, value).is_some()),
         ],
     ),
     // Also whether its tables fit each other: see `audit`.
     ("queues", &[]),
-    ("retained", &[("retained", |_, value| message::decode(value).is_some())]),
+    ("retained", &[("retained", true, |_, value| message::decode(value).is_some())]),
 ];
 
 /// Most tables of one environment, with room for those of newer versions.
 const TABLES: u32 = 32;
 
-/// How far a check or a copy is.
+/// How far a check, a copy, an export or an import is. A file is verified before it is read: pages come first then.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     /// Folder of the store.
     pub store: &'static str,
-    /// Records done; bytes of a copy.
+    /// Pages verified or records done; bytes of a copy or of the file that is imported.
     pub done: u64,
-    /// Records there are; bytes of the file that is copied.
+    /// How many there are.
     pub total: u64,
 }
 
@@ -65,9 +68,11 @@ pub struct Progress {
 pub struct StoreReport {
     /// Folder of the store.
     pub store: &'static str,
-    /// Records looked at.
+    /// Records, as an export has one line for each: sessions, subscriptions, shared groups, messages and their places in
+    /// queues, packet identifiers, retained messages, latest values. What the store notes beside them to find them again
+    /// is looked at and not counted. A check counts damaged ones, too; an export and an import those they wrote.
     pub records: u64,
-    /// How many of them are damaged.
+    /// How many records are damaged, and notes that do not fit them.
     pub damaged: u64,
     /// Bytes of the data file; after compaction those of the new one.
     pub bytes: u64,
@@ -103,7 +108,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Stor
 /// Looks at all records; why it cannot, if so.
 fn check_tables(
     env: &Env<WithoutTls>,
-    tables: &[(&str, Sound)],
+    tables: &[Checked],
     report: &mut StoreReport,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Option<String>, heed::Error> {
@@ -116,10 +121,10 @@ fn check_tables(
     }
     let mut found = Vec::new();
     let mut total = 0;
-    for &(name, sound) in tables {
+    for &(name, records, sound) in tables {
         if let Some(table) = env.open_database::<Bytes, Bytes>(&txn, Some(name))? {
-            total += table.len(&txn)?;
-            found.push((table, sound));
+            total += if records { table.len(&txn)? } else { 0 };
+            found.push((table, records, sound));
         }
     }
     let queues = if report.store == "queues" { audit::tables(env, &txn)? } else { None };
@@ -133,15 +138,20 @@ fn check_tables(
             progress(Progress { store: report.store, done: report.records, total });
         }
     };
-    for (table, sound) in found {
+    let mut misfits = 0;
+    for (table, records, sound) in found {
         for entry in table.iter(&txn)? {
             let (key, value) = entry?;
-            seen(sound(key, value));
+            match records {
+                true => seen(sound(key, value)),
+                false => misfits += u64::from(!sound(key, value)),
+            }
         }
     }
     if let Some(queues) = &queues {
-        report.damaged += audit::audit(queues, &txn, &mut seen)?;
+        misfits += audit::audit(queues, &txn, &mut seen)?;
     }
+    report.damaged += misfits;
     progress(Progress { store: report.store, done: report.records, total });
     Ok(None)
 }
@@ -157,7 +167,8 @@ pub fn compact(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<St
     for &(store, _) in STORES {
         let folder = directory.path().join(store);
         let copy = folder.join("data.mdb.compacting");
-        let found = existing(&folder, store, TABLES, &mut |_, _| {}).map_err(|e| failed(store, &e))?;
+        let mut verifying = |done, total| progress(Progress { store, done, total });
+        let found = existing(&folder, store, TABLES, &mut verifying).map_err(|e| failed(store, &e))?;
         if !copy_store(store, found, &copy, progress)? {
             continue;
         }
@@ -201,7 +212,9 @@ pub fn backup(
         let to = target.join(store);
         let from = path.join(store);
         let found = match owned {
-            Some(_) => existing(&from, store, TABLES, &mut |_, _| {}),
+            Some(_) => {
+                existing(&from, store, TABLES, &mut |done, total| progress(Progress { store, done, total }))
+            }
             None => in_use(&from, TABLES),
         };
         let found = found.map_err(|e| failed(store, &e))?;
