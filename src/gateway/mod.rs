@@ -63,11 +63,29 @@ pub enum StartError {
         error: io::Error,
     },
     /// The data directory cannot be used.
-    #[error("{}", match .0 { StoreError::Unavailable(text) => text.clone(), other => format!("open data_dir: {other}") })]
+    #[error("{}", unopened(.0))]
     Store(#[from] StoreError),
     /// A thread or socket cannot be made.
     #[error("start threads: {0}")]
     Io(#[from] io::Error),
+}
+
+/// What keeps a store from being opened; of a full disk the remedy, too, wherever it was met.
+fn unopened(error: &StoreError) -> String {
+    let text = match error {
+        StoreError::Unavailable(text) => text.clone(),
+        other => format!("open data_dir: {other}"),
+    };
+    let met = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    let why = if met(&["No space left on device", "Disk quota exceeded"]) {
+        ""
+    } else if met(&["Input/output error"]) {
+        // What LMDB makes of a write that was cut short.
+        "the disk may be full, "
+    } else {
+        return text;
+    };
+    format!("{text}; {why}make room on that disk, or choose another directory with --data-dir")
 }
 
 /// What to do about an address that cannot be bound.
