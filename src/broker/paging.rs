@@ -81,7 +81,7 @@ impl Inner {
                 found.loaded(page, &self.account);
             }
             Err(error) => {
-                tracing::warn!(group = found.full_name(), %error, "queue cannot be read, trying again");
+                crate::warn_limited!(group = found.full_name(), %error, "queue cannot be read, trying again");
                 durable.stall_reading(group);
             }
         }

@@ -83,6 +83,19 @@ pub enum Refusal {
     Rate,
 }
 
+impl Refusal {
+    /// As the log says it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::House => "too many connections in all",
+            Self::Connections => "too many connections on this listener",
+            Self::AddressConnections => "too many connections of this address",
+            Self::AddressHandshakes => "too many handshakes of this address",
+            Self::Rate => "this address connects too often",
+        }
+    }
+}
+
 /// Why there is no place now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotNow {

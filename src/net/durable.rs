@@ -119,6 +119,7 @@ impl Connection {
                         {
                             slot.out.abort_received(packet_id);
                         }
+                        self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
                         match refusal(protocol, qos, reason::QUOTA_EXCEEDED) {
                             Refusal::Acknowledge(code) => code,
                             Refusal::Drop | Refusal::Close => {

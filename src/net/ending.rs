@@ -86,6 +86,18 @@ impl Connection {
         );
     }
 
+    /// Tells that a packet of the client was over a limit and was refused; the connection goes on.
+    pub(super) fn log_refusal(&self, packet: &str, code: u8) {
+        let core = self.device.core();
+        let Some(info) = core.connection(self.epoch) else { return };
+        let (peer, listener) = (info.peer, info.listener.as_str());
+        let (reason, code) = (reason::words(code), format_args!("{code:#04x}"));
+        info_of_peer!(
+            Said::Limit, peer.ip(), %peer, client_id = %core.client_id(), listener, packet, reason, %code,
+            "packet over a limit refused"
+        );
+    }
+
     /// The last bytes to send.
     fn farewell(&self, end: End) -> &'static [u8] {
         let code = match end {

@@ -18,7 +18,8 @@ use super::{
 use crate::{
     config::{Address, FileMode, Limits},
     door::{self, Bounds, Door, Lobby, Origins, Refusal},
-    telemetry::count,
+    info_of_peer,
+    telemetry::{Said, count},
     types::{Durability, Peer},
     warn_limited,
 };
@@ -188,7 +189,7 @@ pub async fn accept_loop(
                         let turned_away = lobby.push(address, (stream, peer));
                         count(|c| c.refused_waiting.add(turned_away.iter().count() as u64));
                     }
-                    Err(refusal) => count_refusal(refusal),
+                    Err(refusal) => refused(refusal, peer, &listener),
                 }
             }
             Some(Err(error)) => {
@@ -202,7 +203,7 @@ pub async fn accept_loop(
         while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
             let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
             match (entered, stream.prepare()) {
-                (Err(refusal), _) => count_refusal(refusal),
+                (Err(refusal), _) => refused(refusal, peer, &listener),
                 (Ok((seat, guest)), Ok(stream)) => {
                     let listener = Arc::clone(&listener);
                     shard.send(Incoming { stream, peer, listener, seat, guest }).await;
@@ -232,6 +233,13 @@ impl Listener {
     fn address_of(&self, peer: Peer) -> Option<door::Address> {
         (peer != Peer::UNIX && !self.proxy_protocol).then(|| SocketAddr::from(peer).into())
     }
+}
+
+/// Counts one who is not let in, and tells.
+fn refused(refusal: Refusal, peer: Peer, listener: &Listener) {
+    count_refusal(refusal);
+    let listener = listener.name.as_str();
+    info_of_peer!(Said::Door, peer.ip(), %peer, listener, reason = refusal.words(), "connection refused");
 }
 
 /// Counts one who is not let in.

@@ -190,6 +190,9 @@ impl Connection {
                 return Ok(());
             }
         };
+        if published.refused.is_some() {
+            self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
+        }
         if publish.qos == QoS::AtMostOnce {
             return Ok(());
         }

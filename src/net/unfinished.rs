@@ -214,8 +214,13 @@ impl Connection {
             let code = match self.subscribe_one(&request, now, effort) {
                 Ok(qos) => qos as u8,
                 Err(SubscribeError::NoLocalShared) => return Err(End::Protocol(reason::PROTOCOL_ERROR)),
-                Err(error) if protocol.is_v5() => subscribe_code(error),
-                Err(_) => 0x80,
+                Err(error) => {
+                    let code = subscribe_code(error);
+                    if code == reason::QUOTA_EXCEEDED {
+                        self.log_refusal("SUBSCRIBE", code);
+                    }
+                    if protocol.is_v5() { code } else { 0x80 }
+                }
             };
             filters.codes.push(code);
         }

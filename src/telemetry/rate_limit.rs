@@ -65,6 +65,10 @@ pub enum Said {
     Takeover,
     /// A connection ended for what its client sent.
     Protocol,
+    /// A packet over a limit was refused, and the connection goes on.
+    Limit,
+    /// A connection was not let in.
+    Door,
 }
 
 /// Lines of one kind about one address within this time.
@@ -171,6 +175,20 @@ macro_rules! warn_limited {
         if let Some(suppressed) = LIMIT.pass() {
             let suppressed = (suppressed > 0).then_some(suppressed);
             ::tracing::warn!(suppressed, $($arg)+);
+        }
+    }};
+}
+
+/// `tracing::error!`, at most once in ten seconds at each place that uses it. What was left out before is in the field
+/// `suppressed`.
+#[macro_export]
+macro_rules! error_limited {
+    ($($arg:tt)+) => {{
+        static LIMIT: $crate::telemetry::RateLimit =
+            $crate::telemetry::RateLimit::new(::std::time::Duration::from_secs(10));
+        if let Some(suppressed) = LIMIT.pass() {
+            let suppressed = (suppressed > 0).then_some(suppressed);
+            ::tracing::error!(suppressed, $($arg)+);
         }
     }};
 }

@@ -300,7 +300,7 @@ impl<W: Work> Writer<W> {
             Err(error) => {
                 count(|c| c.store_commit_errors.add(1));
                 if !self.shared.failing.swap(true, Relaxed) {
-                    tracing::error!(store = self.name, %error, "store cannot write, it keeps trying");
+                    crate::error_limited!(store = self.name, %error, "store cannot write, it keeps trying");
                 }
                 let pause = self.pause.map_or(FIRST_PAUSE, |(pause, _)| (pause * 2).min(LONGEST_PAUSE));
                 self.pause = Some((pause, now() + pause));
@@ -318,7 +318,7 @@ impl<W: Work> Writer<W> {
                 tracing::debug!(store = self.name, "pages of the file are unmapped, it is mostly free")
             }
             Ok(false) => {}
-            Err(error) => tracing::warn!(store = self.name, %error, "cannot unmap free pages"),
+            Err(error) => crate::warn_limited!(store = self.name, %error, "cannot unmap free pages"),
         }
     }
 

@@ -269,7 +269,9 @@ impl Environment {
                 Ok(readers) => {
                     tracing::warn!(store = self.name, readers, "readers that were killed are gone")
                 }
-                Err(error) => tracing::warn!(store = self.name, %error, "cannot look for killed readers"),
+                Err(error) => {
+                    crate::warn_limited!(store = self.name, %error, "cannot look for killed readers")
+                }
             }
         }
         if !self.is_low() {

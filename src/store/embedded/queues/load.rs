@@ -136,7 +136,7 @@ impl Reader {
             let _ = reply.send(loaded.map_err(|e| self.environment.failed(&e)));
         }
         if let Err(error) = result {
-            tracing::error!(%error, "cannot read queues");
+            crate::error_limited!(%error, "cannot read queues");
             for request in requests.drain(..) {
                 let _ = request.reply.send(Err(StoreError::Unavailable(error.to_string())));
             }
@@ -235,7 +235,7 @@ impl Reader {
 
     fn skip(&self, queue: QueueId, seq: u64) {
         count(|c| c.store_damaged_records.add(1));
-        tracing::error!(queue = queue.0, seq, "queued message is damaged and was skipped");
+        crate::error_limited!(queue = queue.0, seq, "queued message is damaged and was skipped");
         self.damaged.lock().push((queue, seq));
     }
 }

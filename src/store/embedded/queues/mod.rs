@@ -214,7 +214,7 @@ impl Journal for EmbeddedQueues {
             && tables::entry_key(entry.queue, entry.seq).is_none()
             && entry.take().is_some()
         {
-            tracing::error!(
+            crate::error_limited!(
                 queue = entry.queue.0,
                 seq = entry.seq,
                 "place is beyond the format and was refused"

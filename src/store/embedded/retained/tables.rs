@@ -42,7 +42,7 @@ impl Tables {
         let Some((key, _)) = self.locate(txn, &message.topic)? else {
             // Only by design: long topics with one hash.
             count(|c| c.store_refused_retained.add(1));
-            tracing::warn!("too many long topics with one hash, a retained message is not stored");
+            crate::warn_limited!("too many long topics with one hash, a retained message is not stored");
             return Ok(());
         };
         message::encode(message, buffer);
@@ -56,7 +56,7 @@ impl Tables {
         let message = message::decode(bytes);
         if message.is_none() {
             count(|c| c.store_damaged_records.add(1));
-            tracing::error!(topic, "stored retained message is damaged and was skipped");
+            crate::error_limited!(topic, "stored retained message is damaged and was skipped");
         }
         Ok(message)
     }
@@ -153,7 +153,7 @@ fn give_group(group: &mut Vec<(&[u8], &[u8])>, give: &mut impl FnMut(&[u8], &[u8
 
 fn report(key: &[u8]) {
     count(|c| c.store_damaged_records.add(1));
-    tracing::error!(
+    crate::error_limited!(
         topic = %String::from_utf8_lossy(keys::head(key)),
         "stored retained message is damaged and was removed"
     );

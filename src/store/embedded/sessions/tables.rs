@@ -78,7 +78,10 @@ impl Tables {
         let Some((key, _)) = self.locate(txn, queue, &subscription.filter)? else {
             // Only by design: filters of one session with one hash. They harm nobody else.
             count(|c| c.store_refused_sessions.add(1));
-            tracing::warn!(session = queue.0, "too many filters with one hash, a subscription is not stored");
+            crate::warn_limited!(
+                session = queue.0,
+                "too many filters with one hash, a subscription is not stored"
+            );
             return Ok(());
         };
         record::encode_subscription(subscription, buffer);
