@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use support::{Server, local};
+use support::{Server, local, until};
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -350,7 +350,10 @@ fn truncated_rows_hurt_nobody() {
 /// A log line of its own at the default level for each: who, what and why, whatever is in the client id.
 #[test]
 fn what_clients_do_wrong_is_told_once_each_on_a_line_that_they_cannot_break() {
-    let mut server = Server::start_with(&[], "[limits]\nmax_client_id_bytes = 40\n");
+    let mut server = Server::start_with(
+        &[],
+        "[limits]\nmax_client_id_bytes = 40\nmax_subscriptions = 1\n[grpc]\nmax_connections_per_address = 1\n",
+    );
     let connect = |id: &[u8]| {
         let mut bytes = vec![0x10, 12 + id.len() as u8];
         bytes.extend_from_slice(b"\x00\x04MQTT\x04\x02\x00\x3c\x00");
@@ -376,8 +379,17 @@ fn what_clients_do_wrong_is_told_once_each_on_a_line_that_they_cannot_break() {
     let mut second = send(server.ports.tcp, &connect(evil.as_bytes()));
     second.read_exact(&mut [0; 4]).expect("CONNACK");
     ended(first);
+    // One filter more than it may have, and the connection goes on.
+    second.write_all(b"\x82\x0a\x00\x01\x00\x01a\x00\x00\x01b\x00").expect("send");
+    let mut suback = [0; 6];
+    second.read_exact(&mut suback).expect("SUBACK");
+    assert_eq!(suback, *b"\x90\x04\x00\x01\x00\x80");
     second.write_all(b"\x30\xff\xff\xff\x7f").expect("send");
     ended(second);
+    // One backend more than an address may have.
+    let backends = [send(server.ports.grpc, b"\x16"), send(server.ports.grpc, b"\x16")];
+    until(|| server.log().contains("connection refused"));
+    drop(backends);
     assert!(server.stop(), "it stops in time");
 
     let lines: Vec<serde_json::Value> =
@@ -388,6 +400,8 @@ fn what_clients_do_wrong_is_told_once_each_on_a_line_that_they_cannot_break() {
         ("CONNECT refused", Some(escaped), "client_identifier_not_valid"),
         ("handshake failed", None, "first packet is not CONNECT"),
         ("session taken over, its earlier connection ends", Some(escaped), ""),
+        ("packet over a limit refused", Some(escaped), "quota_exceeded"),
+        ("connection refused", None, "too many connections of this address"),
         ("connection ended for what its client sent", Some(escaped), "packet_too_large"),
     ] {
         let told: Vec<_> = lines.iter().filter(|line| line["message"] == message).collect();

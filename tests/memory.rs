@@ -101,6 +101,55 @@ fn unfinished_connects_get_a_sixteenth_of_the_budget_and_no_more() {
     support::until(|| held(&server, "unauthenticated") == 0);
 }
 
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let [_, len @ ..] = u32::try_from(payload.len()).expect("a small frame").to_be_bytes();
+    [&len[..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// The opening of an HTTP/2 connection, and a gRPC call that announces a message of a MiB and sends 60 KB of it.
+fn unfinished_call() -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
+    let headers = [
+        vec![0x83, 0x86, 0x04],
+        text("/gateway.v1.Publisher/PublishBatch"),
+        vec![0x01],
+        text("localhost"),
+        vec![0x0F, 0x10],
+        text("application/grpc"),
+    ];
+    let mut message = vec![0, 0, 0x10, 0, 0];
+    message.resize(60_000, 0);
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(4, 0, 0, &[]));
+    bytes.extend(frame(1, 4, 1, &headers.concat()));
+    bytes.extend(message.chunks(15_000).flat_map(|piece| frame(0, 0, 1, piece)));
+    bytes
+}
+
+/// Rules out that backends' requests under way are on no account: ten connections took 4 GB.
+#[test]
+fn unfinished_grpc_requests_keep_to_the_budget_and_to_their_time() {
+    let toml = format!("{LIMITS}packet_timeout = \"2s\"\n[grpc]\ntls = false\n");
+    let server = Server::start_with(&["--insecure-grpc"], &toml);
+    let mut attackers = Vec::new();
+    let mut most = 0;
+    for n in 0..150 {
+        let mut attacker = TcpStream::connect(support::local(server.ports.grpc)).expect("connect");
+        send(&mut attacker, &unfinished_call());
+        attackers.push(attacker);
+        if n % 10 == 9 {
+            most = most.max(held(&server, "grpc_messages"));
+        }
+    }
+    support::until(|| server.metric("mqtt_memory_refused_total") > 0);
+    assert!((MIB..8 * MIB).contains(&most), "{most} bytes");
+    others_go_on(&server, "other");
+    support::until(|| server.metric("gateway_grpc_requests_late_total") > 0);
+    drop(attackers);
+    support::until(|| held(&server, "grpc_messages") == 0);
+}
+
 #[test]
 fn a_websocket_client_that_pings_and_does_not_read_is_not_read_from() {
     let server = Server::start_with(&[], "[limits]\nwrite_timeout = \"10m\"\n");

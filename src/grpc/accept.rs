@@ -22,8 +22,9 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
-use super::{GrpcConfig, calls::Standing};
+use super::{GrpcConfig, calls::Standing, purse::Purse};
 use crate::{
+    broker::Account,
     door::{Bounds, Door, Guest, Lobby, Refusal, Seat},
     info_of_peer,
     telemetry::{Said, count},
@@ -72,6 +73,7 @@ pub(super) async fn accept(
     listener: TcpListener,
     tls: Option<SharedTls>,
     config: GrpcConfig,
+    account: Arc<Account>,
     door: Arc<Door>,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
@@ -105,9 +107,9 @@ pub(super) async fn accept(
                 }
             };
             let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
-            let ready = ready.clone();
+            let (ready, account) = (ready.clone(), Arc::clone(&account));
             tokio::spawn(async move {
-                if let Some(connection) = open(socket, peer, tls, seat, guest, &config).await {
+                if let Some(connection) = open(socket, peer, tls, seat, guest, &config, account).await {
                     let _ = ready.send(Ok(connection)).await;
                 }
             });
@@ -116,7 +118,7 @@ pub(super) async fn accept(
 }
 
 fn refuse(peer: SocketAddr, refusal: Refusal) {
-    tracing::debug!(%peer, ?refusal, "grpc connection refused");
+    say_refused(peer, refusal.words());
     count(|c| match refusal {
         Refusal::AddressConnections => c.grpc_refused_address_limit.add(1),
         _ => c.grpc_refused_limit.add(1),
@@ -131,6 +133,7 @@ async fn open(
     seat: Seat,
     guest: Guest,
     config: &GrpcConfig,
+    account: Arc<Account>,
 ) -> Option<Connection> {
     let deadline = Instant::now() + config.handshake_timeout;
     if let Err(error) = socket.set_nodelay(true) {
@@ -161,8 +164,21 @@ async fn open(
             }
         }
     };
+    let window = super::windows(config, &account).0 as usize;
+    let purse = Purse::new(account);
+    let mut holding = purse.open();
+    if !holding.set(window) {
+        count(|c| c.grpc_refused_memory.add(1));
+        say_refused(peer, "memory is short");
+        return None;
+    }
     let opening = Some(Box::new(Opening::until(deadline)));
-    Some(Connection { io, peer, standing: Arc::new(Standing::new(seat, guest)), opening })
+    let standing = Arc::new(Standing::new(seat, guest, purse, holding));
+    Some(Connection { io, peer, standing, opening })
+}
+
+fn say_refused(peer: SocketAddr, reason: &str) {
+    info_of_peer!(Said::Door, peer.ip(), %peer, listener = "grpc", reason, "connection refused");
 }
 
 fn say_timed_out(peer: SocketAddr) {

@@ -1,10 +1,10 @@
 //! Calls under way: how many on a connection and in all, and the answer to one too many.
 //!
 //! HTTP/2's own limit makes clients hold calls back without a word, so it is announced [`SPARE`] higher, and what is
-//! above ours is answered at once.
+//! above ours is answered at once. What a call makes the process hold is charged: to begin with what each one takes and its
+//! headers, then its request as it comes and its answer until it is sent.
 
 use std::{
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -12,18 +12,25 @@ use std::{
     task::{Context, Poll},
 };
 
+use parking_lot::Mutex;
 use tonic::{
     Status,
     body::Body,
     codegen::{
         Body as HttpBody, BoxFuture, Bytes, Service,
-        http::{Request, Response},
+        http::{HeaderMap, Request, Response},
     },
 };
 use tower_layer::Layer;
 
-use super::status::Error;
+use super::{
+    answer_body,
+    purse::{Holding, Purse},
+    request_body::{self, RequestBounds},
+    status::Error,
+};
 use crate::{
+    broker::Account,
     door::{Guest, Seat},
     telemetry::count,
 };
@@ -32,17 +39,29 @@ use crate::{
 pub(super) const SPARE: u32 = 100;
 /// Answered at once and asked for by supervisors: not among all calls.
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
+/// Bytes of a call under way: its task, HTTP/2's stream, tonic's buffers.
+const CALL: usize = 16 << 10;
+/// What a header takes beside its bytes.
+const HEADER: usize = 128;
 
-/// What a connection's calls share: its places, and their number.
+/// What a connection's calls share: its places, their number, and what they hold.
 pub(super) struct Standing {
     guest: Guest,
     _seat: Seat,
     calls: AtomicUsize,
+    purse: Arc<Purse>,
+    /// What HTTP/2 may buffer.
+    _window: Holding,
 }
 
 impl Standing {
-    pub(super) fn new(seat: Seat, guest: Guest) -> Self {
-        Self { guest, _seat: seat, calls: AtomicUsize::new(0) }
+    pub(super) fn new(seat: Seat, guest: Guest, purse: Arc<Purse>, window: Holding) -> Self {
+        Self { guest, _seat: seat, calls: AtomicUsize::new(0), purse, _window: window }
+    }
+
+    /// What its calls hold.
+    pub(super) fn purse(&self) -> &Arc<Purse> {
+        &self.purse
     }
 
     pub(super) fn guest(&self) -> &Guest {
@@ -56,17 +75,35 @@ pub(super) struct CallLimit {
     per_connection: usize,
     in_all: usize,
     calls: Arc<AtomicUsize>,
+    account: Arc<Account>,
+    bounds: RequestBounds,
+    /// Of supervisors: never short.
+    health: Arc<Purse>,
 }
 
 impl CallLimit {
-    pub(super) fn new(per_connection: u32, in_all: u32) -> Self {
-        Self { per_connection: per_connection as usize, in_all: in_all as usize, calls: Arc::default() }
+    pub(super) fn new(
+        per_connection: u32,
+        in_all: u32,
+        account: Arc<Account>,
+        bounds: RequestBounds,
+    ) -> Self {
+        Self {
+            per_connection: per_connection as usize,
+            in_all: in_all as usize,
+            calls: Arc::default(),
+            account,
+            bounds,
+            health: Purse::new(Arc::new(Account::new(usize::MAX))),
+        }
     }
 
-    /// A place for a call, on its connection first.
-    fn begin<B>(&self, request: &Request<B>) -> Result<Call, Error> {
+    /// A place for a call, on its connection first, and what it holds.
+    fn begin<B>(&self, request: &Request<B>) -> Result<(Call, Arc<Purse>), Error> {
+        let is_health = request.uri().path() == HEALTH_CHECK;
         let mut call = Call::default();
-        if let Some(standing) = request.extensions().get::<Arc<Standing>>() {
+        let standing = request.extensions().get::<Arc<Standing>>();
+        if let Some(standing) = standing {
             // From now on it is not one of the silent.
             standing.guest.heard();
             let before = standing.calls.fetch_add(1, Relaxed);
@@ -75,22 +112,37 @@ impl CallLimit {
                 return Err(Error::TooManyCalls("on this connection"));
             }
         }
-        if request.uri().path() != HEALTH_CHECK {
+        if !is_health {
             let before = self.calls.fetch_add(1, Relaxed);
             call.all = Some(Arc::clone(&self.calls));
             if before >= self.in_all {
                 return Err(Error::TooManyCalls("in all"));
             }
         }
-        Ok(call)
+        let purse = match standing {
+            _ if is_health => Arc::clone(&self.health),
+            Some(standing) => Arc::clone(&standing.purse),
+            None => Purse::new(Arc::clone(&self.account)),
+        };
+        let mut holding = purse.open();
+        if !holding.set(CALL + size_of_headers(request.headers())) {
+            return Err(Error::MemoryBudget);
+        }
+        call.holding = Some(holding);
+        Ok((call, purse))
     }
+}
+
+fn size_of_headers(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + HEADER).sum()
 }
 
 /// A call under way, until its answer is sent or given up.
 #[derive(Default)]
-struct Call {
+pub(super) struct Call {
     connection: Option<Arc<Standing>>,
     all: Option<Arc<AtomicUsize>>,
+    holding: Option<Holding>,
 }
 
 impl Drop for Call {
@@ -136,43 +188,24 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self.limit.begin(&request) {
-            Ok(call) => {
+            Ok((call, purse)) => {
+                let arrived = Arc::new(Mutex::new(purse.open()));
+                let request = request_body::charged(request, self.limit.bounds, Arc::clone(&arrived));
                 let answer = self.inner.call(request);
                 Box::pin(async move {
-                    Ok(answer.await?.map(|body| Body::new(Answer { body: Box::pin(body), _call: call })))
+                    let answer = answer.await?;
+                    drop(arrived);
+                    Ok(answer_body::charged(answer, call, purse).await)
                 })
             }
             Err(error) => {
-                count(|c| c.grpc_calls_refused.add(1));
+                match error {
+                    Error::MemoryBudget => {}
+                    _ => count(|c| c.grpc_calls_refused.add(1)),
+                }
                 let refused = Status::from(error).into_http();
                 Box::pin(async move { Ok(refused) })
             }
         }
-    }
-}
-
-/// The body of an answer, with the place of its call.
-struct Answer<B> {
-    body: Pin<Box<B>>,
-    _call: Call,
-}
-
-impl<B: HttpBody> HttpBody for Answer<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<hyper::body::Frame<B::Data>, B::Error>>> {
-        self.body.as_mut().poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        self.body.size_hint()
     }
 }

@@ -5,6 +5,7 @@
 //! stream, request and page is bounded; only `status` makes a gRPC status; a stream never slows a publisher.
 
 mod accept;
+mod answer_body;
 mod answers;
 mod calls;
 mod convert;
@@ -19,6 +20,8 @@ mod page;
 mod precedent;
 pub mod proto;
 mod publisher;
+mod purse;
+mod request_body;
 mod request_size;
 mod state;
 mod status;
@@ -54,19 +57,29 @@ use self::{
         },
     },
     publisher::PublisherService,
+    request_body::RequestBounds,
     request_size::SizeLimit,
     state::StateService,
     stream::Streams,
     subscriber::SubscriberService,
 };
-use crate::{broker::Broker, clock::now, telemetry::count};
+use crate::{
+    broker::{Account, Broker},
+    clock::now,
+    telemetry::count,
+};
 
 pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestValues, status::ERROR_DOMAIN};
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
 const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 4 << 20;
+/// What HTTP/2 may buffer of a connection's requests, which is charged to the memory account for as long as it lasts: the
+/// budget's quarter for as many as there may be, in these bounds. The lower one is the protocol's.
+const CONNECTION_WINDOW: (u32, u32) = (65_535, 4 << 20);
+/// What HTTP/2 takes of a request's headers, and of one frame.
+const HEADER_LIST: u32 = 16 << 10;
+const FRAME: u32 = 16 << 10;
 
 /// Bounds of the gRPC server.
 #[derive(Debug, Clone, Copy)]
@@ -169,18 +182,31 @@ pub async fn serve(
     };
     let health = HealthReporter::new();
     let routes = routes(&context, &health)?;
+    let limits = context.broker.limits();
+    let memory = Memory {
+        account: Arc::clone(context.broker.account()),
+        request: RequestBounds { message: config.max_message_bytes, timeout: limits.packet_timeout.0 },
+    };
     let health =
         Health { reporter: health, latest: context.hooks.latest.as_ref().and_then(|l| l.condition()) };
     let streams = Arc::clone(&context.streams);
     drop(context);
-    run(listener, tls, config, routes, health, streams, shutdown).await
+    run(listener, tls, config, memory, routes, health, streams, shutdown).await
+}
+
+/// Where calls are charged, and for what at most.
+struct Memory {
+    account: Arc<Account>,
+    request: RequestBounds,
 }
 
 /// Serves `routes` until `shutdown`.
+#[expect(clippy::too_many_arguments, reason = "each is a part of the server, and tests choose them")]
 async fn run(
     listener: TcpListener,
     tls: Option<SharedTls>,
     config: GrpcConfig,
+    memory: Memory,
     routes: Routes,
     mut health: Health,
     streams: Arc<Streams>,
@@ -191,9 +217,10 @@ async fn run(
     let door = accept::door(&config);
     // However this ends, no connection outlives it.
     let _closing = Closing(Arc::clone(&door));
-    tokio::spawn(accept::accept(listener, tls, config, door, ready));
-    let router = server(&config)
-        .layer(CallLimit::new(config.max_calls_per_connection, config.max_calls))
+    tokio::spawn(accept::accept(listener, tls, config, Arc::clone(&memory.account), door, ready));
+    let (per_connection, in_all) = (config.max_calls_per_connection, config.max_calls);
+    let router = server(&config, windows(&config, &memory.account))
+        .layer(CallLimit::new(per_connection, in_all, memory.account, memory.request))
         .add_routes(routes);
 
     let stop = {
@@ -232,14 +259,25 @@ impl Drop for Closing {
     }
 }
 
+/// The windows of a connection and of a stream, in bytes.
+fn windows(config: &GrpcConfig, account: &Account) -> (u32, u32) {
+    let share = account.limit() / 4 / config.max_connections.max(1);
+    let (least, most) = CONNECTION_WINDOW;
+    let connection = u32::try_from(share).unwrap_or(u32::MAX).clamp(least, most);
+    (connection, connection.min(STREAM_WINDOW))
+}
+
 /// What HTTP/2 is told.
-fn server(config: &GrpcConfig) -> Server {
+fn server(config: &GrpcConfig, (connection_window, stream_window): (u32, u32)) -> Server {
     Server::builder()
         .trace_fn(on_call)
         .http2_keepalive_interval(Some(config.keepalive_interval))
         .http2_keepalive_timeout(Some(config.keepalive_timeout))
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_adaptive_window(Some(false))
+        .initial_stream_window_size(stream_window)
+        .initial_connection_window_size(connection_window)
+        .max_frame_size(FRAME)
+        .http2_max_header_list_size(HEADER_LIST)
         .max_concurrent_streams(config.max_calls_per_connection.saturating_add(calls::SPARE))
 }
 

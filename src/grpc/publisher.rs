@@ -1,20 +1,24 @@
 //! `gateway.v1.Publisher`. Each frame or call is one turn: routed and flushed before anything is awaited.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
+use prost::Message as _;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    Context, answers, convert,
+    Context, answers,
+    calls::Standing,
+    convert,
     convert::{MAX_BATCH, Publication, Wait},
     deadline::deadline,
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
+    purse::{Holding, Purse},
     status::{Error, Level, Reached, drop_error},
 };
 use crate::{
@@ -265,7 +269,7 @@ impl Publisher for PublisherService {
         Ok(Response::new(v1::PublishBatchResponse { results }))
     }
 
-    type PublishStreamStream = ReceiverStream<Result<v1::PublishStreamResponse, Status>>;
+    type PublishStreamStream = Pin<Box<dyn Stream<Item = Result<v1::PublishStreamResponse, Status>> + Send>>;
 
     async fn publish_stream(
         &self,
@@ -273,6 +277,10 @@ impl Publisher for PublisherService {
     ) -> Result<Response<Self::PublishStreamStream>, Status> {
         let slot = self.context.streams.open(None)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
+        let purse = match request.extensions().get::<Arc<Standing>>() {
+            Some(standing) => Arc::clone(standing.purse()),
+            None => Purse::new(Arc::clone(self.context.broker.account())),
+        };
         let run = PublishRun {
             context: self.context.clone(),
             sender: sender.clone(),
@@ -281,6 +289,8 @@ impl Publisher for PublisherService {
             window: DEFAULT_WINDOW,
             failures_only: false,
             started: false,
+            waiting: purse.open(),
+            purse,
         };
         tokio::spawn(async move {
             let _slot = slot;
@@ -289,10 +299,11 @@ impl Publisher for PublisherService {
                 () = sender.closed() => return,
             };
             if let Err(status) = ended {
-                let _ = sender.send(Err(status)).await;
+                let _ = sender.send((Err(status), None)).await;
             }
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        // From here on the answer's bytes are charged.
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|(response, _)| response))))
     }
 }
 
@@ -322,7 +333,7 @@ enum StreamEvent {
 /// A publish stream at work.
 struct PublishRun {
     context: Context,
-    sender: mpsc::Sender<Result<v1::PublishStreamResponse, Status>>,
+    sender: mpsc::Sender<Unread>,
     /// In order of sequence; at most the window and one frame.
     pending: VecDeque<Pending>,
     /// Sequence of the first pending message.
@@ -330,7 +341,13 @@ struct PublishRun {
     window: usize,
     failures_only: bool,
     started: bool,
+    /// What is pending, on the memory account.
+    waiting: Holding,
+    purse: Arc<Purse>,
 }
+
+/// A response that waits for the caller to read it, and what it is charged for.
+type Unread = (Result<v1::PublishStreamResponse, Status>, Option<Holding>);
 
 impl PublishRun {
     /// Reads frames while the window has room, and sends results in order, until the caller is done. When the gateway
@@ -399,7 +416,8 @@ impl PublishRun {
                 Err(error) => Pending::Done(Err(error)),
             });
         }
-        Ok(())
+        let fits = self.waiting.set(self.pending.capacity() * size_of::<Pending>());
+        fits.then_some(()).ok_or(Error::MemoryBudget)
     }
 
     /// Sends the results in front that are known.
@@ -430,8 +448,13 @@ impl PublishRun {
             response.count += 1;
         }
         if response.count > 0 {
+            let mut holding = self.purse.open();
+            let size = response.encoded_len() + response.results.len() * size_of::<v1::SequencedResult>();
+            if !holding.set(size) {
+                return Err(Error::MemoryBudget.into());
+            }
             // A caller that went away is noticed by the task around us.
-            let _ = self.sender.send(Ok(response)).await;
+            let _ = self.sender.send((Ok(response), Some(holding))).await;
         }
         Ok(())
     }

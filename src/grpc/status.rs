@@ -44,6 +44,8 @@ pub(super) enum Error {
     SlowConsumer,
     #[error("the request is larger than the gateway takes")]
     RequestTooLarge,
+    #[error("the rest of the request did not come in time")]
+    RequestIncomplete,
     #[error("page_token: is not one of this gateway's tokens")]
     PageTokenInvalid,
     #[error("page_token: belongs to a request with other fields")]
@@ -121,7 +123,7 @@ impl Error {
             | Self::SlowConsumer
             | Self::RequestTooLarge
             | Self::RetainedQuota => Code::ResourceExhausted,
-            Self::Deadline(_) | Self::Late => Code::DeadlineExceeded,
+            Self::Deadline(_) | Self::Late | Self::RequestIncomplete => Code::DeadlineExceeded,
             Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
             Self::StoreDamaged => Code::DataLoss,
             Self::Internal => Code::Internal,
@@ -143,6 +145,7 @@ impl Error {
             Self::TooManyCalls(_) => "TOO_MANY_CALLS",
             Self::SlowConsumer => "SLOW_CONSUMER",
             Self::RequestTooLarge => "REQUEST_TOO_LARGE",
+            Self::RequestIncomplete => "REQUEST_INCOMPLETE",
             Self::PageTokenInvalid => "PAGE_TOKEN_INVALID",
             Self::PageTokenMismatch => "PAGE_TOKEN_MISMATCH",
             Self::RetainedQuota => "RETAINED_QUOTA",
@@ -264,6 +267,7 @@ mod tests {
             (Error::TooManyCalls("in all"), Code::ResourceExhausted, "TOO_MANY_CALLS"),
             (Error::SlowConsumer, Code::ResourceExhausted, "SLOW_CONSUMER"),
             (Error::RequestTooLarge, Code::ResourceExhausted, "REQUEST_TOO_LARGE"),
+            (Error::RequestIncomplete, Code::DeadlineExceeded, "REQUEST_INCOMPLETE"),
             (Error::PageTokenInvalid, Code::InvalidArgument, "PAGE_TOKEN_INVALID"),
             (Error::PageTokenMismatch, Code::InvalidArgument, "PAGE_TOKEN_MISMATCH"),
             (Error::RetainedQuota, Code::ResourceExhausted, "RETAINED_QUOTA"),

@@ -40,7 +40,11 @@ async fn start_with(
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let health = Health { reporter: health, latest };
     let streams = Arc::new(Streams::new(1));
-    let server = tokio::spawn(run(listener, tls, config, routes, health, streams, shutdown));
+    let memory = Memory {
+        account: Arc::new(Account::new(64 << 20)),
+        request: RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) },
+    };
+    let server = tokio::spawn(run(listener, tls, config, memory, routes, health, streams, shutdown));
     Running { port, stop, server }
 }
 

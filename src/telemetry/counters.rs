@@ -155,11 +155,13 @@ counters! {
     grpc_refused_waiting: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"waiting\"";
     grpc_refused_silent: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"silent\"";
     grpc_refused_timeout: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"handshake_timeout\"";
+    grpc_refused_memory: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"memory\"";
     grpc_calls_refused: "gateway_grpc_calls_refused_total", "gRPC calls beyond the limit of their connection or of all", "";
     http_refused_waiting: "gateway_http_connections_refused_total", "HTTP connections refused or closed for others", "reason=\"waiting\"";
     http_refused_silent: "gateway_http_connections_refused_total", "HTTP connections refused or closed for others", "reason=\"silent\"";
     http_refused_busy: "gateway_http_connections_refused_total", "HTTP connections refused or closed for others", "reason=\"busy\"";
     http_failed: "gateway_http_connections_failed_total", "HTTP connections that ended with an error, timeouts included", "";
+    grpc_requests_late: "gateway_grpc_requests_late_total", "gRPC requests that had begun and did not go on", "";
     grpc_calls: "gateway_grpc_calls_total", "gRPC calls and streams begun", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";

@@ -1,0 +1,191 @@
+//! Answers until they are sent, on the account: what a client does not read waits here or in HTTP/2's buffers, and is charged
+//! wherever it is.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper::body::{Frame, SizeHint};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{
+        Body as HttpBody, Bytes,
+        http::{HeaderMap, Response},
+    },
+};
+
+use super::{
+    calls::Call,
+    purse::{Holding, Purse},
+    status::Error,
+};
+
+/// Frames taken before the client has room for them: a message and the end of its answer.
+const AHEAD: usize = 2;
+
+/// The body of an answer, with the place of its call.
+struct Answer<B> {
+    /// Gone at the end.
+    body: Option<Pin<Box<B>>>,
+    ahead: VecDeque<Result<Frame<Bytes>, Status>>,
+    purse: Arc<Purse>,
+    _call: Call,
+}
+
+/// Bytes that are charged until nobody has them.
+struct Charged {
+    bytes: Bytes,
+    _holding: Holding,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Takes what there is of an answer and charges it, and all that follows when it comes. One that the account has no room for
+/// becomes an error.
+pub(super) async fn charged<B>(response: Response<B>, call: Call, purse: Arc<Purse>) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes, Error = Status> + Send + 'static,
+{
+    let (parts, body) = response.into_parts();
+    if body.is_end_stream() {
+        return Response::from_parts(parts, Body::empty());
+    }
+    let mut answer = Answer { body: Some(Box::pin(body)), ahead: VecDeque::new(), purse, _call: call };
+    // A client that gives no room would leave the answer uncharged where it is.
+    let refused = poll_fn(|cx| Poll::Ready(answer.take_ahead(cx))).await.err();
+    match refused {
+        Some(error) => Status::from(error).into_http(),
+        None => Response::from_parts(parts, Body::new(answer)),
+    }
+}
+
+impl<B: HttpBody<Data = Bytes, Error = Status>> Answer<B> {
+    fn take_ahead(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        while self.ahead.len() < AHEAD {
+            match self.poll_inner(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let frame = self.charge(frame)?;
+                    self.ahead.push_back(Ok(frame));
+                }
+                Poll::Ready(Some(Err(status))) => self.ahead.push_back(Err(status)),
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let frame = std::task::ready!(body.as_mut().poll_frame(cx));
+        // Nothing follows trailers: what the encoder still has goes.
+        if frame.as_ref().is_none_or(|frame| !frame.as_ref().is_ok_and(Frame::is_data)) {
+            self.body = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn charge(&mut self, frame: Frame<Bytes>) -> Result<Frame<Bytes>, Error> {
+        let bytes = match frame.into_data() {
+            Ok(bytes) => bytes,
+            Err(trailers) => return Ok(trailers),
+        };
+        let mut holding = self.purse.open();
+        if !holding.set(bytes.len()) {
+            self.body = None;
+            return Err(Error::MemoryBudget);
+        }
+        Ok(Frame::data(Bytes::from_owner(Charged { bytes, _holding: holding })))
+    }
+}
+
+impl<B: HttpBody<Data = Bytes, Error = Status>> HttpBody for Answer<B> {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Some(frame) = self.ahead.pop_front() {
+            return Poll::Ready(Some(frame));
+        }
+        let Some(frame) = std::task::ready!(self.poll_inner(cx)) else { return Poll::Ready(None) };
+        Poll::Ready(Some(frame.and_then(|frame| {
+            self.charge(frame).or_else(|error| {
+                // Of an answer that has begun, this is the end.
+                let mut trailers = HeaderMap::new();
+                Status::from(error).add_header(&mut trailers)?;
+                Ok(Frame::trailers(trailers))
+            })
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ahead.is_empty() && self.body.as_ref().is_none_or(|body| body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+    use crate::broker::{Account, Kind};
+
+    const MIB: usize = 1 << 20;
+
+    /// An answer of one frame.
+    struct One(Option<Bytes>);
+
+    impl HttpBody for One {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+        }
+    }
+
+    async fn answer(account: &Arc<Account>, bytes: usize) -> Response<Body> {
+        let body = One(Some(vec![0; bytes].into()));
+        charged(Response::new(body), Call::default(), Purse::new(Arc::clone(account))).await
+    }
+
+    /// Rules out that a client which reads no answer has them all kept for it, on no account.
+    #[tokio::test]
+    async fn an_answer_is_charged_until_it_is_sent_and_refused_without_room() {
+        let account = Arc::new(Account::new(8 * MIB));
+        let mut body = answer(&account, 3 * MIB).await.into_body();
+        assert_eq!(account.held(Kind::GrpcMessages), 3 * MIB, "also before the client has room for it");
+        let frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.unwrap().unwrap();
+        drop(body);
+        assert_eq!(account.held(Kind::GrpcMessages), 3 * MIB, "HTTP/2 has it");
+
+        let second = answer(&account, 3 * MIB).await;
+        let third = answer(&account, 3 * MIB).await;
+        let status = Status::from_header_map(third.headers()).unwrap();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(
+            Status::from_header_map(answer(&account, 1_000).await.headers()).is_none(),
+            "small ones go on"
+        );
+        drop((frame, second, third));
+        assert_eq!(account.used(), 0);
+    }
+}

@@ -1,0 +1,63 @@
+//! What the calls of one connection make the process hold, on the memory account: who has much there is refused first.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use crate::{
+    broker::{Account, Kind},
+    telemetry::count,
+};
+
+/// The holdings of a connection.
+#[derive(Debug)]
+pub(super) struct Purse {
+    account: Arc<Account>,
+    held: AtomicUsize,
+}
+
+impl Purse {
+    pub(super) fn new(account: Arc<Account>) -> Arc<Self> {
+        Arc::new(Self { account, held: AtomicUsize::new(0) })
+    }
+
+    /// Nothing so far.
+    pub(super) fn open(self: &Arc<Self>) -> Holding {
+        Holding { purse: Arc::clone(self), bytes: 0 }
+    }
+}
+
+/// A part of what a connection holds; given back on drop.
+#[derive(Debug)]
+pub(super) struct Holding {
+    purse: Arc<Purse>,
+    bytes: usize,
+}
+
+impl Holding {
+    /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
+    pub(super) fn set(&mut self, bytes: usize) -> bool {
+        let Purse { account, held } = &*self.purse;
+        if bytes > self.bytes {
+            let more = bytes - self.bytes;
+            if !account.charge(Kind::GrpcMessages, held.load(Relaxed), more) {
+                count(|c| c.memory_grpc.add(1));
+                return false;
+            }
+            held.fetch_add(more, Relaxed);
+        } else {
+            let less = self.bytes - bytes;
+            held.fetch_sub(less, Relaxed);
+            account.release(Kind::GrpcMessages, less);
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
