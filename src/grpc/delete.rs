@@ -1,8 +1,12 @@
 //! Deleting what is kept of a device.
 
+use std::sync::Arc;
+
 use super::{Context, now, page::PAGE_BYTES, state::retain_error, status::Error};
 use crate::{
     broker::Turn,
+    clock,
+    store::LatestQuery,
     types::{Message, Origin},
 };
 
@@ -11,6 +15,8 @@ pub(super) const ADMINISTRATIVE: u8 = 0x98;
 
 /// Retained messages looked at at once.
 const PAGE: usize = 256;
+/// Topics whose history is deleted at once: a year of one is 1,461 partitions.
+const TOPICS: usize = 16;
 
 /// Deletes latest values and tells those who watch; how many there were.
 pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Result<u64, Error> {
@@ -18,6 +24,29 @@ pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Res
     let deleted = latest.delete(device, filter, now()).await?;
     context.streams.removed(device, &deleted);
     Ok(deleted.len() as u64)
+}
+
+/// Deletes latest values as [`latest`] does, and the history of their topics: that first, since only the latest values say
+/// which topics a device has. Whoever is stopped half way has done some topics completely.
+pub(super) async fn latest_and_history(context: &Context, device: &str) -> Result<u64, Error> {
+    let (Some(values), Some(history)) = (&context.hooks.latest, context.broker.history()) else {
+        return latest(context, device, "#").await;
+    };
+    let mut query = LatestQuery { devices: vec![device.to_owned()], limit: TOPICS, ..LatestQuery::default() };
+    let mut deleted = 0;
+    loop {
+        let page = values.list(query.clone()).await?;
+        let topics = page.values.iter().map(|value| (Arc::clone(&value.topic), value.received));
+        history.delete(device, topics, clock::to_wall(now())).await?;
+        for value in &page.values {
+            deleted += latest(context, device, &value.topic).await?;
+        }
+        if page.next.is_empty() {
+            // What has come meanwhile.
+            return Ok(deleted + latest(context, device, "#").await?);
+        }
+        query.page_token = page.next;
+    }
 }
 
 /// Ends the session of a device. Whether it had one.

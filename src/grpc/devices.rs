@@ -133,7 +133,7 @@ impl Devices for DevicesService {
         // First the session, whose will may set what is deleted then.
         let session_ended = delete::session(context, device);
         let deleting = async {
-            let latest_values = delete::latest(context, device, "#").await?;
+            let latest_values = delete::latest_and_history(context, device).await?;
             Ok((latest_values, delete::retained(context, device).await?))
         };
         let (latest_values, retained_messages) =

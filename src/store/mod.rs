@@ -58,7 +58,7 @@ pub use embedded::{
 pub(crate) use history::memory::MemoryHistory;
 pub use history::{
     History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
-    HistoryRule, HistoryStore,
+    HistoryRule, HistoryStore, Removal,
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;

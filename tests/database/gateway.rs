@@ -3,8 +3,8 @@
 use std::{fs, time::Duration};
 
 use mqtt_server::grpc::proto::gateway::v1::{
-    GetLatestRequest, LatestValue, ListHistoryRequest, ListHistoryResponse, ListLatestRequest,
-    state_client::StateClient,
+    DeleteDeviceRequest, DeleteDeviceResponse, GetLatestRequest, LatestValue, ListHistoryRequest,
+    ListHistoryResponse, ListLatestRequest, devices_client::DevicesClient, state_client::StateClient,
 };
 use tonic::{
     Status,
@@ -98,6 +98,13 @@ impl Gateway {
     pub(crate) fn history(&self, request: ListHistoryRequest) -> Result<ListHistoryResponse, Status> {
         let mut state = StateClient::new(self.channel.clone());
         Ok(RUNTIME.block_on(state.list_history(within(request)))?.into_inner())
+    }
+
+    /// Deletes all that is kept of a device.
+    pub(crate) fn delete(&self, device: &str) -> Result<DeleteDeviceResponse, Status> {
+        let mut devices = DevicesClient::new(self.channel.clone());
+        let request = DeleteDeviceRequest { device_id: device.to_owned() };
+        Ok(RUNTIME.block_on(devices.delete_device(within(request)))?.into_inner())
     }
 
     /// What gRPC health says of a service.

@@ -118,6 +118,25 @@ fn what_was_received_just_before_the_end_is_in_the_history_and_off_is_not_empty(
     assert_eq!(off.get_details_error_info().expect("ErrorInfo").reason, "HISTORY_OFF");
 }
 
+/// Rules out that what a deleted device sent is read until it expires, or comes back with what waited for the database.
+#[test]
+fn a_deleted_device_has_no_history_and_a_new_one_begins() {
+    let Some(cassandra) = cassandra::shared() else { return };
+    let tables = Tables::open(&cassandra.address, None);
+    let gateway = Gateway::start(&cassandra.address, &tables, RULE);
+    publish(&gateway, 0..30);
+    is_written(&gateway);
+    publish(&gateway, 30..50);
+    assert_eq!(gateway.delete("recorder").expect("deleted").latest_values, 2);
+    is_written(&gateway);
+    let (gateway, found) = read(gateway, "log/a", true, |gateway| gateway);
+    assert_eq!(found, [0_u32; 0]);
+    publish(&gateway, 50..60);
+    is_written(&gateway);
+    let (_, found) = read(gateway, "log/a", true, |gateway| gateway);
+    assert_eq!(found, (50..60).collect::<Vec<_>>());
+}
+
 #[expect(clippy::disallowed_methods, reason = "the gateway's times are those of the wall clock")]
 fn an_hour_ago() -> prost_types::Timestamp {
     (std::time::SystemTime::now() - Duration::from_secs(3_600)).into()

@@ -14,6 +14,8 @@ type Key = (String, String, u64, HistoryPlace);
 #[derive(Default)]
 pub(crate) struct MemoryHistory {
     rows: Mutex<BTreeMap<Key, LatestValue>>,
+    /// Version of the last deletion of a partition.
+    removed: Mutex<BTreeMap<(String, String, u64), u64>>,
     pub(crate) away: AtomicBool,
     /// Neither answers nor fails.
     pub(crate) hangs: AtomicBool,
@@ -66,6 +68,10 @@ impl HistoryStore for MemoryHistory {
                 }
                 let place = HistoryPlace { received: value.received.0, version: value.version };
                 let names = (value.device.as_str().to_owned(), value.topic.to_string());
+                let partition = (names.0.clone(), names.1.clone(), bucket(place.received));
+                if self.removed.lock().get(&partition).is_some_and(|version| *version >= value.version) {
+                    continue;
+                }
                 self.rows.lock().insert((names.0, names.1, bucket(place.received), place), value.clone());
             }
             let reason = "a node is away".to_owned();
@@ -77,6 +83,21 @@ impl HistoryStore for MemoryHistory {
         Box::pin(async move {
             self.check().await?;
             self.read(&query)
+        })
+    }
+
+    fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.check().await?;
+            for (topic, bucket) in removal.partitions() {
+                let partition = (removal.device.clone(), topic.to_string(), bucket);
+                self.rows.lock().retain(|(device, topic, bucket, place), _| {
+                    (device, topic, bucket) != (&partition.0, &partition.1, &partition.2)
+                        || place.version > removal.version
+                });
+                self.removed.lock().insert(partition, removal.version);
+            }
+            Ok(())
         })
     }
 }

@@ -37,6 +37,7 @@ use crate::{
     types::{Message, OriginKind, Timestamp, matches},
 };
 
+use walk::BUCKET_MS;
 pub use walk::{HistoryPage, HistoryPlace, HistoryQuery};
 pub(super) use walk::{Part, Walk, bucket};
 
@@ -48,6 +49,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 
 /// Bytes of a queued message besides names, payload and properties.
 const OVERHEAD: usize = 192;
+
+const BUCKET: usize = BUCKET_MS as usize;
 
 /// Client id and topic together: databases bound their keys at 64 KiB.
 const MAX_NAMES: usize = 60_000;
@@ -133,6 +136,29 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// One page of messages.
     fn page(&self, query: HistoryQuery) -> BoxFuture<'_, Result<HistoryPage, StoreError>>;
+
+    /// Deletes what `removal` names and was recorded with its version or a lower one, also if it is written later.
+    fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+/// History to delete.
+#[derive(Debug, Clone)]
+pub struct Removal {
+    /// Client id.
+    pub device: String,
+    /// Topics, each with the first and the last bucket that may hold messages of it.
+    pub topics: Vec<(Arc<str>, u64, u64)>,
+    /// Of the deletion, above those of all messages that were recorded before.
+    pub version: u64,
+}
+
+impl Removal {
+    /// Topic and bucket of each partition.
+    pub(in crate::store) fn partitions(&self) -> impl Iterator<Item = (&Arc<str>, u64)> {
+        self.topics.iter().flat_map(|(topic, first, last)| {
+            (*first..=*last).step_by(BUCKET).map(move |bucket| (topic, bucket))
+        })
+    }
 }
 
 /// What waits for the store.
@@ -218,6 +244,35 @@ impl History {
         let ttl = u32::try_from(rule.ttl.as_secs()).unwrap_or(u32::MAX);
         self.queue.lock().push_back(HistoryEntry { value, ttl });
         count(|c| c.history_recorded.add(1));
+    }
+
+    /// Deletes what `device` sent on `topics` before the call, what waits for the store included. Beside each topic is when
+    /// its newest message was received: nothing is looked for after that, nor before the rule's `ttl`. What is received
+    /// meanwhile may stay.
+    ///
+    /// # Errors
+    /// As the store's. A part is deleted then; deleting again does the rest.
+    pub async fn delete(
+        &self,
+        device: &str,
+        topics: impl IntoIterator<Item = (Arc<str>, Timestamp)>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let rules = &self.options.rules;
+        let topics: Vec<_> = topics
+            .into_iter()
+            .filter_map(|(topic, newest)| {
+                let rule = rules.iter().find(|rule| matches(&rule.filter, &topic))?;
+                let ttl = u64::try_from(rule.ttl.as_millis()).unwrap_or(u64::MAX);
+                let first = bucket(now.0.saturating_sub(ttl).saturating_sub(AHEAD));
+                Some((topic, first, bucket(newest.0)))
+            })
+            .collect();
+        if topics.is_empty() {
+            return Ok(());
+        }
+        let removal = Removal { device: device.to_owned(), topics, version: self.clock.next(now) };
+        timeout(self.options.write_timeout, self.store.remove(removal)).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Flushes every `flush_interval` until `shutdown` is true (or its sender gone), then once more within `last_flush`.
@@ -341,7 +396,7 @@ impl History {
             Err(error) => {
                 count(|c| c.history_write_errors.add(1));
                 if was_healthy {
-                    tracing::warn!(%error, "history cannot be written, messages wait in memory");
+                    crate::warn_limited!(%error, "history cannot be written, messages wait in memory");
                 }
             }
             Ok(()) => {}

@@ -63,6 +63,7 @@ pub(in crate::store) async fn run(store: &dyn HistoryStore) {
     every_field_comes_back(store).await;
     empty_buckets_end_a_page_and_not_the_walk(store).await;
     foreign_tokens_are_refused(store).await;
+    what_is_removed_stays_away_and_what_is_newer_stays(store).await;
 }
 
 async fn messages_come_in_both_orders_on_pages_of_any_size(store: &dyn HistoryStore) {
@@ -162,5 +163,26 @@ async fn foreign_tokens_are_refused(store: &dyn HistoryStore) {
         let page_token = if oldest_first { "9223372036854775807-0" } else { "0-0" }.to_owned();
         let query = HistoryQuery { page_token, oldest_first, ..query("order", "t") };
         assert_eq!(read(store, query).await.0, []);
+    }
+}
+
+/// Rules out that a deleted device's messages are read until they expire, or come back with a write that was under way.
+async fn what_is_removed_stays_away_and_what_is_newer_stays(store: &dyn HistoryStore) {
+    let old: Vec<_> = (0..3).map(|n| entry("gone", "t", START + n * BUCKET_MS, 7 + n)).collect();
+    let others = [entry("gone", "u", START, 7), entry("other", "t", START, 7)];
+    append(store, &old).await;
+    append(store, &others).await;
+    append(store, &[entry("gone", "t", START, 11)]).await;
+    let topics = vec![(Arc::from("t"), bucket(START), bucket(START + 2 * BUCKET_MS))];
+    store.remove(Removal { device: "gone".to_owned(), topics, version: 10 }).await.unwrap();
+    for _ in 0..2 {
+        let left: Vec<_> =
+            read(store, query("gone", "t")).await.0.iter().map(|value| value.version).collect();
+        assert_eq!(left, [11]);
+        append(store, &old).await;
+    }
+    for other in others {
+        let name = other.value.device.as_str();
+        assert_eq!(read(store, query(name, &other.value.topic)).await.0.len(), 1);
     }
 }

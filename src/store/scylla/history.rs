@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     store::{
-        BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, StoreError,
+        BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, Removal, StoreError,
         history::{Part, Walk, bucket},
     },
     telemetry::count,
@@ -115,11 +115,53 @@ impl HistoryStore for ScyllaHistory {
     fn page(&self, query: HistoryQuery) -> BoxFuture<'_, Result<HistoryPage, StoreError>> {
         Box::pin(self.read(query))
     }
+
+    fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let connection = self.cluster.connection().await?;
+            let partitions: Vec<_> =
+                removal.partitions().map(|(topic, bucket)| (Arc::clone(topic), bucket)).collect();
+            let mut plan = Plan::new(partitions.len());
+            (0..partitions.len()).for_each(|number| plan.add((), &[number]));
+            let Removal { device, version, .. } = removal;
+            let options = Arc::clone(&self.cluster.options);
+            let partitions = Arc::new(Partitions { device, partitions, version, options });
+            write::all(&self.cluster, &connection, partitions, plan).await
+        })
+    }
+}
+
+/// Partitions to delete, with the timestamp of a version: what is newer stays, and what is older does not come back.
+struct Partitions {
+    device: String,
+    partitions: Vec<(Arc<str>, u64)>,
+    version: u64,
+    options: Arc<ScyllaOptions>,
+}
+
+impl Put for Partitions {
+    type Table = ();
+
+    async fn put(&self, connection: &Connection, (): (), numbers: &[usize]) -> Result<(), ExecutionError> {
+        let rows: Vec<_> = numbers
+            .iter()
+            .map(|number| {
+                let (topic, bucket) = &self.partitions[*number];
+                (self.version.cast_signed(), &*self.device, &**topic, bucket.cast_signed())
+            })
+            .collect();
+        write::put(&connection.session, &connection.history.remove, &self.options, &rows).await
+    }
+
+    fn refused(&self, number: usize, error: &str) {
+        write::warn_refused(&self.device, &self.partitions[number].0, error);
+    }
 }
 
 /// What is said to the database.
 pub(super) struct Statements {
     append: PreparedStatement,
+    remove: PreparedStatement,
     newest_first: PreparedStatement,
     oldest_first: PreparedStatement,
 }
@@ -131,6 +173,9 @@ impl Statements {
         let append = format!(
             "INSERT INTO {keyspace}.history (bucket, {columns}) VALUES (?, {marks}) USING TIMESTAMP ? AND TTL ?"
         );
+        let remove = format!(
+            "DELETE FROM {keyspace}.history USING TIMESTAMP ? WHERE device = ? AND topic = ? AND bucket = ?"
+        );
         let select = |order: &str| {
             format!(
                 "SELECT {columns} FROM {keyspace}.history WHERE device = ? AND topic = ? AND bucket = ? AND \
@@ -140,6 +185,7 @@ impl Statements {
         };
         Ok(Self {
             append: write::unhurried(session, prepare(session, append, options.write_consistency).await?),
+            remove: write::unhurried(session, prepare(session, remove, options.write_consistency).await?),
             newest_first: prepare(session, select("DESC"), options.read_consistency).await?,
             oldest_first: prepare(session, select("ASC"), options.read_consistency).await?,
         })
