@@ -1,11 +1,12 @@
 //! One LMDB environment: its memory map, and the gate that guards growing it.
 
 use std::{
+    fs::File,
     io,
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -56,6 +57,9 @@ pub(super) struct Environment {
     /// Only removals are written, from what was kept for them.
     low: AtomicBool,
     damaged: AtomicBool,
+    /// What is mapped, and the most bytes that it had: LMDB never makes it shorter.
+    file: File,
+    length: AtomicU64,
     set_aside: Option<PathBuf>,
     hook: Option<CommitHook>,
     directory: Arc<DataDir>,
@@ -71,6 +75,9 @@ impl Environment {
     /// Opens or creates it; sets a damaged file aside. Blocks on the disk.
     pub(super) fn open(directory: &Arc<DataDir>, options: EnvironmentOptions) -> Result<Self, StoreError> {
         let opened = open::open(directory, options.name, options.map_size, options.tables + 1)?;
+        let file = directory.path().join(options.name).join("data.mdb");
+        let file = File::open(&file)
+            .map_err(|e| StoreError::Unavailable(format!("cannot open {}: {e}", file.display())))?;
         Ok(Self {
             env: opened.env,
             name: options.name,
@@ -82,6 +89,8 @@ impl Environment {
             }),
             low: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
+            file,
+            length: AtomicU64::new(0),
             set_aside: opened.set_aside,
             hook: options.hook,
             directory: Arc::clone(directory),
@@ -153,15 +162,21 @@ impl Environment {
 
     /// An error of LMDB: what it says of the file is remembered.
     fn met(&self, error: &heed::Error) {
-        if open::is_damage(error) && !self.damaged.swap(true, Relaxed) {
+        if open::is_damage(error) {
+            self.met_damage(error);
+        } else if matches!(error, heed::Error::Mdb(MdbError::Panic)) {
+            marker::suspected(&self.folder());
+        }
+    }
+
+    fn met_damage(&self, error: &dyn std::fmt::Display) {
+        if !self.damaged.swap(true, Relaxed) {
             marker::suspected(&self.folder());
             tracing::error!(
                 store = self.name,
                 %error,
                 "store is damaged and is no longer used; restart the gateway, which sets it aside"
             );
-        } else if matches!(error, heed::Error::Mdb(MdbError::Panic)) {
-            marker::suspected(&self.folder());
         }
     }
 
@@ -256,7 +271,12 @@ impl Environment {
         }
     }
 
+    /// Before each transaction. A page behind the end of the file would end the process by a signal.
     fn usable(&self) -> Result<(), heed::Error> {
+        let length = self.file.metadata()?.len();
+        if length < self.length.fetch_max(length, Relaxed) {
+            self.met_damage(&"its file was cut short while it was in use");
+        }
         if self.is_damaged() { Err(heed::Error::Mdb(MdbError::Corrupted)) } else { Ok(()) }
     }
 
@@ -393,6 +413,30 @@ mod tests {
         environment.writing.lock().readers_checked = None;
         environment.writing(|txn| environment.set_format(txn, 3)).unwrap();
         assert_eq!(environment.env.clear_stale_readers().unwrap(), 0, "the reader was still there");
+    }
+
+    /// The next transaction met a page behind the end of the file: the process ended by SIGBUS, and with it all stores.
+    #[test]
+    fn a_file_that_is_cut_short_while_in_use_ends_the_store_and_not_the_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let cut = || {
+            let file =
+                std::fs::OpenOptions::new().write(true).open(dir.path().join("test/data.mdb")).unwrap();
+            file.set_len(8192).unwrap();
+        };
+        let environment = environment(dir.path());
+        let table: Table =
+            environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
+        environment.writing(|txn| (0..100).try_for_each(|n| table.put(txn, &[n], &[1; 2000]))).unwrap();
+        cut();
+        let read = environment.reading(|txn| Ok(table.iter(txn)?.count()));
+        assert!(matches!(read, Err(StoreError::Damaged(_))), "{read:?}");
+        assert!(environment.adding(|txn| table.put(txn, b"x", b"x")).is_err());
+        assert!(environment.writing(|txn| table.delete(txn, &[1])).is_err());
+        assert!(environment.is_damaged() && environment.filled().is_err());
+        drop(environment);
+        let environment = self::environment(dir.path());
+        assert!(environment.set_aside().is_some(), "the next start");
     }
 
     /// Once a burst was drained its file counted as memory until the end of the process.
