@@ -12,7 +12,7 @@ use crate::{
 /// Fewer receivers get a message in one go. To go on later costs a copy of the message.
 const MANY: usize = 1024;
 /// Receivers between two looks at the account.
-const PART: usize = 64;
+const PART: usize = 8;
 
 /// What [`Broker::publish_some`] came to.
 pub enum Routing {
@@ -122,11 +122,9 @@ impl Broker {
             }
             way.served += now.len();
             effort.spend_each(Effort::DELIVERY, now.len());
-            if part == PART {
-                effort.spend_each(Effort::FLUSH, dirty.len() - listed);
-                if effort.is_spent() {
-                    return;
-                }
+            effort.spend_each(Effort::FLUSH, dirty.len() - listed);
+            if part == PART && effort.is_spent() {
+                return;
             }
         }
         // Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
@@ -135,10 +133,12 @@ impl Broker {
             if way.only_streams {
                 continue;
             }
+            let listed = dirty.len();
             let mut delivery = inner.delivery(dirty, message.received);
             way.published.add(group.deliver(message, &mut delivery));
             effort.spend(Effort::DELIVERY);
             effort.spend_each(Effort::MEMBER, delivery.visited);
+            effort.spend_each(Effort::FLUSH, dirty.len() - listed);
             if part == PART && effort.is_spent() {
                 return;
             }

@@ -211,7 +211,7 @@ impl Connection {
         } else {
             local.work.flush();
         }
-        cx.waker().wake_by_ref();
+        local.work.go_on(cx);
         Ok(())
     }
 
@@ -363,6 +363,7 @@ impl Connection {
                 plain.clear();
                 let was_started = io.layers.is_started();
                 let opened = io.layers.open(&mut buffer[start..start + read], plain);
+                io.layers.charge(&mut work.turn.effort);
                 let closed = io.layers.peer_closed();
                 let is_started = io.layers.is_started();
                 io.settle()?;

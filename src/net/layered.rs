@@ -17,6 +17,7 @@ use super::{
     ending::End,
     flush,
     layers::{LayerError, Layers},
+    shard::go_on_after_others,
 };
 use crate::{
     broker::{Charge, CloseReason},
@@ -115,7 +116,7 @@ impl Connection {
             io.layers.sent = 0;
             if effort.is_spent() {
                 // The next poll begins here.
-                cx.waker().wake_by_ref();
+                go_on_after_others(cx);
                 return Poll::Ready(Ok(()));
             }
             let bytes = {

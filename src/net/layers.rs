@@ -8,6 +8,7 @@ use super::{
     tls::TlsLayer,
     websocket::{Frames, WebSocketError, binary_header},
 };
+use crate::types::Effort;
 
 /// Why the layers end a connection.
 #[derive(Debug, Error)]
@@ -59,6 +60,14 @@ impl Layers {
             self.wire.drain(..self.sent);
             self.sent = 0;
         }
+    }
+
+    /// Charges the frames and records that were opened since the last call.
+    pub(super) fn charge(&mut self, effort: &mut Effort) {
+        let records = self.tls.as_mut().map_or(0, |tls| tls.take_count());
+        let frames = self.websocket.as_mut().map_or(0, |frames| frames.take_count());
+        effort.spend_each(Effort::RECORD, records);
+        effort.spend_each(Effort::FRAME, frames);
     }
 
     /// Bytes that wait for the socket.

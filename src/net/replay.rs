@@ -12,7 +12,13 @@ use std::{
 use tokio::time::Sleep;
 
 use super::{
-    clock, connection::Connection, device::Device, durable::Held, limiter::Bucket, shard::Work, timers,
+    clock,
+    connection::Connection,
+    device::Device,
+    durable::Held,
+    limiter::Bucket,
+    shard::{Work, go_on_after_others},
+    timers,
 };
 use crate::{
     broker::{RetainedCursor, Session, Target},
@@ -150,7 +156,7 @@ impl Connection {
         let effort = &mut work.turn.effort;
         while let Some(mut first) = replays.cursors.first_entry() {
             if effort.spent() >= u64::from(Effort::TURN / 2) {
-                cx.waker().wake_by_ref();
+                go_on_after_others(cx);
                 break;
             }
             if !Self::has_room(device) {

@@ -33,6 +33,8 @@ pub(super) struct TlsLayer {
     rustls: UnbufferedServerConnection,
     /// The start of a record or handshake message: what rustls has not asked to discard.
     kept: Vec<u8>,
+    /// Records opened since [`Self::take_count`].
+    count: usize,
     peer_closed: bool,
     failed: bool,
 }
@@ -44,12 +46,17 @@ impl TlsLayer {
     /// rustls finds `config` inconsistent.
     pub(super) fn new(config: Arc<ServerConfig>) -> Result<Self, Error> {
         let rustls = UnbufferedServerConnection::new(config)?;
-        Ok(Self { rustls, kept: Vec::new(), peer_closed: false, failed: false })
+        Ok(Self { rustls, kept: Vec::new(), count: 0, peer_closed: false, failed: false })
     }
 
     /// Whether the handshake is not complete.
     pub(super) fn is_handshaking(&self) -> bool {
         self.rustls.is_handshaking()
+    }
+
+    /// How many records have been opened since the last call.
+    pub(super) fn take_count(&mut self) -> usize {
+        mem::take(&mut self.count)
     }
 
     /// Bytes kept of what is not complete.
@@ -116,6 +123,7 @@ impl TlsLayer {
                         let record = record?;
                         plain.extend_from_slice(record.payload);
                         discard += record.discard;
+                        self.count += 1;
                     }
                     Ok(Step::Go)
                 }

@@ -97,9 +97,16 @@ pub(super) struct Frames {
     /// A message is being continued.
     fragmented: bool,
     control: Vec<u8>,
+    /// Frames that ended since [`Self::take_count`].
+    count: usize,
 }
 
 impl Frames {
+    /// How many frames have ended since the last call.
+    pub(super) fn take_count(&mut self) -> usize {
+        std::mem::take(&mut self.count)
+    }
+
     /// Appends the payload of `bytes` to `plain`, and answers to control frames to `replies`.
     pub(super) fn open(
         &mut self,
@@ -183,6 +190,7 @@ impl Frames {
     }
 
     fn end_frame(&mut self, replies: &mut Vec<u8>) -> Result<(), WebSocketError> {
+        self.count += 1;
         match self.opcode {
             8 => {
                 let code = self.control.get(..2).unwrap_or_default();

@@ -1,24 +1,31 @@
 //! No packet and no flood does more in one poll than its account holds. The tests read the account, not a clock.
 
 use std::{
+    future::poll_fn,
     io::Read,
     net::TcpStream,
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     task::{Context, Poll, Waker},
 };
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
     Shared,
     connection::Connection,
-    device::Device,
+    device::{Device, Writer},
     ending::End,
     layered::Io,
+    layers::Layers,
     link_tests::{Wakes, attach, open, open_as, shared_with, socket},
     shard::Local,
 };
 use crate::{
     auth::AllowAll,
-    broker::{CloseReason, Session, SubscribeRequest},
+    broker::{Charge, CloseReason, Kind, Session, SubscribeRequest},
     codec::{self, Packet, Subscribe, SubscribeFilter, Unsubscribe, reason},
     config::Limits,
     session::Inbound,
@@ -62,13 +69,15 @@ impl Scene {
     }
 
     /// One poll: what it spent, whether the task goes on by itself, and the end, if it came.
-    fn poll(&mut self) -> (u64, bool, Option<End>) {
+    async fn poll(&mut self) -> (u64, bool, Option<End>) {
         let before = self.wakes.0.load(SeqCst);
         let waker = Waker::from(Arc::clone(&self.wakes));
         let end = match self.connection.poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(end) => Some(end),
             Poll::Pending => None,
         };
+        // Whoever goes on behind others is woken by now.
+        tokio::task::yield_now().await;
         let local = Local::take();
         let spent = local.work.turn.effort.spent();
         local.put_back();
@@ -76,10 +85,10 @@ impl Scene {
     }
 
     /// Polls until the task waits for something outside; the number of polls.
-    fn run(&mut self, what: &str) -> usize {
+    async fn run(&mut self, what: &str) -> usize {
         let most = u64::from(Effort::TURN) + STEP;
         for polls in 1..1_000_000 {
-            let (spent, goes_on, end) = self.poll();
+            let (spent, goes_on, end) = self.poll().await;
             assert!(spent <= most, "{what}: a poll spent {spent} of {most}");
             assert_eq!(end, None, "{what}");
             if !goes_on {
@@ -154,7 +163,7 @@ async fn whatever_a_peer_sends_a_poll_ends_when_its_account_is_spent() {
         let limits = Limits { retained_scan_rate: 0, ..Limits::default() };
         let shared = with_retained(2_000, limits);
         let mut scene = Scene::new(&shared, input).await;
-        let needed = scene.run(what);
+        let needed = scene.run(what).await;
         assert!(needed >= polls, "{what}: {needed} polls");
         assert!(scene.connection.rare.as_ref().is_none_or(|rare| rare.replays.is_none()), "{what}");
     }
@@ -168,10 +177,10 @@ async fn what_follows_an_unfinished_packet_waits_for_its_answer() {
     input.extend([0xC0, 0]);
     let mut scene = Scene::new(&shared, input).await;
     scene.answers();
-    let (_, goes_on, _) = scene.poll();
+    let (_, goes_on, _) = scene.poll().await;
     assert!(goes_on);
     assert_eq!(scene.answers(), b"", "the first of three packets is not done");
-    scene.run("three packets");
+    scene.run("three packets").await;
     let answers = scene.answers();
     let mut types = Vec::new();
     let mut at = 0;
@@ -190,11 +199,11 @@ async fn a_packet_whose_connection_is_closed_in_its_midst_is_not_answered_and_wh
     let shared = with_retained(0, Limits::default());
     let mut scene = Scene::new(&shared, subscribe((0..2_000).map(|n| format!("a/{n}")))).await;
     scene.answers();
-    scene.poll();
+    scene.poll().await;
     let done = shared.broker.gauges().subscriptions;
     assert!((1..2_000).contains(&done), "{done}");
     scene.device.close(1, CloseReason::Administrative(0x98));
-    let (_, _, end) = scene.poll();
+    let (_, _, end) = scene.poll().await;
     assert_eq!(end, Some(End::Close(CloseReason::Administrative(0x98))));
     assert_eq!(scene.answers(), b"");
     assert_eq!(shared.broker.gauges().subscriptions, done);
@@ -208,7 +217,7 @@ async fn a_packet_with_more_filters_than_allowed_is_refused_before_it_is_decoded
         let names = || (0..filters).map(|n| format!("a/{n}"));
         for input in [subscribe(names()), unsubscribe(names())] {
             let mut scene = Scene::new(&shared, input).await;
-            let (_, _, end) = scene.poll();
+            let (_, _, end) = scene.poll().await;
             assert_eq!(end, refused.then_some(End::Protocol(reason::QUOTA_EXCEEDED)), "{filters} filters");
         }
     }
@@ -223,10 +232,52 @@ async fn a_client_that_searches_too_much_waits_and_is_served_meanwhile() {
     input.extend([0xC0, 0]);
     let mut scene = Scene::new(&shared, input).await;
     scene.answers();
-    let polls = scene.run("ten searches");
+    let polls = scene.run("ten searches").await;
     assert!(polls < 10, "{polls} polls");
     assert!(scene.connection.rare.as_ref().is_some_and(|rare| rare.replays.is_some()), "searches are left");
     assert!(scene.answers().ends_with(&[0xD0, 0]), "the ping behind them is answered");
+}
+
+/// The failure: ten who flood had sixty polls of half a millisecond before anybody else's bytes were seen.
+#[tokio::test]
+async fn who_did_much_goes_on_behind_a_look_at_the_sockets() {
+    let shared = with_retained(0, Limits::default());
+    let input = unsubscribe((0..8_000).map(|n| format!("t/{n}")));
+    let Scene { mut connection, .. } = Scene::new(&shared, input).await;
+    let polls = Arc::new(AtomicUsize::new(0));
+    let (_, mut bystander, mut peer) = socket().await;
+    peer.write_all(b"x").await.expect("to a socket that is read");
+    let polled = Arc::clone(&polls);
+    tokio::spawn(poll_fn(move |cx| {
+        polled.fetch_add(1, SeqCst);
+        connection.poll(cx).map(drop)
+    }));
+    bystander.read_u8().await.expect("what was sent before");
+    assert!(polls.load(SeqCst) <= 3, "{} polls", polls.load(SeqCst));
+}
+
+/// The failure: a read of nothing but pings was charged as if it had cost two system calls.
+#[tokio::test]
+async fn what_a_websocket_frame_costs_is_charged() {
+    const PINGS: usize = 5_000;
+    let shared = with_retained(0, Limits::default());
+    let mut scene = Scene::new(&shared, Vec::new()).await;
+    let (writer, read, mut peer) = socket().await;
+    let Writer::Direct(Some(write)) = writer else { panic!("a socket") };
+    let layers = Layers { websocket: Some(Box::default()), ..Layers::default() };
+    let charge = Charge::new(shared.broker.account(), Kind::Replies);
+    scene.connection.io = Io::layered(read, write, layers, charge);
+    if let Some(link) = &mut scene.device.lock().link {
+        link.writer = Writer::Owner;
+    }
+    peer.write_all(&[0x89, 0x80, 0, 0, 0, 0].repeat(PINGS)).await.expect("to a socket that is read");
+    let mut spent = 0;
+    for _ in 0..100 {
+        spent += scene.poll().await.0;
+    }
+    assert!(spent >= PINGS as u64 * u64::from(Effort::FRAME), "{spent}");
+    let mut pongs = vec![0; PINGS * 2];
+    peer.read_exact(&mut pongs).await.expect("an answer to each");
 }
 
 const RECEIVERS: usize = 12_000;
@@ -261,15 +312,15 @@ async fn a_message_for_very_many_is_handed_out_in_several_polls_also_when_its_pu
     let input = b"\x32\x07\x00\x01t\x00\x09\x00p\xC0\x00".to_vec();
     let mut scene = Scene::new(&shared, input.clone()).await;
     scene.answers();
-    let (_, goes_on, _) = scene.poll();
+    let (_, goes_on, _) = scene.poll().await;
     assert!(goes_on && (1..RECEIVERS).contains(&waiting()), "{}", waiting());
     assert_eq!(scene.answers(), b"", "not all have it");
-    scene.run("many receivers");
+    scene.run("many receivers").await;
     assert_eq!(waiting(), RECEIVERS);
     assert_eq!(scene.answers(), b"\x40\x02\x00\x09\xD0\x00");
     let mut scene = Scene::new(&shared, input).await;
     scene.answers();
-    scene.poll();
+    scene.poll().await;
     assert!(waiting() < 2 * RECEIVERS);
     scene.connection.finish(End::Failed);
     for _ in 0..100 {
@@ -286,16 +337,16 @@ async fn a_duplicate_of_a_message_that_is_still_handed_out_is_acknowledged_when_
     let receivers = subscribed(&shared);
     let waiting = || receivers.iter().map(|device| device.queue().pending).sum::<usize>();
     let mut first = Scene::new(&shared, b"\x34\x07\x00\x01t\x00\x09\x00p".to_vec()).await;
-    first.poll();
+    first.poll().await;
     assert!((1..RECEIVERS).contains(&waiting()), "{}", waiting());
     let mut second = Scene::of(&shared, false, b"\x3C\x07\x00\x01t\x00\x09\x00p".to_vec()).await;
     second.answers();
-    second.run("a duplicate");
+    second.run("a duplicate").await;
     assert_eq!(second.answers(), b"", "not all of the message is safe");
     first.connection.finish(End::Superseded);
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    second.run("a duplicate");
+    second.run("a duplicate").await;
     assert_eq!((waiting(), second.answers()), (RECEIVERS, b"\x50\x02\x00\x09".to_vec()), "once");
 }

@@ -21,6 +21,10 @@ impl Effort {
     pub const KIB: u32 = 100;
     /// A packet, whatever it is.
     pub const PACKET: u32 = 100;
+    /// A frame of WebSocket.
+    pub const FRAME: u32 = 60;
+    /// A record of TLS.
+    pub const RECORD: u32 = 1_000;
     /// A step of a handshake of QoS 1 or 2.
     pub const STEP: u32 = 150;
     /// A message of an RPC, checked.
@@ -35,8 +39,8 @@ impl Effort {
     pub const MEMBER: u32 = 40;
     /// A message handed to a receiver.
     pub const DELIVERY: u32 = 100;
-    /// One of very many receivers whose buffer is to be written at the end of the turn.
-    pub const FLUSH: u32 = 200;
+    /// A receiver whose buffer is to be written at the end of the turn.
+    pub const FLUSH: u32 = Self::CALL;
     /// A topic of the retained messages looked at.
     pub const TOPIC: u32 = 150;
 
@@ -52,9 +56,8 @@ impl Effort {
 
     /// Spends the price of each of `count` things.
     pub fn spend_each(&mut self, price: u32, count: usize) {
-        self.left = self
-            .left
-            .saturating_sub(i64::from(price).saturating_mul(i64::try_from(count).unwrap_or(i64::MAX)));
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.left = self.left.saturating_sub(i64::from(price).saturating_mul(count));
     }
 
     /// How many things of this price are left, at least one.

@@ -118,6 +118,20 @@ impl Pair {
     }
 }
 
+/// The failure: a read of thousands of tiny records was charged as if it were one.
+#[test]
+fn every_record_counts_once() {
+    let mut pair = Pair::connected(&TLS13, usize::MAX);
+    pair.server.take_count();
+    let mut bytes = Vec::new();
+    for _ in 0..100 {
+        pair.client.writer().write_all(b"x").unwrap();
+        bytes.extend(pair.client_bytes());
+    }
+    pair.serve(bytes).unwrap();
+    assert_eq!((pair.server.take_count(), pair.server.take_count()), (100, 0));
+}
+
 #[test]
 fn bytes_cut_anywhere_give_the_same_plaintext_and_leave_nothing_behind() {
     let long: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
