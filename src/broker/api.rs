@@ -53,6 +53,8 @@ pub struct Opened {
     pub present: bool,
     /// To wait for before CONNACK: the session is new and persistent, or one that was on disk is discarded.
     pub ticket: Option<Arc<Ticket>>,
+    /// What is left to do about the session or connection before it, if that is much.
+    pub aftermath: Option<Box<super::Aftermath>>,
     /// Whether it had a connection, which ends now.
     pub took_over: bool,
     /// Number of the session's connection, from 1; the connection owns the session while no higher one exists.

@@ -6,6 +6,7 @@
 //! one of timers or index; slots last.
 
 mod account;
+mod aftermath;
 mod api;
 mod devices;
 mod drops;
@@ -56,6 +57,7 @@ use timers::Timers;
 
 pub use crate::store::{QueueStore, QueueSummary};
 pub use account::{Account, Charge, Kind};
+pub use aftermath::Aftermath;
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use index::MatchCache;

@@ -9,8 +9,8 @@ use std::sync::{
 };
 
 use super::{
-    Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session, SessionCore, Target,
-    Turn, Will,
+    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session,
+    SessionCore, Target, Turn, Will,
     session_core::{References, State, cost},
     shared::Group,
 };
@@ -26,10 +26,10 @@ const TIMERS_PER_TICK: usize = 10_000;
 const DRAIN_PER_CALL: usize = 256;
 
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
-struct Ended {
-    session: Arc<dyn Session>,
-    subscriptions: References,
-    will: Option<Will>,
+pub(super) struct Ended {
+    pub(super) session: Arc<dyn Session>,
+    pub(super) subscriptions: References,
+    pub(super) will: Option<Will>,
 }
 
 /// The old half of an open.
@@ -69,6 +69,7 @@ impl Broker {
         let (mut opened, former) = self.open_locked(request, make);
         opened.took_over = former.connection.is_some();
         let Opened { session, present, ticket, .. } = &opened;
+        let mut aftermath = Aftermath::new(self, now);
         if let Some(epoch) = former.connection {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
             old.close(epoch, CloseReason::TakenOver);
@@ -76,11 +77,12 @@ impl Broker {
             self.emit_with(now, old.core(), || EventKind::TakenOver);
         }
         if let Some(will) = former.will {
-            self.publish_will(session, &will, session.core().slot(), now, turn);
+            aftermath.publish(session, will);
         }
         if let Some(ended) = former.ended {
-            self.clear_away(ended, "clean_start", ticket.as_ref(), now, turn);
+            aftermath.clear(ended, "clean_start", ticket.as_ref());
         }
+        let aftermath = aftermath.begin(turn);
         if let Some(ticket) = ticket {
             ticket.done();
         }
@@ -88,6 +90,7 @@ impl Broker {
             let info = Box::new(session.core().state.lock().info());
             EventKind::Connected { info, session_present: *present }
         });
+        opened.aftermath = aftermath;
         opened
     }
 
@@ -108,7 +111,8 @@ impl Broker {
     }
 
     /// Tells that the connection of `epoch` ended. Ignored if a later epoch exists. Publishes or schedules the
-    /// will, ends the session if its expiry is 0. The session must no longer be online as a target.
+    /// will, ends the session if its expiry is 0. The session must no longer be online as a target. What is left to do, if
+    /// that is much.
     pub fn closed(
         &self,
         session: &Arc<dyn Session>,
@@ -116,7 +120,7 @@ impl Broker {
         closed: Closed,
         now: Timestamp,
         turn: &mut Turn,
-    ) {
+    ) -> Option<Box<Aftermath>> {
         let inner = &*self.inner;
         let core = session.core();
         let _change = self.change();
@@ -126,7 +130,7 @@ impl Broker {
             let mut place = inner.place(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.ended || state.epoch != epoch || !state.online {
-                return;
+                return None;
             }
             inner.online.fetch_sub(1, Release);
             let due = inner.timers.update(session, &mut state, |state| {
@@ -155,19 +159,21 @@ impl Broker {
             self.keep_after(session, &noted);
         }
         self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
+        let mut aftermath = Aftermath::new(self, now);
         match ended {
-            Some(ended) => self.clear_away(ended, "expired", None, now, turn),
+            Some(ended) => aftermath.clear(ended, "expired", None),
             None => {
                 let left = session.yield_shared();
                 self.redeliver(left, core.queue(), now, turn);
                 let groups = inner.index.groups_of(core.state.lock().subscriptions.as_slice());
                 self.park(&groups);
-                self.limit_offline(session, now, turn);
+                self.limit_offline(session, &mut aftermath);
             }
         }
         if let Some(will) = will {
-            self.publish_will(session, &will, core.slot(), now, turn);
+            aftermath.publish(session, will);
         }
+        aftermath.begin(turn)
     }
 
     /// Whether no session has a connection, and all that follows from the ends of connections and sessions so far is
@@ -222,7 +228,9 @@ impl Broker {
         };
         session.close(epoch, CloseReason::Administrative(code));
         if let Some(ended) = ended {
-            self.clear_away(ended, "administrative", None, now, turn);
+            let mut aftermath = Aftermath::new(self, now);
+            aftermath.clear(ended, "administrative", None);
+            aftermath.finish(turn);
         }
         true
     }
@@ -259,13 +267,15 @@ impl Broker {
                 will = inner.timers.update(session, &mut state, |state| state.give_will(core.queue()));
             }
         }
+        let mut aftermath = Aftermath::new(self, now);
         if let Some(will) = will {
-            self.publish_will(session, &will, core.slot(), now, turn);
+            aftermath.publish(session, will);
         }
         if let Some(ended) = ended {
             count(|c| c.sessions_expired.add(1));
-            self.clear_away(ended, "expired", None, now, turn);
+            aftermath.clear(ended, "expired", None);
         }
+        aftermath.finish(turn);
     }
 
     /// Everything of an open that needs the registry's lock.
@@ -311,7 +321,14 @@ impl Broker {
                     self.count_online();
                 }
                 return (
-                    Opened { session: Arc::clone(old), present: true, ticket, took_over: false, epoch },
+                    Opened {
+                        session: Arc::clone(old),
+                        present: true,
+                        ticket,
+                        aftermath: None,
+                        took_over: false,
+                        epoch,
+                    },
                     former,
                 );
             }
@@ -333,7 +350,7 @@ impl Broker {
         place.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        (Opened { session, present: false, ticket, took_over: false, epoch: 1 }, former)
+        (Opened { session, present: false, ticket, aftermath: None, took_over: false, epoch: 1 }, former)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
@@ -346,7 +363,7 @@ impl Broker {
             state.give_will(session.core().queue())
         });
         if let Some(leaving) = state.leaving() {
-            // Until `clear_away` has come to the removal.
+            // Until [`Aftermath`] has come to the removal.
             leaving.hold();
         }
         if was_online {
@@ -359,37 +376,8 @@ impl Broker {
         Ended { session: Arc::clone(session), subscriptions, will }
     }
 
-    /// The rest of a session's end, without locks: subscriptions, shared messages, will, slot.
-    fn clear_away(
-        &self,
-        ended: Ended,
-        reason: &'static str,
-        ticket: Option<&Arc<Ticket>>,
-        now: Timestamp,
-        turn: &mut Turn,
-    ) {
-        let inner = &*self.inner;
-        let Ended { session, subscriptions, will } = ended;
-        let core = session.core();
-        let groups = inner.index.remove_all(subscriptions.as_slice(), core.slot());
-        for group in groups {
-            group.close(&inner.account, inner.durable.as_ref());
-        }
-        let left = session.end();
-        self.redeliver(left, core.queue(), now, turn);
-        self.park(&inner.index.groups_of(subscriptions.as_slice()));
-        // After what goes to others was submitted.
-        self.remove_after_wills(core, ticket);
-        inner.slots.free(core.slot());
-        self.emit_with(now, core, || EventKind::SessionEnded { reason });
-        // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].
-        if let Some(will) = will {
-            self.publish_will(&session, &will, 0, now, turn);
-        }
-    }
-
     /// Above the limit of sessions without a connection, the one nearest to its deadline ends.
-    fn limit_offline(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) {
+    fn limit_offline(&self, session: &Arc<dyn Session>, aftermath: &mut Aftermath) {
         let inner = &*self.inner;
         let offline = inner.sessions.load(Relaxed).saturating_sub(inner.online.load(Relaxed));
         if offline <= inner.limits.max_offline_sessions {
@@ -408,7 +396,7 @@ impl Broker {
             self.mark_ended(&victim, &mut state)
         };
         count(|c| c.sessions_expired.add(1));
-        self.clear_away(ended, "expired", None, now, turn);
+        aftermath.clear(ended, "expired", None);
     }
 
     /// A member of these groups is not there any more.

@@ -11,7 +11,9 @@ use std::{
     task::Wake,
 };
 
-use super::{Broker, Inner, Session, SessionCore, Turn, Will, session_core::State};
+use super::{
+    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, session_core::State,
+};
 use crate::{
     telemetry::count,
     types::{OriginKind, SharedMessage, Ticket, Timestamp},
@@ -21,35 +23,43 @@ impl Broker {
     /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
     /// after the last connection was asked to end; wills leave their sessions, so none is published twice.
     pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) {
-        let mut wills = Vec::new();
+        let mut wills = Aftermath::new(self, now);
         self.inner.slots.for_each_session(|session| {
             let will = {
                 let mut state = session.core().state.lock();
                 let queue = session.core().queue();
                 self.inner.timers.update(&session, &mut state, |state| state.give_will(queue))
             };
-            wills.extend(will.map(|will| (session, will)));
+            if let Some(will) = will {
+                wills.publish(&session, will);
+            }
         });
-        for (session, will) in wills {
-            self.publish_will(&session, &will, session.core().slot(), now, turn);
-        }
+        wills.finish(turn);
     }
 
-    /// Publishes a will that [`State::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over: the slot may be another's by
-    /// now.
-    pub(super) fn publish_will(
+    /// Publishes a will that [`State::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over: the slot may be
+    /// another's by now. What is left if not all receivers have it: the caller goes on, and then calls
+    /// [`Self::conclude_will`].
+    pub(super) fn publish_will_some(
         &self,
         session: &Arc<dyn Session>,
         will: &Will,
         slot: u32,
         now: Timestamp,
         turn: &mut Turn,
-    ) {
+    ) -> Option<Box<Spread>> {
         let message = Arc::new(published(will, session.core(), slot, now));
         count(|c| c.wills_published.add(1));
         let message = message.borrow();
-        self.publish(&message, turn);
-        let ticket = message.issued().cloned();
+        if let Routing::More(spread) = self.publish_some(&message, turn) {
+            return Some(spread);
+        }
+        self.conclude_will(session, message.issued().cloned());
+        None
+    }
+
+    /// All receivers have a will. `ticket` is what must be on disk before it leaves its session, if there is anything.
+    pub(super) fn conclude_will(&self, session: &Arc<dyn Session>, ticket: Option<Arc<Ticket>>) {
         if let Some(ticket) = &ticket {
             ticket.done();
         }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{Shared, clock};
+use super::{Shared, clock, ending::finish_alone};
 use crate::{
     broker::{Charge, Closed, Kind, Session, Turn, Will},
     codec::Connect,
@@ -35,8 +35,9 @@ impl Drop for Claim<'_> {
         let mut turn = Turn::default();
         let expiry = self.fresh.then_some(0);
         let closed = Closed { publish_will: false, expiry, reason: "handshake_ended" };
-        self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        let aftermath = self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
+        finish_alone(aftermath);
     }
 }
 

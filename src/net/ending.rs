@@ -14,7 +14,7 @@ use super::{
     wheel,
 };
 use crate::{
-    broker::{CloseReason, Closed, Session, Turn},
+    broker::{Aftermath, CloseReason, Closed, Session, Turn},
     codec::reason,
     info_of_peer,
     telemetry::{Said, count},
@@ -70,8 +70,10 @@ impl Connection {
         };
         let mut turn = Turn::default();
         let closed = Closed { publish_will, expiry, reason };
-        self.device.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        let broker = &self.device.shared.broker;
+        let aftermath = broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
+        finish_alone(aftermath);
     }
 
     /// Tells what the client did: a packet over a limit, malformed, or against the protocol.
@@ -152,6 +154,24 @@ impl Connection {
             }
         }
         self.device.detach(self.epoch)
+    }
+}
+
+/// Goes on in turns, beside the connections of this thread.
+pub(super) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
+    let Some(mut aftermath) = aftermath else { return };
+    let rest = async move {
+        let mut turn = Turn::default();
+        while !aftermath.go_on(&mut turn) {
+            turn.flush();
+            turn.effort.renew();
+            tokio::task::yield_now().await;
+        }
+        turn.flush();
+    };
+    // Without a runtime it is dropped, and with that done at once.
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(rest);
     }
 }
 

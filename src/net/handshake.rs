@@ -24,6 +24,7 @@ use super::{
     clock,
     connection::Connection,
     device::{Device, Link, Writer},
+    ending::finish_alone,
     flush,
     handshake_error::HandshakeError,
     layered::Io,
@@ -209,11 +210,12 @@ async fn open(
     let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
     let mut turn = Turn::default();
     let maker = Arc::clone(shared);
-    let opened = shared
+    let mut opened = shared
         .broker
         .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
         .await;
     turn.flush();
+    finish_alone(opened.aftermath.take());
     if opened.took_over {
         info_of_peer!(
             Said::Takeover, peer.ip(), %peer, %client_id, listener = &**listener.name,

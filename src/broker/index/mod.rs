@@ -165,6 +165,13 @@ impl Index {
 
     /// Removes all subscriptions of an ended session or stream; returns groups that have no members left.
     pub(super) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+        let gone = self.remove_some(references, slot);
+        self.note_ended();
+        gone
+    }
+
+    /// As [`Self::remove_all`], of some of the subscriptions. [`Self::note_ended`] is called behind the last of them.
+    pub(super) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
         let mut gone = Vec::new();
         // In parts, so that publishers wait for none of them long.
         for part in references.chunks(256) {
@@ -178,8 +185,12 @@ impl Index {
                 }
             }
         }
-        self.generations.ended.fetch_add(1, Ordering::Release);
         gone
+    }
+
+    /// A session or stream has no subscriptions any more, and its slot may go to another.
+    pub(super) fn note_ended(&self) {
+        self.generations.ended.fetch_add(1, Ordering::Release);
     }
 
     /// The group of an id, if it still has members.

@@ -1,5 +1,6 @@
 //! Tests of the broker with a session that only records what it gets.
 
+mod aftermath;
 mod disk;
 mod group_queue;
 mod non_broker;

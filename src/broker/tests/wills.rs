@@ -16,6 +16,10 @@ pub(super) struct Disk {
 }
 
 impl Disk {
+    pub(super) fn count(&self) -> usize {
+        self.sessions.lock().len()
+    }
+
     fn wills(&self) -> Vec<String> {
         let payload = |session: &StoredSession| {
             let will = session.will.as_ref()?;
