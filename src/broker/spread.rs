@@ -3,7 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{Broker, Delivered, MatchOptions, Outcome, Published, Turn, index::MatchList};
+use super::{
+    Broker, Delivered, MatchOptions, Outcome, Published, Target, Turn,
+    index::{MatchList, Matched},
+    shared::Group,
+};
 use crate::{
     telemetry::count,
     types::{Durability, Effort, Message, OpenUnit, QoS, QueueId, SharedMessage, Ticket},
@@ -51,21 +55,35 @@ impl Broker {
         let Turn { dirty, matches, effort } = turn;
         // The seam for more nodes: the one place to ask who else wants this message; the other is below.
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic);
-        let mut way = Way { only_streams, ..Way::default() };
-        self.hand_out(list, message, &mut way, usize::MAX, dirty, effort);
+        let published = self.hand_out(list, message, only_streams, dirty, effort);
         effort.spend_each(Effort::NODE, matches.take_visited());
-        self.conclude(message, way.published)
+        self.conclude(message, published)
     }
 
     /// Hands the message to all receivers, or to as many as the account affords.
+    #[inline]
     pub(super) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic);
-        let mut way = Way { only_streams, ..Way::default() };
-        self.hand_out(list, message, &mut way, MANY, dirty, effort);
-        let left = (way.served < list.len()).then(|| Arc::clone(list));
+        if list.len() > MANY {
+            return self.begin(message, only_streams, turn);
+        }
+        let published = self.hand_out(list, message, only_streams, dirty, effort);
         effort.spend_each(Effort::NODE, matches.take_visited());
-        let Some(list) = left else { return Routing::Done(self.conclude(message, way.published)) };
+        Routing::Done(self.conclude(message, published))
+    }
+
+    /// As [`Self::route_some`], for very many receivers.
+    #[cold]
+    fn begin(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
+        let Turn { dirty, matches, effort } = turn;
+        let list = Arc::clone(matches.find(&self.inner.index, &self.inner.slots, message.topic));
+        effort.spend_each(Effort::NODE, matches.take_visited());
+        let mut way = Way { only_streams, ..Way::default() };
+        self.hand_out_some(&list, message, &mut way, dirty, effort);
+        if way.served == list.len() {
+            return Routing::Done(self.conclude(message, way.published));
+        }
         // Receivers to come may need one, and duplicates of the message wait for it from now on.
         let ticket = message.ticket().cloned();
         Routing::More(Box::new(Spread {
@@ -80,72 +98,119 @@ impl Broker {
         }))
     }
 
-    /// Goes on in `list`. Stops when the account is spent if the list has more than `most` receivers.
+    /// Hands the message to all in `list`.
+    #[inline]
     fn hand_out(
         &self,
         list: &MatchList,
         message: &Message<'_>,
+        only_streams: bool,
+        dirty: &mut Vec<Arc<dyn Target>>,
+        effort: &mut Effort,
+    ) -> Published {
+        let mut published = Published::default();
+        if only_streams {
+            count_blocked(list);
+        }
+        let listed = dirty.len();
+        self.deliver(list, &list.targets, message, only_streams, &mut published, dirty);
+        effort.spend_each(Effort::DELIVERY, list.targets.len());
+        effort.spend_each(Effort::FLUSH, dirty.len() - listed);
+        if !only_streams {
+            for group in &list.groups {
+                self.deliver_to_group(group, message, &mut published, dirty, effort);
+            }
+        }
+        published
+    }
+
+    /// Goes on in `list` until the account is spent.
+    fn hand_out_some(
+        &self,
+        list: &MatchList,
+        message: &Message<'_>,
         way: &mut Way,
-        most: usize,
-        dirty: &mut Vec<Arc<dyn super::Target>>,
+        dirty: &mut Vec<Arc<dyn Target>>,
         effort: &mut Effort,
     ) {
-        let inner = &*self.inner;
-        let part = if list.len() > most { PART } else { usize::MAX };
         if way.only_streams && way.served == 0 {
-            let blocked = list.targets.iter().filter(|matched| !matched.stream).count() + list.groups.len();
-            count(|c| c.non_broker_blocked.add(blocked as u64));
+            count_blocked(list);
         }
-        let offline_qos0 = inner.limits.offline_qos0;
         while let Some(rest) = list.targets.get(way.served..).filter(|rest| !rest.is_empty()) {
-            let now = &rest[..rest.len().min(part)];
+            let part = &rest[..rest.len().min(PART)];
             let listed = dirty.len();
-            for matched in now {
-                if way.only_streams && !matched.stream {
-                    continue;
-                }
-                let Some(merged) = matched.for_sender(message.origin.slot) else { continue };
-                let options = MatchOptions {
-                    qos: merged.qos,
-                    retain_as_published: merged.retain_as_published,
-                    replay: false,
-                    ids: list.ids(&merged),
-                    group: 0,
-                    group_queue: QueueId::NONE,
-                    queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
-                };
-                let Delivered { outcome, flush } = matched.target.deliver(message, options);
-                if flush {
-                    dirty.push(Arc::clone(&matched.target));
-                }
-                way.published.add(outcome);
-            }
-            way.served += now.len();
-            effort.spend_each(Effort::DELIVERY, now.len());
+            self.deliver(list, part, message, way.only_streams, &mut way.published, dirty);
+            way.served += part.len();
+            effort.spend_each(Effort::DELIVERY, part.len());
             effort.spend_each(Effort::FLUSH, dirty.len() - listed);
-            if part == PART && effort.is_spent() {
+            if effort.is_spent() {
                 return;
             }
         }
-        // Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
         while let Some(group) = list.groups.get(way.served - list.targets.len()) {
             way.served += 1;
-            if way.only_streams {
-                continue;
+            if !way.only_streams {
+                self.deliver_to_group(group, message, &mut way.published, dirty, effort);
             }
-            let listed = dirty.len();
-            let mut delivery = inner.delivery(dirty, message.received);
-            way.published.add(group.deliver(message, &mut delivery));
-            effort.spend(Effort::DELIVERY);
-            effort.spend_each(Effort::MEMBER, delivery.visited);
-            effort.spend_each(Effort::FLUSH, dirty.len() - listed);
-            if part == PART && effort.is_spent() {
+            if effort.is_spent() {
                 return;
             }
         }
     }
 
+    /// Hands the message to `part` of the list's targets.
+    #[inline]
+    fn deliver(
+        &self,
+        list: &MatchList,
+        part: &[Matched],
+        message: &Message<'_>,
+        only_streams: bool,
+        published: &mut Published,
+        dirty: &mut Vec<Arc<dyn Target>>,
+    ) {
+        let offline_qos0 = self.inner.limits.offline_qos0;
+        for matched in part {
+            if only_streams && !matched.stream {
+                continue;
+            }
+            let Some(merged) = matched.for_sender(message.origin.slot) else { continue };
+            let options = MatchOptions {
+                qos: merged.qos,
+                retain_as_published: merged.retain_as_published,
+                replay: false,
+                ids: list.ids(&merged),
+                group: 0,
+                group_queue: QueueId::NONE,
+                queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
+            };
+            let Delivered { outcome, flush } = matched.target.deliver(message, options);
+            if flush {
+                dirty.push(Arc::clone(&matched.target));
+            }
+            published.add(outcome);
+        }
+    }
+
+    /// Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
+    fn deliver_to_group(
+        &self,
+        group: &Group,
+        message: &Message<'_>,
+        published: &mut Published,
+        dirty: &mut Vec<Arc<dyn Target>>,
+        effort: &mut Effort,
+    ) {
+        let listed = dirty.len();
+        let mut delivery = self.inner.delivery(dirty, message.received);
+        published.add(group.deliver(message, &mut delivery));
+        effort.spend(Effort::DELIVERY);
+        effort.spend_each(Effort::MEMBER, delivery.visited);
+        effort.spend_each(Effort::FLUSH, dirty.len() - listed);
+    }
+
     /// Every receiver has the message.
+    #[inline]
     fn conclude(&self, message: &Message<'_>, published: Published) -> Published {
         self.hurry(message);
         if published.matched == 0 {
@@ -153,6 +218,13 @@ impl Broker {
         }
         published
     }
+}
+
+/// Counts the devices that get nothing.
+#[cold]
+fn count_blocked(list: &MatchList) {
+    let blocked = list.targets.iter().filter(|matched| !matched.stream).count() + list.groups.len();
+    count(|c| c.non_broker_blocked.add(blocked as u64));
 }
 
 impl Spread {
@@ -165,7 +237,7 @@ impl Spread {
         let broker = &self.broker;
         let stores = broker.stores().filter(|_| self.unit);
         let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
-        broker.hand_out(&self.list, &message, &mut self.way, MANY, &mut turn.dirty, &mut turn.effort);
+        broker.hand_out_some(&self.list, &message, &mut self.way, &mut turn.dirty, &mut turn.effort);
         if let Some(unit) = unit {
             unit.keep_open();
         }

@@ -340,8 +340,8 @@ impl Connection {
         }
         count(|c| c.bytes_in.add(read as u64));
         self.device.heard(self.epoch, wheel::second());
-        local.work.turn.effort.spend(Effort::CALL);
-        local.work.turn.effort.spend_each(Effort::KIB, read / 1024);
+        // The buffer has 64 KiB.
+        local.work.turn.effort.spend(Effort::CALL + Effort::KIB * (read / 1024) as u32);
         Poll::Ready(self.process_read(have, read, local))
     }
 

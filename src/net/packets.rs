@@ -206,7 +206,9 @@ impl Connection {
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let ticket = message.issued().cloned();
-        close_unit(&self.device, publish.packet_id, unit.and_then(OpenUnit::hand_over));
+        if let Some(unit) = unit.and_then(OpenUnit::hand_over) {
+            close_unit(&self.device, publish.packet_id, unit);
+        }
         if let Some(ticket) = &ticket {
             ticket.done();
         }
@@ -356,9 +358,9 @@ impl Connection {
     }
 }
 
-/// Completes a unit, if there is one, with the packet identifier of its QoS 2 message.
-pub(super) fn close_unit(device: &Device, packet_id: u16, unit: Option<Arc<Ticket>>) {
-    let (Some(stores), Some(ticket)) = (device.shared.broker.stores(), unit) else { return };
+/// Completes a unit with the packet identifier of its QoS 2 message.
+pub(super) fn close_unit(device: &Device, packet_id: u16, ticket: Arc<Ticket>) {
+    let Some(stores) = device.shared.broker.stores() else { return };
     let queue = device.core().queue();
     // Also if another connection has taken the session meanwhile, and its client may have gone on.
     let kept = device.lock().out.keep_received(packet_id, Arc::clone(&ticket));

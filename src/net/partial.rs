@@ -50,7 +50,12 @@ impl Partial {
     ///
     /// # Errors
     /// The account has no room. Nothing is kept then.
+    #[inline]
     pub(super) fn keep(&mut self, rest: &[u8], account: &Account) -> Result<(), NoRoom> {
+        if rest.is_empty() && self.charged == 0 {
+            self.bytes = Vec::new();
+            return Ok(());
+        }
         self.put_back(rest.to_vec(), account)
     }
 

@@ -34,7 +34,9 @@ impl Publishing {
     /// All receivers have it: what must be on disk before it is acknowledged.
     fn conclude(&self, device: &Device) -> Option<Arc<Ticket>> {
         let ticket = self.spread.ticket().cloned();
-        close_unit(device, self.packet_id, self.spread.unit());
+        if let Some(unit) = self.spread.unit() {
+            close_unit(device, self.packet_id, unit);
+        }
         if let Some(ticket) = &ticket {
             ticket.done();
         }

@@ -45,32 +45,38 @@ impl Effort {
     pub const TOPIC: u32 = 150;
 
     /// Begins anew: what was spent beyond the account is forgotten.
+    #[inline]
     pub fn renew(&mut self) {
         *self = Self::default();
     }
 
     /// Spends.
+    #[inline]
     pub fn spend(&mut self, cost: u32) {
         self.left -= i64::from(cost);
     }
 
     /// Spends the price of each of `count` things.
+    #[inline]
     pub fn spend_each(&mut self, price: u32, count: usize) {
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        self.left = self.left.saturating_sub(i64::from(price).saturating_mul(count));
+        const MOST: usize = 1 << 30;
+        self.left = self.left.saturating_sub(i64::from(price) * count.min(MOST) as i64);
     }
 
     /// How many things of this price are left, at least one.
+    #[inline]
     pub fn affords(&self, price: u32) -> usize {
         usize::try_from(self.left / i64::from(price.max(1))).unwrap_or(0).max(1)
     }
 
     /// Whether it is time to yield.
+    #[inline]
     pub fn is_spent(&self) -> bool {
         self.left <= 0
     }
 
     /// What was spent since the account was fresh.
+    #[inline]
     pub fn spent(&self) -> u64 {
         u64::try_from(i64::from(Self::TURN) - self.left).unwrap_or(0)
     }

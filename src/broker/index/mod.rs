@@ -28,7 +28,7 @@ use super::{
 };
 
 pub use cache::MatchCache;
-pub(super) use cache::MatchList;
+pub(super) use cache::{MatchList, Matched};
 pub(super) use entry::{Entry, GROUP, Options};
 use exact::Filters;
 use wildcard::Wildcards;
