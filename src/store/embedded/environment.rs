@@ -6,7 +6,10 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed},
+        },
     },
     time::{Duration, Instant},
 };
@@ -273,8 +276,11 @@ impl Environment {
 
     /// Before each transaction. A page behind the end of the file would end the process by a signal.
     fn usable(&self) -> Result<(), heed::Error> {
+        // In this order: the file may grow meanwhile, and others may note it.
+        let known = self.length.load(Acquire);
         let length = self.file.metadata()?.len();
-        if length < self.length.fetch_max(length, Relaxed) {
+        self.length.fetch_max(length, AcqRel);
+        if length < known {
             self.met_damage(&"its file was cut short while it was in use");
         }
         if self.is_damaged() { Err(heed::Error::Mdb(MdbError::Corrupted)) } else { Ok(()) }
