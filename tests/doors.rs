@@ -126,6 +126,10 @@ fn an_address_has_its_own_number_of_connections() {
     let _held = [connect_from(2, server.ports.tcp, "one"), connect_from(2, server.ports.tcp, "two")];
     assert!(is_closed(&mut from_host(2, server.ports.tcp)));
     assert_eq!(refused(&server, "address_limit"), 1);
+    // And is told of, so that nobody searches for it in the client.
+    let told = server.log();
+    let told = told.lines().find(|line| line.contains("connection refused")).expect("a line");
+    assert!(told.contains("too many connections of this address") && told.contains("127.0.0.2"), "{told}");
     connect_from(1, server.ports.tcp, "elsewhere");
     connect_from(2, server.port("other"), "other door");
 }

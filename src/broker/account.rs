@@ -1,8 +1,8 @@
 //! The memory account: every byte that peers make the process hold beyond what each connection has anyway.
 //!
 //! One total stands against `limits.memory_budget`, and most kinds have a share of it. The last quarter of the total, and of
-//! each share, is for those who hold little: large holders are refused first. Nothing is taken from anybody here; what is
-//! held goes when it is sent, when its deadline comes or when its owner ends.
+//! each share, is for those who hold little: large holders are refused first. When those who hold little need that, the
+//! largest give back (`shed`); all else goes when it is sent, when its deadline comes or when its owner ends.
 
 use std::sync::{
     Arc,
@@ -12,7 +12,7 @@ use std::sync::{
 /// What bytes are held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Messages that wait for a session or a shared group, and pages read from disk for them.
+    /// Messages that wait for a session or a shared group or are not acknowledged, and pages read from disk for them.
     Queued,
     /// Packets of connected clients that have not arrived completely.
     Partial,
@@ -24,6 +24,10 @@ pub enum Kind {
     Filters,
     /// Sessions.
     Sessions,
+    /// Topic aliases that clients set.
+    Aliases,
+    /// Retained messages: as a whole where they are in memory, their topics where they are on disk.
+    Retained,
     /// Requests and answers of gRPC calls under way.
     GrpcMessages,
     /// Buffers of gRPC streams.
@@ -34,13 +38,15 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
         Self::Wills,
         Self::Filters,
         Self::Sessions,
+        Self::Aliases,
+        Self::Retained,
         Self::GrpcMessages,
         Self::GrpcStreams,
         Self::Unauthenticated,
@@ -55,6 +61,8 @@ impl Kind {
             Self::Wills => "wills",
             Self::Filters => "filters",
             Self::Sessions => "sessions",
+            Self::Aliases => "topic_aliases",
+            Self::Retained => "retained",
             Self::GrpcMessages => "grpc_messages",
             Self::GrpcStreams => "grpc_streams",
             Self::Unauthenticated => "unauthenticated",
@@ -65,9 +73,10 @@ impl Kind {
     /// rest to traffic; who has not authenticated gets little.
     fn divisor(self) -> usize {
         match self {
-            Self::Queued | Self::Partial | Self::Replies | Self::GrpcMessages | Self::GrpcStreams => 1,
-            Self::Sessions => 2,
-            Self::Filters => 4,
+            Self::Queued | Self::Partial | Self::Replies | Self::GrpcStreams => 1,
+            // Each gRPC connection has a part whatever it sends: many could leave devices nothing.
+            Self::Sessions | Self::GrpcMessages => 2,
+            Self::Filters | Self::Aliases | Self::Retained => 4,
             Self::Wills => 8,
             Self::Unauthenticated => 16,
         }
@@ -105,6 +114,11 @@ impl Account {
         false
     }
 
+    /// Whether retained messages may take `bytes` more. They belong to nobody: while memory is short only small ones may.
+    pub(super) fn takes_retained(&self, bytes: usize) -> bool {
+        self.takes(Kind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
+    }
+
     /// Takes `bytes`, beyond all limits if need be: for what is bounded otherwise and must go on.
     pub fn force(&self, kind: Kind, bytes: usize) {
         self.used.fetch_add(bytes, Relaxed);
@@ -133,7 +147,12 @@ impl Account {
 
     /// Whether `bytes` of a kind would fit now, for somebody who holds nothing.
     pub fn takes(&self, kind: Kind, bytes: usize) -> bool {
-        self.has_room(bytes) && self.held(kind).saturating_add(bytes) <= self.limit / kind.divisor()
+        self.has_room(bytes) && self.held(kind).saturating_add(bytes) <= self.share(kind)
+    }
+
+    /// The part of the bound that bytes of a kind may take.
+    pub fn share(&self, kind: Kind) -> usize {
+        self.limit / kind.divisor()
     }
 
     /// Whether only those who hold little get more.
@@ -167,7 +186,7 @@ impl Account {
         }
         let all = &self.kinds[kind as usize];
         let before = all.fetch_add(bytes, Relaxed);
-        let share = self.limit / kind.divisor();
+        let share = self.share(kind);
         let fits = match kind {
             // Those who came before make room.
             Kind::Unauthenticated => before.saturating_add(bytes) <= share,

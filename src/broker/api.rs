@@ -204,6 +204,8 @@ pub struct DevicePage {
 pub enum RetainError {
     /// Count or bytes limit.
     Quota,
+    /// The memory budget, or the share of it that retained messages may take, is used up.
+    Memory,
     /// Switched off.
     Unavailable,
 }

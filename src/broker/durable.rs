@@ -188,17 +188,18 @@ impl Broker {
         self.inner.durability.of(topic, listener)
     }
 
-    /// Reads a session's queue from place `from` on. Cancel safe.
+    /// Reads a session's queue from place `from` on: about so many bytes, and one message at least. Cancel safe.
     pub async fn read_queue(
         &self,
         client_id: &ClientId,
         queue: QueueId,
         from: u64,
+        bytes: usize,
     ) -> Result<Page, StoreError> {
         let durable = self.inner.durable.as_ref();
         let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
         let Loaded { entries, next, end, damaged } =
-            durable.queues().load(queue, from, READ_MESSAGES, Page::BYTES).await?;
+            durable.queues().load(queue, from, READ_MESSAGES, bytes).await?;
         if damaged > 0 {
             tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
         }

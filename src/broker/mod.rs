@@ -24,6 +24,7 @@ mod retain;
 mod session_core;
 mod sessions;
 mod shared;
+mod shed;
 mod slab;
 mod slots;
 mod spread;
@@ -35,7 +36,10 @@ mod wills;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize},
+    },
 };
 
 use ahash::RandomState;
@@ -90,6 +94,8 @@ struct Inner {
     index: Index,
     slots: Slots,
     registry: Registry,
+    /// The slot where the next look for large holders of memory begins.
+    shed_from: AtomicU32,
     timers: Timers,
     retained: Retained,
     account: Arc<Account>,
@@ -135,8 +141,18 @@ impl Broker {
         } = config;
         let hasher = RandomState::new();
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
-        let retained =
-            Retained::new(limits.retained_messages, limits.retained_bytes.0, limits.retain_available, store);
+        // What waits to be written is bounded by those who write it.
+        let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
+        let for_latest = if latest.is_some() { limits.waiting_values().0 } else { 0 };
+        let set_aside = for_disk + for_latest;
+        let account = Arc::new(Account::new(limits.budget().0 - set_aside));
+        let retained = Retained::new(
+            limits.retained_messages,
+            limits.retained_bytes.0,
+            limits.retain_available,
+            &account,
+            store,
+        );
         let inner = Arc::new_cyclic(|inner| Inner {
             non_broker,
             namespace,
@@ -148,9 +164,10 @@ impl Broker {
             index: Index::new(hasher.clone()),
             slots: Slots::default(),
             registry: Registry::new(hasher.clone()),
+            shed_from: AtomicU32::new(0),
             timers: Timers::default(),
             retained,
-            account: Arc::new(Account::new(limits.budget().0)),
+            account,
             events: broadcast::Sender::new(EVENT_CAPACITY),
             drops: Drops::default(),
             online: AtomicUsize::new(0),

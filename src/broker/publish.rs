@@ -45,8 +45,10 @@ impl Broker {
         let withheld = self.inner.non_broker && from_device;
         if message.retain && !withheld {
             turn.effort.spend(Effort::RETAINED);
-            if self.inner.retained.set(message) == Err(RetainError::Quota) {
-                count(|c| c.retained_refused.add(1));
+            match self.inner.retained.set(message) {
+                Err(RetainError::Quota) => count(|c| c.retained_refused.add(1)),
+                Err(RetainError::Memory) => count(|c| c.retained_memory.add(1)),
+                Ok(_) | Err(RetainError::Unavailable) => {}
             }
         }
         if from_device && let Some(latest) = &self.inner.latest {

@@ -2,6 +2,8 @@
 //!
 //! With a store, a message with more than a small payload is in memory only for a while after it was set; then what is
 //! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`super::replay`].
+//! What is in memory is on the account: a message that does not fit there is not retained, and while half of the share is
+//! taken, messages leave memory as soon as they are on disk.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +16,10 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::RetainError;
+use super::{
+    RetainError,
+    account::{Account, Kind},
+};
 use crate::{
     store::{LoadedRetained, RetainedStore, StoreError},
     types::{Message, OriginKind, SharedMessage, Timestamp, matches},
@@ -22,7 +27,7 @@ use crate::{
 
 /// Larger payloads do not stay in memory if there is a store.
 const SMALL: usize = 256;
-/// How long they do.
+/// How long they do, unless memory is short.
 const STAY: u64 = 60_000;
 /// Topics that a tick looks at for messages that may leave memory, and bytes of these messages.
 const EVICT: usize = 1000;
@@ -40,6 +45,7 @@ pub(super) struct Retained {
     len: AtomicUsize,
     /// The topic where the next sweep begins.
     swept: Mutex<Option<Arc<str>>>,
+    account: Arc<Account>,
     store: Option<Arc<dyn RetainedStore>>,
 }
 
@@ -53,7 +59,12 @@ struct Table {
     leaving: BTreeMap<u64, Arc<str>>,
     /// The last turn that was given.
     turn: u64,
+    /// Bytes in memory.
+    held: usize,
 }
+
+/// Bytes counted for a topic in memory, beside what its message costs there.
+const NODE: usize = 96;
 
 /// Where the message of a topic is.
 enum Kept {
@@ -77,6 +88,14 @@ impl Kept {
         match self {
             Self::Here { message, .. } => message.cost(),
             Self::Disk { cost, .. } => *cost as usize,
+        }
+    }
+
+    /// Bytes that it takes in memory.
+    fn held(&self, topic: &str) -> usize {
+        match self {
+            Self::Here { message, .. } => NODE + message.cost(),
+            Self::Disk { .. } => NODE + topic.len(),
         }
     }
 
@@ -107,6 +126,7 @@ impl Table {
             self.leaving.remove(&old.turn());
         }
         self.bytes += kept.cost();
+        self.held += kept.held(topic);
         self.expiring += usize::from(kept.expires().is_some());
         self.messages.insert(Arc::clone(topic), kept);
     }
@@ -123,6 +143,7 @@ impl Table {
     fn take(&mut self, topic: &str) -> Option<Kept> {
         let kept = self.messages.remove(topic)?;
         self.bytes -= kept.cost();
+        self.held -= kept.held(topic);
         self.expiring -= usize::from(kept.expires().is_some());
         Some(kept)
     }
@@ -142,11 +163,25 @@ impl Retained {
         max_messages: usize,
         max_bytes: usize,
         available: bool,
+        account: &Arc<Account>,
         store: Option<Arc<dyn RetainedStore>>,
     ) -> Self {
+        let account = Arc::clone(account);
         let len = AtomicUsize::new(0);
         let swept = Mutex::new(None);
-        Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept, store }
+        Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept, account, store }
+    }
+
+    /// Changes the table and brings the account up to it. What a change adds was asked for before.
+    fn change<R>(&self, table: &mut Table, change: impl FnOnce(&mut Table) -> R) -> R {
+        let before = table.held;
+        let result = change(table);
+        match table.held.checked_sub(before) {
+            Some(more) => self.account.force(Kind::Retained, more),
+            None => self.account.release(Kind::Retained, before - table.held),
+        }
+        self.len.store(table.messages.len(), Relaxed);
+        result
     }
 
     /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one.
@@ -156,8 +191,7 @@ impl Retained {
         }
         if message.payload.is_empty() {
             let mut table = self.table.write();
-            let existed = table.remove(message.topic);
-            self.len.store(table.messages.len(), Relaxed);
+            let existed = self.change(&mut table, |table| table.remove(message.topic));
             if let Some(store) = self.store.as_ref().filter(|_| existed) {
                 // Submitted under the lock: in the order of the changes.
                 store.clear(Arc::from(message.topic), message.retained_part());
@@ -172,8 +206,13 @@ impl Retained {
         let old_cost = old.map_or(0, Kept::cost);
         let turn = old.map_or(0, Kept::turn);
         let too_many = !existed && table.messages.len() >= self.max_messages;
+        let more = (NODE + message.cost()).saturating_sub(old.map_or(0, |old| old.held(&message.topic)));
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
             return Err(RetainError::Quota);
+        }
+        let ours = message.kind == OriginKind::Server;
+        if more > 0 && !ours && !self.account.takes_retained(more) {
+            return Err(RetainError::Memory);
         }
         let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
@@ -181,11 +220,10 @@ impl Retained {
             may_leave = turn == 0 && message.payload.len() > SMALL;
         }
         let topic = Arc::clone(&message.topic);
-        table.put(&topic, Kept::Here { message, turn });
+        self.change(&mut table, |table| table.put(&topic, Kept::Here { message, turn }));
         if may_leave {
             table.may_leave(&topic);
         }
-        self.len.store(table.messages.len(), Relaxed);
         Ok(existed)
     }
 
@@ -198,8 +236,8 @@ impl Retained {
         }
         let small = message.payload.len() <= SMALL;
         let here = || Kept::Here { message: Arc::clone(message), turn: 0 };
-        table.put(&message.topic, if small { here() } else { Kept::on_disk(message) });
-        self.len.store(table.messages.len(), Relaxed);
+        let kept = if small { here() } else { Kept::on_disk(message) };
+        self.change(&mut table, |table| table.put(&message.topic, kept));
         true
     }
 
@@ -293,6 +331,8 @@ impl Retained {
     /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to
     /// [`Self::evict`].
     pub(super) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
+        let stay =
+            if self.account.takes(Kind::Retained, self.account.share(Kind::Retained) / 2) { STAY } else { 0 };
         let mut table = self.table.write();
         let (mut chosen, mut bytes) = (Vec::new(), 0);
         for _ in 0..EVICT.min(table.leaving.len()) {
@@ -301,7 +341,7 @@ impl Retained {
             }
             let Some((_, topic)) = table.leaving.pop_first() else { break };
             let Some(Kept::Here { message, .. }) = table.messages.get(&topic) else { continue };
-            if message.received.plus_millis(STAY) <= now {
+            if message.received.plus_millis(stay) <= now {
                 bytes += message.cost();
                 chosen.push(topic);
             } else {
@@ -323,7 +363,7 @@ impl Retained {
                 table.leaving.remove(&before);
             } else if read.is_some_and(|read| is_same(&read, message)) {
                 let kept = Kept::on_disk(message);
-                table.put(&topic, kept);
+                self.change(&mut table, |table| table.put(&topic, kept));
             } else {
                 table.may_leave(&topic);
             }
@@ -357,13 +397,12 @@ impl Retained {
             for topic in part {
                 // It may have been replaced in between.
                 if table.messages.get(&**topic).is_some_and(|kept| kept.is_expired(now)) {
-                    table.remove(topic);
+                    self.change(&mut table, |table| table.remove(topic));
                     if let Some(store) = &self.store {
                         store.clear(Arc::clone(topic), None);
                     }
                 }
             }
-            self.len.store(table.messages.len(), Relaxed);
         }
     }
 

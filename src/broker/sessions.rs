@@ -243,6 +243,7 @@ impl Broker {
         }
         self.inner.retained.sweep(now);
         self.inner.evict_retained(now);
+        self.shed();
         self.retry_stalled(now, turn);
         self.tell_drops(now);
     }

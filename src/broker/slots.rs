@@ -58,6 +58,16 @@ impl Slots {
         drop(target);
     }
 
+    /// The sessions among `count` slots from `from`.
+    pub(super) fn sessions(&self, from: u32, count: u32) -> Vec<Arc<dyn Session>> {
+        self.targets.read().sessions(from, count).into_iter().map(|(_, session)| session).collect()
+    }
+
+    /// The first slot that nobody ever had.
+    pub(super) fn end(&self) -> u32 {
+        self.targets.read().end()
+    }
+
     /// The session of a slot.
     pub(super) fn session(&self, slot: u32) -> Option<Arc<dyn Session>> {
         Arc::clone(self.targets.read().get(slot)?).into_session()

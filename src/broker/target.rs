@@ -121,6 +121,14 @@ pub trait Session: Target {
 
     /// Counts for `Devices.Get` and metrics.
     fn queue(&self) -> QueueInfo;
+
+    /// Bytes that it has of the memory account for messages on their way to the client.
+    fn held(&self) -> usize {
+        0
+    }
+
+    /// Memory is short and it holds much: lets go what its queue's policy allows or the disk has, else ends the connection.
+    fn give_back(&self) {}
 }
 
 /// Queue figures of one session.

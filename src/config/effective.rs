@@ -24,18 +24,22 @@ pub struct TlsFiles {
 impl Config {
     /// What memory the configuration can reach at most, as one line for people.
     pub fn memory_reach(&self) -> String {
-        let (limits, budget) = (&self.limits, self.limits.budget());
-        let latest = if self.latest.enabled { self.latest.max_bytes } else { ByteSize(0) };
-        let all = budget.0.saturating_add(limits.retained_bytes.0).saturating_add(latest.0);
+        let budget = self.limits.budget();
+        let waiting = if self.store.enabled { self.limits.waiting_for_disk() } else { ByteSize(0) };
+        let latest = if self.latest.enabled { self.latest_bytes() } else { ByteSize(0) };
         let mib = |bytes: ByteSize| format!("{} MiB", bytes.0 >> 20);
         format!(
-            "memory: peers can make it hold at most {} (limits.memory_budget {}, limits.retained_bytes {}, latest.max_bytes {}), \
-             and some KiB for each connection",
-            mib(ByteSize(all)),
+            "memory: peers can make it hold at most {} (limits.memory_budget), of which {} may wait for the disk and {} are \
+             latest values to be written, and some KiB for each connection",
             mib(budget),
-            mib(limits.retained_bytes),
+            mib(waiting),
             mib(latest),
         )
+    }
+
+    /// Bytes of latest values that may wait to be written.
+    pub fn latest_bytes(&self) -> ByteSize {
+        self.latest.max_bytes.min(self.limits.waiting_values())
     }
 
     /// Every listener for devices that opens, each with its address: the default one and the configured ones.

@@ -229,6 +229,18 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// The part of the budget for what waits for the disk, where there is a store: two thirds of it are for queues, a sixth
+    /// each for sessions and retained messages.
+    pub fn waiting_for_disk(&self) -> ByteSize {
+        const MOST: usize = 384 << 20;
+        ByteSize((self.budget().0 / 4).min(MOST))
+    }
+
+    /// The part of the budget for latest values that wait in memory to be written, however large `latest.max_bytes` is.
+    pub fn waiting_values(&self) -> ByteSize {
+        ByteSize(self.budget().0 / 8)
+    }
+
     /// What `memory_budget` comes to on this machine.
     pub fn budget(&self) -> ByteSize {
         const LEAST: usize = 64 << 20;

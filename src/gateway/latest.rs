@@ -31,6 +31,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
     let options = LatestOptions {
         flush_interval: config.latest.flush_interval.0,
         max_bytes: config.latest.max_bytes.0,
+        max_memory: config.limits.waiting_values().0,
         topics_per_device: config.latest.topics_per_device,
         excluded: config.latest.excluded.clone(),
         mark: Some(Arc::new(VersionMark::open(directory)?)),

@@ -272,11 +272,12 @@ fn grpc_config(config: &Config) -> grpc::GrpcConfig {
     }
 }
 
-/// Live trace switch for the RPC.
-pub(super) fn set_trace(client_id: &str, on: bool) {
+/// Live trace switch for the RPC; false if too many are traced.
+pub(super) fn set_trace(client_id: &str, on: bool) -> bool {
+    let clients = trace_clients();
     if on {
-        trace_clients().add(client_id);
-    } else {
-        trace_clients().remove(client_id);
+        return clients.add(client_id);
     }
+    clients.remove(client_id);
+    true
 }

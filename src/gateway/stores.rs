@@ -26,11 +26,12 @@ const AT_HAND: usize = 1024;
 
 /// Opens the stores in the data directory.
 pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
-    let durable = DurableOptions::default();
+    let waiting = config.limits.waiting_for_disk().0;
+    let durable = DurableOptions { max_waiting_bytes: waiting / 6, ..DurableOptions::default() };
     let queues = Arc::new(EmbeddedQueues::open(
         directory,
         &QueueOptions {
-            max_waiting_bytes: config.store.max_waiting_bytes.0,
+            max_waiting_bytes: config.store.max_waiting_bytes.0.min(waiting / 3 * 2),
             lazy_interval: config.store.interval.0,
             clock: clock::now,
             begun: usize::from(config.limits.max_inflight) + AT_HAND,

@@ -154,8 +154,10 @@ impl Devices for DevicesService {
     ) -> Result<Response<v1::SetDeviceTraceResponse>, Status> {
         let request = request.into_inner();
         self.check_id(&request.device_id)?;
+        if !(self.context.hooks.set_trace)(&request.device_id, request.enabled) {
+            return Err(Error::TooManyTraces.into());
+        }
         tracing::info!(client_id = request.device_id, enabled = request.enabled, "client trace switched");
-        (self.context.hooks.set_trace)(&request.device_id, request.enabled);
         Ok(Response::new(v1::SetDeviceTraceResponse {}))
     }
 }

@@ -129,8 +129,8 @@ impl Default for GrpcConfig {
     }
 }
 
-/// Called with a client id and whether to trace it.
-pub type TraceHook = Arc<dyn Fn(&str, bool) + Send + Sync>;
+/// Called with a client id and whether to trace it; false if too many are traced.
+pub type TraceHook = Arc<dyn Fn(&str, bool) -> bool + Send + Sync>;
 
 /// What the server needs beyond the broker.
 #[derive(Clone)]

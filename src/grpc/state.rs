@@ -424,6 +424,7 @@ impl State for StateService {
 pub(super) fn retain_error(error: RetainError) -> Error {
     match error {
         RetainError::Quota => Error::RetainedQuota,
+        RetainError::Memory => Error::MemoryBudget,
         RetainError::Unavailable => Error::RetainUnavailable,
     }
 }

@@ -40,6 +40,8 @@ pub(super) enum Error {
     TooManyStreams,
     #[error("too many calls at once {0}")]
     TooManyCalls(&'static str),
+    #[error("too many devices are traced, switch some off")]
+    TooManyTraces,
     #[error("the stream's buffer overflowed and its slow policy is CLOSE")]
     SlowConsumer,
     #[error("the request is larger than the gateway takes")]
@@ -120,6 +122,7 @@ impl Error {
             | Self::StoreRefused
             | Self::TooManyStreams
             | Self::TooManyCalls(_)
+            | Self::TooManyTraces
             | Self::SlowConsumer
             | Self::RequestTooLarge
             | Self::RetainedQuota => Code::ResourceExhausted,
@@ -143,6 +146,7 @@ impl Error {
             Self::StoreRefused => "STORE_REFUSED",
             Self::TooManyStreams => "TOO_MANY_STREAMS",
             Self::TooManyCalls(_) => "TOO_MANY_CALLS",
+            Self::TooManyTraces => "TOO_MANY_TRACES",
             Self::SlowConsumer => "SLOW_CONSUMER",
             Self::RequestTooLarge => "REQUEST_TOO_LARGE",
             Self::RequestIncomplete => "REQUEST_INCOMPLETE",
@@ -265,6 +269,7 @@ mod tests {
             (Error::StoreRefused, Code::ResourceExhausted, "STORE_REFUSED"),
             (Error::TooManyStreams, Code::ResourceExhausted, "TOO_MANY_STREAMS"),
             (Error::TooManyCalls("in all"), Code::ResourceExhausted, "TOO_MANY_CALLS"),
+            (Error::TooManyTraces, Code::ResourceExhausted, "TOO_MANY_TRACES"),
             (Error::SlowConsumer, Code::ResourceExhausted, "SLOW_CONSUMER"),
             (Error::RequestTooLarge, Code::ResourceExhausted, "REQUEST_TOO_LARGE"),
             (Error::RequestIncomplete, Code::DeadlineExceeded, "REQUEST_INCOMPLETE"),

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    broker::{CloseReason, Target},
+    broker::{Charge, CloseReason, Target},
     session::{Inbound, OUT_BUFFER},
     telemetry::count,
     types::{Durability, Effort},
@@ -58,6 +58,8 @@ pub(super) struct Rare {
     pub(super) held: VecDeque<Held>,
     /// More of the session's queue, on its way from the disk.
     pub(super) reading: Option<Reading>,
+    /// What the client's topic aliases have of the memory account.
+    pub(super) aliases: Option<Charge>,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -71,6 +73,7 @@ impl Rare {
             && self.held.is_empty()
             && self.reading.is_none()
             && !self.group_queues
+            && self.aliases.is_none()
             && self.limiter.is_none()
             && self.pause.is_none()
             && self.stalled.is_none()

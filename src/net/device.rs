@@ -18,10 +18,12 @@ use tokio::net::tcp::OwnedWriteHalf;
 use super::{Shared, clock, flush, wheel::PAUSED};
 use crate::{
     broker::{
-        CloseReason, Delivered, MatchOptions, Outcome, QueueInfo, QueueSummary, Session, SessionCore, Target,
+        Account, Charge, CloseReason, Delivered, Kind, MatchOptions, Outcome, QueueInfo, QueueSummary,
+        Session, SessionCore, Target,
     },
     codec::reason,
     session::{Env, Left, LinkParams, Offer, Outbound, Take, recycle},
+    telemetry::count,
     types::{DropReason, Message, QoS, QueueId, Ticket, Timestamp, Yielded},
 };
 
@@ -68,9 +70,42 @@ pub(super) struct Link {
 pub(super) struct Unsent {
     pub(super) bytes: Vec<u8>,
     pub(super) written: usize,
+    /// Once the socket was full: this buffer and what waits behind it.
+    charge: Option<Charge>,
 }
 
+/// What is charged at once for a buffer that grows.
+const STEP: usize = 16 << 10;
+
 impl Unsent {
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, written: 0, charge: None }
+    }
+
+    /// None, behind layers that are full: what waits for them is charged.
+    pub(super) fn standing(account: &Arc<Account>) -> Self {
+        let mut unsent = Self::new(Vec::new());
+        unsent.stands(account);
+        unsent
+    }
+
+    /// Bytes that it has of the memory account.
+    fn charged(&self) -> usize {
+        self.charge.as_ref().map_or(0, Charge::bytes)
+    }
+
+    /// The socket is full: from now on the buffer is charged, once [`Self::settle`] is called.
+    pub(super) fn stands(&mut self, account: &Arc<Account>) {
+        self.charge.get_or_insert_with(|| Charge::new(account, Kind::Replies));
+    }
+
+    /// Charges the buffer, if it stands, and the `behind` bytes of the next; false if memory does not allow it.
+    fn settle(&mut self, behind: usize) -> bool {
+        let Some(charge) = &mut self.charge else { return true };
+        let held = self.bytes.capacity() + behind;
+        held <= charge.bytes() || charge.set(held.next_multiple_of(STEP))
+    }
+
     pub(super) fn rest(&self) -> &[u8] {
         &self.bytes[self.written..]
     }
@@ -202,6 +237,17 @@ impl Device {
 }
 
 impl Link {
+    /// Charges what the full socket has not taken, with `behind` bytes in the next buffer; ends the connection if memory
+    /// does not allow it: a peer that does not read is who gives back.
+    pub(super) fn settle_unsent(&mut self, behind: usize) {
+        let Some(unsent) = self.unsent.as_mut().filter(|_| self.close.is_none()) else { return };
+        if !unsent.settle(behind) {
+            count(|c| c.memory_replies.add(1));
+            self.close = Some(CloseReason::Memory);
+            self.waker.wake_by_ref();
+        }
+    }
+
     /// Gathers everything unsent behind `writing`, and counts whole QoS 0 messages in it.
     fn take_unsent(&mut self, out: &mut Outbound) -> u64 {
         let rest = out.take_out();
@@ -230,7 +276,11 @@ impl Slot {
     /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
     pub(super) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
-        if link.dirty || link.flushing || link.want_write || self.out.buffered() == 0 {
+        if link.dirty || link.flushing || self.out.buffered() == 0 {
+            return false;
+        }
+        if link.want_write {
+            link.settle_unsent(self.out.buffered());
             return false;
         }
         link.dirty = true;
@@ -401,6 +451,25 @@ impl Session for Device {
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
+    }
+
+    fn held(&self) -> usize {
+        let slot = self.slot.lock();
+        let unsent = slot.link.as_ref().and_then(|link| link.unsent.as_ref());
+        slot.out.held() + unsent.map_or(0, |unsent| unsent.charged())
+    }
+
+    fn give_back(&self) {
+        let mut slot = self.slot.lock();
+        let before = slot.out.dropped();
+        let gave = slot.out.give_back(&self.env(clock::now()));
+        let lost = slot.out.dropped() - before;
+        self.shared.broker.note_dropped(self.core.client_id(), DropReason::Memory, lost);
+        if let Some(link) = slot.link.as_mut().filter(|link| !gave && link.close.is_none()) {
+            count(|c| c.memory_queued.add(1));
+            link.close = Some(CloseReason::Memory);
+            link.waker.wake_by_ref();
+        }
     }
 
     fn queue(&self) -> QueueInfo {

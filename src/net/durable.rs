@@ -192,7 +192,7 @@ impl Connection {
                 drop(slot);
                 self.rare().reading = Some(match load {
                     Load::Nothing => return,
-                    Load::From(from) => self.read_from(from),
+                    Load::From(from, bytes) => self.read_from(from, bytes),
                     Load::NoRoom => Box::pin(async {
                         timers::sleep(NO_ROOM).await;
                         None
@@ -215,11 +215,11 @@ impl Connection {
         }
     }
 
-    fn read_from(&self, from: u64) -> Reading {
+    fn read_from(&self, from: u64, bytes: usize) -> Reading {
         let device = Arc::clone(&self.device);
         Box::pin(async move {
             let core = device.core();
-            match device.shared.broker.read_queue(core.client_id(), core.queue(), from).await {
+            match device.shared.broker.read_queue(core.client_id(), core.queue(), from, bytes).await {
                 Ok(page) => Some(page),
                 Err(error) => {
                     warn!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");

@@ -174,7 +174,7 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
     link.flushing = true;
     let unsent = match link.unsent.take() {
         Some(unsent) => *unsent,
-        None => Unsent { bytes: slot.out.take_out(), written: 0 },
+        None => Unsent::new(slot.out.take_out()),
     };
     Some(Flight { epoch: link.epoch, writer, unsent, v5: slot.out.protocol().is_v5() })
 }
@@ -217,7 +217,9 @@ fn give_back(
         recycle(flight.unsent.bytes);
         link.want_write = false;
     } else {
+        flight.unsent.stands(device.shared.broker.account());
         link.unsent = Some(Box::new(flight.unsent));
+        link.settle_unsent(slot.out.buffered());
     }
     if failed {
         link.close.get_or_insert(crate::broker::CloseReason::SessionEnded);

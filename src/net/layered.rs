@@ -14,6 +14,7 @@ use tokio::{
 use super::{
     clock,
     connection::{BACKLOG, Connection},
+    device::Unsent,
     ending::End,
     flush,
     layers::{LayerError, Layers},
@@ -130,6 +131,7 @@ impl Connection {
                 if let Some(link) = &mut slot.link {
                     link.dirty = false;
                     link.want_write = false;
+                    link.unsent = None;
                 }
                 bytes
             };
@@ -150,6 +152,10 @@ impl Connection {
             && let Some(link) = &mut slot.link
         {
             link.want_write = want;
+            // What waits behind the layers is charged here.
+            let shared = &self.device.shared;
+            let standing = || Box::new(Unsent::standing(shared.broker.account()));
+            link.unsent = want.then(|| link.unsent.take().unwrap_or_else(standing));
         }
     }
 }

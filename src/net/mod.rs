@@ -18,6 +18,8 @@ mod limiter;
 #[cfg(test)]
 mod link_tests;
 mod listener;
+#[cfg(test)]
+mod memory_tests;
 mod packets;
 mod partial;
 mod proxy;

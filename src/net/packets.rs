@@ -14,7 +14,7 @@ use super::{
     unfinished::Publishing,
 };
 use crate::{
-    broker::{Routing, Session, SubscribeError, Target, Turn},
+    broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn},
     codec::{self, Ack, AckKind, Frame, Packet, Publish, reason},
     session::{Begin, PublishError, Refusal, WrongStep, refusal},
     telemetry::{count, trace_clients},
@@ -132,6 +132,9 @@ impl Connection {
             Err(PublishError::Fatal(code)) => return Err(End::Protocol(code)),
             Err(PublishError::Refused(code)) => return self.refuse_publish(&publish, code, answers),
         };
+        if publish.alias.is_some() {
+            self.settle_aliases()?;
+        }
         let topic = alias.as_deref().unwrap_or(publish.topic);
         if !self.identity.may_publish(topic) {
             return self.refuse_publish(&publish, reason::NOT_AUTHORIZED, answers);
@@ -157,6 +160,26 @@ impl Connection {
             }
         }
         self.route(&publish, topic, now, turn, answers)
+    }
+
+    /// Charges the client's topic aliases. Their number was granted, so that nothing else than the connection's end says
+    /// that one cannot be kept.
+    fn settle_aliases(&mut self) -> Result<(), End> {
+        let bytes = self.inbound.alias_bytes();
+        let charged = self.rare.as_ref().and_then(|rare| rare.aliases.as_ref()).map_or(0, Charge::bytes);
+        if bytes == charged {
+            return Ok(());
+        }
+        let device = Arc::clone(&self.device);
+        let charge = self
+            .rare()
+            .aliases
+            .get_or_insert_with(|| Charge::new(device.shared.broker.account(), Kind::Aliases));
+        if charge.set(bytes) {
+            return Ok(());
+        }
+        count(|c| c.memory_aliases.add(1));
+        Err(End::Close(CloseReason::Memory))
     }
 
     fn route(

@@ -56,9 +56,8 @@ impl Outbound {
                     }
                     let released = Self::release(delivery, place, env);
                     held = released.ticket.clone();
-                    entry.stage = Stage::Release(released);
-                    // The place on disk says so.
-                    entry.noted = true;
+                    rare.inflight.release(id, released);
+                    rare.settle(env.budget);
                     release = reason::SUCCESS;
                 }
                 Stage::Release(released) => {

@@ -6,6 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 #[derive(Debug, Default)]
 pub(super) struct InboundAliases {
     topics: Vec<Option<Arc<str>>>,
+    bytes: usize,
 }
 
 impl InboundAliases {
@@ -17,8 +18,14 @@ impl InboundAliases {
         }
         let known = self.topics[index].as_deref();
         if known != Some(topic) {
+            self.bytes += topic.len() + OVERHEAD - known.map_or(0, |known| known.len() + OVERHEAD);
             self.topics[index] = Some(Arc::from(topic));
         }
+    }
+
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The topic of `alias`, if set.
@@ -32,7 +39,13 @@ impl InboundAliases {
 pub(super) struct OutboundAliases {
     maximum: u16,
     topics: HashMap<Box<str>, u16, ahash::RandomState>,
+    bytes: usize,
 }
+
+/// Bytes of topics that we give aliases, per connection.
+const OUTBOUND_BYTES: usize = 64 << 10;
+/// Bytes counted for an alias beside its topic.
+const OVERHEAD: usize = 64;
 
 /// How to send a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +59,14 @@ pub(super) enum AliasUse {
 }
 
 impl OutboundAliases {
-    /// At most `maximum` aliases [MQTT-3.1.2-26], of which we use at most 1,024.
+    /// At most `maximum` aliases [MQTT-3.1.2-26], of which we use at most 1,024, for at most 64 KiB of topics.
     pub(super) fn new(maximum: u16) -> Self {
-        Self { maximum: maximum.min(1024), topics: HashMap::default() }
+        Self { maximum: maximum.min(1024), topics: HashMap::default(), bytes: 0 }
+    }
+
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Looks at what [`Self::assign`] would do.
@@ -56,14 +74,16 @@ impl OutboundAliases {
         if let Some(alias) = self.topics.get(topic) {
             return AliasUse::Known(*alias);
         }
+        let fits = self.bytes + topic.len() + OVERHEAD <= OUTBOUND_BYTES;
         match u16::try_from(self.topics.len()) {
-            Ok(used) if used < self.maximum => AliasUse::Set(used + 1),
+            Ok(used) if used < self.maximum && fits => AliasUse::Set(used + 1),
             _ => AliasUse::None,
         }
     }
 
     /// Records that `choose` answered `Set` and the frame was appended.
     pub(super) fn assign(&mut self, topic: &str, alias: u16) {
+        self.bytes += topic.len() + OVERHEAD;
         self.topics.insert(topic.into(), alias);
     }
 }

@@ -60,8 +60,8 @@ pub struct Left<'a> {
 pub enum Load {
     /// There is nothing to read, or no room for it.
     Nothing,
-    /// Read from this place on.
-    From(u64),
+    /// Read from this place on so many bytes, or one message.
+    From(u64, usize),
     /// The memory budget is used up: to be tried again later.
     NoRoom,
 }
@@ -173,11 +173,11 @@ impl Outbound {
         if !self.wants_load() {
             return Load::Nothing;
         }
-        let held = self.rare.as_ref().map_or(0, |rare| rare.pending.bytes());
+        let held = self.rare.as_ref().map_or(0, |rare| rare.held());
         match self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
             Some(tail) => match tail.begin_load(held, env.budget) {
-                true => Load::From(tail.from),
-                false => Load::NoRoom,
+                Some(bytes) => Load::From(tail.from, bytes),
+                None => Load::NoRoom,
             },
             None => Load::Nothing,
         }
@@ -244,8 +244,9 @@ impl Outbound {
         let rare = self.rare();
         let tail = rare.tail.get_or_insert_with(Box::default);
         let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && !tail.is_loading();
-        if passes && can_send && rare.inflight.has_room(window, tail.next) {
-            let place = tail.pass();
+        let fits = passes && can_send && rare.inflight.has_room(window, tail.next);
+        if fits && self.affords(message.cost(), env) {
+            let place = self.rare().tail.get_or_insert_with(Box::default).pass();
             if !self.append_publish(message, qos, offer, place, env.now) {
                 return self.too_large();
             }
@@ -254,16 +255,15 @@ impl Outbound {
                 .push(place, Delivery::submitted(message, qos, offer, place, Bound::Sent, disk));
             return Take::Sent;
         }
+        let rare = self.rare();
+        let held = rare.held();
         if passes
             && rare.pending.len() < WINDOW.min(env.limits.mailbox_messages)
             && rare.pending.bytes() < WINDOW_BYTES
+            // Else it waits on disk, which is where memory is short the place for it.
+            && env.budget.charge(held, message.cost())
         {
-            if !env.budget.charge(rare.pending.bytes(), message.cost()) {
-                rare.dropped += 1;
-                count(|c| c.dropped_memory.add(1));
-                return Take::Dropped(DropReason::Memory);
-            }
-            let place = tail.pass();
+            let place = rare.tail.get_or_insert_with(Box::default).pass();
             let bound = Bound::waiting(env.now, env);
             rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
             return Take::Sent;

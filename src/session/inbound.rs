@@ -40,6 +40,11 @@ impl Inbound {
         self.protocol
     }
 
+    /// Bytes that the client's topic aliases take.
+    pub fn alias_bytes(&self) -> usize {
+        self.aliases.as_ref().map_or(0, |aliases| aliases.bytes())
+    }
+
     /// Checks a decoded PUBLISH against the limits and resolves its alias. `Ok(Some)` is the topic behind an
     /// alias; `Ok(None)` means that the packet carries its topic itself.
     pub fn check_publish(

@@ -53,9 +53,36 @@ pub(super) struct Inflight {
     resend: usize,
     /// PUBLISH packets sent on this connection and not acknowledged.
     open: usize,
+    /// What the messages cost that may have to be sent again.
+    bytes: usize,
+}
+
+impl Entry {
+    /// Bytes counted against memory caps: after PUBREC the message is gone.
+    fn cost(&self) -> usize {
+        match &self.stage {
+            Stage::Publish(delivery) => delivery.message.cost(),
+            Stage::Release(_) => 0,
+        }
+    }
 }
 
 impl Inflight {
+    /// Bytes of messages in flight, as memory caps count them.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The message of `id` need not be sent again, but for its PUBREL.
+    pub(super) fn release(&mut self, id: u16, released: Released) {
+        if let Some((_, entry)) = self.get_mut(id) {
+            let cost = entry.cost();
+            // The place on disk says that it was sent, too.
+            *entry = Entry { stage: Stage::Release(released), noted: true };
+            self.bytes -= cost;
+        }
+    }
+
     /// Ids in flight.
     pub(super) fn len(&self) -> usize {
         self.live
@@ -121,6 +148,7 @@ impl Inflight {
         while self.next_place() < place {
             self.ring.push_back(None);
         }
+        self.bytes += entry.cost();
         self.ring.push_back(Some(entry));
         self.live += 1;
     }
@@ -136,6 +164,7 @@ impl Inflight {
         let index = self.index(id)?;
         let place = self.first + index as u64;
         let entry = self.ring.get_mut(index)?.take()?;
+        self.bytes -= entry.cost();
         self.live -= 1;
         if index < self.resend {
             // A Release that was not sent as PUBLISH on this connection is not counted there.
@@ -202,6 +231,7 @@ impl Inflight {
         self.live = 0;
         self.resend = 0;
         self.open = 0;
+        self.bytes = 0;
         let places = self.ring.drain(..).enumerate();
         places.filter_map(move |(index, entry)| Some((first + index as u64, entry?)))
     }

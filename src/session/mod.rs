@@ -15,6 +15,7 @@ mod durable;
 mod fuzz;
 mod inbound;
 mod inflight;
+mod ledger;
 mod outbound;
 mod pending;
 #[cfg(test)]

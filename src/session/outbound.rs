@@ -10,12 +10,13 @@ use super::{
     buffers::{recycle, take_buffer},
     durable::{Disk, waits_until},
     inflight::{Entry, Inflight, Stage},
+    ledger::Ledger,
     pending::{Awaited, Pending},
     tail::Tail,
 };
 use crate::{
     codec::{AckKind, encode_ack},
-    config::Limits,
+    config::{Limits, OverflowPolicy},
     telemetry::count,
     types::{DropReason, Message, Protocol, QoS, QueueId, Receipt, Ticket, Timestamp, Yielded},
 };
@@ -110,6 +111,8 @@ pub(super) struct Rare {
     pub(super) forgetting: Vec<(u16, Arc<Ticket>)>,
     pub(super) tail: Option<Box<Tail>>,
     pub(super) aliases: Option<OutboundAliases>,
+    /// What messages in flight and aliases have of the budget.
+    pub(super) ledger: Ledger,
     pub(super) marks: VecDeque<Mark>,
     pub(super) dropped: u64,
 }
@@ -185,6 +188,7 @@ impl Outbound {
             }
         }
         self.offload(env);
+        self.settle(env.budget);
     }
 
     /// Whether there is a connection.
@@ -248,9 +252,13 @@ impl Outbound {
                 if self.out.len() < OUT_BUFFER
                     && self.rare.as_ref().is_none_or(|rare| !rare.pending.has_qos0())
                 {
-                    return self.send_qos0(message, offer, env.now);
+                    let taken = self.send_qos0(message, offer, env.now);
+                    if self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some()) {
+                        self.settle(env.budget);
+                    }
+                    return taken;
                 }
-            } else if self.can_send_now() {
+            } else if self.can_send_now() && self.affords(message.cost(), env) {
                 return self.send_acknowledged(message, qos, offer, env.now);
             }
         } else if !offer.queue_offline || (qos == QoS::AtMostOnce && !env.limits.offline_qos0) {
@@ -323,6 +331,7 @@ impl Outbound {
         let before = self.out.len();
         while self.out.len() < OUT_BUFFER && self.resend_one(env) {}
         while self.out.len() < OUT_BUFFER && self.send_one_pending(env) {}
+        self.settle(env.budget);
         self.out.len() != before
     }
 
@@ -352,6 +361,7 @@ impl Outbound {
         self.ended = true;
         let Some(mut rare) = self.rare.take() else { return Vec::new() };
         let mut shared = Vec::new();
+        rare.ledger.settle(0, env.budget);
         if let Some(tail) = &mut rare.tail {
             tail.give_up(env.budget);
         }
@@ -382,6 +392,33 @@ impl Outbound {
         shared
     }
 
+    /// Bytes on the budget.
+    pub fn held(&self) -> usize {
+        self.rare.as_ref().map_or(0, |rare| rare.held())
+    }
+
+    /// Memory is short: what waits and is on disk leaves memory; else QoS 0 goes and, if the oldest may be dropped, as
+    /// much of the rest as is half of what waits. False if there was nothing of that.
+    pub fn give_back(&mut self, env: &Env<'_>) -> bool {
+        let before = self.held();
+        self.offload(env);
+        if let Some(rare) = self.rare.as_mut().filter(|_| env.disk.is_none()) {
+            let most = rare.pending.bytes() / 2;
+            let mut gone = rare.pending.extract(|delivery| delivery.qos == QoS::AtMostOnce);
+            while rare.pending.bytes() > most && env.limits.overflow == OverflowPolicy::DropOldest {
+                gone.extend(rare.pending.pop());
+            }
+            for delivery in gone {
+                env.budget.release(delivery.message.cost());
+                rare.dropped += 1;
+                count(|c| c.dropped_memory.add(1));
+                dropped(delivery.receipt(), DropReason::Memory);
+            }
+        }
+        self.settle(env.budget);
+        self.held() < before
+    }
+
     /// Notes that `messages` QoS 0 messages were lost with the connection.
     pub fn note_lost(&mut self, messages: u64) {
         if messages > 0 {
@@ -398,6 +435,23 @@ impl Outbound {
         self.out.len() < OUT_BUFFER && self.rare.as_ref().is_none_or(|rare| rare.can_send(self.window))
     }
 
+    /// Whether the budget has room for `cost` more bytes in flight.
+    pub(super) fn affords(&mut self, cost: usize, env: &Env<'_>) -> bool {
+        let rare = self.rare();
+        rare.ledger.covers(
+            rare.inflight.bytes() + rare.alias_bytes() + cost,
+            rare.pending.bytes(),
+            env.budget,
+        )
+    }
+
+    /// Brings the budget up to what is in flight.
+    pub(super) fn settle(&mut self, budget: &dyn Budget) {
+        if let Some(rare) = &mut self.rare {
+            rare.settle(budget);
+        }
+    }
+
     pub(super) fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
         let protocol = self.protocol;
         encode_ack(kind, id, code, protocol, self.out());
@@ -405,6 +459,20 @@ impl Outbound {
 }
 
 impl Rare {
+    pub(super) fn alias_bytes(&self) -> usize {
+        self.aliases.as_ref().map_or(0, OutboundAliases::bytes)
+    }
+
+    /// Bytes on the budget that the queue's own do not count.
+    pub(super) fn settle(&mut self, budget: &dyn Budget) {
+        self.ledger.settle(self.inflight.bytes() + self.alias_bytes(), budget);
+    }
+
+    /// Bytes on the budget in all, for how much more the session may have.
+    pub(super) fn held(&self) -> usize {
+        self.pending.bytes() + self.ledger.charged()
+    }
+
     /// Whether a new QoS 1 or 2 message may be sent before anything else.
     fn can_send(&self, window: u16) -> bool {
         self.pending.is_empty()

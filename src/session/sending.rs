@@ -103,7 +103,7 @@ impl Outbound {
             dropped(oldest.receipt(), DropReason::QueueFull);
             oldest.durable.remove(oldest.place, env);
         }
-        if !env.budget.charge(rare.pending.bytes(), cost) {
+        if !env.budget.charge(rare.held(), cost) {
             rare.dropped += 1;
             count(|c| c.dropped_memory.add(1));
             return Take::Dropped(DropReason::Memory);

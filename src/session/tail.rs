@@ -12,6 +12,8 @@ use crate::types::{DropReason, Page, QoS, ReadBack, Receipt, Timestamp};
 /// Below so many waiting messages and bytes more are read.
 pub(super) const LOW: usize = 128;
 pub(super) const LOW_BYTES: usize = Page::BYTES / 2;
+/// What is read at least: one message, and more if they are small.
+const LEAST: usize = 4 << 10;
 
 /// What is on disk only.
 #[derive(Debug, Default)]
@@ -156,14 +158,19 @@ impl Tail {
         self.is_loading() || place < self.from || (qos == QoS::ExactlyOnce && place < self.exact)
     }
 
-    /// A read begins, if the budget has room for it beside the `held` bytes of the session.
-    pub(super) fn begin_load(&mut self, held: usize, budget: &dyn Budget) -> bool {
-        let reserved = usize::try_from(self.bytes).unwrap_or(usize::MAX).min(Page::BYTES);
-        let fits = budget.charge(held, reserved);
-        if fits {
-            self.loading = Some(Loading { mark: self.next, trimmed: false, reserved });
+    /// A read of so many bytes begins, if the budget has room for it beside the `held` bytes of the session. While memory
+    /// is short fewer are read, and who holds nothing always gets the next message.
+    pub(super) fn begin_load(&mut self, held: usize, budget: &dyn Budget) -> Option<usize> {
+        let wanted = usize::try_from(self.bytes).unwrap_or(usize::MAX).min(Page::BYTES);
+        let sizes = [wanted, wanted.min(Page::BYTES / 16), wanted.min(LEAST)];
+        let mut reserved = sizes.into_iter().find(|bytes| budget.charge(held, *bytes));
+        if reserved.is_none() && held == 0 {
+            budget.force(sizes[2]);
+            reserved = Some(sizes[2]);
         }
-        fits
+        self.loading = reserved.map(|reserved| Loading { mark: self.next, trimmed: false, reserved });
+        // A count that is not exact does not end a page early.
+        reserved.map(|reserved| if reserved == wanted { Page::BYTES } else { reserved })
     }
 
     /// A read is over, whatever came of it.

@@ -387,3 +387,76 @@ fn full_queues_follow_the_policy() {
     let taken = outbound.offer(&message(b"b", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
     assert_eq!(taken, Take::Overflow);
 }
+
+/// Budget that counts.
+#[derive(Default)]
+struct Counted(std::cell::Cell<usize>, usize);
+
+impl Budget for Counted {
+    fn charge(&self, _held: usize, bytes: usize) -> bool {
+        let fits = self.0.get() + bytes <= self.1;
+        if fits {
+            self.force(bytes);
+        }
+        fits
+    }
+    fn force(&self, bytes: usize) {
+        self.0.set(self.0.get() + bytes);
+    }
+    fn release(&self, bytes: usize) {
+        self.0.set(self.0.get() - bytes);
+    }
+}
+
+/// Rules out that a client that does not acknowledge holds a window full of large messages on nobody's account.
+#[test]
+fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
+    let limits = Limits::default();
+    let budget = Counted(Default::default(), 200_000);
+    let env = Env { limits: &limits, now: Timestamp(0), budget: &budget, disk: None };
+    let mut outbound = Outbound::new();
+    outbound.attach(link(Protocol::V5), &[], &env);
+    let mut taken = 0;
+    for qos in [QoS::AtLeastOnce, QoS::ExactlyOnce].into_iter().cycle().take(10) {
+        let take = outbound.offer(&message(&[b'x'; 30_000], qos), offer(qos), &env);
+        taken += u16::from(take == Take::Sent);
+        outbound.take_out();
+    }
+    assert_eq!(taken, 6, "what does not fit is dropped");
+    assert!((6 * 30_000..=200_000).contains(&budget.0.get()), "{} bytes", budget.0.get());
+    for id in 1..=taken {
+        if id % 2 == 1 {
+            assert_eq!(outbound.handle_puback(id, 0, &env), Ok(true));
+        } else {
+            assert!(outbound.handle_pubrec(id, 0, &env).is_ok(), "the PUBREL needs no message");
+        }
+    }
+    assert_eq!((outbound.sizes().0, budget.0.get()), (3, 0));
+    // What is not acknowledged at the end of the session goes with it.
+    outbound.offer(&message(&[b'x'; 30_000], QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
+    assert!(budget.0.get() > 30_000);
+    outbound.detach(&env);
+    assert!(budget.0.get() > 30_000, "it is sent again on the next connection");
+    outbound.end(&env);
+    assert_eq!(budget.0.get(), 0);
+}
+
+/// Rules out a table of 1,024 long topics for each subscriber that announces aliases.
+#[test]
+fn our_own_topic_aliases_keep_to_64_kib_and_are_on_the_budget() {
+    let limits = Limits::default();
+    let budget = Counted(Default::default(), usize::MAX);
+    let env = Env { limits: &limits, now: Timestamp(0), budget: &budget, disk: None };
+    let mut outbound = Outbound::new();
+    outbound.attach(LinkParams { topic_alias_maximum: 1000, ..link(Protocol::V5) }, &[], &env);
+    for n in 0..100 {
+        let topic = format!("{n}/{}", "t".repeat(4000));
+        let message = Message::new(&topic, b"", Timestamp(0), Origin::BACKEND);
+        outbound.offer(&message, offer(QoS::AtMostOnce), &env);
+        outbound.take_out();
+    }
+    let held = budget.0.get();
+    assert!((32 << 10..=64 << 10).contains(&held), "{held} bytes");
+    outbound.detach(&env);
+    assert_eq!(budget.0.get(), 0);
+}

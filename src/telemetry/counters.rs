@@ -64,6 +64,8 @@ counters! {
     keep_alive_timeouts: "mqtt_keep_alive_timeouts_total", "Connections ended because the client was silent", "";
     packet_timeouts: "mqtt_packet_timeouts_total", "Connections ended because a packet that had begun did not go on", "";
     memory_partial: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"partial_packets\"";
+    memory_aliases: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"topic_aliases\"";
+    memory_queued: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"queued\"";
     memory_replies: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"replies\"";
     memory_wills: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"wills\"";
     memory_filters: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"filters\"";
@@ -102,7 +104,8 @@ counters! {
     yields: "mqtt_yields_total", "Times a connection had more to do than it may at once and let others go first", "";
     rate_limited: "mqtt_rate_limit_pauses_total", "Times reading of a client was paused by its rate limit", "";
     subscribe_refused: "mqtt_subscriptions_refused_total", "Filters refused", "";
-    retained_refused: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "";
+    retained_refused: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "reason=\"limit\"";
+    retained_memory: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "reason=\"memory\"";
     retained_unread: "mqtt_retained_unread_total", "Retained messages left out of a replay because the disk could not be read", "";
     sessions_expired: "mqtt_sessions_expired_total", "Sessions ended by expiry", "";
     wills_published: "mqtt_wills_published_total", "Wills published", "";

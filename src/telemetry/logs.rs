@@ -91,12 +91,18 @@ impl TraceClients {
         self.any.load(Relaxed)
     }
 
-    /// Starts tracing a client; false if it was traced already.
+    /// Clients that are traced at once, at most, beside those of the configuration.
+    const MOST: usize = 1000;
+
+    /// Starts tracing a client; false if too many are traced.
     pub fn add(&self, client_id: &str) -> bool {
         let mut clients = self.clients.write();
-        let added = clients.insert(client_id.to_owned());
+        if clients.len() >= Self::MOST && !clients.contains(client_id) {
+            return false;
+        }
+        clients.insert(client_id.to_owned());
         self.any.store(true, Relaxed);
-        added
+        true
     }
 
     /// Stops tracing a client; false if it was not traced.
@@ -136,12 +142,21 @@ mod tests {
     fn clients_are_traced_from_add_to_remove() {
         let clients = TraceClients::default();
         assert!(!clients.any() && !clients.is_traced("a"));
-        assert!(clients.add("a") && !clients.add("a"));
+        assert!(clients.add("a") && clients.add("a"));
         assert!(clients.is_traced("a") && !clients.is_traced("b"));
         assert!(clients.remove("a") && !clients.remove("a"));
         assert!(!clients.any());
         clients.replace(["z".to_owned(), "y".to_owned()]);
         assert_eq!(clients.list(), ["y", "z"]);
+    }
+
+    /// Rules out a set that backends let grow without end.
+    #[test]
+    fn a_thousand_clients_are_traced_and_no_more() {
+        let clients = TraceClients::default();
+        assert!((0..1000).all(|n| clients.add(&n.to_string())));
+        assert!(!clients.add("one more") && clients.add("999"));
+        assert!(clients.remove("5") && clients.add("one more"));
     }
 
     #[test]

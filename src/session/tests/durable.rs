@@ -78,6 +78,11 @@ impl Bench {
     }
 }
 
+/// A whole page is read.
+fn from(place: u64) -> Load {
+    Load::From(place, Page::BYTES)
+}
+
 /// Message in a place as it is read back.
 fn stored(place: u64, payload: &[u8]) -> ReadBack {
     let message = Arc::clone(message(payload, QoS::AtLeastOnce).share());
@@ -168,7 +173,7 @@ fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
     let mut bench = Bench::new(limits);
     bench.out.restore(&left(0, 1, 0, 1, 100));
     bench.attach(0, 10);
-    assert_eq!(bench.load(), Load::From(0));
+    assert_eq!(bench.load(), from(0));
     for payload in [b"1", b"2"] {
         assert_eq!(bench.offer(0, payload, QoS::AtLeastOnce), Take::Sent);
     }
@@ -176,30 +181,65 @@ fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
     let page = Page { entries: vec![stored(0, b"0"), stored(1, b"1"), stored(2, b"2")], next: 3, end: true };
     bench.with(0, |out, env| out.loaded(page, env));
     assert_eq!(packets(&mut bench.out, Protocol::V5).len(), 1, "only what was there before");
-    assert_eq!(bench.load(), Load::From(1));
+    assert_eq!(bench.load(), from(1));
 }
 
 #[test]
-fn reading_waits_while_the_memory_budget_is_used_up_and_gives_back_what_it_took() {
+fn reading_gives_back_what_it_took_of_the_budget_however_it_ends() {
     let mut bench = Bench::new(Limits::default());
     bench.out.restore(&left(0, 3, 0, 3, 3_000));
     bench.attach(0, 10);
-    bench.purse.limit = 2_999;
-    assert_eq!(bench.load(), Load::NoRoom);
-    assert_eq!(bench.purse.used.get(), 0);
     bench.purse.limit = 3_000;
-    assert_eq!(bench.load(), Load::From(0));
+    assert_eq!(bench.load(), from(0));
     assert_eq!((bench.load(), bench.purse.used.get()), (Load::Nothing, 3_000));
-    // Whatever ends the reading.
     bench.with(0, |out, env| out.load_failed(env));
-    assert_eq!((bench.purse.used.get(), bench.load()), (0, Load::From(0)));
+    assert_eq!((bench.purse.used.get(), bench.load()), (0, from(0)));
     bench.with(0, |out, env| out.detach(env));
     assert_eq!(bench.purse.used.get(), 0);
     bench.attach(0, 10);
-    assert_eq!(bench.load(), Load::From(0));
+    assert_eq!(bench.load(), from(0));
     let page = Page { entries: vec![stored(0, b"a")], next: 1, end: false };
     bench.with(0, |out, env| out.loaded(page, env));
-    assert_eq!((bench.purse.used.get(), bench.load()), (0, Load::From(1)), "a is in flight");
+    assert_eq!((bench.purse.used.get(), bench.load()), (0, from(1)), "a is in flight");
+    bench.with(0, |out, env| out.end(env));
+    assert_eq!(bench.purse.used.get(), 0);
+}
+
+/// Rules out a device that returns while memory is short and gets nothing, as a whole page does not fit.
+#[test]
+fn pages_shrink_to_one_message_while_memory_is_short_and_then_wait() {
+    let mut bench = Bench::new(Limits::default());
+    bench.out.restore(&left(0, 1000, 0, 1000, 10 << 20));
+    bench.attach(0, 10);
+    for (room, bytes) in [(1 << 20, Page::BYTES), (100 << 10, 32 << 10), (10 << 10, 4 << 10), (0, 4 << 10)] {
+        bench.purse.limit = room;
+        assert_eq!(bench.load(), Load::From(0, bytes), "{room} bytes left");
+        bench.with(0, |out, env| out.load_failed(env));
+    }
+    bench.purse.limit = 0;
+    assert_eq!(bench.load(), Load::From(0, 4 << 10));
+    let page = Page { entries: vec![stored(0, &[b'a'; 20 << 10])], next: 1, end: false };
+    bench.with(0, |out, env| out.loaded(page, env));
+    assert!(bench.purse.used.get() > 20 << 10, "in flight it counts until it is acknowledged");
+    assert_eq!(bench.load(), Load::NoRoom, "who holds something waits");
+    assert_eq!(bench.with(0, |out, env| out.handle_puback(1, 0, env)), Ok(true));
+    assert_eq!((bench.purse.used.get(), bench.load()), (0, Load::From(1, 4 << 10)));
+}
+
+/// Rules out messages of a session on disk that are dropped because memory is short.
+#[test]
+fn a_durable_session_that_may_hold_no_more_gets_its_messages_from_disk() {
+    let mut bench = Bench::new(Limits::default());
+    bench.attach(0, 1000);
+    bench.purse.limit = 64 << 10;
+    for _ in 0..10 {
+        assert_eq!(bench.offer(0, &[b'x'; 10_000], QoS::AtLeastOnce), Take::Sent);
+    }
+    assert!((32 << 10..=64 << 10).contains(&bench.purse.used.get()), "{}", bench.purse.used.get());
+    assert_eq!(bench.out.dropped(), 0);
+    let (inflight, waiting, ..) = bench.out.sizes();
+    assert!(inflight < 10 && inflight + waiting == 10, "{inflight} in flight, {waiting} wait");
+    bench.with(0, |out, env| out.detach(env));
     bench.with(0, |out, env| out.end(env));
     assert_eq!(bench.purse.used.get(), 0);
 }
@@ -214,7 +254,7 @@ fn dup_is_set_for_what_an_earlier_process_sent_and_for_nothing_else() {
         let entries = entries.map(|(place, sent)| ReadBack { sent, ..stored(place, b"m") }).into();
         bench.out.restore(&Left { begun, ..left(4, 7, 0, 3, 300) });
         bench.attach(0, 10);
-        assert_eq!(bench.load(), Load::From(4));
+        assert_eq!(bench.load(), from(4));
         bench.with(0, |out, env| out.loaded(Page { entries, next: 7, end: true }, env));
         let expected = [5, 6, 7]
             .into_iter()
@@ -245,7 +285,7 @@ fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
     bench.with(0, |out, env| out.detach(env));
     assert_eq!(noted(&mut bench), None, "0 and 1 were written as sent, 2 only waits");
     bench.attach(0, 3);
-    assert_eq!(bench.load(), Load::From(2));
+    assert_eq!(bench.load(), from(2));
     let page = Page { entries: vec![stored(2, b"2")], next: 3, end: true };
     bench.with(0, |out, env| out.loaded(page, env));
     assert_eq!(packets(&mut bench.out, Protocol::V5).len(), 3);

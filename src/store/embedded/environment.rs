@@ -7,7 +7,7 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicU64,
+            AtomicBool, AtomicU64, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
         },
     },
@@ -32,8 +32,10 @@ pub type CommitHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Between two looks for readers that were killed: their snapshots would keep pages from being used again.
 const STALE_READERS: Duration = Duration::from_secs(60);
 
-/// Pages of a smaller file are not worth being unmapped.
+/// Fewer pages, of a small file or of little that was read, are not worth being unmapped.
 const WORTH_UNMAPPING: usize = 64 << 20;
+/// Bytes counted for finding something: it has a page of its own at worst.
+pub(super) const PAGE: usize = 4 << 10;
 
 /// How an environment is opened.
 pub(super) struct EnvironmentOptions {
@@ -63,6 +65,8 @@ pub(super) struct Environment {
     /// What is mapped, and the most bytes that it had: LMDB never makes it shorter.
     file: File,
     length: AtomicU64,
+    /// Bytes read since the file was mapped: their pages count as the process's memory.
+    touched: AtomicUsize,
     set_aside: Option<PathBuf>,
     hook: Option<CommitHook>,
     directory: Arc<DataDir>,
@@ -94,6 +98,7 @@ impl Environment {
             damaged: AtomicBool::new(false),
             file,
             length: AtomicU64::new(0),
+            touched: AtomicUsize::new(0),
             set_aside: opened.set_aside,
             hook: options.hook,
             directory: Arc::clone(directory),
@@ -222,6 +227,22 @@ impl Environment {
         let _gate = self.gate.write();
         open::resize(&self.env, map_size)?;
         Ok(true)
+    }
+
+    /// So many bytes were read, by a transaction that is over. Now and then the file is unmapped and mapped again, so that
+    /// what is read bit by bit does not come to be in memory as a whole. Nobody who writes waits for that.
+    pub(super) fn note_read(&self, bytes: usize) {
+        if self.touched.fetch_add(bytes, Relaxed) + bytes < WORTH_UNMAPPING || self.usable().is_err() {
+            return;
+        }
+        // Whoever reads next tries it again.
+        let Some(_upkeep) = self.writing.try_lock() else { return };
+        let map_size = self.env.info().map_size;
+        let _gate = self.gate.write();
+        match open::resize(&self.env, map_size) {
+            Ok(()) => self.touched.store(0, Relaxed),
+            Err(error) => tracing::warn!(store = self.name, %error, "cannot unmap pages that were read"),
+        }
     }
 
     /// Bytes of pages in use.
@@ -443,6 +464,32 @@ mod tests {
         drop(environment);
         let environment = self::environment(dir.path());
         assert!(environment.set_aside().is_some(), "the next start");
+    }
+
+    /// What was read of a large file counted as memory for as long as most of the file was in use.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_read_bit_by_bit_does_not_stay_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let environment = environment(dir.path());
+        let table: Table =
+            environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
+        let value = vec![1; 1 << 20];
+        environment.writing(|txn| (0..100_u8).try_for_each(|key| table.put(txn, &[key], &value))).unwrap();
+        let path = dir.path().join("test/data.mdb");
+        let mut most = 0;
+        for key in 0..100_u8 {
+            let ones = environment
+                .reading(|txn| {
+                    Ok(table.get(txn, &[key])?.map(|value| value.iter().filter(|b| **b == 1).count()))
+                })
+                .unwrap();
+            assert_eq!(ones, Some(1 << 20));
+            most = most.max(mapped(&path));
+            environment.note_read(1 << 20);
+        }
+        assert!((32 << 20..=72 << 20).contains(&most), "{most} bytes");
+        assert!(mapped(&path) < 48 << 20, "{}", mapped(&path));
     }
 
     /// Once a burst was drained its file counted as memory until the end of the process.

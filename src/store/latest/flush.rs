@@ -285,7 +285,6 @@ impl Latest {
     /// process that is killed loses little.
     async fn spill_some(&self, away: bool) {
         let Some(spill) = self.spill.as_ref().filter(|_| away) else { return };
-        let max_bytes = self.options.max_bytes;
         loop {
             if self.gauges().pending_values == 0 || self.is_full(spill, 1) {
                 return;
@@ -293,7 +292,7 @@ impl Latest {
             let _one_at_a_time = self.spilling.lock().await;
             let round = self.round.load(Relaxed);
             match self.write_batch(Target::Spill, round).await {
-                Ok(1..) if self.gauges().pending_bytes > max_bytes / 2 => {}
+                Ok(1..) if self.gauges().pending_bytes > self.options.in_memory() / 2 => {}
                 Ok(_) => return,
                 Err((_, error)) => {
                     // What fails is tried again, and said at the end.
@@ -428,7 +427,7 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        let keep = self.latest.options.max_bytes / STRIPES / 4;
+        let keep = self.latest.options.in_memory() / STRIPES / 4;
         for (place, (number, taken)) in self.taken.iter().enumerate() {
             let mut stripe = self.latest.stripes[*number].0.lock();
             let change = stripe.landed(*taken, self.written.has(place), self.round, keep);

@@ -145,7 +145,7 @@ impl Latest {
             return;
         }
         let (stripe, hash) = self.place(device.as_str(), message.topic);
-        let max_bytes = self.options.max_bytes as isize;
+        let max_bytes = self.options.in_memory() as isize;
         let bounds = Bounds {
             free: max_bytes - self.pending_bytes.load(Relaxed),
             growth: max_bytes / 4,

@@ -12,6 +12,8 @@ pub struct LatestOptions {
     /// Bytes of values not yet in the store. Values that already wait may be replaced by larger ones up to a
     /// quarter more.
     pub max_bytes: usize,
+    /// Fewer of them wait in memory, if this is less.
+    pub max_memory: usize,
     /// Topics in memory per device; the store has its own bound over time.
     pub topics_per_device: usize,
     /// MQTT filters of topics that are not kept.
@@ -36,11 +38,19 @@ pub struct LatestOptions {
     pub memory_reads: bool,
 }
 
+impl LatestOptions {
+    /// Bytes of values that may wait in memory.
+    pub(super) fn in_memory(&self) -> usize {
+        self.max_bytes.min(self.max_memory)
+    }
+}
+
 impl Default for LatestOptions {
     fn default() -> Self {
         Self {
             flush_interval: Duration::from_millis(250),
             max_bytes: 256 << 20,
+            max_memory: usize::MAX,
             topics_per_device: 10_000,
             excluded: Vec::new(),
             version_start: 0,

@@ -338,7 +338,7 @@ impl World {
 
     fn load(&mut self) {
         if !self.loading
-            && let Load::From(from) = self.with(|outbound, env| outbound.begin_load(env))
+            && let Load::From(from, _) = self.with(|outbound, env| outbound.begin_load(env))
         {
             self.disk.load(from);
             self.loading = true;

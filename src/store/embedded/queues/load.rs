@@ -15,7 +15,13 @@ use tokio::sync::oneshot;
 
 use super::tables::{self, Head, Tables};
 use crate::{
-    store::{Loaded, StoreError, StoredEntry, embedded::environment::Environment, embedded::message},
+    store::{
+        Loaded, StoreError, StoredEntry,
+        embedded::{
+            environment::{Environment, PAGE},
+            message,
+        },
+    },
     telemetry::count,
     types::{QueueId, SharedMessage, Timestamp},
 };
@@ -131,10 +137,15 @@ impl Reader {
             }
             Ok(())
         });
+        let mut read = 0;
         for (reply, loaded) in answers {
+            let entries = loaded.iter().flat_map(|loaded| &loaded.entries);
+            let messages = entries.flat_map(|entry| &entry.message).map(|message| message.cost());
+            read += PAGE + messages.sum::<usize>();
             // A caller that is gone wants no answer.
             let _ = reply.send(loaded.map_err(|e| self.environment.failed(&e)));
         }
+        self.environment.note_read(read);
         if let Err(error) = result {
             crate::error_limited!(%error, "cannot read queues");
             for request in requests.drain(..) {

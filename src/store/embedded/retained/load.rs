@@ -11,7 +11,11 @@ use tokio::sync::oneshot;
 use super::tables::Tables;
 use crate::store::{
     BoxFuture, LoadedRetained, StoreError,
-    embedded::{self, committer::join, environment::Environment},
+    embedded::{
+        self,
+        committer::join,
+        environment::{Environment, PAGE},
+    },
 };
 
 /// A read transaction ends after so long, so that it does not keep old pages from being used again.
@@ -87,6 +91,7 @@ fn read(
     let mut loaded = LoadedRetained::with_capacity(topics.len());
     while loaded.len() < topics.len() {
         let begun = now();
+        let before = loaded.len();
         let result = environment.reading(|txn| {
             for topic in &topics[loaded.len()..] {
                 loaded.push(tables.get(txn, topic)?.map(Arc::new));
@@ -96,6 +101,8 @@ fn read(
             }
             Ok(())
         });
+        let read = loaded[before..].iter().map(|found| PAGE + found.as_ref().map_or(0, |found| found.cost()));
+        environment.note_read(read.sum());
         result?;
     }
     Ok(loaded)

@@ -1,0 +1,42 @@
+//! While memory is short, those who hold most of it give some back.
+
+use std::{cmp::Reverse, sync::atomic::Ordering::Relaxed};
+
+use super::{Broker, account::FLOOR, slots::TURN};
+
+/// Slots that a tick looks at.
+const LOOK: u32 = 64 * TURN;
+/// Sessions that a tick asks to give back.
+const ASKED: usize = 64;
+/// Who holds less is not asked.
+const LARGE: usize = 4 * FLOOR;
+
+impl Broker {
+    /// Asks the largest holders among the next stretch of sessions, one after the other, until memory is not short.
+    pub(super) fn shed(&self) {
+        let inner = &*self.inner;
+        if !inner.account.is_short() {
+            return;
+        }
+        let end = inner.slots.end();
+        let from = inner.shed_from.load(Relaxed);
+        let from = if from < end { from } else { 0 };
+        inner.shed_from.store(from + LOOK, Relaxed);
+        let mut large = Vec::new();
+        for turn in (from..end.min(from + LOOK)).step_by(TURN as usize) {
+            for session in inner.slots.sessions(turn, TURN) {
+                let held = session.held();
+                if held >= LARGE {
+                    large.push((held, session));
+                }
+            }
+        }
+        large.sort_unstable_by_key(|(held, _)| Reverse(*held));
+        for (_, session) in large.into_iter().take(ASKED) {
+            if !inner.account.is_short() {
+                return;
+            }
+            session.give_back();
+        }
+    }
+}

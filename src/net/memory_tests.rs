@@ -1,0 +1,107 @@
+//! What a device has of the memory account, and how it gives that back when memory is short.
+
+use std::sync::Arc;
+
+use super::{
+    device::{Device, Writer},
+    link_tests::{Wakes, attach, open_as, shared_with, socket},
+};
+use crate::{
+    broker::{CloseReason, Kind, MatchOptions, Session, Target, Turn},
+    config::{ByteSize, Limits, OverflowPolicy},
+    types::{Message, Origin, QoS, QueueId, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp(1_000);
+const BUDGET: usize = 8 << 20;
+
+fn deliver(device: &Device, qos: QoS, bytes: usize) {
+    let payload = vec![0; bytes];
+    let mut message = Message::new("t", &payload, NOW, Origin::BACKEND);
+    message.qos = qos;
+    device.deliver(
+        &message,
+        MatchOptions {
+            qos,
+            retain_as_published: false,
+            replay: false,
+            ids: &[],
+            group: 0,
+            group_queue: QueueId::NONE,
+            queue_offline: true,
+        },
+    );
+}
+
+/// Rules out that those who hold most keep it while others are refused, and that a small holder must give up its own.
+#[test]
+fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
+    let cases = [
+        (OverflowPolicy::DropNewest, QoS::AtLeastOnce, Some(CloseReason::Memory)),
+        (OverflowPolicy::DropOldest, QoS::AtLeastOnce, None),
+        (OverflowPolicy::DropNewest, QoS::AtMostOnce, None),
+    ];
+    for (overflow, qos, closed) in cases {
+        let limits = Limits { memory_budget: ByteSize(BUDGET), overflow, ..Limits::default() };
+        let shared = shared_with(limits);
+        let device = |name| {
+            let (device, epoch) = open_as(&shared, name, true);
+            assert!(attach(&device, epoch, &Arc::new(Wakes::default()), Writer::Owner));
+            device
+        };
+        let (large, small) = (device("large"), device("small"));
+        (0..40).for_each(|_| deliver(&large, qos, 50_000));
+        (0..4).for_each(|_| deliver(&small, qos, 50_000));
+        let (before, kept) = (large.held(), small.held());
+        assert!(before > 1_500_000 && kept > 0, "{before} and {kept} bytes");
+        let closes = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
+        shared.broker.tick(NOW, &mut Turn::default());
+        assert_eq!((large.held(), closes(&large)), (before, None), "there is room for all");
+
+        let account = shared.broker.account();
+        let others = account.limit() * 3 / 4 - account.used() + 1;
+        account.force(Kind::Sessions, others);
+        assert!(account.is_short());
+        shared.broker.tick(NOW, &mut Turn::default());
+        assert_eq!((closes(&large), closes(&small)), (closed, None));
+        assert_eq!(small.held(), kept);
+        if closed.is_none() {
+            assert!(large.held() <= before / 2 + 64_000, "{} of {before} bytes", large.held());
+            assert!(large.queue().dropped > 0);
+        }
+        account.release(Kind::Sessions, others);
+        large.end();
+        small.end();
+        assert_eq!(account.held(Kind::Queued), 0);
+    }
+}
+
+/// Rules out buffers of full sockets, and answers behind them, that nobody counts.
+#[tokio::test]
+async fn what_a_full_socket_does_not_take_is_charged_until_it_goes() {
+    let shared = shared_with(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
+    let (device, epoch) = open_as(&shared, "c", true);
+    let (writer, _read, peer) = socket().await;
+    assert!(attach(&device, epoch, &Arc::new(Wakes::default()), writer));
+    let account = shared.broker.account();
+    for _ in 0..200 {
+        deliver(&device, QoS::AtMostOnce, 100_000);
+        Arc::clone(&device).flush();
+        if account.held(Kind::Replies) > 0 {
+            break;
+        }
+    }
+    let standing = account.held(Kind::Replies);
+    assert!((100_000..400_000).contains(&standing), "{standing} bytes");
+    device.lock().out.append(&[0xD0, 0].repeat(50_000));
+    assert!(!device.lock().mark_dirty());
+    assert!(account.held(Kind::Replies) >= standing + 90_000, "answers count, too");
+    // Memory is used up: who does not read is closed.
+    account.force(Kind::Sessions, account.limit() - account.used());
+    device.lock().out.append(&[0xD0, 0].repeat(50_000));
+    device.lock().mark_dirty();
+    assert_eq!(device.lock().link.as_ref().and_then(|link| link.close), Some(CloseReason::Memory));
+    device.detach(epoch);
+    assert_eq!(account.held(Kind::Replies), 0);
+    drop(peer);
+}
