@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn a_transient_error_ends_the_connection_where_no_code_can_tell_it() {
     let limits = "[limits]\nmemory_budget = \"1 MiB\"\nmailbox_bytes = \"1 MiB\"\noffline_bytes = \"1 MiB\"\n\
-                  max_packet_size = \"512 KiB\"\n[store]\nenabled = false\n";
+                  max_packet_size = \"512 KiB\"\n[store]\nenabled = false\n[latest]\nenabled = false\n";
     let server = Server::start_with(&[], limits);
     let topics: Vec<String> = (0..20).map(|number| format!("t/{number}")).collect();
     for topic in &topics {
