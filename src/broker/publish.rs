@@ -25,7 +25,6 @@ impl Broker {
 
     /// As [`Self::publish`], but of very many receivers only those whom the turn's account affords: the caller goes on with
     /// the others when it has let others of its thread go first.
-    #[inline]
     pub fn publish_some(&self, message: &Message<'_>, turn: &mut Turn) -> Routing {
         match self.admit(message, turn) {
             Ok(withheld) => self.route_some(message, withheld, turn),
@@ -34,7 +33,7 @@ impl Broker {
     }
 
     /// Everything before the receivers. Says whether devices are none, or why the message is refused.
-    #[inline]
+    #[inline(always)]
     fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Refusal> {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))

@@ -61,7 +61,7 @@ impl Broker {
     }
 
     /// Hands the message to all receivers, or to as many as the account affords.
-    #[inline]
+    #[inline(always)]
     pub(super) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic);
@@ -98,8 +98,8 @@ impl Broker {
         }))
     }
 
-    /// Hands the message to all in `list`.
-    #[inline]
+    /// Hands the message to all in `list`. Here and in what it calls every call counts: it is what a message costs.
+    #[inline(always)]
     fn hand_out(
         &self,
         list: &MatchList,
@@ -112,10 +112,8 @@ impl Broker {
         if only_streams {
             count_blocked(list);
         }
-        let listed = dirty.len();
         self.deliver(list, &list.targets, message, only_streams, &mut published, dirty);
         effort.spend_each(Effort::DELIVERY, list.targets.len());
-        effort.spend_each(Effort::FLUSH, dirty.len() - listed);
         if !only_streams {
             for group in &list.groups {
                 self.deliver_to_group(group, message, &mut published, dirty, effort);
@@ -149,9 +147,11 @@ impl Broker {
         }
         while let Some(group) = list.groups.get(way.served - list.targets.len()) {
             way.served += 1;
+            let listed = dirty.len();
             if !way.only_streams {
                 self.deliver_to_group(group, message, &mut way.published, dirty, effort);
             }
+            effort.spend_each(Effort::FLUSH, dirty.len() - listed);
             if effort.is_spent() {
                 return;
             }
@@ -159,7 +159,7 @@ impl Broker {
     }
 
     /// Hands the message to `part` of the list's targets.
-    #[inline]
+    #[inline(always)]
     fn deliver(
         &self,
         list: &MatchList,
@@ -201,16 +201,14 @@ impl Broker {
         dirty: &mut Vec<Arc<dyn Target>>,
         effort: &mut Effort,
     ) {
-        let listed = dirty.len();
         let mut delivery = self.inner.delivery(dirty, message.received);
         published.add(group.deliver(message, &mut delivery));
         effort.spend(Effort::DELIVERY);
         effort.spend_each(Effort::MEMBER, delivery.visited);
-        effort.spend_each(Effort::FLUSH, dirty.len() - listed);
     }
 
     /// Every receiver has the message.
-    #[inline]
+    #[inline(always)]
     fn conclude(&self, message: &Message<'_>, published: Published) -> Published {
         self.hurry(message);
         if published.matched == 0 {

