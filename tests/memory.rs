@@ -13,7 +13,7 @@ use std::{
 
 use client::{Client, Got};
 use mqtt_server::{
-    codec::{Connect, ConnectWill, Packet, Publish},
+    codec::{self, Connect, ConnectWill, Packet, Publish},
     types::{Protocol, QoS},
 };
 use support::Server;
@@ -287,11 +287,14 @@ fn topic_aliases_keep_to_their_share_and_end_who_wants_more() {
         let mut client = Client::connect(server.ports.tcp, Protocol::V5, &format!("aliases-{n}"));
         let topic = "a".repeat(4000);
         let set = |alias| Packet::Publish(Publish { alias: Some(alias), ..publish_of(&topic) });
-        let all: Vec<Packet<'_>> = (1..=64).map(set).collect();
-        client.send_all(&all);
-        client.send(&Packet::PingReq);
+        let mut bytes = Vec::new();
+        for packet in (1..=64).map(set).chain([Packet::PingReq]) {
+            codec::encode(&packet, Protocol::V5, &mut bytes);
+        }
+        send(&mut client.stream, &bytes);
+        // Who is closed while it sends may not get to read the reason.
         let got = client.next();
-        assert!(matches!(got, Got::PingResp | Got::Disconnect(0x97)), "{got:?}");
+        assert!(matches!(got, Got::PingResp | Got::Disconnect(0x97) | Got::Closed), "{got:?}");
         assert!(held(&server, "topic_aliases") <= 2 * MIB);
         clients.push(client);
     }
