@@ -24,17 +24,19 @@ pub const LONGEST_ABSENCE: Duration = Duration::from_hours(7 * 24);
 
 /// Now.
 pub fn now() -> Timestamp {
-    CLOCK.time.at(CLOCK.elapsed())
+    let elapsed = elapsed();
+    TIME.at(elapsed)
 }
 
 /// What the wall clock showed at this time, as far as it is right now.
 pub fn to_wall(at: Timestamp) -> Timestamp {
-    CLOCK.time.to_wall(at)
+    TIME.to_wall(at)
 }
 
 /// Looks at the wall clock: by how many milliseconds it has jumped since it was looked at last.
 pub fn observe() -> Option<i64> {
-    CLOCK.time.observe(CLOCK.elapsed(), wall())
+    let elapsed = elapsed();
+    TIME.observe(elapsed, wall())
 }
 
 /// Both clocks at this moment, for the next process.
@@ -45,7 +47,8 @@ pub fn mark() -> Mark {
 
 /// Goes on where the process before has left off. For the start, before the first deadline is made.
 pub fn resume(mark: Mark) -> Absence {
-    CLOCK.time.resume(mark, CLOCK.elapsed(), wall())
+    let elapsed = elapsed();
+    TIME.resume(mark, elapsed, wall())
 }
 
 /// Both clocks at one moment, in milliseconds.
@@ -68,21 +71,18 @@ pub enum Absence {
     Behind(Duration),
 }
 
-struct Process {
-    start: Instant,
-    time: Time,
-}
-
-static CLOCK: LazyLock<Process> = LazyLock::new(|| Process {
+/// When this clock was first asked. Looking at it also sets what [`TIME`] begins with.
+static START: LazyLock<Instant> = LazyLock::new(|| {
+    TIME.base.store(wall(), Relaxed);
     #[expect(clippy::disallowed_methods, reason = "the clock of the process")]
-    start: Instant::now(),
-    time: Time::new(wall()),
+    Instant::now()
 });
 
-impl Process {
-    fn elapsed(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
+/// Not behind the lock of [`START`], since [`to_wall`] is asked for each message.
+static TIME: Time = Time::new(0);
+
+fn elapsed() -> u64 {
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the only look at the wall clock that deadlines depend on")]
@@ -100,7 +100,7 @@ struct Time {
 }
 
 impl Time {
-    fn new(wall: u64) -> Self {
+    const fn new(wall: u64) -> Self {
         Self { base: AtomicU64::new(wall), ahead: AtomicI64::new(0) }
     }
 

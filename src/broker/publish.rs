@@ -17,9 +17,14 @@ impl Broker {
     /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
     /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
-        match self.admit(message, turn) {
-            Ok(withheld) => self.route(message, withheld, turn),
-            Err(refusal) => Published { refused: Some(refusal), ..Published::default() },
+        match self.publish_some(message, turn) {
+            Routing::Done(published) => published,
+            Routing::More(mut spread) => loop {
+                turn.effort.renew();
+                if let Some(published) = spread.go_on(turn) {
+                    return published;
+                }
+            },
         }
     }
 
@@ -179,7 +184,8 @@ impl Broker {
         if queues.health() == StoreHealth::Sound && queues.accepts() {
             return false;
         }
-        let list = turn.matches.find(&self.inner.index, &self.inner.slots, message.topic);
+        let Turn { matches, effort, .. } = turn;
+        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
         let concerned = list.targets.iter().any(|matched| matched.target.is_durable())
             || list.groups.iter().any(|group| group.is_durable());
         // Asked last: while the disk fails, few are let through to try it, and those must be written there.

@@ -50,26 +50,16 @@ struct Way {
 }
 
 impl Broker {
-    /// Hands the message to all receivers.
-    pub(super) fn route(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Published {
-        let Turn { dirty, matches, effort } = turn;
-        // The seam for more nodes: the one place to ask who else wants this message; the other is below.
-        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic);
-        let published = self.hand_out(list, message, only_streams, dirty, effort);
-        effort.spend_each(Effort::NODE, matches.take_visited());
-        self.conclude(message, published)
-    }
-
     /// Hands the message to all receivers, or to as many as the account affords.
     #[inline(always)]
     pub(super) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
-        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic);
+        // The seam for more nodes: the one place to ask who else wants this message.
+        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
         if list.len() > MANY {
             return self.begin(message, only_streams, turn);
         }
         let published = self.hand_out(list, message, only_streams, dirty, effort);
-        effort.spend_each(Effort::NODE, matches.take_visited());
         Routing::Done(self.conclude(message, published))
     }
 
@@ -77,8 +67,7 @@ impl Broker {
     #[cold]
     fn begin(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
-        let list = Arc::clone(matches.find(&self.inner.index, &self.inner.slots, message.topic));
-        effort.spend_each(Effort::NODE, matches.take_visited());
+        let list = Arc::clone(matches.find(&self.inner.index, &self.inner.slots, message.topic, effort));
         let mut way = Way { only_streams, ..Way::default() };
         self.hand_out_some(&list, message, &mut way, dirty, effort);
         if way.served == list.len() {

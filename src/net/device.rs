@@ -274,6 +274,7 @@ impl Slot {
     }
 
     /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
+    #[inline]
     pub(super) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
         if link.dirty || link.flushing || self.out.buffered() == 0 {

@@ -54,10 +54,11 @@ impl Connection {
         let traced = self.is_traced();
         self.go_on(*now, turn, answers)?;
         loop {
-            if turn.effort.is_spent() || self.is_unfinished() {
+            if turn.effort.is_spent() {
                 self.unread = true;
                 return Ok(());
             }
+            debug_assert!(!self.is_unfinished(), "only a spent account leaves a packet unfinished");
             let rest = &bytes[handled.used..];
             if !traced {
                 let acks = self.handle_plain_pubacks(rest, *now, turn)?;
@@ -213,11 +214,11 @@ impl Connection {
                 return Ok(());
             }
         };
-        if published.refused.is_some() {
-            self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
-        }
         if publish.qos == QoS::AtMostOnce {
             return Ok(());
+        }
+        if published.refused.is_some() {
+            self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
         }
         if published.refused.is_some() {
             if publish.qos == QoS::ExactlyOnce {

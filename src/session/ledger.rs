@@ -9,34 +9,61 @@ pub(super) const FREE: usize = 4 << 10;
 const STEP: usize = 16 << 10;
 
 /// Bytes on the budget for messages in flight and topic aliases.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ledger {
     charged: usize,
+    /// The session may hold so much without another look at the budget.
+    room: usize,
+    /// With less than this, some is given back.
+    low: usize,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self { charged: 0, room: FREE, low: 0 }
+    }
 }
 
 impl Ledger {
     /// Whether the session may hold `needed` bytes here, beside `others` that are charged elsewhere.
+    #[inline]
     pub(super) fn covers(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
-        if needed <= self.charged.max(FREE) {
-            return true;
-        }
+        needed <= self.room || self.grows(needed, others, budget)
+    }
+
+    #[cold]
+    fn grows(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
         let missing = needed - self.charged;
         let held = self.charged + others;
         let granted = [missing.next_multiple_of(STEP), missing].into_iter().find(|n| budget.charge(held, *n));
-        self.charged += granted.unwrap_or_default();
+        self.is_charged(self.charged + granted.unwrap_or_default());
         granted.is_some()
     }
 
     /// The session holds `bytes`, whatever was asked before.
+    #[inline]
     pub(super) fn settle(&mut self, bytes: usize, budget: &dyn Budget) {
-        if bytes > self.charged.max(FREE) {
-            budget.force(bytes - self.charged);
-            self.charged = bytes;
-        } else if self.charged > 0 && (bytes == 0 || self.charged - bytes.min(self.charged) >= 2 * STEP) {
-            let kept = if bytes <= FREE { 0 } else { bytes };
-            budget.release(self.charged - kept);
-            self.charged = kept;
+        if bytes > self.room || bytes < self.low {
+            self.moves(bytes, budget);
         }
+    }
+
+    #[cold]
+    fn moves(&mut self, bytes: usize, budget: &dyn Budget) {
+        let charged = if bytes <= FREE { 0 } else { bytes };
+        if charged > self.charged {
+            budget.force(charged - self.charged);
+        } else {
+            budget.release(self.charged - charged);
+        }
+        self.is_charged(charged);
+    }
+
+    fn is_charged(&mut self, bytes: usize) {
+        self.charged = bytes;
+        self.room = bytes.max(FREE);
+        // All of it goes with the last message, and else what is more than two steps too much.
+        self.low = bytes.min(1).max((bytes + 1).saturating_sub(2 * STEP));
     }
 
     /// Bytes on the budget.

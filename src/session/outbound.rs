@@ -10,7 +10,7 @@ use super::{
     buffers::{recycle, take_buffer},
     durable::{Disk, waits_until},
     inflight::{Entry, Inflight, Stage},
-    ledger::Ledger,
+    ledger::{self, Ledger},
     pending::{Awaited, Pending},
     tail::Tail,
 };
@@ -437,12 +437,14 @@ impl Outbound {
 
     /// Whether the budget has room for `cost` more bytes in flight.
     pub(super) fn affords(&mut self, cost: usize, env: &Env<'_>) -> bool {
-        let rare = self.rare();
-        rare.ledger.covers(
-            rare.inflight.bytes() + rare.alias_bytes() + cost,
-            rare.pending.bytes(),
-            env.budget,
-        )
+        let Some(rare) = &mut self.rare else { return cost <= ledger::FREE || self.affords_first(cost, env) };
+        let needed = rare.inflight.bytes() + rare.alias_bytes() + cost;
+        rare.ledger.covers(needed, rare.pending.bytes(), env.budget)
+    }
+
+    #[cold]
+    fn affords_first(&mut self, cost: usize, env: &Env<'_>) -> bool {
+        self.rare().ledger.covers(cost, 0, env.budget)
     }
 
     /// Brings the budget up to what is in flight.

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
 
 use super::LatestValue;
-use crate::clock;
 use crate::types::{ClientId, Message, Properties, QoS, Timestamp};
 
 /// Flush rounds that a clean entry outlives.
@@ -97,7 +96,8 @@ pub(super) struct Stripe {
 }
 
 impl Stripe {
-    /// Takes a message in. `version` is called once it is accepted; so versions grow per entry.
+    /// Takes a message in. `stamp` is called once it is accepted, for its version and when it came by the wall clock; so
+    /// versions grow per entry.
     pub(super) fn record(
         &mut self,
         hash: u64,
@@ -105,7 +105,7 @@ impl Stripe {
         message: &Message<'_>,
         bounds: Bounds,
         excluded: impl FnOnce() -> bool,
-        version: impl FnOnce() -> u64,
+        stamp: impl FnOnce() -> (u64, Timestamp),
     ) -> Result<Recorded, Refusal> {
         let slot = match self.find(hash, device.as_str(), message.topic) {
             Some(slot) => slot,
@@ -140,7 +140,7 @@ impl Stripe {
         if !pending {
             self.clean_bytes -= entry.size().min(self.clean_bytes);
         }
-        entry.fill(message, version());
+        entry.fill(message, stamp());
         let change = entry.charge();
         let coalesced = entry.dirty;
         if !pending {
@@ -348,7 +348,7 @@ impl Entry {
         OVERHEAD + self.topic.len() + self.device.as_str().len() + self.payload.capacity() + properties
     }
 
-    fn fill(&mut self, message: &Message<'_>, version: u64) {
+    fn fill(&mut self, message: &Message<'_>, (version, received): (u64, Timestamp)) {
         let length = message.payload.len();
         if self.payload.capacity() > KEEP_BUFFER && self.payload.capacity() / 4 > length {
             self.payload = Vec::new();
@@ -361,7 +361,7 @@ impl Entry {
         }
         self.qos = message.qos;
         self.retain = message.retain;
-        self.received = clock::to_wall(message.received);
+        self.received = received;
         self.version = version;
     }
 
@@ -411,7 +411,9 @@ mod tests {
             // Too large to stay once it is clean.
             let message = Message::new("t", &[b'x'; 2 * KEEP_BUFFER], Timestamp(0), Origin::SERVER);
             let bounds = Bounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
-            stripe.record(1, &device, &message, bounds, || false, || version).expect("room for it");
+            stripe
+                .record(1, &device, &message, bounds, || false, || (version, Timestamp(0)))
+                .expect("room for it");
         };
         let take = |stripe: &mut Stripe| {
             let mut out = Vec::new();

@@ -16,7 +16,7 @@ use crate::{
         shared::Group,
         slots::{Slots, Table},
     },
-    types::QoS,
+    types::{Effort, QoS},
 };
 
 /// Most topics remembered.
@@ -45,8 +45,6 @@ pub struct MatchCache {
     /// For topics that are not remembered.
     spare: Arc<MatchList>,
     scratch: Vec<Entry>,
-    /// Tables, nodes and entries looked at since [`Self::take_visited`].
-    visited: usize,
 }
 
 struct Cached {
@@ -137,8 +135,14 @@ impl MatchList {
 }
 
 impl MatchCache {
-    /// The receivers of `topic` now.
-    pub(in crate::broker) fn find(&mut self, index: &Index, slots: &Slots, topic: &str) -> &Arc<MatchList> {
+    /// The receivers of `topic` now. A lookup that was not remembered is paid for by the tables, nodes and entries it took.
+    pub(in crate::broker) fn find(
+        &mut self,
+        index: &Index,
+        slots: &Slots,
+        topic: &str,
+        effort: &mut Effort,
+    ) -> &Arc<MatchList> {
         if self.index != index.id {
             self.clear();
             self.index = index.id;
@@ -156,17 +160,20 @@ impl MatchCache {
             }
             let cached = &mut self.topics[place];
             self.targets -= cached.list.targets.len();
-            self.visited += index.resolve(topic, hash, slots, &mut self.scratch, &mut cached.list);
+            let visited = index.resolve(topic, hash, slots, &mut self.scratch, &mut cached.list);
+            effort.spend_each(Effort::NODE, visited);
             self.targets += cached.list.targets.len();
             (cached.global, cached.exact) = (global, exact);
             return &cached.list;
         }
         if !self.has_room(index) || topic.len() > MAX_TOPIC_BYTES {
-            self.visited += index.resolve(topic, hash, slots, &mut self.scratch, &mut self.spare);
+            let visited = index.resolve(topic, hash, slots, &mut self.scratch, &mut self.spare);
+            effort.spend_each(Effort::NODE, visited);
             return &self.spare;
         }
         let mut list = Arc::default();
-        self.visited += index.resolve(topic, hash, slots, &mut self.scratch, &mut list);
+        let visited = index.resolve(topic, hash, slots, &mut self.scratch, &mut list);
+        effort.spend_each(Effort::NODE, visited);
         self.targets += list.targets.len();
         let place = self.topics.len();
         self.topics.push(Cached { topic: Box::from(topic), hash, global, exact, list });
@@ -174,11 +181,6 @@ impl MatchCache {
         let rehash = |place: &u32| topics.get(*place as usize).map_or(0, |cached| cached.hash);
         self.places.insert_unique(hash, place as u32, rehash);
         &self.topics[place].list
-    }
-
-    /// What the lookups since the last call cost that were not remembered, in tables, nodes and entries.
-    pub(in crate::broker) fn take_visited(&mut self) -> usize {
-        std::mem::take(&mut self.visited)
     }
 
     /// Whether a topic that was not found may be remembered. Starts over when it is time.

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{wildcard::MAX_SHAPES, *};
 use crate::{
     broker::{Delivered, MatchOptions, Outcome, Target},
-    types::{Message, QoS, matches},
+    types::{Effort, Message, QoS, matches},
 };
 
 struct Nobody;
@@ -67,7 +67,7 @@ fn entry(slot: u32, id: u32) -> Entry {
 /// Leaves no room for another topic.
 fn fill(cache: &mut MatchCache, index: &Index, slots: &Slots) {
     for number in 0..4096 {
-        cache.find(index, slots, &format!("filled/{number}"));
+        cache.find(index, slots, &format!("filled/{number}"), &mut Effort::default());
     }
 }
 
@@ -104,7 +104,7 @@ fn agrees_with_the_rule(seed: u64, depth: usize, steps: usize, max_subscriptions
                 expected.entry(*slot).or_default().insert(*id);
             }
         }
-        let list = cache.find(&index, &slots, &topic);
+        let list = cache.find(&index, &slots, &topic, &mut Effort::default());
         let found: BTreeMap<u32, BTreeSet<u32>> = list
             .targets
             .iter()
@@ -156,9 +156,9 @@ fn filters_with_very_many_levels_match() {
     let mut cache = MatchCache::default();
     for filter in [plus.as_str(), &below, &deep, "a/#", "#"] {
         index.subscribe(filter, entry(slot, 0), true);
-        assert_eq!(cache.find(&index, &slots, &topic).targets.len(), 1, "{filter}");
+        assert_eq!(cache.find(&index, &slots, &topic, &mut Effort::default()).targets.len(), 1, "{filter}");
         index.unsubscribe(filter, slot);
-        assert_eq!(cache.find(&index, &slots, &topic).targets.len(), 0, "{filter}");
+        assert_eq!(cache.find(&index, &slots, &topic, &mut Effort::default()).targets.len(), 0, "{filter}");
     }
 }
 
@@ -170,7 +170,9 @@ fn a_change_makes_only_concerned_cache_entries_stale() {
     slots.set(slot, Arc::new(Nobody));
     let mut cache = MatchCache::default();
     let global = || index.generations.global.load(Ordering::Relaxed);
-    let targets = |cache: &mut MatchCache, topic| cache.find(&index, &slots, topic).targets.len();
+    let targets = |cache: &mut MatchCache, topic| {
+        cache.find(&index, &slots, topic, &mut Effort::default()).targets.len()
+    };
     assert_eq!(targets(&mut cache, "a"), 0);
     let before = global();
     index.subscribe("a", entry(slot, 0), true);
@@ -191,20 +193,20 @@ fn a_full_cache_is_bounded_keeps_what_it_has_and_starts_over_in_the_end() {
     let slots = Slots::default();
     let mut cache = MatchCache::default();
     let long = "x".repeat(2000);
-    cache.find(&index, &slots, &long);
+    cache.find(&index, &slots, &long, &mut Effort::default());
     assert_eq!(cache.len(), 0);
     fill(&mut cache, &index, &slots);
     assert_eq!(cache.len(), 4096);
     for number in 0..60_000 {
-        cache.find(&index, &slots, &format!("t/{number}"));
+        cache.find(&index, &slots, &format!("t/{number}"), &mut Effort::default());
         assert_eq!(cache.len(), 4096);
     }
     for number in 0..10_000 {
-        cache.find(&index, &slots, &format!("filled/{}", number % 4096));
+        cache.find(&index, &slots, &format!("filled/{}", number % 4096), &mut Effort::default());
     }
     assert_eq!(cache.len(), 4096);
     for number in 60_000..67_000 {
-        cache.find(&index, &slots, &format!("t/{number}"));
+        cache.find(&index, &slots, &format!("t/{number}"), &mut Effort::default());
     }
     assert!((1..4096).contains(&cache.len()), "{}", cache.len());
 }
@@ -220,7 +222,7 @@ fn the_cache_lets_go_of_ended_receivers() {
         slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
         let topic = format!("e/{number}");
         let reference = index.subscribe(&topic, entry(slot, 0), true).unwrap().reference;
-        cache.find(&index, &slots, &topic);
+        cache.find(&index, &slots, &topic, &mut Effort::default());
         index.remove_all(&[reference], slot);
         slots.free(slot);
     }

@@ -152,10 +152,13 @@ impl Latest {
             topics_per_device: self.options.topics_per_device as u32,
         };
         let excluded = || self.options.excluded.iter().any(|f| matches(f, message.topic));
-        let version = || self.clock.next(clock::to_wall(message.received));
+        let stamp = || {
+            let received = clock::to_wall(message.received);
+            (self.clock.next(received), received)
+        };
         let result = {
             let mut stripe = self.stripes[stripe].0.lock();
-            let result = stripe.record(hash, device, message, bounds, excluded, version);
+            let result = stripe.record(hash, device, message, bounds, excluded, stamp);
             if let Ok(recorded) = &result {
                 self.apply(recorded.change);
             }
