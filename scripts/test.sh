@@ -3,6 +3,8 @@
 #
 #   scripts/test.sh              everything
 #   scripts/test.sh FILTER...    everything, but only the tests that match (arguments of `cargo test`)
+#   scripts/test.sh --quick [FILTER...]
+#                                while you work: formatting and the unit tests; installs nothing, starts nothing
 #
 # What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1. Tests with a real
 # Cassandra are skipped, and counted, where Java 17 or Maven is missing or the jars cannot be had; where it could be
@@ -17,6 +19,14 @@ set -euo pipefail
 # One profile throughout, and one set of features but for OTLP export, so that little is built twice.
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+if [ "${1:-}" = --quick ]; then
+  shift
+  step fmt cargo fmt --all --check
+  export MQTT_SERVER_TEST_CASSANDRA=none
+  say "unit tests: cargo test --lib --bins $*"
+  exec cargo test --locked --lib --bins "$@"
+fi
 
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)

@@ -155,7 +155,8 @@ async fn each_slow_policy_loses_what_it_says_and_tells_how_much() {
 async fn streams_share_the_memory_budget_and_give_it_back_when_they_end() {
     let setup = Setup::with(|config| {
         let limits = &mut config.limits;
-        (limits.memory_budget, limits.stream_buffer) = (ByteSize(1 << 20), ByteSize(1 << 20));
+        // Room for the request, and for what some of the streams wait to read.
+        (limits.memory_budget, limits.stream_buffer) = (ByteSize(4 << 20), ByteSize(1 << 20));
         (limits.mailbox_bytes, limits.offline_bytes) = (ByteSize(64 << 10), ByteSize(64 << 10));
         limits.max_packet_size = ByteSize(32 << 10);
     })
