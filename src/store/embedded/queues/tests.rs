@@ -356,10 +356,11 @@ async fn a_burst_leaves_memory_after_it_is_drained() {
         append(&store, Entry::new(Q, seq, message(&[1; 1 << 20], None), QoS::AtLeastOnce, None));
     }
     let path = dir.path().join("queues/data.mdb");
-    // Pages read before a map that was too small was replaced are read again.
+    // Half of it, since after 64 MiB that were read the map is replaced. Pages read before a map that was too small was
+    // replaced are read again.
     let stays = async {
-        while mapped(&path) <= 64 << 20 {
-            assert_eq!(seqs(&store, Q).await.len(), 80);
+        while mapped(&path) <= 32 << 20 {
+            assert_eq!(store.load(Q, 0, 40, usize::MAX).await.unwrap().entries.len(), 40);
         }
     };
     tokio::time::timeout(Duration::from_secs(30), stays).await.expect("it was read");
