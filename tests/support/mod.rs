@@ -320,8 +320,13 @@ pub fn need(tool: &str, found: bool) -> bool {
         "{tool} is missing: run scripts/test.sh, which installs it, or set \
          MQTT_SERVER_TEST_SKIP_MISSING=1 to skip what needs it"
     );
-    eprintln!("\n!!! SKIPPED: {tool} is missing, this test has checked nothing !!!\n");
+    skipped(tool);
     false
+}
+
+/// Says loudly that a test checks nothing for want of `what`.
+pub fn skipped(what: &str) {
+    eprintln!("\n!!! SKIPPED: {what} is missing, this test has checked nothing !!!\n");
 }
 
 /// The root of the repository.
