@@ -4,11 +4,9 @@ mod support;
 
 use std::hint::black_box;
 
+use codec::{decode_publish, frame};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use mqtt_server::{
-    codec::{decode_publish, frame},
-    types::{Protocol, QoS},
-};
+use gateway_core::{Protocol, QoS};
 use support::publish_frame;
 
 fn cases() -> impl Iterator<Item = (Protocol, QoS, String)> {

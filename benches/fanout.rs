@@ -4,11 +4,9 @@ mod support;
 
 use std::hint::black_box;
 
+use broker::Turn;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use mqtt_server::{
-    broker::Turn,
-    types::{Message, Origin, Timestamp},
-};
+use gateway_core::{Message, Origin, Timestamp};
 use support::Keeps;
 
 fn fanout(criterion: &mut Criterion) {

@@ -6,11 +6,9 @@ mod support;
 
 use std::{env, hint::black_box, process::ExitCode};
 
-use mqtt_server::{
-    broker::{Broker, Turn},
-    codec::{decode_publish, frame},
-    types::{Message, Origin, Protocol, QoS, Timestamp},
-};
+use broker::{Broker, Turn};
+use codec::{decode_publish, frame};
+use gateway_core::{Message, Origin, Protocol, QoS, Timestamp};
 use support::{Keeps, publish_frame};
 
 /// More than the broker remembers matches of.

@@ -5,11 +5,9 @@ mod support;
 
 use std::{fmt::Write, hint::black_box};
 
+use broker::{Broker, Turn};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use mqtt_server::{
-    broker::{Broker, Turn},
-    types::{Message, Origin, Timestamp},
-};
+use gateway_core::{Message, Origin, Timestamp};
 use support::Keeps;
 
 /// Makes the filter of a number.

@@ -11,7 +11,7 @@
 use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use mqtt_server::grpc::proto::gateway::v1::{
+use mqtt_server::proto::gateway::v1::{
     GetLatestRequest, Offline, PublishRequest, Qos, SubscribeRequest, Wait,
     publisher_client::PublisherClient, state_client::StateClient, subscribe_item::Item,
     subscriber_client::SubscriberClient,

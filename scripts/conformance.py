@@ -62,10 +62,10 @@ def exists(path, name, cache={}):
     if text is None:
         return False
     if path.endswith(".py"):
-        # Only what tests/interop.rs starts is ever run.
-        run = f'"{pathlib.Path(path).name}"' in (ROOT / "tests" / "interop.rs").read_text(encoding="utf-8")
+        # Only what tests/gateway/interop.rs starts is ever run.
+        run = f'"{pathlib.Path(path).name}"' in (ROOT / "tests" / "gateway" / "interop.rs").read_text(encoding="utf-8")
         return run and name.startswith("test_") and re.search(rf"^def {name}\(", text, re.M) is not None
-    # A function with the attribute, whatever other attributes lie between, or a row of tests/interop.rs.
+    # A function with the attribute, whatever other attributes lie between, or a row of tests/gateway/interop.rs.
     test = rf"#\[(?:tokio::)?test\b[^\n]*\n(?:\s*#\[[^\n]*\n)*\s*(?:async )?fn {name}\b"
     return re.search(rf"{test}|^\s*{name} =>", text, re.M) is not None
 

@@ -158,7 +158,7 @@ wait_for_cassandra() {
   if [ "$MQTT_SERVER_TEST_CASSANDRA" = none ]; then
     # But for those that are ignored.
     count=$(($(cat tests/database/*.rs | grep -c '^#\[test\]') - $(cat tests/database/*.rs | grep -c '^#\[ignore')))
-    count=$((count + $(grep -c '= options("' src/store/scylla/tests.rs) + 1))
+    count=$((count + $(grep -c '= options("' crates/store/src/scylla/tests.rs) + 1))
     skip "$count tests with a real Cassandra" "$(tail -n 1 "$cassandra_log" | grep . || echo "MQTT_SERVER_TEST_CASSANDRA is none")"
   fi
 }

@@ -1,39 +1,49 @@
 //! A gRPC-fronted device gateway: MQTT 3.1, 3.1.1 and 5.0 for devices, a typed gRPC API for backends.
 //!
+//! # Embedding
+//!
+//! [`Gateway`] starts the whole gateway inside another program, with a [`Config`](config::Config) of its making; see
+//! `examples/embed.rs`. [`proto`] has the messages and clients of the gRPC API.
+//!
 //! # Code map
 //!
 //! ```text
-//! main, gateway   arguments, configuration, runtimes, signals; wires everything
-//! net   grpc      sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> types
-//! session         the MQTT session without sockets: packets in, bytes out, time as argument
-//! codec           bytes <-> packets
-//! broker          routing: subscription index, retained, shared groups, registry; knows only `Target`
-//! store           traits and backends of what outlives the process
-//! types           ClientId, topics, QoS, Message
-//! auth clock config door shutdown telemetry tls     leaves
+//! src/                 this crate: the binary and the wiring
+//!   main cli           arguments, logs, runtimes, signals
+//!   gateway            starts and stops everything
+//!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
+//!   auth config door shutdown telemetry tls
+//! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
+//! crates/codec         bytes <-> packets
+//! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
+//! crates/store         traits and backends of what outlives the process
+//! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! ```
 //!
-//! Allowed edges: net -> session, broker; grpc -> broker, store; session -> codec -> types; broker -> store ->
-//! types. Never broker -> session or codec, never net <-> grpc. `tests/layers.rs` enforces them.
-//!
-//! # Embedding
-//!
-//! [`gateway::Gateway`] starts the whole gateway inside another program; see `examples/embed.rs`.
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; this crate uses all. What they
+//! cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
 pub mod auth;
-pub mod broker;
-pub mod clock;
-pub mod codec;
+#[doc(hidden)]
+pub mod cli;
 pub mod config;
-pub mod door;
+mod door;
 pub mod gateway;
-pub mod grpc;
-pub mod net;
-pub mod session;
-pub mod shutdown;
-pub mod store;
-pub mod telemetry;
-pub mod tls;
-pub mod types;
+mod grpc;
+mod net;
+mod shutdown;
+mod telemetry;
+mod tls;
 
 pub use gateway::Gateway;
+
+/// The gRPC API: messages, clients, and the descriptors of its services.
+pub mod proto {
+    pub use crate::grpc::proto::{DESCRIPTORS, gateway, rpcserver};
+}
+
+/// For the fuzz targets and tests of this repository; anything may change.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::{grpc::fuzz_convert, telemetry::trace_clients};
+}

@@ -1,4 +1,4 @@
-//! The end of the process: stages that every part can wait for, and the signals that start them. A leaf.
+//! The end of the process, which every part can wait for, and the signals that start it. A leaf.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -8,68 +8,25 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-/// How far the end has come. Only ever grows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// Serving.
-    #[default]
-    Running,
-    /// Not ready, no new connections; those that are open are being ended.
-    Draining,
-    /// Connections are gone; what is left flushes and ends now.
-    Stopping,
-}
-
-/// A cheap-clone handle on the stage of the process.
+/// Whether the process is to end: a cheap-clone handle. Once it is, it stays so.
 #[derive(Debug, Clone)]
-pub struct Shutdown(Arc<watch::Sender<Stage>>);
+pub(crate) struct Shutdown(Arc<watch::Sender<bool>>);
 
 impl Shutdown {
-    /// Running.
-    pub fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(Stage::Running)))
+    /// Serving.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
     }
 
-    /// Starts the end: [`Stage::Draining`]. False if it had started.
-    pub fn trigger(&self) -> bool {
-        self.advance(Stage::Draining)
-    }
-
-    /// Goes on to `stage`; false if it was there or beyond.
-    pub fn advance(&self, stage: Stage) -> bool {
-        self.0.send_if_modified(|current| {
-            let further = stage > *current;
-            if further {
-                *current = stage;
-            }
-            further
-        })
-    }
-
-    /// The stage now.
-    pub fn stage(&self) -> Stage {
-        *self.0.borrow()
-    }
-
-    /// Whether the end has started.
-    pub fn is_draining(&self) -> bool {
-        self.stage() >= Stage::Draining
+    /// Starts the end. False if it had started.
+    pub(crate) fn trigger(&self) -> bool {
+        !self.0.send_replace(true)
     }
 
     /// Waits for the end to start. Cancel safe.
-    pub async fn wait(&self) {
-        self.reached(Stage::Draining).await;
-    }
-
-    /// Waits for `stage` or a later one. Cancel safe.
-    pub async fn reached(&self, stage: Stage) {
+    pub(crate) async fn wait(&self) {
         // The sender lives in self: the channel cannot close meanwhile.
-        let _ = self.0.subscribe().wait_for(|current| *current >= stage).await;
-    }
-
-    /// For parts that watch the stage themselves.
-    pub fn subscribe(&self) -> watch::Receiver<Stage> {
-        self.0.subscribe()
+        let _ = self.0.subscribe().wait_for(|ending| *ending).await;
     }
 }
 
@@ -80,7 +37,7 @@ impl Default for Shutdown {
 }
 
 /// The signals of the process: SIGTERM and SIGINT end it, SIGHUP reloads.
-pub struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
@@ -91,7 +48,7 @@ impl Signals {
     ///
     /// # Errors
     /// The system refuses a handler.
-    pub fn install() -> io::Result<Self> {
+    pub(crate) fn install() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -102,7 +59,7 @@ impl Signals {
     /// Runs until the second request to end, or until the end that the first asked for has taken longer than `limit`; then
     /// calls `exit`, which should end the process at once. The first triggers `shutdown`. `reload` runs on every SIGHUP
     /// and may block.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         shutdown: Shutdown,
         reload: impl Fn() + Send + Sync + 'static,
@@ -153,18 +110,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn stages_only_grow_and_wake_those_who_wait() {
+    async fn the_end_starts_once_and_wakes_those_who_wait() {
         let shutdown = Shutdown::new();
-        assert!(!shutdown.is_draining());
         let waiting = tokio::spawn({
             let shutdown = shutdown.clone();
             async move { shutdown.wait().await }
         });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
         assert!(shutdown.trigger() && !shutdown.trigger());
         waiting.await.unwrap();
-        assert!(shutdown.advance(Stage::Stopping) && !shutdown.advance(Stage::Draining));
-        shutdown.reached(Stage::Stopping).await;
-        assert_eq!(shutdown.stage(), Stage::Stopping);
+        shutdown.wait().await;
     }
 
     async fn until(condition: impl Fn() -> bool) {
@@ -199,7 +155,7 @@ mod tests {
         });
         kill("HUP");
         until(|| reloads.load(SeqCst) == 1).await;
-        assert!(!shutdown.is_draining());
+        assert!(!*shutdown.0.borrow(), "a reload is no end");
         kill("TERM");
         shutdown.wait().await;
         assert_eq!(exits.load(SeqCst), 0);

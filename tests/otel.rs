@@ -12,10 +12,9 @@ use std::{
 };
 
 use client::Client;
-use mqtt_server::{
-    config::{Config, Flags},
-    types::Protocol,
-};
+use gateway_core::Protocol;
+
+use mqtt_server::config::{Config, Flags};
 use opentelemetry_proto::tonic::{
     collector::{
         metrics::v1::{

@@ -9,17 +9,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use mqtt_server::{
-    broker::{
-        Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, MatchOptions, OpenRequest, Outcome,
-        QueueInfo, QueueSummary, Session, SessionCore, SubscribeRequest, Target, Turn,
-    },
-    codec::PublishFrame,
-    config::Limits,
-    session::{Budget, Env, LinkParams, Offer, Outbound, Take, recycle},
-    types::{ClientId, Message, Protocol, QoS, QueueId, Timestamp, Yielded},
+use broker::{
+    Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, MatchOptions, OpenRequest, Outcome,
+    QueueInfo, QueueSummary, Session, SessionCore, SubscribeRequest, Target, Turn,
 };
+use codec::PublishFrame;
+use gateway_core::{Budget, ClientId, Message, Protocol, QoS, QueueId, Timestamp, Yielded, limits::Limits};
 use parking_lot::Mutex;
+use session::{Env, LinkParams, Offer, Outbound, Take, recycle};
 
 /// What a subscriber does with a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +37,7 @@ pub fn broker() -> Broker {
         latest: None,
         history: None,
         stores: None,
-        durability: mqtt_server::broker::DurabilityRules::default(),
+        durability: broker::DurabilityRules::default(),
     })
 }
 

@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = mqtt_server::codec::fuzz_decode(data);
+    let _ = codec::fuzz_decode(data);
 });

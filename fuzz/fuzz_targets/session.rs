@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = mqtt_server::session::fuzz_session(data);
+    let _ = session::fuzz_session(data);
 });

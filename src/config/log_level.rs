@@ -2,6 +2,9 @@
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
+/// The crates of the gateway beside its own, as their events name them.
+const CRATES: [&str; 5] = ["broker", "codec", "gateway_core", "session", "store"];
+
 /// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a
 /// misspelt level would silence everything.
 ///
@@ -13,12 +16,24 @@ pub(crate) fn parse(text: &str) -> Result<Targets, String> {
         match part.split_once('=') {
             None => targets = targets.with_default(level(part)?),
             Some((module, word)) if is_module(module.trim()) => {
-                targets = targets.with_target(module.trim(), level(word.trim())?);
+                let (module, level) = (module.trim(), level(word.trim())?);
+                targets = targets.with_targets(places(module).into_iter().map(|place| (place, level)));
             }
             Some(_) => return Err(format!("'{part}' is not module=level")),
         }
     }
     Ok(targets)
+}
+
+/// What is called `module` by its own events. `mqtt_server` stands for all crates of the gateway, and `mqtt_server::store`
+/// for that crate.
+fn places(module: &str) -> Vec<&str> {
+    let ours = |name: &str| CRATES.contains(&name.split("::").next().unwrap_or_default());
+    match module.strip_prefix("mqtt_server::") {
+        Some(rest) if ours(rest) => vec![rest],
+        _ if module == "mqtt_server" => CRATES.into_iter().chain([module]).collect(),
+        _ => vec![module],
+    }
 }
 
 fn level(word: &str) -> Result<LevelFilter, String> {
@@ -53,6 +68,15 @@ mod tests {
         let parts = parse("warning, mqtt_server::net=debug").unwrap();
         assert!(parts.would_enable("mqtt_server::net", &Level::DEBUG));
         assert!(!parts.would_enable("mqtt_server::broker", &Level::INFO));
+        let whole = parse("warn,mqtt_server=info,mqtt_server::store::scylla=debug").unwrap();
+        for ours in ["mqtt_server::net", "broker", "store::embedded"] {
+            assert!(
+                whole.would_enable(ours, &Level::INFO) && !whole.would_enable(ours, &Level::DEBUG),
+                "{ours}"
+            );
+        }
+        assert!(whole.would_enable("store::scylla", &Level::DEBUG), "a crate is named as a module");
+        assert!(!whole.would_enable("h2", &Level::INFO), "a library");
         assert!(!parse("off").unwrap().would_enable("mqtt_server", &Level::ERROR));
         for text in
             ["", "warnings", "verbose", "notice", "mqtt_server", "a=b=c", "info,", "=info", "net=loud"]

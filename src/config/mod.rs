@@ -9,18 +9,20 @@ mod effective;
 mod environment;
 mod error;
 mod flags;
-mod limits;
 mod load;
 pub(crate) mod log_level;
-mod machine;
 mod replication;
 mod secret;
 mod sections;
-mod units;
 mod validate;
 
 #[cfg(test)]
 mod tests;
+
+pub use gateway_core::{
+    limits::{Limits, OverflowPolicy, SharedStrategy},
+    units::{ByteSize, Span},
+};
 
 pub use address::{Address, FileMode};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
@@ -28,14 +30,12 @@ pub use effective::TlsFiles;
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
 pub use flags::{Command, Flags, StoreCommand, version};
-pub use limits::{Limits, OverflowPolicy, SharedStrategy};
 pub use replication::Replication;
 pub use secret::Secret;
 pub use sections::{
     Config, DurabilityMode, DurabilityRule, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel,
     ShutdownTimes, Store, Sys, Tls, TlsVersion,
 };
-pub use units::{ByteSize, Span};
 
 /// Where `--dev` makes its certificates.
 pub const DEV_CERTS_DIR: &str = "certs";

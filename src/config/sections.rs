@@ -2,12 +2,11 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
+use gateway_core::Durability;
 use serde::{
     Deserialize, Serialize,
     de::{IntoDeserializer, value},
 };
-
-use crate::types::Durability;
 
 use super::{
     Address, ByteSize, FileMode, SharedStrategy, Span,

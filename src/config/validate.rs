@@ -18,7 +18,7 @@ impl Config {
         self.check_dev(&mut check);
         self.check_small_sections(&mut check);
         self.check_database(&mut check);
-        self.limits.check(self.store.enabled, &mut check);
+        check_limits(&self.limits, self.store.enabled, &mut check);
         if check.0.is_empty() { Ok(()) } else { Err(ConfigError(check.0)) }
     }
 
@@ -360,102 +360,100 @@ fn check_endpoint(endpoint: &str, check: &mut Check) {
     }
 }
 
-impl Limits {
-    /// With `stored`, what waits for offline sessions is on disk and not in the budget.
-    fn check(&self, stored: bool, check: &mut Check) {
-        let zero = |key: &str, value: &dyn Display, is_zero: bool, check: &mut Check| {
-            check.positive(&format!("limits.{key}"), value, is_zero);
-        };
-        zero("max_packet_size", &self.max_packet_size, self.max_packet_size.0 == 0, check);
-        zero("max_connect_size", &self.max_connect_size, self.max_connect_size.0 == 0, check);
-        zero("subscription_bytes", &self.subscription_bytes, self.subscription_bytes.0 == 0, check);
-        zero("packet_timeout", &self.packet_timeout, self.packet_timeout.0.is_zero(), check);
-        zero("max_topic_bytes", &self.max_topic_bytes, self.max_topic_bytes == 0, check);
-        zero("max_topic_levels", &self.max_topic_levels, self.max_topic_levels == 0, check);
-        zero("max_client_id_bytes", &self.max_client_id_bytes, self.max_client_id_bytes == 0, check);
-        zero("max_subscriptions", &self.max_subscriptions, self.max_subscriptions == 0, check);
-        zero("max_filters_per_packet", &self.max_filters_per_packet, self.max_filters_per_packet == 0, check);
-        zero("max_filter_shapes", &self.max_filter_shapes, self.max_filter_shapes == 0, check);
-        zero("max_inflight", &self.max_inflight, self.max_inflight == 0, check);
-        zero("receive_maximum", &self.receive_maximum, self.receive_maximum == 0, check);
-        zero("mailbox_messages", &self.mailbox_messages, self.mailbox_messages == 0, check);
-        zero("mailbox_bytes", &self.mailbox_bytes, self.mailbox_bytes.0 == 0, check);
-        zero("max_connections", &self.max_connections, self.max_connections == 0, check);
-        zero("max_handshakes", &self.max_handshakes, self.max_handshakes == 0, check);
-        zero("connect_timeout", &self.connect_timeout, self.connect_timeout.0.is_zero(), check);
-        zero("write_timeout", &self.write_timeout, self.write_timeout.0.is_zero(), check);
-        zero("stream_buffer", &self.stream_buffer, self.stream_buffer.0 == 0, check);
+/// With `stored`, what waits for offline sessions is on disk and not in the budget.
+fn check_limits(limits: &Limits, stored: bool, check: &mut Check) {
+    let zero = |key: &str, value: &dyn Display, is_zero: bool, check: &mut Check| {
+        check.positive(&format!("limits.{key}"), value, is_zero);
+    };
+    zero("max_packet_size", &limits.max_packet_size, limits.max_packet_size.0 == 0, check);
+    zero("max_connect_size", &limits.max_connect_size, limits.max_connect_size.0 == 0, check);
+    zero("subscription_bytes", &limits.subscription_bytes, limits.subscription_bytes.0 == 0, check);
+    zero("packet_timeout", &limits.packet_timeout, limits.packet_timeout.0.is_zero(), check);
+    zero("max_topic_bytes", &limits.max_topic_bytes, limits.max_topic_bytes == 0, check);
+    zero("max_topic_levels", &limits.max_topic_levels, limits.max_topic_levels == 0, check);
+    zero("max_client_id_bytes", &limits.max_client_id_bytes, limits.max_client_id_bytes == 0, check);
+    zero("max_subscriptions", &limits.max_subscriptions, limits.max_subscriptions == 0, check);
+    zero("max_filters_per_packet", &limits.max_filters_per_packet, limits.max_filters_per_packet == 0, check);
+    zero("max_filter_shapes", &limits.max_filter_shapes, limits.max_filter_shapes == 0, check);
+    zero("max_inflight", &limits.max_inflight, limits.max_inflight == 0, check);
+    zero("receive_maximum", &limits.receive_maximum, limits.receive_maximum == 0, check);
+    zero("mailbox_messages", &limits.mailbox_messages, limits.mailbox_messages == 0, check);
+    zero("mailbox_bytes", &limits.mailbox_bytes, limits.mailbox_bytes.0 == 0, check);
+    zero("max_connections", &limits.max_connections, limits.max_connections == 0, check);
+    zero("max_handshakes", &limits.max_handshakes, limits.max_handshakes == 0, check);
+    zero("connect_timeout", &limits.connect_timeout, limits.connect_timeout.0.is_zero(), check);
+    zero("write_timeout", &limits.write_timeout, limits.write_timeout.0.is_zero(), check);
+    zero("stream_buffer", &limits.stream_buffer, limits.stream_buffer.0 == 0, check);
 
-        let most = 268_435_460; // The largest packet there is: 5 bytes of header and the largest remaining length.
-        if self.max_packet_size.0 > most {
+    let most = 268_435_460; // The largest packet there is: 5 bytes of header and the largest remaining length.
+    if limits.max_packet_size.0 > most {
+        check.fail(
+            "limits.max_packet_size",
+            limits.max_packet_size,
+            format!("larger than an MQTT packet can be ({most} bytes)"),
+            "use 256 MiB or less",
+        );
+    }
+    if limits.max_topic_bytes > 65_535 {
+        check.fail(
+            "limits.max_topic_bytes",
+            limits.max_topic_bytes,
+            "MQTT allows 65535",
+            "use at most 65535",
+        );
+    }
+    if limits.max_client_id_bytes > 65_535 {
+        check.fail(
+            "limits.max_client_id_bytes",
+            limits.max_client_id_bytes,
+            "MQTT allows 65535",
+            "use at most 65535",
+        );
+    }
+    if limits.max_qos > 2 {
+        check.fail("limits.max_qos", limits.max_qos, "no such QoS", "use 0, 1 or 2");
+    }
+    if limits.keep_alive_max != 0 && limits.keep_alive_min > limits.keep_alive_max {
+        check.fail(
+            "limits.keep_alive_min",
+            limits.keep_alive_min,
+            format!("more than limits.keep_alive_max ({})", limits.keep_alive_max),
+            "make it smaller, or keep_alive_max larger or 0",
+        );
+    }
+    let in_memory = if stored { ByteSize(0) } else { limits.offline_bytes };
+    let bounds = [
+        ("max_packet_size", limits.max_packet_size, "mailbox_bytes", limits.mailbox_bytes),
+        ("max_packet_size", limits.max_packet_size, "stream_buffer", limits.stream_buffer),
+        ("mailbox_bytes", limits.mailbox_bytes, "memory_budget", limits.budget()),
+        ("offline_bytes", in_memory, "memory_budget", limits.budget()),
+    ];
+    for (key, value, other, bound) in bounds {
+        if value > bound && bound.0 != 0 {
             check.fail(
-                "limits.max_packet_size",
-                self.max_packet_size,
-                format!("larger than an MQTT packet can be ({most} bytes)"),
-                "use 256 MiB or less",
+                format!("limits.{key}"),
+                value,
+                format!("more than limits.{other} ({bound}), so that nothing of that size could pass"),
+                format!("make it smaller, or {other} larger"),
             );
         }
-        if self.max_topic_bytes > 65_535 {
+    }
+    if limits.budget().0 < 1 << 20 {
+        check.fail(
+            "limits.memory_budget",
+            limits.memory_budget,
+            "too small for any traffic",
+            "use 1 MiB or more",
+        );
+    }
+    for group in limits.shared_groups.keys() {
+        if group.is_empty() || group.contains(['/', '+', '#']) {
             check.fail(
-                "limits.max_topic_bytes",
-                self.max_topic_bytes,
-                "MQTT allows 65535",
-                "use at most 65535",
+                "limits.shared_groups",
+                group,
+                "not a group name",
+                "use names without /, + and # [MQTT-4.8.2-1]",
             );
-        }
-        if self.max_client_id_bytes > 65_535 {
-            check.fail(
-                "limits.max_client_id_bytes",
-                self.max_client_id_bytes,
-                "MQTT allows 65535",
-                "use at most 65535",
-            );
-        }
-        if self.max_qos > 2 {
-            check.fail("limits.max_qos", self.max_qos, "no such QoS", "use 0, 1 or 2");
-        }
-        if self.keep_alive_max != 0 && self.keep_alive_min > self.keep_alive_max {
-            check.fail(
-                "limits.keep_alive_min",
-                self.keep_alive_min,
-                format!("more than limits.keep_alive_max ({})", self.keep_alive_max),
-                "make it smaller, or keep_alive_max larger or 0",
-            );
-        }
-        let in_memory = if stored { ByteSize(0) } else { self.offline_bytes };
-        let bounds = [
-            ("max_packet_size", self.max_packet_size, "mailbox_bytes", self.mailbox_bytes),
-            ("max_packet_size", self.max_packet_size, "stream_buffer", self.stream_buffer),
-            ("mailbox_bytes", self.mailbox_bytes, "memory_budget", self.budget()),
-            ("offline_bytes", in_memory, "memory_budget", self.budget()),
-        ];
-        for (key, value, other, bound) in bounds {
-            if value > bound && bound.0 != 0 {
-                check.fail(
-                    format!("limits.{key}"),
-                    value,
-                    format!("more than limits.{other} ({bound}), so that nothing of that size could pass"),
-                    format!("make it smaller, or {other} larger"),
-                );
-            }
-        }
-        if self.budget().0 < 1 << 20 {
-            check.fail(
-                "limits.memory_budget",
-                self.memory_budget,
-                "too small for any traffic",
-                "use 1 MiB or more",
-            );
-        }
-        for group in self.shared_groups.keys() {
-            if group.is_empty() || group.contains(['/', '+', '#']) {
-                check.fail(
-                    "limits.shared_groups",
-                    group,
-                    "not a group name",
-                    "use names without /, + and # [MQTT-4.8.2-1]",
-                );
-            }
         }
     }
 }

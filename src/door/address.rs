@@ -7,7 +7,7 @@ use std::{
 
 /// One IPv4 address or one IPv6 network of 64 bits, which is what a single machine gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address(NonZeroU64);
+pub(crate) struct Address(NonZeroU64);
 
 impl From<SocketAddr> for Address {
     fn from(address: SocketAddr) -> Self {

@@ -12,7 +12,7 @@ fn host_of(authority: &str) -> &str {
 
 /// Whether `authority` can only mean this machine: `localhost` or a loopback address, with or without a port. Any other
 /// name may be one that its owner lets point here.
-pub fn is_this_machine(authority: &str) -> bool {
+pub(crate) fn is_this_machine(authority: &str) -> bool {
     let host = host_of(authority);
     host.eq_ignore_ascii_case("localhost")
         || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
@@ -22,11 +22,11 @@ pub fn is_this_machine(authority: &str) -> bool {
 /// the request names, on any port. Clients that are no browsers send no origin, or any: this guards users against pages,
 /// not the gateway against clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Origins(pub Vec<String>);
+pub(crate) struct Origins(pub Vec<String>);
 
 impl Origins {
     /// Whether a page of `origin` may connect to `host`, which is the Host header.
-    pub fn allow(&self, origin: Option<&str>, host: Option<&str>) -> bool {
+    pub(crate) fn allow(&self, origin: Option<&str>, host: Option<&str>) -> bool {
         let Some(origin) = origin else { return true };
         if !self.0.is_empty() {
             return self.0.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(origin));

@@ -6,7 +6,7 @@ use super::{Address, NotNow, Refusal};
 
 /// Who waits. Holds at most so many, however few addresses they come from.
 #[derive(Debug)]
-pub struct Lobby<W> {
+pub(crate) struct Lobby<W> {
     most: usize,
     waiting: usize,
     queues: HashMap<Option<Address>, VecDeque<W>>,
@@ -16,17 +16,17 @@ pub struct Lobby<W> {
 
 impl<W> Lobby<W> {
     /// With room for `most`.
-    pub fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self { most, waiting: 0, queues: HashMap::new(), turns: VecDeque::new() }
     }
 
     /// Whether nobody waits.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
     /// Lets `who` wait. When there is no room, the oldest of the address with most waiting is turned away and returned.
-    pub fn push(&mut self, address: Option<Address>, who: W) -> Option<W> {
+    pub(crate) fn push(&mut self, address: Option<Address>, who: W) -> Option<W> {
         let queue = self.queues.entry(address).or_default();
         if queue.is_empty() {
             self.turns.push_back(address);
@@ -45,7 +45,7 @@ impl<W> Lobby<W> {
 
     /// The next who is let in, with its places, or refused. Of one address the youngest goes first: among many silent
     /// ones it is the likeliest to have something to say, and in a storm as many are served either way.
-    pub fn next<T>(
+    pub(crate) fn next<T>(
         &mut self,
         mut enter: impl FnMut(Option<Address>) -> Result<T, NotNow>,
     ) -> Option<(W, Result<T, Refusal>)> {

@@ -32,7 +32,7 @@ use tokio::{
 };
 
 use self::state::State;
-pub use self::{
+pub(crate) use self::{
     address::Address,
     host::{Origins, is_this_machine},
     lobby::Lobby,
@@ -40,7 +40,7 @@ pub use self::{
 
 /// What fits through a door.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// Connections at once, handshakes included.
     pub connections: usize,
     /// Connections of one address.
@@ -70,7 +70,7 @@ impl Default for Bounds {
 
 /// Why somebody is not let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// The house is full.
     House,
     /// The door's connections are all taken.
@@ -85,7 +85,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// As the log says it.
-    pub fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Self::House => "too many connections in all",
             Self::Connections => "too many connections on this listener",
@@ -98,7 +98,7 @@ impl Refusal {
 
 /// Why there is no place now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotNow {
+pub(crate) enum NotNow {
     /// Somebody who is silent may leave, or a handshake end.
     Wait,
     /// Nobody has to leave.
@@ -107,7 +107,7 @@ pub enum NotNow {
 
 /// What several doors have together: a number of connections.
 #[derive(Debug)]
-pub struct House {
+pub(crate) struct House {
     most: usize,
     taken: AtomicUsize,
     doors: Mutex<Vec<Weak<Door>>>,
@@ -115,13 +115,8 @@ pub struct House {
 
 impl House {
     /// For `most` connections.
-    pub fn new(most: usize) -> Arc<Self> {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, taken: AtomicUsize::new(0), doors: Mutex::default() })
-    }
-
-    /// Connections now.
-    pub fn connections(&self) -> usize {
-        self.taken.load(Relaxed)
     }
 
     /// One place more, for which the oldest silent guest of all doors leaves if need be.
@@ -157,7 +152,7 @@ type Knock = oneshot::Sender<()>;
 
 /// The places of one listening socket.
 #[derive(Debug)]
-pub struct Door {
+pub(crate) struct Door {
     house: Arc<House>,
     patience: Duration,
     began: Instant,
@@ -169,7 +164,7 @@ pub struct Door {
 
 impl Door {
     /// A door of `house`.
-    pub fn new(bounds: Bounds, house: &Arc<House>) -> Arc<Self> {
+    pub(crate) fn new(bounds: Bounds, house: &Arc<House>) -> Arc<Self> {
         let door = Arc::new(Self {
             house: Arc::clone(house),
             patience: bounds.patience,
@@ -186,7 +181,7 @@ impl Door {
     }
 
     /// A door of a house of its own.
-    pub fn alone(bounds: Bounds) -> Arc<Self> {
+    pub(crate) fn alone(bounds: Bounds) -> Arc<Self> {
         Self::new(bounds, &House::new(usize::MAX))
     }
 
@@ -194,7 +189,7 @@ impl Door {
     ///
     /// # Errors
     /// The address comes too often.
-    pub fn arrive(&self, address: Option<Address>) -> Result<(), Refusal> {
+    pub(crate) fn arrive(&self, address: Option<Address>) -> Result<(), Refusal> {
         if self.state.lock().arrive(address, self.now()) { Ok(()) } else { Err(Refusal::Rate) }
     }
 
@@ -202,7 +197,7 @@ impl Door {
     ///
     /// # Errors
     /// It has to wait, or there is nothing to wait for.
-    pub fn enter(self: &Arc<Self>, address: Option<Address>) -> Result<(Seat, Guest), NotNow> {
+    pub(crate) fn enter(self: &Arc<Self>, address: Option<Address>) -> Result<(Seat, Guest), NotNow> {
         self.house.take()?;
         let (knock, told) = oneshot::channel();
         let entered = self.state.lock().enter(address, self.now(), knock);
@@ -218,18 +213,18 @@ impl Door {
     }
 
     /// Waits until somebody who waits should try again. Cancel safe.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         // Guests grow old without telling.
         let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;
     }
 
     /// The system has no more sockets: one who is silent leaves, however short it has been.
-    pub fn shed(&self) {
+    pub(crate) fn shed(&self) {
         tell(self.state.lock().shed());
     }
 
     /// Everybody who is a guest leaves.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.store(true, Release);
         let knocks = self.state.lock().close();
         for knock in knocks {
@@ -251,7 +246,7 @@ fn tell(knock: Option<Knock>) {
 
 /// The place of one connection, given back on drop.
 #[derive(Debug)]
-pub struct Seat {
+pub(crate) struct Seat {
     door: Arc<Door>,
     address: Option<Address>,
 }
@@ -261,7 +256,7 @@ impl Seat {
     ///
     /// # Errors
     /// Which limit of the address leaves no place.
-    pub fn named(&mut self, guest: &Guest, address: Address) -> Result<(), Refusal> {
+    pub(crate) fn named(&mut self, guest: &Guest, address: Address) -> Result<(), Refusal> {
         let leaves = self.door.state.lock().named(guest.id(), address, self.door.now())?;
         self.address = Some(address);
         tell(leaves);
@@ -279,7 +274,7 @@ impl Drop for Seat {
 
 /// Somebody who has yet to say what it wants; its place is given back on drop.
 #[derive(Debug)]
-pub struct Guest {
+pub(crate) struct Guest {
     door: Arc<Door>,
     id: AtomicU64,
     told: Mutex<oneshot::Receiver<()>>,
@@ -291,26 +286,26 @@ pub struct Guest {
 
 impl Guest {
     /// Something came from it.
-    pub fn spoke(&self) {
+    pub(crate) fn spoke(&self) {
         self.spoke.store(true, Relaxed);
     }
 
     /// It has said all, and is not closed for others from now on.
-    pub fn heard(&self) {
+    pub(crate) fn heard(&self) {
         if !self.heard.swap(true, Relaxed) {
             self.door.state.lock().heard(self.id());
         }
     }
 
     /// Its handshake is over and it has not asked for anything yet: it is closed only for other connections.
-    pub fn idle(&self) {
+    pub(crate) fn idle(&self) {
         self.door.state.lock().settled(self.id(), true);
         self.door.freed.notify_one();
     }
 
     /// `conversation` to its end, or `None` if the guest has to leave before. One whose bytes are read only as it is
     /// told, as this thread had no time before, stays.
-    pub async fn attend<F: Future>(&self, mut conversation: Pin<&mut F>) -> Option<F::Output> {
+    pub(crate) async fn attend<F: Future>(&self, mut conversation: Pin<&mut F>) -> Option<F::Output> {
         poll_fn(|cx| match conversation.as_mut().poll(cx) {
             Poll::Ready(end) => Poll::Ready(Some(end)),
             Poll::Pending => self.poll_told(cx).map(|()| None),
@@ -319,7 +314,7 @@ impl Guest {
     }
 
     /// Ready once it has to leave; not to be polled after that, and only when there is nothing to read from it.
-    pub fn poll_told(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_told(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut told = self.told.lock();
         while Pin::new(&mut *told).poll(cx).is_ready() {
             let stays = self.spoke.swap(false, Relaxed) || self.heard.load(Relaxed);

@@ -2,16 +2,14 @@
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
+use gateway_core::metrics::{Gauge, escape_label};
+use store::{
+    Condition, EmbeddedLatest, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _,
+    RetainedStore as _, SessionStore as _, StoreHealth,
+};
 use tokio::sync::watch;
 
-use crate::{
-    store::{
-        Condition, EmbeddedLatest, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _,
-        RetainedStore as _, SessionStore as _, StoreHealth,
-    },
-    telemetry::{Gauge, escape_label},
-    tls::TlsStore,
-};
+use crate::tls::TlsStore;
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
+use gateway_core::metrics::Gauge;
+use store::{History, HistoryOptions, HistoryRule, LatestOptions, ScyllaHistory, ScyllaLatest};
 use tracing::info;
 
-use crate::{
-    config::Config,
-    store::{History, HistoryOptions, HistoryRule, LatestOptions, ScyllaHistory, ScyllaLatest},
-    telemetry::Gauge,
-};
+use crate::config::Config;
 
 /// Not yet running; `None` if no topic has a history. `latest` is how latest values go into the same database.
 pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOptions) -> Option<Arc<History>> {

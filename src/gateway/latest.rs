@@ -2,15 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use store::{
+    Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions,
+    ScyllaLatest, ScyllaOptions, SpillStore, TtlRule, VersionMark, server_id, version_offset,
+};
 use tracing::info;
 
 use super::{StartError, history};
 use crate::{
     config::{self, Config},
-    store::{
-        Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions,
-        ScyllaLatest, ScyllaOptions, SpillStore, TtlRule, VersionMark, server_id, version_offset,
-    },
     tls,
 };
 

@@ -18,6 +18,9 @@ use std::{
     time::Duration,
 };
 
+use broker::{Broker, CloseReason, Turn};
+use gateway_core::clock;
+use store::{ClockMark, Latest, StoreError};
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{Instrument as _, error, info, info_span, warn};
@@ -26,11 +29,8 @@ use health::StoreWatch;
 
 use crate::{
     auth::{AllowAll, Authenticator},
-    broker::{Broker, CloseReason, Turn},
-    clock,
     config::{Address, Config, ConfigError},
     net,
-    store::{ClockMark, Latest, StoreError},
     telemetry::ReadRows,
     tls::{DevCertsError, TlsError, TlsStore},
 };

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use broker::{Broker, BrokerConfig};
+use store::{ClockMark, DataDir, Verify};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
@@ -18,11 +20,9 @@ use super::{
     stores,
 };
 use crate::{
-    broker::{Broker, BrokerConfig},
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
-    store::{ClockMark, DataDir, Verify},
     telemetry::trace_clients,
     tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };

@@ -5,6 +5,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use broker::{Broker, Kind, Turn};
+use gateway_core::{
+    Message, Origin, Timestamp, clock,
+    log_limits::peer_limits,
+    metrics::{Row, totals},
+};
+use store::{ClockMark, Latest};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -15,16 +22,10 @@ use super::{
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
-    broker::{Broker, Kind, Turn},
-    clock,
     config::Config,
     grpc,
-    store::{ClockMark, Latest},
-    telemetry::{
-        HttpLimits, Pages, ProcessStats, Row, peer_limits, render, rows, serve as serve_http, totals,
-    },
+    telemetry::{HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
     tls::TlsHandle,
-    types::{Message, Origin, Timestamp},
 };
 
 pub(super) async fn run_grpc(
@@ -179,7 +180,7 @@ pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWat
 
 const MEMORY_HELP: &str = "Bytes charged to limits.memory_budget, by what they are held for";
 
-fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<crate::telemetry::Gauge> {
+fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<gateway_core::metrics::Gauge> {
     let (now, queues) = (broker.gauges(), broker.queues());
     let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
     let mut all = vec![

@@ -2,15 +2,15 @@
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
+use broker::{Broker, DurabilityRules, Restored, Stores};
+use gateway_core::clock;
+use store::{DataDir, DurableOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions};
 use tracing::{info, warn};
 
 use super::{StartError, health::Durable};
 use crate::{
-    broker::{Broker, DurabilityRules, Restored, Stores},
-    clock,
     config::Config,
     net::{self, Shared},
-    store::{DataDir, DurableOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions},
 };
 
 /// The stores, not yet read.

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use crate::{broker::Gauges, telemetry::Totals};
+use broker::Gauges;
+use gateway_core::metrics::Totals;
 
 /// What [`SysStats::tick`] is told beside the counters.
 #[derive(Debug, Clone, Copy, Default)]

@@ -11,6 +11,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use broker::Account;
+use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::{
@@ -23,12 +25,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
 use super::{GrpcConfig, calls::Standing, purse::Purse};
-use crate::{
-    broker::Account,
-    door::{Bounds, Door, Guest, Lobby, Refusal, Seat},
-    info_of_peer,
-    telemetry::{Said, count},
-};
+use crate::door::{Bounds, Door, Guest, Lobby, Refusal, Seat};
 
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -41,7 +38,7 @@ const PREFACE: usize = 24;
 const FRAME_HEAD: usize = 9;
 
 /// Server certificates and settings, replaced as a whole when certificates are reloaded.
-pub type SharedTls = Arc<ArcSwap<ServerConfig>>;
+pub(crate) type SharedTls = Arc<ArcSwap<ServerConfig>>;
 
 /// A connection that tonic can serve.
 pub(super) struct Connection {
@@ -92,7 +89,7 @@ pub(super) async fn accept(
                 count(|c| c.grpc_refused_waiting.add(turned_away.iter().count() as u64));
             }
             Some(Err(error)) => {
-                crate::warn_limited!(%error, "grpc accept failed");
+                gateway_core::warn_limited!(%error, "grpc accept failed");
                 door.shed();
                 sleep(ACCEPT_PAUSE).await;
             }

@@ -140,10 +140,10 @@ impl<B: HttpBody<Data = Bytes, Error = Status>> HttpBody for Answer<B> {
 
 #[cfg(test)]
 mod tests {
+    use broker::{Account, Kind};
     use tonic::Code;
 
     use super::*;
-    use crate::broker::{Account, Kind};
 
     const MIB: usize = 1 << 20;
 

@@ -1,12 +1,10 @@
 //! The gateway's types to proto messages: pure functions, no refusals.
 
+use broker::{ConnectionInfo, DeviceInfo, Event, EventKind, Published};
+use gateway_core::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMessage, Timestamp, clock};
+use store::LatestValue;
+
 use super::{convert::Wait, proto::gateway::v1};
-use crate::{
-    broker::{ConnectionInfo, DeviceInfo, Event, EventKind, Published},
-    clock,
-    store::LatestValue,
-    types::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMessage, Timestamp},
-};
 
 /// The proto form of MQTT 5 properties.
 pub(super) fn properties_to_proto(properties: &Properties) -> v1::Properties {

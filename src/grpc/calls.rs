@@ -12,6 +12,8 @@ use std::{
     task::{Context, Poll},
 };
 
+use broker::Account;
+use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tonic::{
     Status,
@@ -29,11 +31,7 @@ use super::{
     request_body::{self, RequestBounds},
     status::Error,
 };
-use crate::{
-    broker::Account,
-    door::{Guest, Seat},
-    telemetry::count,
-};
+use crate::door::{Guest, Seat};
 
 /// Calls that a connection may have beyond its limit, to be told so.
 pub(super) const SPARE: u32 = 100;

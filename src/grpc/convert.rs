@@ -4,6 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use gateway_core::{
+    Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, parse_shared,
+};
 
 use super::{
     encode,
@@ -11,11 +14,7 @@ use super::{
     status::Error,
     stream::{Linger, Selector, SlowPolicy},
 };
-use crate::{
-    broker,
-    config::Limits,
-    types::{Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, parse_shared},
-};
+use crate::config::Limits;
 
 /// Most entries over all filter fields of a request.
 pub(super) const MAX_FILTERS: usize = 1_000;

@@ -1,7 +1,9 @@
+use broker::Published;
+use gateway_core::DropReason;
 use prost::Message as _;
 
 use super::*;
-use crate::{broker::Published, grpc::answers, types::DropReason};
+use crate::grpc::answers;
 
 fn limits() -> Limits {
     Limits::default()

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
+use broker::Turn;
+use gateway_core::{Message, Origin, clock};
+use store::LatestQuery;
+
 use super::{Context, now, page::PAGE_BYTES, state::retain_error, status::Error};
-use crate::{
-    broker::Turn,
-    clock,
-    store::LatestQuery,
-    types::{Message, Origin},
-};
 
 /// MQTT 5 reason code "administrative action".
 pub(super) const ADMINISTRATIVE: u8 = 0x98;

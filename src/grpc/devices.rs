@@ -1,5 +1,6 @@
 //! `gateway.v1.Devices`.
 
+use broker::{DeviceInfo, Turn};
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     proto::{gateway::v1, server::devices_server::Devices},
     status::Error,
 };
-use crate::broker::{DeviceInfo, Turn};
 
 /// Most subscriptions shown with a device, and their bytes.
 const SHOWN: usize = 100;

@@ -4,11 +4,11 @@
 //! One pass for the length, one for the bytes, no intermediate struct. Tests decode the result with the
 //! generated types.
 
+use gateway_core::clock;
+use gateway_core::{Message, OriginKind, Timestamp};
 use prost::Message as _;
 
 use super::{answers, proto::gateway::v1};
-use crate::clock;
-use crate::types::{Message, OriginKind, Timestamp};
 
 /// Tag of a length-delimited field below 16.
 const fn delimited(field: u8) -> u8 {
@@ -185,13 +185,11 @@ mod tests {
     use std::sync::Arc;
 
     use bytes::Bytes;
+    use gateway_core::{ClientId, Origin, Properties, QoS};
     use prost::Message as _;
 
     use super::*;
-    use crate::{
-        grpc::convert,
-        types::{ClientId, Origin, Properties, QoS},
-    };
+    use crate::grpc::convert;
 
     #[test]
     fn hand_encoded_messages_decode_as_the_generated_types() {

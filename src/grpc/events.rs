@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use broker::Event;
 use tokio::sync::{
     broadcast::{self, error::RecvError, error::TryRecvError},
     mpsc,
@@ -15,7 +16,6 @@ use super::{
     status::Error,
     stream::Selector,
 };
-use crate::broker::Event;
 
 /// Most events in a batch.
 const BATCH: usize = 256;
@@ -122,11 +122,10 @@ impl Events for EventsService {
 
 #[cfg(test)]
 mod tests {
+    use broker::EventKind;
+    use gateway_core::{ClientId, Timestamp};
+
     use super::*;
-    use crate::{
-        broker::EventKind,
-        types::{ClientId, Timestamp},
-    };
 
     #[tokio::test]
     async fn a_slow_watcher_is_told_what_it_missed_and_filters_hold() {

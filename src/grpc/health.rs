@@ -1,9 +1,8 @@
 //! What `grpc.health.v1.Health` says of each service.
 
+use store::Condition;
 use tokio::sync::watch;
 use tonic_health::{ServingStatus, server::HealthReporter};
-
-use crate::store::Condition;
 
 /// The service that reads latest values.
 const STATE: &str = "gateway.v1.State";

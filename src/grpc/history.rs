@@ -1,16 +1,14 @@
 //! `gateway.v1.State/ListHistory`: what a device has sent on a topic, page by page.
 
+use broker::Broker;
+use gateway_core::{Timestamp, clock};
+use store::{HistoryPlace, HistoryQuery};
+
 use super::{
     answers, convert, now,
     page::{PAGE_BYTES, Pages, fit},
     proto::gateway::v1,
     status::Error,
-};
-use crate::{
-    broker::Broker,
-    clock,
-    store::{HistoryPlace, HistoryQuery},
-    types::Timestamp,
 };
 
 /// One page. Reads only.
@@ -54,13 +52,12 @@ pub(super) async fn page(
 mod tests {
     use std::sync::{Arc, atomic::Ordering::SeqCst};
 
+    use broker::{BrokerConfig, DurabilityRules, Turn};
+    use gateway_core::{ClientId, Message, Origin, OriginKind};
+    use store::{History, HistoryOptions, HistoryRule, MemoryHistory};
+
     use super::*;
-    use crate::{
-        broker::{BrokerConfig, DurabilityRules, Turn},
-        config::Limits,
-        store::{History, HistoryOptions, HistoryRule, MemoryHistory},
-        types::{ClientId, Message, Origin, OriginKind},
-    };
+    use crate::config::Limits;
 
     fn setup(on: bool) -> (Arc<MemoryHistory>, Broker) {
         let store = Arc::new(MemoryHistory::default());

@@ -18,7 +18,7 @@ mod health;
 mod history;
 mod page;
 mod precedent;
-pub mod proto;
+pub(crate) mod proto;
 mod publisher;
 mod purse;
 mod request_body;
@@ -30,6 +30,8 @@ mod subscriber;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use broker::{Account, Broker};
+use gateway_core::{clock::now, metrics::count};
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
@@ -63,13 +65,9 @@ use self::{
     stream::Streams,
     subscriber::SubscriberService,
 };
-use crate::{
-    broker::{Account, Broker},
-    clock::now,
-    telemetry::count,
-};
 
-pub use self::{accept::SharedTls, convert::fuzz_convert, state::LatestValues, status::ERROR_DOMAIN};
+pub use self::convert::fuzz_convert;
+pub(crate) use self::{accept::SharedTls, state::LatestValues};
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
@@ -83,7 +81,7 @@ const FRAME: u32 = 16 << 10;
 
 /// Bounds of the gRPC server.
 #[derive(Debug, Clone, Copy)]
-pub struct GrpcConfig {
+pub(crate) struct GrpcConfig {
     /// Largest request message, unpacked if it is compressed.
     pub max_message_bytes: usize,
     /// Connections at once. For one more the oldest that never made a call is closed, or it is refused.
@@ -130,11 +128,11 @@ impl Default for GrpcConfig {
 }
 
 /// Called with a client id and whether to trace it; false if too many are traced.
-pub type TraceHook = Arc<dyn Fn(&str, bool) -> bool + Send + Sync>;
+pub(crate) type TraceHook = Arc<dyn Fn(&str, bool) -> bool + Send + Sync>;
 
 /// What the server needs beyond the broker.
 #[derive(Clone)]
-pub struct Hooks {
+pub(crate) struct Hooks {
     /// Switches tracing of one client (its id) on or off.
     pub set_trace: TraceHook,
     /// Latest values; `None` if they are switched off.
@@ -143,7 +141,7 @@ pub struct Hooks {
 
 /// Why the gRPC server stopped.
 #[derive(Debug, Error)]
-pub enum GrpcError {
+pub(crate) enum GrpcError {
     /// Serving failed.
     #[error("serve grpc")]
     Serve(#[from] tonic::transport::Error),
@@ -165,7 +163,7 @@ struct Context {
 /// Serves until `shutdown` holds true (or its sender is gone): then health says NOT_SERVING, streams end with
 /// UNAVAILABLE, and calls under way may finish within the drain timeout. `tls` may be replaced at any time;
 /// new connections get what it holds then. `None` is plaintext.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<SharedTls>,
     broker: Broker,

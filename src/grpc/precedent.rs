@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use broker::Turn;
+use gateway_core::metrics::count;
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -16,7 +18,6 @@ use super::{
     status::{Error, drop_error},
     stream::{Options, Pace, Selector, SlowPolicy, StreamTarget, Subscription},
 };
-use crate::{broker::Turn, telemetry::count};
 
 /// The service.
 pub(super) struct PrecedentService {

@@ -2,6 +2,8 @@
 
 use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
+use broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Routing, Spread, Turn};
+use gateway_core::{Durability, Effort, Receipt, ReceiptState, Refused, Ticket, Timestamp, metrics::count};
 use prost::Message as _;
 use tokio::{
     sync::{mpsc, watch},
@@ -20,11 +22,6 @@ use super::{
     proto::{gateway::v1, server::publisher_server::Publisher},
     purse::{Holding, Purse},
     status::{Error, Level, Reached, drop_error},
-};
-use crate::{
-    broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Routing, Spread, Turn},
-    telemetry::count,
-    types::{Durability, Effort, Receipt, ReceiptState, Refused, Ticket, Timestamp},
 };
 
 const DEFAULT_WINDOW: usize = 1_000;
@@ -464,8 +461,10 @@ impl PublishRun {
 mod tests {
     use std::{pin::pin, time::Duration};
 
+    use broker::BrokerConfig;
+    use gateway_core::DropReason;
+
     use super::*;
-    use crate::{broker::BrokerConfig, types::DropReason};
 
     #[test]
     fn direct_results_are_outcomes_or_errors() {

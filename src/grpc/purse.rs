@@ -5,10 +5,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use crate::{
-    broker::{Account, Kind},
-    telemetry::count,
-};
+use broker::{Account, Kind};
+use gateway_core::metrics::count;
 
 /// The holdings of a connection.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use flate2::read::GzDecoder;
+use gateway_core::metrics::count;
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -23,7 +24,6 @@ use tonic::{
 };
 
 use super::{proto::gateway::v1::PublishRequest, purse::Holding, status::Error};
-use crate::telemetry::count;
 
 /// The flag and the length of a message.
 const HEAD: usize = 5;
@@ -283,15 +283,13 @@ fn footprint(mut bytes: &[u8], depth: usize) -> usize {
 mod tests {
     use std::{collections::VecDeque, future::poll_fn, io::Write as _};
 
+    use broker::{Account, Kind};
     use flate2::{Compression, write::GzEncoder};
     use tonic::Code;
     use tonic_types::StatusExt as _;
 
     use super::*;
-    use crate::{
-        broker::{Account, Kind},
-        grpc::purse::Purse,
-    };
+    use crate::grpc::purse::Purse;
 
     const MIB: usize = 1 << 20;
     const BATCH: &str = "/gateway.v1.Publisher/PublishBatch";

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use broker::RetainError;
 use bytes::Bytes;
+use gateway_core::{Message, Origin, Timestamp};
 use prost::Message as _;
+use store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError};
 use tokio::{sync::watch, task::JoinSet};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
@@ -19,11 +22,6 @@ use super::{
     status::Error,
     stream::{Options, Pace, RawMessage, Selector, SlowPolicy, StreamTarget, Subscription},
 };
-use crate::{
-    broker::RetainError,
-    store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError},
-    types::{Message, Origin, Timestamp},
-};
 
 /// Most requests in BatchGetLatest.
 const MAX_GETS: usize = 1_000;
@@ -35,7 +33,7 @@ const DELETE_PAGE: usize = 256;
 const SNAPSHOT_PAGE: usize = 256;
 
 /// Latest values, unwritten ones included.
-pub trait LatestValues: Send + Sync + 'static {
+pub(crate) trait LatestValues: Send + Sync + 'static {
     /// The value of `topic` of `device`, or without a device the newest over all devices.
     fn get<'a>(
         &'a self,

@@ -3,19 +3,16 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use gateway_core::{DropReason, ReceiptState, metrics::count};
+use store::StoreError;
 use thiserror::Error;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::proto::gateway::v1;
-use crate::{
-    store::StoreError,
-    telemetry::count,
-    types::{DropReason, ReceiptState},
-};
 
 /// `ErrorInfo.domain` of every error.
-pub const ERROR_DOMAIN: &str = "mqtt-server";
+pub(super) const ERROR_DOMAIN: &str = "mqtt-server";
 
 /// Why a call, or one item of a batch, failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

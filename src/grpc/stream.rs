@@ -18,7 +18,9 @@ use std::{
     time::Duration,
 };
 
+use broker::{Broker, StreamHandle};
 use bytes::{Buf, BufMut, Bytes};
+use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use prost::encoding::{DecodeContext, WireType};
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -26,10 +28,6 @@ use tokio_stream::Stream;
 use tonic::Status;
 
 use super::{encode, now, status::Error};
-use crate::{
-    broker::{Broker, StreamHandle},
-    telemetry::count,
-};
 
 pub(super) use selector::Selector;
 pub(super) use target::{Options, SlowPolicy, StreamTarget, Taken};

@@ -1,6 +1,7 @@
 //! The server without services of its own: connections, TLS, health, shutdown.
 
 use arc_swap::ArcSwap;
+use store::Condition;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -16,7 +17,6 @@ use tonic_health::pb::{
 use tonic_types::StatusExt as _;
 
 use super::{health::SERVICES, *};
-use crate::store::Condition;
 
 struct Running {
     port: u16,

@@ -5,13 +5,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
+use broker::{Charge, Closed, Kind, Session, Turn, Will};
+use codec::Connect;
+use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, metrics::count};
+
 use super::{Shared, clock, ending::finish_alone};
-use crate::{
-    broker::{Charge, Closed, Kind, Session, Turn, Will},
-    codec::Connect,
-    telemetry::count,
-    types::{ClientId, Message, Origin, OriginKind, Timestamp},
-};
 
 /// An opened session that has no connection yet: without one its claim is given back.
 pub(super) struct Claim<'a> {

@@ -9,6 +9,9 @@ use std::{
     time::Duration,
 };
 
+use broker::{Charge, CloseReason, Target};
+use gateway_core::{Durability, Effort, metrics::count};
+use session::{Inbound, OUT_BUFFER};
 use tokio::{
     io::{AsyncRead, ReadBuf},
     time::Sleep,
@@ -31,13 +34,7 @@ use super::{
     unfinished::Unfinished,
     wheel,
 };
-use crate::{
-    auth::Identity,
-    broker::{Charge, CloseReason, Target},
-    session::{Inbound, OUT_BUFFER},
-    telemetry::count,
-    types::{Durability, Effort},
-};
+use crate::auth::Identity;
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;

@@ -12,20 +12,17 @@ use std::{
     task::Waker,
 };
 
+use broker::{
+    Account, Charge, CloseReason, Delivered, Kind, MatchOptions, Outcome, QueueInfo, QueueSummary, Session,
+    SessionCore, Target,
+};
+use codec::reason;
+use gateway_core::{DropReason, Message, QoS, QueueId, Ticket, Timestamp, Yielded, metrics::count};
 use parking_lot::{Mutex, MutexGuard};
+use session::{Env, Left, LinkParams, Offer, Outbound, Take, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{Shared, clock, flush, wheel::PAUSED};
-use crate::{
-    broker::{
-        Account, Charge, CloseReason, Delivered, Kind, MatchOptions, Outcome, QueueInfo, QueueSummary,
-        Session, SessionCore, Target,
-    },
-    codec::reason,
-    session::{Env, Left, LinkParams, Offer, Outbound, Take, recycle},
-    telemetry::count,
-    types::{DropReason, Message, QoS, QueueId, Ticket, Timestamp, Yielded},
-};
 
 /// The session object; one allocation holds the broker's part and ours.
 pub(super) struct Device {

@@ -13,15 +13,13 @@ use std::{
     time::Duration,
 };
 
+use broker::{QueueStore, Session, Target};
+use codec::{AckKind, reason};
+use gateway_core::{Page, QoS, QueueId, QueueOp, Refused, Ticket};
+use session::{Load, Refusal, Unsafe, refusal};
 use tracing::warn;
 
 use super::{clock, connection::Connection, ending::End, shard::Work, timers};
-use crate::{
-    broker::{QueueStore, Session, Target},
-    codec::{self, AckKind, reason},
-    session::{Load, Refusal, Unsafe, refusal},
-    types::{Page, QoS, QueueId, QueueOp, Refused, Ticket},
-};
 
 /// Answers that may wait before reading pauses.
 const MOST_HELD: usize = 1024;

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use broker::{Aftermath, CloseReason, Closed, Session, Turn};
+use codec::reason;
+use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
 use tracing::{Level, debug, enabled};
 
 use super::{
@@ -12,12 +15,6 @@ use super::{
     layered::Io,
     shard::flush_turn,
     wheel,
-};
-use crate::{
-    broker::{Aftermath, CloseReason, Closed, Session, Turn},
-    codec::reason,
-    info_of_peer,
-    telemetry::{Said, count},
 };
 
 /// Why a connection ends.

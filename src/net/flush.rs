@@ -6,17 +6,15 @@ use std::{
     task::{Context, Poll},
 };
 
+use broker::Session;
+use codec::reason;
+use gateway_core::metrics::count;
+use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use super::{
     clock,
     device::{Device, Link, Unsent, Writer},
-};
-use crate::{
-    broker::Session,
-    codec::{self, reason},
-    session::{recycle, take_buffer},
-    telemetry::count,
 };
 
 const ROUNDS: usize = 4;
@@ -222,7 +220,7 @@ fn give_back(
         link.settle_unsent(slot.out.buffered());
     }
     if failed {
-        link.close.get_or_insert(crate::broker::CloseReason::SessionEnded);
+        link.close.get_or_insert(broker::CloseReason::SessionEnded);
     }
     if complete && slot.out.has_waiting() {
         slot.out.pump(&device.env(clock::now()));

@@ -12,6 +12,10 @@ use std::{
     task::Poll,
 };
 
+use broker::{Charge, ConnectionInfo, Event, EventKind, Kind, OpenRequest, Session, Turn};
+use codec::{ConnAck, Connect, DecodeError, Packet, reason};
+use gateway_core::{Peer, info_of_peer, log_limits::Said, metrics::count};
+use session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
@@ -42,13 +46,7 @@ use super::{
 };
 use crate::{
     auth::{Credentials, Denied, Identity, Secret},
-    broker::{Charge, ConnectionInfo, Event, EventKind, Kind, OpenRequest, Session, Turn},
-    codec::{self, ConnAck, Connect, DecodeError, Packet, reason},
     door::{Guest, Seat},
-    info_of_peer,
-    session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect},
-    telemetry::{Said, count},
-    types::Peer,
 };
 
 /// The handshake of one socket under its deadline; `None` if there is no connection. Holds the place among handshakes

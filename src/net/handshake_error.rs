@@ -2,16 +2,12 @@
 
 use std::io;
 
+use codec::{DecodeError, reason};
+use gateway_core::{Peer, info_of_peer, log_limits::Said};
 use thiserror::Error;
 use tracing::debug;
 
 use super::layers::LayerError;
-use crate::{
-    codec::{DecodeError, reason},
-    info_of_peer,
-    telemetry::Said,
-    types::Peer,
-};
 
 /// Why there is no connection.
 #[derive(Debug, Error)]

@@ -6,6 +6,9 @@ use std::{
     task::{Context, Poll},
 };
 
+use broker::{Charge, CloseReason};
+use gateway_core::{Effort, metrics::count};
+use session::recycle;
 use tokio::{
     io::AsyncWrite,
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -19,12 +22,6 @@ use super::{
     flush,
     layers::{LayerError, Layers},
     shard::go_on_after_others,
-};
-use crate::{
-    broker::{Charge, CloseReason},
-    session::recycle,
-    telemetry::count,
-    types::Effort,
 };
 
 /// What the layers of a connection may hold uncharged.

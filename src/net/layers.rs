@@ -2,13 +2,13 @@
 
 use std::io;
 
+use gateway_core::Effort;
 use thiserror::Error;
 
 use super::{
     tls::TlsLayer,
     websocket::{Frames, WebSocketError, binary_header},
 };
-use crate::types::Effort;
 
 /// Why the layers end a connection.
 #[derive(Debug, Error)]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{config::Limits, types::Timestamp};
+use gateway_core::Timestamp;
+
+use crate::config::Limits;
 
 /// Messages and bytes a client may still send now; may go below zero, then reading pauses.
 #[derive(Debug)]

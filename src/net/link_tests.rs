@@ -11,6 +11,11 @@ use std::{
     time::Duration,
 };
 
+use broker::{
+    Broker, BrokerConfig, CloseReason, ConnectionInfo, MatchOptions, OpenRequest, Session, Target, Turn,
+};
+use gateway_core::{ClientId, Message, Origin, Protocol, QoS, QueueId, Timestamp};
+use session::LinkParams;
 use tokio::{
     io::AsyncReadExt,
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
@@ -22,15 +27,7 @@ use super::{
     device::{Device, Link, Writer},
     flush, wheel,
 };
-use crate::{
-    auth::AllowAll,
-    broker::{
-        Broker, BrokerConfig, CloseReason, ConnectionInfo, MatchOptions, OpenRequest, Session, Target, Turn,
-    },
-    config::Limits,
-    session::LinkParams,
-    types::{ClientId, Message, Origin, Protocol, QoS, QueueId, Timestamp},
-};
+use crate::{auth::AllowAll, config::Limits};
 
 const NOW: Timestamp = Timestamp(1_000);
 
@@ -57,7 +54,7 @@ pub(super) fn shared_with(limits: Limits) -> Arc<Shared> {
         latest: None,
         history: None,
         stores: None,
-        durability: crate::broker::DurabilityRules::default(),
+        durability: broker::DurabilityRules::default(),
     });
     Shared::new(broker, Arc::new(AllowAll), String::new())
 }

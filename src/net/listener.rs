@@ -3,6 +3,7 @@
 use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use gateway_core::{Durability, Peer, info_of_peer, log_limits::Said, metrics::count, warn_limited};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -18,10 +19,6 @@ use super::{
 use crate::{
     config::{Address, FileMode, Limits},
     door::{self, Bounds, Door, Lobby, Origins, Refusal},
-    info_of_peer,
-    telemetry::{Said, count},
-    types::{Durability, Peer},
-    warn_limited,
 };
 
 const BACKLOG: i32 = 4096;
@@ -54,7 +51,7 @@ enum Bound {
 }
 
 /// A listener that has its socket.
-pub struct BoundListener {
+pub(crate) struct BoundListener {
     socket: Bound,
     address: Address,
     listener: Arc<Listener>,
@@ -65,7 +62,7 @@ impl BoundListener {
     ///
     /// # Errors
     /// Any error of the operating system.
-    pub fn bind(name: &str, address: SocketAddr) -> io::Result<Self> {
+    pub(crate) fn bind(name: &str, address: SocketAddr) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         if address.is_ipv6() {
             socket.set_only_v6(true)?;
@@ -80,7 +77,7 @@ impl BoundListener {
     ///
     /// # Errors
     /// Any error of the operating system.
-    pub fn from_std(name: &str, socket: std::net::TcpListener) -> io::Result<Self> {
+    pub(crate) fn from_std(name: &str, socket: std::net::TcpListener) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let address = Address::Ip(socket.local_addr()?);
         Ok(Self::new(name, Bound::Tcp(socket), address))
@@ -91,7 +88,7 @@ impl BoundListener {
     ///
     /// # Errors
     /// `AddrInUse` if somebody listens there or the file is not a socket, and any error of the operating system.
-    pub fn bind_unix(name: &str, path: &Path, mode: FileMode) -> io::Result<Self> {
+    pub(crate) fn bind_unix(name: &str, path: &Path, mode: FileMode) -> io::Result<Self> {
         let (file, socket) = unix::bind(path, mode.0, BACKLOG)?;
         Ok(Self::new(name, Bound::Unix(file, socket), Address::Unix(path.to_owned())))
     }
@@ -109,25 +106,25 @@ impl BoundListener {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
     /// Its name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.listener.name
     }
 
     /// Serves TLS with a configuration that may be swapped at any time.
     #[must_use]
-    pub fn with_tls(mut self, tls: Arc<ArcSwap<rustls::ServerConfig>>) -> Self {
+    pub(crate) fn with_tls(mut self, tls: Arc<ArcSwap<rustls::ServerConfig>>) -> Self {
         self.change(|listener| listener.tls = Some(tls));
         self
     }
 
     /// Serves WebSocket at `path`, to pages of `origins`: see [`Origins`].
     #[must_use]
-    pub fn with_websocket(mut self, path: &str, origins: Vec<String>) -> Self {
+    pub(crate) fn with_websocket(mut self, path: &str, origins: Vec<String>) -> Self {
         let entry = WebSocketEntry { path: path.to_owned(), origins: Origins(origins) };
         self.change(|listener| listener.websocket = Some(entry));
         self
@@ -135,21 +132,21 @@ impl BoundListener {
 
     /// Expects a PROXY protocol header (v1 or v2) on each connection.
     #[must_use]
-    pub fn with_proxy_protocol(mut self) -> Self {
+    pub(crate) fn with_proxy_protocol(mut self) -> Self {
         self.change(|listener| listener.proxy_protocol = true);
         self
     }
 
     /// Promises this to its clients, unless a rule says otherwise.
     #[must_use]
-    pub fn with_durability(mut self, durability: Durability) -> Self {
+    pub(crate) fn with_durability(mut self, durability: Durability) -> Self {
         self.change(|listener| listener.durability = Some(durability));
         self
     }
 
     /// Refuses connections beyond `most`.
     #[must_use]
-    pub fn with_max_connections(mut self, most: usize) -> Self {
+    pub(crate) fn with_max_connections(mut self, most: usize) -> Self {
         self.change(|listener| listener.max_connections = most);
         self
     }
@@ -162,7 +159,7 @@ impl BoundListener {
 }
 
 /// Accepts until `shutdown` says so. Runs on the service runtime.
-pub async fn accept_loop(
+pub(crate) async fn accept_loop(
     bound: BoundListener,
     shared: Arc<Shared>,
     shards: Vec<ShardHandle>,

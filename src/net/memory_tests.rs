@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
+use broker::{CloseReason, Kind, MatchOptions, Session, Target, Turn};
+use gateway_core::{Message, Origin, QoS, QueueId, Timestamp};
+
 use super::{
     device::{Device, Writer},
     link_tests::{Wakes, attach, open_as, shared_with, socket},
 };
-use crate::{
-    broker::{CloseReason, Kind, MatchOptions, Session, Target, Turn},
-    config::{ByteSize, Limits, OverflowPolicy},
-    types::{Message, Origin, QoS, QueueId, Timestamp},
-};
+use crate::config::{ByteSize, Limits, OverflowPolicy};
 
 const NOW: Timestamp = Timestamp(1_000);
 const BUDGET: usize = 8 << 20;

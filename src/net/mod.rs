@@ -38,8 +38,8 @@ mod wheel;
 #[cfg(test)]
 mod work_tests;
 
-use crate::clock;
+use gateway_core::clock;
 
-pub use listener::{BoundListener, accept_loop};
-pub use shard::{ShardHandle, start_shards, tick_shards};
-pub use shared::{Shared, session_maker};
+pub(crate) use listener::{BoundListener, accept_loop};
+pub(crate) use shard::{ShardHandle, start_shards, tick_shards};
+pub(crate) use shared::{Shared, session_maker};

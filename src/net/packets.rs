@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
+use broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn};
+use codec::{Ack, AckKind, Frame, Packet, Publish, reason};
+use gateway_core::{Effort, Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp, metrics::count};
 use parking_lot::MutexGuard;
+use session::{Begin, PublishError, Refusal, WrongStep, refusal};
 use tracing::info;
 
 use super::{
@@ -13,13 +17,7 @@ use super::{
     shard::Work,
     unfinished::Publishing,
 };
-use crate::{
-    broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn},
-    codec::{self, Ack, AckKind, Frame, Packet, Publish, reason},
-    session::{Begin, PublishError, Refusal, WrongStep, refusal},
-    telemetry::{count, trace_clients},
-    types::{Effort, Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp},
-};
+use crate::telemetry::trace_clients;
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;

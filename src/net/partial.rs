@@ -1,7 +1,7 @@
 //! The beginning of a packet whose rest has not come. It grows with what has come, never by what the packet announces,
 //! and is on the memory account; what every connection may have anyway is not.
 
-use crate::broker::{Account, Kind};
+use broker::{Account, Kind};
 
 /// Capacity that is not charged: a header, a small packet.
 const FREE: usize = 1 << 10;

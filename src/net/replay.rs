@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use broker::{RetainedCursor, Session, Target};
+use gateway_core::{Durability, Effort, Timestamp};
 use tokio::time::Sleep;
 
 use super::{
@@ -19,10 +21,6 @@ use super::{
     limiter::Bucket,
     shard::{Work, go_on_after_others},
     timers,
-};
-use crate::{
-    broker::{RetainedCursor, Session, Target},
-    types::{Durability, Effort, Timestamp},
 };
 
 /// The replays of one connection, one for a filter: their number is bounded by that of its subscriptions.

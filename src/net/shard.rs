@@ -14,6 +14,9 @@ use std::{
     time::Duration,
 };
 
+use broker::Turn;
+use gateway_core::{Effort, Peer, Timestamp};
+use session::trim_buffers;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
 
 use super::{
@@ -24,12 +27,7 @@ use super::{
     timers::{self, Timers},
     wheel,
 };
-use crate::{
-    broker::Turn,
-    door::{Guest, Seat},
-    session::trim_buffers,
-    types::{Effort, Peer, Timestamp},
-};
+use crate::door::{Guest, Seat};
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
@@ -148,7 +146,7 @@ enum Order {
 
 /// Where to send sockets, and how many the shard has.
 #[derive(Clone)]
-pub struct ShardHandle {
+pub(crate) struct ShardHandle {
     sender: mpsc::Sender<Order>,
     connections: Arc<AtomicUsize>,
 }
@@ -166,7 +164,7 @@ impl ShardHandle {
 }
 
 /// Tells the shards of each second that passes, for keep alive. Runs for ever; without it nobody is found silent.
-pub async fn tick_shards(shards: Vec<ShardHandle>) {
+pub(crate) async fn tick_shards(shards: Vec<ShardHandle>) {
     let mut second = tokio::time::interval(SECOND);
     second.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
@@ -180,7 +178,7 @@ pub async fn tick_shards(shards: Vec<ShardHandle>) {
 
 /// Starts `count` shard threads. They end at [`Shared::end`], or when every handle is dropped and their connections have
 /// ended.
-pub fn start_shards(
+pub(crate) fn start_shards(
     count: usize,
     shared: &Arc<Shared>,
 ) -> io::Result<(Vec<ShardHandle>, Vec<JoinHandle<()>>)> {

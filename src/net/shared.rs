@@ -11,20 +11,16 @@ use std::{
     time::Duration,
 };
 
+use broker::{Broker, Session, SessionCore};
+use gateway_core::{QueueId, Timestamp};
+use session::{Disk, Env};
 use tokio::sync::watch;
 
 use super::{device::Device, unauthenticated::Unauthenticated};
-use crate::{
-    auth::Authenticator,
-    broker::{Account, Broker, Kind, Session, SessionCore},
-    config::Limits,
-    door::House,
-    session::{Budget, Disk, Env},
-    types::{QueueId, Timestamp},
-};
+use crate::{auth::Authenticator, config::Limits, door::House};
 
 /// Shared state of all listeners and shards.
-pub struct Shared {
+pub(crate) struct Shared {
     /// Routing.
     pub broker: Broker,
     /// Bounds.
@@ -60,7 +56,11 @@ impl Drop for Entering<'_> {
 
 impl Shared {
     /// For a new gateway.
-    pub fn new(broker: Broker, auth: Arc<dyn Authenticator>, response_information: String) -> Arc<Self> {
+    pub(crate) fn new(
+        broker: Broker,
+        auth: Arc<dyn Authenticator>,
+        response_information: String,
+    ) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
         let house = House::new(limits.max_connections);
         let door = AtomicUsize::new(0);
@@ -95,7 +95,7 @@ impl Shared {
     /// Refuses every CONNECT from now on, also those that wait for the disk, and waits until the others that were
     /// accepted have their connection, which takes neither a peer's help nor the disk's. The sessions that are online
     /// after that are all that there will be. Cancel safe.
-    pub async fn refuse_connects(&self) {
+    pub(crate) async fn refuse_connects(&self) {
         self.door.fetch_or(SHUT, AcqRel);
         self.shut.send_replace(true);
         while self.door.load(Acquire) != SHUT {
@@ -104,7 +104,7 @@ impl Shared {
     }
 
     /// Ends the shards, and with them every connection and handshake that is left.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.send_replace(true);
     }
 
@@ -123,29 +123,17 @@ impl Shared {
 }
 
 /// Builds session objects, for the broker to restore sessions of an earlier process.
-pub fn session_maker(shared: &Arc<Shared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
+pub(crate) fn session_maker(shared: &Arc<Shared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
     let shared = Arc::clone(shared);
     move |core| Arc::new(Device::new(core, Arc::clone(&shared))) as Arc<dyn Session>
 }
 
-impl Budget for Account {
-    fn charge(&self, held: usize, bytes: usize) -> bool {
-        Self::charge(self, Kind::Queued, held, bytes)
-    }
-
-    fn force(&self, bytes: usize) {
-        Self::force(self, Kind::Queued, bytes);
-    }
-
-    fn release(&self, bytes: usize) {
-        Self::release(self, Kind::Queued, bytes);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use broker::BrokerConfig;
+
     use super::*;
-    use crate::{auth::AllowAll, broker::BrokerConfig};
+    use crate::auth::AllowAll;
 
     /// In virtual time.
     #[tokio::test(start_paused = true)]
@@ -158,7 +146,7 @@ mod tests {
             latest: None,
             history: None,
             stores: None,
-            durability: crate::broker::DurabilityRules::default(),
+            durability: broker::DurabilityRules::default(),
         });
         let shared = Shared::new(broker, Arc::new(AllowAll), String::new());
         drop(shared.enter().expect("an open door"));

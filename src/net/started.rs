@@ -7,13 +7,11 @@ use std::{
 };
 
 use ahash::RandomState;
+use broker::{CloseReason, Session};
+use gateway_core::metrics::count;
 use hashbrown::HashMap;
 
 use super::{device::Device, wheel};
-use crate::{
-    broker::{CloseReason, Session},
-    telemetry::count,
-};
 
 struct Started {
     device: Weak<Device>,

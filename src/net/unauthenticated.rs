@@ -9,13 +9,10 @@ use std::{
     },
 };
 
+use broker::{Account, Charge, Kind};
+use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-
-use crate::{
-    broker::{Account, Charge, Kind},
-    telemetry::count,
-};
 
 /// What a handshake may hold uncharged: nearly all that there are come in one piece of this size.
 const FREE: usize = 1 << 10;

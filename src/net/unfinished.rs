@@ -4,16 +4,15 @@
 
 use std::sync::Arc;
 
+use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
+use codec::{Packet, SubAck, Subscribe, SubscribeFilter, Unsubscribe, reason};
+use gateway_core::{Effort, QoS, Ticket, Timestamp};
+
 use super::{
     connection::Connection,
     device::Device,
     ending::End,
     packets::{close_unit, subscribe_code},
-};
-use crate::{
-    broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn},
-    codec::{Packet, SubAck, Subscribe, SubscribeFilter, Unsubscribe, reason},
-    types::{Effort, QoS, Ticket, Timestamp},
 };
 
 /// What is left of a packet.

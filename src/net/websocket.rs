@@ -3,10 +3,11 @@
 //! MQTT packets may span frames and frames may hold several packets [MQTT-6.0.0-2], so payload bytes are
 //! passed on as they arrive and no frame is ever buffered. Only binary frames are allowed [MQTT-6.0.0-1].
 
+use gateway_core::metrics::count;
 use thiserror::Error;
 use tungstenite::handshake::derive_accept_key;
 
-use crate::{door::Origins, telemetry::count};
+use crate::door::Origins;
 
 const LONGEST_REQUEST: usize = 16 << 10;
 

@@ -6,11 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use broker::{CloseReason, Session};
+use gateway_core::metrics::count;
+
 use super::device::Device;
-use crate::{
-    broker::{CloseReason, Session},
-    telemetry::count,
-};
 
 const PLACES: u32 = 256;
 /// Ended connections before a sweep is worth it.

@@ -11,6 +11,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use broker::{Charge, CloseReason, Kind, Session, SubscribeRequest};
+use codec::{Packet, Subscribe, SubscribeFilter, Unsubscribe, reason};
+use gateway_core::{Effort, Message, Origin, Protocol, QoS, Timestamp};
+use session::Inbound;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
@@ -23,14 +27,7 @@ use super::{
     link_tests::{Wakes, attach, open, open_as, shared_with, socket},
     shard::Local,
 };
-use crate::{
-    auth::AllowAll,
-    broker::{Charge, CloseReason, Kind, Session, SubscribeRequest},
-    codec::{self, Packet, Subscribe, SubscribeFilter, Unsubscribe, reason},
-    config::Limits,
-    session::Inbound,
-    types::{Effort, Message, Origin, Protocol, QoS, Timestamp},
-};
+use crate::{auth::AllowAll, config::Limits};
 
 /// One step may go beyond the account: the largest is a read, whose bytes are paid for before they are handled.
 const STEP: u64 = 100_000;

@@ -2,17 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use gateway_core::metrics::Row;
 use thiserror::Error;
 
-use super::{Row, logs};
+use super::logs;
 use crate::config::{Log, Otel as OtelConfig};
 
 /// Reads all metrics; see [`super::rows`].
-pub type ReadRows = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
+pub(crate) type ReadRows = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
 
 /// Why logs or export do not start.
 #[derive(Debug, Error)]
-pub enum TelemetryError {
+pub(crate) enum TelemetryError {
     /// The process has a subscriber for its logs already.
     #[error("start logs: {0}")]
     Logs(#[from] tracing_subscriber::util::TryInitError),
@@ -23,7 +24,7 @@ pub enum TelemetryError {
 }
 
 /// Logs and export of the process; [`Telemetry::stop`] sends what is left.
-pub struct Telemetry {
+pub(crate) struct Telemetry {
     #[cfg(feature = "otel")]
     otel: Option<super::otel::Otel>,
 }
@@ -52,13 +53,13 @@ impl Telemetry {
     /// # Errors
     /// See [`TelemetryError`].
     #[cfg(not(feature = "otel"))]
-    pub fn start(log: &Log, _: &OtelConfig) -> Result<Self, TelemetryError> {
+    pub(crate) fn start(log: &Log, _: &OtelConfig) -> Result<Self, TelemetryError> {
         logs::init(log, None)?;
         Ok(Self {})
     }
 
     /// Exports these metrics from now on, if export is on. Only the first call has an effect.
-    pub fn export(&self, read: ReadRows) {
+    pub(crate) fn export(&self, read: ReadRows) {
         #[cfg(feature = "otel")]
         if let Some(otel) = &self.otel {
             otel.export(read);
@@ -69,7 +70,7 @@ impl Telemetry {
 
     /// Sends what is left to the collector, for at most `limit`; then the rest is given up with a warning. Cancel
     /// safe: sending goes on without anybody waiting for it.
-    pub async fn stop(self, limit: Duration) {
+    pub(crate) async fn stop(self, limit: Duration) {
         #[cfg(feature = "otel")]
         if let Some(otel) = self.otel {
             let (done, sent) = tokio::sync::oneshot::channel();

@@ -6,6 +6,7 @@
 use std::{convert::Infallible, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use gateway_core::metrics::count;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -23,7 +24,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{count, write_timeout::WriteTimeout};
+use super::write_timeout::WriteTimeout;
 use crate::door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine};
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -31,7 +32,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What the pages show.
 #[derive(Clone)]
-pub struct Pages {
+pub(crate) struct Pages {
     /// Text of `/metrics`.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
     /// What to say when the gateway takes connections; if it does not, why.
@@ -40,7 +41,7 @@ pub struct Pages {
 
 /// Bounds of the server.
 #[derive(Debug, Clone, Copy)]
-pub struct HttpLimits {
+pub(crate) struct HttpLimits {
     /// Connections that read pages at once, and as many that ask for health.
     pub max_connections: usize,
     /// Time for a request's header, also between requests.
@@ -73,7 +74,7 @@ struct Server {
 }
 
 /// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     pages: Pages,
     limits: HttpLimits,
@@ -108,7 +109,7 @@ pub async fn serve(
                 count(|c| c.http_refused_waiting.add(turned_away.iter().count() as u64));
             }
             Some(Err(error)) => {
-                crate::warn_limited!(%error, "http accept failed");
+                gateway_core::warn_limited!(%error, "http accept failed");
                 // Out of descriptors, most likely: do not spin.
                 door.shed();
                 tokio::time::sleep(Duration::from_millis(100)).await;

@@ -23,10 +23,10 @@ use super::lines::Lines;
 use crate::config::{Log, LogFormat, log_level};
 
 /// Target of the events of traced clients; passes whatever the level is.
-pub const CLIENT_TRACE: &str = "client_trace";
+pub(super) const CLIENT_TRACE: &str = "client_trace";
 
 /// A further layer of the subscriber, such as an exporter.
-pub type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
+pub(super) type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// Starts the log on standard error. `extra` gets what the level lets pass.
 ///

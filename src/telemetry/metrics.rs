@@ -1,58 +1,14 @@
 //! Everything countable as Prometheus text (exposition format 0.0.4).
 
-use std::{borrow::Cow, fmt::Write};
+use std::fmt::Write;
 
-use super::{ProcessStats, Totals};
+use gateway_core::metrics::{Gauge, Kind, Row, Totals, escape_label};
 
-/// A gauge: name, help, labels as `name="value"` (empty for none), value.
-pub type Gauge = (&'static str, &'static str, String, f64);
-
-/// A label value with the characters escaped that the format gives a meaning.
-pub fn escape_label(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-/// What the values of a name are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Only grows.
-    Counter,
-    /// Goes up and down.
-    Gauge,
-    /// Buckets, sum and count; see [`super::Histogram`].
-    Histogram,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
-    }
-}
-
-/// One value with all that describes it; rows of one name need not stand together.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// Metric name; counters end in `_total`.
-    pub name: &'static str,
-    /// Of a histogram's rows what follows the name: `_bucket`, `_sum` or `_count`.
-    pub suffix: &'static str,
-    /// What it counts, in words.
-    pub help: &'static str,
-    /// What it is.
-    pub kind: Kind,
-    /// `name="value",...`; empty for none.
-    pub labels: Cow<'static, str>,
-    /// The value now. Whole numbers are exact up to 2^53.
-    pub value: f64,
-}
+use super::ProcessStats;
 
 /// Everything countable: counters, gauges, figures of the process and the version. `/metrics` and OTLP show
 /// exactly this.
-pub fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) -> Vec<Row> {
+pub(crate) fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) -> Vec<Row> {
     let counters = totals.rows().into_iter().map(|(name, help, labels, value)| Row {
         name,
         suffix: "",
@@ -79,7 +35,7 @@ pub fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) -> Vec<
 
 /// Renders rows as a page. HELP and TYPE appear once per name, and all rows of a name stand together, whatever
 /// the order they come in.
-pub fn render(rows: &[Row]) -> String {
+pub(crate) fn render(rows: &[Row]) -> String {
     let mut page = Page::default();
     for row in rows {
         page.row(row);

@@ -7,7 +7,7 @@ const TICKS: f64 = 100.0;
 
 /// What the kernel says about this process; zeros where it says nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ProcessStats {
+pub(crate) struct ProcessStats {
     /// Resident memory.
     pub rss_bytes: u64,
     /// Highest resident memory so far.
@@ -28,7 +28,7 @@ pub struct ProcessStats {
 
 impl ProcessStats {
     /// Reads them.
-    pub fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let mut stats = parse(
             &read("/proc/self/status"),

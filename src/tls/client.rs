@@ -12,7 +12,7 @@ use crate::config::DatabaseTls;
 ///
 /// # Errors
 /// Names the file at fault and what to do.
-pub fn client_config(files: &DatabaseTls) -> Result<Option<ClientConfig>, TlsError> {
+pub(crate) fn client_config(files: &DatabaseTls) -> Result<Option<ClientConfig>, TlsError> {
     let Some(ca) = &files.ca else { return Ok(None) };
     let roots = roots(ca)?;
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))

@@ -126,16 +126,12 @@ pub(super) struct Built {
 
 /// Builds a server configuration: TLS 1.2 and 1.3, session tickets, and `alpn` in order of preference.
 ///
-/// Each call has its own ticket keys: a ticket of one use never opens a session of another, whose rules for
-/// client certificates may differ (a resumed session does not show its certificate again).
+/// The ticket keys are those of `previous` if the rules for clients are the same. Otherwise they are new: a ticket of one
+/// use never opens a session of another, whose rules for client certificates may differ (a resumed session does not show
+/// its certificate again).
 ///
 /// # Errors
 /// Names the file at fault and what to do.
-pub fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
-    Ok(build(files, alpn, None)?.config)
-}
-
-/// As [`server_config`]; keeps the tickets of `previous` if the rules for clients are the same.
 pub(super) fn build(
     files: &TlsFiles,
     alpn: &[&[u8]],
@@ -174,7 +170,7 @@ pub(super) fn build(
 ///
 /// # Errors
 /// One problem for each use that cannot be built.
-pub fn check_files(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
     check(config, |_, _| Ok(()))
 }
 
@@ -183,7 +179,7 @@ pub fn check_files(config: &Config) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// As [`check_files`].
-pub fn check_files_at(config: &Config, now: SystemTime) -> Result<(), ConfigError> {
+pub(crate) fn check_files_at(config: &Config, now: SystemTime) -> Result<(), ConfigError> {
     check(config, |files, facts| facts.check_dates(&files.cert, now))
 }
 

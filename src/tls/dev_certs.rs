@@ -31,7 +31,7 @@ const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// Where the files are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DevCerts {
+pub(crate) struct DevCerts {
     /// For clients to trust.
     pub ca_cert: PathBuf,
     /// Signs; mode 0600.
@@ -65,7 +65,7 @@ pub enum DevCertsError {
 ///
 /// # Errors
 /// A file cannot be written.
-pub fn ensure_dev_certs(dir: &Path, now: SystemTime) -> Result<DevCerts, DevCertsError> {
+pub(crate) fn ensure_dev_certs(dir: &Path, now: SystemTime) -> Result<DevCerts, DevCertsError> {
     let mut certs = DevCerts {
         ca_cert: dir.join("ca.crt"),
         ca_key: dir.join("ca.key"),

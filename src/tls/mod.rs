@@ -11,10 +11,10 @@ mod dev_certs;
 mod inspect;
 mod reload;
 
-pub use client::client_config;
-pub use config::{TlsError, check_files, check_files_at, server_config};
-pub use dev_certs::{DevCerts, DevCertsError, ensure_dev_certs};
-pub use reload::{Notice, TlsHandle, TlsStore};
+pub(crate) use client::client_config;
+pub(crate) use config::{TlsError, check_files, check_files_at};
+pub(crate) use dev_certs::{DevCertsError, ensure_dev_certs};
+pub(crate) use reload::{TlsHandle, TlsStore};
 
 #[cfg(test)]
 mod tests;

@@ -13,16 +13,15 @@ use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tracing::{error, info, warn};
 
-use crate::config::TlsFiles;
-
 use super::{
     TlsError,
     config::{Built, ClientRules, build},
     inspect::{Facts, Stage},
 };
+use crate::config::TlsFiles;
 
 /// The current configuration of one use; load it for each handshake.
-pub type TlsHandle = Arc<ArcSwap<ServerConfig>>;
+pub(crate) type TlsHandle = Arc<ArcSwap<ServerConfig>>;
 
 /// Time and size of each file; a missing one has none.
 type Fingerprint = BTreeMap<PathBuf, Option<(SystemTime, u64)>>;

@@ -23,6 +23,10 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::{DatabaseTls, TlsFiles, TlsVersion};
 
+fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
+    Ok(config::build(files, alpn, None)?.config)
+}
+
 fn files(dir: &Path) -> TlsFiles {
     TlsFiles {
         cert: dir.join("server.crt"),

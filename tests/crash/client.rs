@@ -8,10 +8,8 @@ use std::{
     time::Duration,
 };
 
-use mqtt_server::{
-    codec::{self, Ack, Connect, ConnectWill, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe},
-    types::{Protocol, QoS},
-};
+use codec::{Ack, Connect, ConnectWill, Packet, Publish, Subscribe, SubscribeFilter, Unsubscribe};
+use gateway_core::{Protocol, QoS};
 
 use super::{
     clock,

@@ -2,10 +2,8 @@
 
 use std::{fs, io::ErrorKind, path::Path};
 
-use mqtt_server::{
-    codec::{Ack, Connect, Packet},
-    types::{Protocol, QoS},
-};
+use codec::{Ack, Connect, Packet};
+use gateway_core::{Protocol, QoS};
 
 use super::{
     blocking::{Client, Got, decoded, hello, will},

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mqtt_server::types::QoS;
+use gateway_core::QoS;
 
 /// A message by its publisher (a client's number) and its place among that publisher's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -19,6 +19,7 @@ mod model_tests;
 mod power;
 mod recorder;
 mod rng;
+mod stress;
 #[path = "../support/mod.rs"]
 mod support;
 mod world;

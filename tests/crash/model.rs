@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use mqtt_server::types::QoS;
+use gateway_core::QoS;
 
 use super::history::{Durable, Event, Msg, MsgId, Record, Stage};
 

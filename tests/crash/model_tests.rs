@@ -1,6 +1,6 @@
 //! The model finds each fault in a small history that is right but for it.
 
-use mqtt_server::types::QoS::{self, AtLeastOnce, ExactlyOnce};
+use gateway_core::QoS::{self, AtLeastOnce, ExactlyOnce};
 
 use super::{
     history::{Event, Msg, MsgId, Record, states},

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use mqtt_server::types::{
+use gateway_core::{
     Protocol::{self, V4, V5},
     QoS,
 };

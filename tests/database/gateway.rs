@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use mqtt_server::grpc::proto::gateway::v1::{
+use mqtt_server::proto::gateway::v1::{
     DeleteDeviceRequest, DeleteDeviceResponse, GetLatestRequest, LatestValue, ListHistoryRequest,
     ListHistoryResponse, ListLatestRequest, devices_client::DevicesClient, state_client::StateClient,
 };

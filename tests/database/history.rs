@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use mqtt_server::{grpc::proto::gateway::v1::ListHistoryRequest, types::Protocol};
+use gateway_core::Protocol;
+use mqtt_server::proto::gateway::v1::ListHistoryRequest;
 use tonic::Code;
 use tonic_types::StatusExt as _;
 

@@ -10,10 +10,8 @@ use std::{
     time::Duration,
 };
 
-use mqtt_server::{
-    codec::{Packet, Publish},
-    types::{Protocol, QoS},
-};
+use codec::{Packet, Publish};
+use gateway_core::{Protocol, QoS};
 
 use crate::{
     client::{Client, Got},

@@ -1,6 +1,6 @@
 //! Two gateways share the tables of one keyspace.
 
-use mqtt_server::types::Protocol;
+use gateway_core::Protocol;
 
 use crate::{
     cassandra,

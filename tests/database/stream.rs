@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use mqtt_server::grpc::proto::gateway::v1::{
+use mqtt_server::proto::gateway::v1::{
     SubscribeRequest, subscribe_item::Item, subscriber_client::SubscriberClient,
 };
 use tokio::task::JoinHandle;

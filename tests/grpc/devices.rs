@@ -1,6 +1,6 @@
 //! Devices: list, get, disconnect, trace.
 
-use mqtt_server::{grpc::proto::gateway::v1, telemetry::trace_clients};
+use mqtt_server::{internals::trace_clients, proto::gateway::v1};
 use tonic::Code;
 
 use crate::{client::Got, harness::*};

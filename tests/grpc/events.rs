@@ -1,6 +1,6 @@
 //! Events: the life of a device as a watcher sees it.
 
-use mqtt_server::grpc::proto::gateway::v1::{self, event::Detail};
+use mqtt_server::proto::gateway::v1::{self, event::Detail};
 
 use crate::{client::Got, harness::*};
 

@@ -7,11 +7,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use codec::{AckKind, Connect, encode_ack};
+use gateway_core::Protocol;
+
 use mqtt_server::{
     Gateway,
-    codec::{AckKind, Connect, encode_ack},
     config::{Address, Config, Listener, ListenerKind},
-    grpc::proto::{
+    proto::{
         gateway::v1::{
             self, devices_client::DevicesClient, events_client::EventsClient,
             publisher_client::PublisherClient, state_client::StateClient,
@@ -19,7 +21,6 @@ use mqtt_server::{
         },
         rpcserver::published_packet_service_client::PublishedPacketServiceClient,
     },
-    types::Protocol,
 };
 use rumqttc::v5::{
     AsyncClient, Event, MqttOptions,

@@ -1,10 +1,9 @@
 //! Publisher and the precedent service: what became of a message.
 
 use bytes::Bytes;
-use mqtt_server::{
-    config::OverflowPolicy,
-    grpc::proto::{gateway::v1, rpcserver},
-};
+use gateway_core::limits::OverflowPolicy;
+
+use mqtt_server::proto::{gateway::v1, rpcserver};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
@@ -141,7 +140,7 @@ async fn offline(setup: &Setup, id: &str, filter: Option<&str>) {
 
 /// Subscribes at QoS 1; the granted QoS.
 fn subscribe(client: &mut Client, filter: &str) -> u8 {
-    use mqtt_server::codec::{Packet, Subscribe, SubscribeFilter};
+    use codec::{Packet, Subscribe, SubscribeFilter};
 
     client.send(&Packet::Subscribe(Subscribe {
         packet_id: 1,
@@ -149,7 +148,7 @@ fn subscribe(client: &mut Client, filter: &str) -> u8 {
         user: Vec::new(),
         filters: vec![SubscribeFilter {
             filter: filter.to_owned(),
-            qos: mqtt_server::types::QoS::AtLeastOnce,
+            qos: gateway_core::QoS::AtLeastOnce,
             no_local: false,
             retain_as_published: false,
             retain_handling: 0,
@@ -398,7 +397,7 @@ async fn options_of_a_later_frame_are_refused_not_ignored() {
 async fn a_durable_message_is_on_disk_when_the_call_returns() {
     let setup = Setup::new().await;
     let mut away = setup.raw("away", |_| {});
-    away.subscribe_with("cmd/#", mqtt_server::types::QoS::AtLeastOnce, None);
+    away.subscribe_with("cmd/#", gateway_core::QoS::AtLeastOnce, None);
     drop(away);
     let broker = setup.gateway.broker();
     while broker.gauges().online > 0 {

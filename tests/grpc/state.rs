@@ -1,7 +1,7 @@
 //! State: latest values and retained messages.
 
 use bytes::Bytes;
-use mqtt_server::grpc::proto::gateway::v1;
+use mqtt_server::proto::gateway::v1;
 use tonic::Code;
 
 use crate::{client::Got, harness::*};
@@ -127,7 +127,7 @@ async fn a_batch_of_large_values_ends_early_and_says_where() {
 /// is unpacked: a few kilobytes could otherwise fill the memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_above_the_limit_are_refused_by_name_packed_or_not() {
-    use mqtt_server::grpc::proto::gateway::v1::publisher_client::PublisherClient;
+    use mqtt_server::proto::gateway::v1::publisher_client::PublisherClient;
     use tonic::codec::CompressionEncoding::Gzip;
 
     let setup = Setup::new().await;

@@ -1,6 +1,7 @@
 //! Subscriber: what streams get, lose and say; how they end.
 
-use mqtt_server::{config::ByteSize, grpc::proto::gateway::v1};
+use gateway_core::units::ByteSize;
+use mqtt_server::proto::gateway::v1;
 use rumqttc::v5::mqttbytes::{QoS, v5::PublishProperties};
 use tonic::Code;
 use tonic_health::pb::{

@@ -1,6 +1,6 @@
 """A small blocking face over paho-mqtt for the interop tests.
 
-Addresses come from the environment (GW_*), set by tests/interop.rs for each started server.
+Addresses come from the environment (GW_*), set by tests/gateway/interop.rs for each started server.
 Nothing here sleeps to synchronise: every wait is for an event, with a deadline.
 """
 import os

@@ -9,10 +9,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use mqtt_server::{
-    codec::{self, Connect, ConnectWill, Packet, Publish, Subscribe, SubscribeFilter},
-    types::{Protocol, QoS},
-};
+use codec::{Connect, ConnectWill, Packet, Publish, Subscribe, SubscribeFilter};
+use gateway_core::{Protocol, QoS};
 
 use super::support::local;
 

@@ -3,6 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use ahash::RandomState;
+use broker::Outcome;
+use gateway_core::{DropReason, metrics::count};
 use hashbrown::HashMap;
 
 use super::{
@@ -13,7 +15,6 @@ use super::{
     },
     target::{Options, SlowPolicy},
 };
-use crate::{broker::Outcome, telemetry::count, types::DropReason};
 
 /// Kept beside each conflated value, in bytes counted.
 pub(super) const VALUE_OVERHEAD: usize = 128;

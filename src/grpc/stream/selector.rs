@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 
 use ahash::RandomState;
-
-use crate::types::{Message, OriginKind, matches};
+use gateway_core::{Message, OriginKind, matches};
 
 type Set = HashSet<String, RandomState>;
 

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, task::Context};
 
+use broker::{Broker, Delivered, Kind, MatchOptions, Outcome, Target};
 use bytes::Bytes;
+use gateway_core::{DropReason, Message, matches, metrics::count};
 use parking_lot::Mutex;
 
 use super::{
@@ -12,11 +14,6 @@ use super::{
     },
     Selector,
     buffer::{Batch, Shortage, State, VALUE_OVERHEAD, Value},
-};
-use crate::{
-    broker::{Broker, Delivered, Kind, MatchOptions, Outcome, Target},
-    telemetry::count,
-    types::{DropReason, Message, matches},
 };
 
 /// The memory budget is charged in such steps, so that not every message touches what all threads share.

@@ -1,15 +1,17 @@
 use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
 
+use broker::{BrokerConfig, Delivered, Kind, MatchOptions, Outcome, Target};
+use gateway_core::{
+    ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, ReceiptState, Timestamp,
+};
 use prost::Message as _;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
 
 use super::{super::proto::gateway::v1, *};
 use crate::{
-    broker::{BrokerConfig, Delivered, Kind, MatchOptions, Outcome, Target},
     config::{ByteSize, Limits},
     grpc::encode::Form,
-    types::{ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, ReceiptState, Timestamp},
 };
 
 const OPTIONS: MatchOptions<'_> = MatchOptions {
@@ -18,7 +20,7 @@ const OPTIONS: MatchOptions<'_> = MatchOptions {
     replay: false,
     ids: &[],
     group: 0,
-    group_queue: crate::types::QueueId::NONE,
+    group_queue: gateway_core::QueueId::NONE,
     queue_offline: false,
 };
 
@@ -36,7 +38,7 @@ fn broker(limits: Limits) -> Broker {
         latest: None,
         history: None,
         stores: None,
-        durability: crate::broker::DurabilityRules::default(),
+        durability: broker::DurabilityRules::default(),
     })
 }
 

@@ -1,0 +1,311 @@
+//! The memory account: every byte that peers make the process hold beyond what each connection has anyway.
+//!
+//! One total stands against `limits.memory_budget`, and most kinds have a share of it. The last quarter of the total, and of
+//! each share, is for those who hold little: large holders are refused first. When those who hold little need that, the
+//! largest give back (`shed`); all else goes when it is sent, when its deadline comes or when its owner ends.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use gateway_core::Budget;
+
+/// What bytes are held for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Messages that wait for a session or a shared group or are not acknowledged, and pages read from disk for them.
+    Queued,
+    /// Packets of connected clients that have not arrived completely.
+    Partial,
+    /// What is sent to clients and their sockets don't take, in whatever layer it waits.
+    Replies,
+    /// Wills.
+    Wills,
+    /// Subscriptions.
+    Filters,
+    /// Sessions.
+    Sessions,
+    /// Topic aliases that clients set.
+    Aliases,
+    /// Retained messages: as a whole where they are in memory, their topics where they are on disk.
+    Retained,
+    /// Requests and answers of gRPC calls under way.
+    GrpcMessages,
+    /// Buffers of gRPC streams.
+    GrpcStreams,
+    /// What clients sent that have not authenticated.
+    Unauthenticated,
+}
+
+impl Kind {
+    /// All kinds, in the order of their declaration.
+    pub const ALL: [Self; 11] = [
+        Self::Queued,
+        Self::Partial,
+        Self::Replies,
+        Self::Wills,
+        Self::Filters,
+        Self::Sessions,
+        Self::Aliases,
+        Self::Retained,
+        Self::GrpcMessages,
+        Self::GrpcStreams,
+        Self::Unauthenticated,
+    ];
+
+    /// As metrics name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Partial => "partial_packets",
+            Self::Replies => "replies",
+            Self::Wills => "wills",
+            Self::Filters => "filters",
+            Self::Sessions => "sessions",
+            Self::Aliases => "topic_aliases",
+            Self::Retained => "retained",
+            Self::GrpcMessages => "grpc_messages",
+            Self::GrpcStreams => "grpc_streams",
+            Self::Unauthenticated => "unauthenticated",
+        }
+    }
+
+    /// The part of the budget that bytes of this kind may take, as a divisor. What lasts as long as a session leaves the
+    /// rest to traffic; who has not authenticated gets little.
+    fn divisor(self) -> usize {
+        match self {
+            Self::Queued | Self::Partial | Self::Replies | Self::GrpcStreams => 1,
+            // Each gRPC connection has a part whatever it sends: many could leave devices nothing.
+            Self::Sessions | Self::GrpcMessages => 2,
+            Self::Filters | Self::Aliases | Self::Retained => 4,
+            Self::Wills => 8,
+            Self::Unauthenticated => 16,
+        }
+    }
+}
+
+/// Any holder may have so much, as long as there is any room.
+pub(super) const FLOOR: usize = 64 << 10;
+/// In the last quarter nobody may hold more than such a part of what is left, or the floor.
+const PART: usize = 16;
+
+/// Bytes held in the process against their bound.
+#[derive(Debug)]
+pub struct Account {
+    used: AtomicUsize,
+    limit: usize,
+    /// All kinds but [`Kind::Queued`], which is what is left of the total: no second counter is touched for a message.
+    kinds: [AtomicUsize; Kind::ALL.len()],
+}
+
+impl Account {
+    /// An empty account.
+    pub fn new(limit: usize) -> Self {
+        Self { used: AtomicUsize::new(0), limit, kinds: Default::default() }
+    }
+
+    /// Takes `bytes` for a holder that has `held` already; false, and takes nothing, if they don't fit, would be too
+    /// much for one holder while memory is short, or exceed the share of their kind.
+    pub fn charge(&self, kind: Kind, held: usize, bytes: usize) -> bool {
+        let before = self.used.fetch_add(bytes, Relaxed);
+        if fits(self.limit, before, held, bytes) && self.note(kind, held, bytes) {
+            return true;
+        }
+        self.used.fetch_sub(bytes, Relaxed);
+        false
+    }
+
+    /// Whether retained messages may take `bytes` more. They belong to nobody: while memory is short only small ones may.
+    pub(super) fn takes_retained(&self, bytes: usize) -> bool {
+        self.takes(Kind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
+    }
+
+    /// Takes `bytes`, beyond all limits if need be: for what is bounded otherwise and must go on.
+    pub fn force(&self, kind: Kind, bytes: usize) {
+        self.used.fetch_add(bytes, Relaxed);
+        if kind != Kind::Queued {
+            self.kinds[kind as usize].fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Gives bytes back.
+    pub fn release(&self, kind: Kind, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let before = self.used.fetch_sub(bytes, Relaxed);
+        debug_assert!(before >= bytes, "more bytes released than charged");
+        if kind != Kind::Queued {
+            let before = self.kinds[kind as usize].fetch_sub(bytes, Relaxed);
+            debug_assert!(before >= bytes, "more bytes of {kind:?} released than charged");
+        }
+    }
+
+    /// Whether `bytes` would fit now.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.used().saturating_add(bytes) <= self.limit
+    }
+
+    /// Whether `bytes` of a kind would fit now, for somebody who holds nothing.
+    pub fn takes(&self, kind: Kind, bytes: usize) -> bool {
+        self.has_room(bytes) && self.held(kind).saturating_add(bytes) <= self.share(kind)
+    }
+
+    /// The part of the bound that bytes of a kind may take.
+    pub fn share(&self, kind: Kind) -> usize {
+        self.limit / kind.divisor()
+    }
+
+    /// Whether only those who hold little get more.
+    pub fn is_short(&self) -> bool {
+        !self.has_room(self.limit / 4)
+    }
+
+    /// Bytes held in all.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// The bound.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Bytes held of a kind.
+    pub fn held(&self, kind: Kind) -> usize {
+        if kind != Kind::Queued {
+            return self.kinds[kind as usize].load(Relaxed);
+        }
+        let others: usize = self.kinds.iter().map(|held| held.load(Relaxed)).sum();
+        self.used().saturating_sub(others)
+    }
+
+    /// Notes `bytes` of a kind; false, and notes nothing, if its share is used up.
+    fn note(&self, kind: Kind, held: usize, bytes: usize) -> bool {
+        if kind == Kind::Queued {
+            return true;
+        }
+        let all = &self.kinds[kind as usize];
+        let before = all.fetch_add(bytes, Relaxed);
+        let share = self.share(kind);
+        let fits = match kind {
+            // Those who came before make room.
+            Kind::Unauthenticated => before.saturating_add(bytes) <= share,
+            _ => fits(share, before, held, bytes),
+        };
+        if !fits {
+            all.fetch_sub(bytes, Relaxed);
+        }
+        fits
+    }
+}
+
+/// Whether `bytes` more fit into `limit`, of which `before` are taken, for a holder that has `held`.
+fn fits(limit: usize, before: usize, held: usize, bytes: usize) -> bool {
+    let left = limit.saturating_sub(before);
+    let is_short = left < bytes.saturating_add(limit / 4);
+    bytes <= left && (!is_short || held.saturating_add(bytes) <= FLOOR.max(left / PART))
+}
+
+/// What one holder has of a kind; given back on drop.
+#[derive(Debug)]
+pub struct Charge {
+    account: Arc<Account>,
+    kind: Kind,
+    bytes: usize,
+}
+
+impl Charge {
+    /// Nothing so far.
+    pub fn new(account: &Arc<Account>, kind: Kind) -> Self {
+        Self { account: Arc::clone(account), kind, bytes: 0 }
+    }
+
+    /// `bytes`, beyond all limits if need be: what was granted before.
+    pub fn forced(account: &Arc<Account>, kind: Kind, bytes: usize) -> Self {
+        account.force(kind, bytes);
+        Self { account: Arc::clone(account), kind, bytes }
+    }
+
+    /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
+    pub fn set(&mut self, bytes: usize) -> bool {
+        if bytes > self.bytes {
+            if !self.account.charge(self.kind, self.bytes, bytes - self.bytes) {
+                return false;
+            }
+        } else {
+            self.account.release(self.kind, self.bytes - bytes);
+        }
+        self.bytes = bytes;
+        true
+    }
+
+    /// What it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.release(self.kind, self.bytes);
+    }
+}
+
+/// What waits for sessions.
+impl Budget for Account {
+    fn charge(&self, held: usize, bytes: usize) -> bool {
+        Self::charge(self, Kind::Queued, held, bytes)
+    }
+
+    fn force(&self, bytes: usize) {
+        Self::force(self, Kind::Queued, bytes);
+    }
+
+    fn release(&self, bytes: usize) {
+        Self::release(self, Kind::Queued, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn the_last_quarter_is_for_those_who_hold_little() {
+        const STEP: usize = 16 << 10;
+        let account = Account::new(64 * MIB);
+        let mut large = 0;
+        while account.charge(Kind::Queued, large, STEP) {
+            large += STEP;
+        }
+        assert_eq!(large, 48 * MIB);
+        // Many more come, and each takes what it can get.
+        let mut held = vec![0; 40];
+        for mine in &mut held {
+            while account.charge(Kind::Queued, *mine, STEP) {
+                *mine += STEP;
+            }
+        }
+        assert!(held[0] >= MIB / 2 && held.iter().all(|mine| *mine >= FLOOR), "{held:?}");
+        assert_eq!(account.held(Kind::Queued), large + held.iter().sum::<usize>());
+        assert!(account.is_short() && account.used() <= 64 * MIB);
+    }
+
+    #[test]
+    fn a_kind_keeps_to_its_share_and_is_shown_by_itself() {
+        let account = Arc::new(Account::new(16 * MIB));
+        let mut first = Charge::new(&account, Kind::Unauthenticated);
+        assert!(first.set(MIB));
+        assert!(!Charge::new(&account, Kind::Unauthenticated).set(1), "a sixteenth is used up");
+        assert!(account.charge(Kind::Queued, 0, MIB));
+        assert_eq!((account.held(Kind::Unauthenticated), account.held(Kind::Queued)), (MIB, MIB));
+        assert!(first.set(10) && !first.set(2 * MIB));
+        assert_eq!(first.bytes(), 10);
+        drop(first);
+        assert_eq!((account.used(), account.held(Kind::Unauthenticated)), (MIB, 0));
+    }
+}

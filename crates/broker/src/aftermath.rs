@@ -1,0 +1,150 @@
+//! What follows from the end of a connection or a session: subscriptions to remove, wills to publish. It is done in steps,
+//! so that a session with very many filters, or a will with very many receivers, does not keep a thread from everything
+//! else.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::Ordering::{Relaxed, Release},
+    },
+};
+
+use gateway_core::{Effort, Ticket, Timestamp};
+
+use super::{Broker, EventKind, Session, Spread, Turn, Will, sessions::Ended};
+
+/// What is left to do. It is done in any case: at once when this is dropped.
+pub struct Aftermath {
+    broker: Broker,
+    /// In their order.
+    steps: VecDeque<Step>,
+    now: Timestamp,
+}
+
+enum Step {
+    Clear(Clearing),
+    /// A will and the slot of its session, 0 once that is over.
+    Publish(Arc<dyn Session>, Will, u32),
+    /// The will of a session that not all of its receivers have.
+    HandOut(Arc<dyn Session>, Box<Spread>),
+}
+
+/// A session that has ended.
+struct Clearing {
+    ended: Ended,
+    /// How many of its subscriptions are removed.
+    removed: usize,
+    /// Done when nothing of the session is on disk.
+    ticket: Option<Arc<Ticket>>,
+}
+
+impl Aftermath {
+    pub(super) fn new(broker: &Broker, now: Timestamp) -> Self {
+        broker.inner.changes.fetch_add(1, Relaxed);
+        Self { broker: broker.clone(), steps: VecDeque::new(), now }
+    }
+
+    /// Adds the publication of a will that its session gave away.
+    pub(super) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
+        let slot = session.core().slot();
+        self.steps.push_back(Step::Publish(Arc::clone(session), will, slot));
+    }
+
+    /// Adds the rest of a session's end, without locks: subscriptions, shared messages, slot, will. `ticket` gets a part
+    /// that is done when nothing of it is on disk.
+    pub(super) fn clear(&mut self, ended: Ended, reason: &'static str, ticket: Option<&Arc<Ticket>>) {
+        self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
+        let ticket = ticket.map(|ticket| {
+            ticket.add();
+            Arc::clone(ticket)
+        });
+        self.steps.push_back(Step::Clear(Clearing { ended, removed: 0, ticket }));
+    }
+
+    /// Does as much as the turn's account affords; what is left then.
+    pub(super) fn begin(mut self, turn: &mut Turn) -> Option<Box<Self>> {
+        (!self.go_on(turn)).then(|| Box::new(self))
+    }
+
+    /// Does everything.
+    pub(super) fn finish(mut self, turn: &mut Turn) {
+        self.finish_in(turn);
+    }
+
+    /// Does more, as much as the turn's account affords; whether everything is done. The caller flushes the turn, renews
+    /// its account and lets others of its thread go first.
+    pub fn go_on(&mut self, turn: &mut Turn) -> bool {
+        while let Some(step) = self.steps.pop_front() {
+            if let Some(rest) = self.run(step, turn) {
+                self.steps.push_front(rest);
+            }
+            if turn.effort.is_spent() {
+                break;
+            }
+        }
+        self.steps.is_empty()
+    }
+
+    fn finish_in(&mut self, turn: &mut Turn) {
+        while !self.go_on(turn) {
+            turn.flush();
+            turn.effort.renew();
+        }
+    }
+
+    fn run(&self, step: Step, turn: &mut Turn) -> Option<Step> {
+        match step {
+            Step::Clear(clearing) => self.clear_some(clearing, turn),
+            Step::Publish(session, will, slot) => {
+                let spread = self.broker.publish_will_some(&session, &will, slot, self.now, turn)?;
+                Some(Step::HandOut(session, spread))
+            }
+            Step::HandOut(session, mut spread) => {
+                if spread.go_on(turn).is_none() {
+                    return Some(Step::HandOut(session, spread));
+                }
+                self.broker.conclude_will(&session, spread.ticket().cloned());
+                None
+            }
+        }
+    }
+
+    fn clear_some(&self, mut clearing: Clearing, turn: &mut Turn) -> Option<Step> {
+        let broker = &self.broker;
+        let inner = &*broker.inner;
+        let session = Arc::clone(&clearing.ended.session);
+        let core = session.core();
+        let references = clearing.ended.subscriptions.as_slice();
+        let left = references.get(clearing.removed..).unwrap_or_default();
+        let part = left.len().min(turn.effort.affords(Effort::FILTER));
+        turn.effort.spend_each(Effort::FILTER, part);
+        for group in inner.index.remove_some(&left[..part], core.slot()) {
+            group.close(&inner.account, inner.durable.as_ref());
+        }
+        clearing.removed += part;
+        if clearing.removed < references.len() {
+            return Some(Step::Clear(clearing));
+        }
+        inner.index.note_ended();
+        broker.redeliver(session.end(), core.queue(), self.now, turn);
+        broker.park(&inner.index.groups_of(references));
+        // After what goes to others was submitted.
+        broker.remove_after_wills(core, clearing.ticket.as_ref());
+        if let Some(ticket) = clearing.ticket {
+            ticket.done();
+        }
+        inner.slots.free(core.slot());
+        // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].
+        clearing.ended.will.map(|will| Step::Publish(session, will, 0))
+    }
+}
+
+impl Drop for Aftermath {
+    fn drop(&mut self) {
+        if !self.steps.is_empty() {
+            self.finish_in(&mut Turn::default());
+        }
+        self.broker.inner.changes.fetch_sub(1, Release);
+    }
+}

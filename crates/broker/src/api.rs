@@ -1,0 +1,235 @@
+//! What goes into and comes out of the broker's calls.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use gateway_core::{
+    ClientId, DropReason, QoS, Ticket, Timestamp,
+    limits::{Limits, SharedStrategy},
+};
+
+use super::{ConnectionInfo, DurabilityRules, Outcome, QueueInfo, RetainedCursor, Session, Stores, Will};
+
+/// Start parameters.
+pub struct BrokerConfig {
+    /// Bounds.
+    pub limits: Arc<Limits>,
+    /// Devices talk to backends only.
+    pub non_broker: bool,
+    /// Pattern of a device's own namespace in non-broker mode, with `{client_id}`.
+    pub namespace: String,
+    /// Listener name to the strategy of the shared groups that its clients create; without an entry, and for a
+    /// group that is listed by name, the limits decide.
+    pub listener_strategies: BTreeMap<String, SharedStrategy>,
+    /// Latest values; `None` switches them off.
+    pub latest: Option<Arc<store::Latest>>,
+    /// History of the topics that have one; `None` switches it off.
+    pub history: Option<Arc<store::History>>,
+    /// Stores of sessions, queues and retained messages; with `None` these end with the process.
+    pub stores: Option<Stores>,
+    /// Which messages are acknowledged when.
+    pub durability: DurabilityRules,
+}
+
+/// A CONNECT that passed validation and authentication.
+pub struct OpenRequest {
+    /// Client id, assigned if it was empty.
+    pub client_id: ClientId,
+    /// Discard an earlier session.
+    pub clean_start: bool,
+    /// Session expiry in seconds after the connection ends; `u32::MAX` never.
+    pub expiry: u32,
+    /// Will.
+    pub will: Option<Will>,
+    /// Connection details.
+    pub info: ConnectionInfo,
+    /// Time.
+    pub now: Timestamp,
+}
+
+/// Result of [`super::Broker::open`].
+pub struct Opened {
+    /// The session, old or new.
+    pub session: Arc<dyn Session>,
+    /// Whether state was resumed [MQTT-3.2.2-2].
+    pub present: bool,
+    /// To wait for before CONNACK: the session is new and persistent, or one that was on disk is discarded.
+    pub ticket: Option<Arc<Ticket>>,
+    /// What is left to do about the session or connection before it, if that is much.
+    pub aftermath: Option<Box<super::Aftermath>>,
+    /// Whether it had a connection, which ends now.
+    pub took_over: bool,
+    /// Number of the session's connection, from 1; the connection owns the session while no higher one exists.
+    pub epoch: u32,
+}
+
+/// How a connection ended, for [`super::Broker::closed`].
+#[derive(Debug, Clone, Copy)]
+pub struct Closed {
+    /// Publish the will (false after DISCONNECT 0x00 [MQTT-3.14.4-3]).
+    pub publish_will: bool,
+    /// New session expiry from a v5 DISCONNECT.
+    pub expiry: Option<u32>,
+    /// Reason for the event and log.
+    pub reason: &'static str,
+}
+
+/// One filter of a SUBSCRIBE.
+pub struct SubscribeRequest<'a> {
+    /// Full text with `$share/group/` if shared.
+    pub filter: &'a str,
+    /// Wanted QoS.
+    pub qos: QoS,
+    /// No Local.
+    pub no_local: bool,
+    /// Retain As Published.
+    pub retain_as_published: bool,
+    /// Retain Handling 0, 1, 2.
+    pub retain_handling: u8,
+    /// Subscription identifier.
+    pub id: Option<u32>,
+    /// Gets a part that is done when the subscription is on disk, if the session is persistent.
+    pub ticket: Option<&'a Arc<Ticket>>,
+}
+
+/// A subscription that was made.
+pub struct Subscribed {
+    /// Granted QoS.
+    pub qos: QoS,
+    /// Retained messages to replay after the SUBACK, paced by the connection.
+    pub replay: Option<RetainedCursor>,
+    /// Messages wait in the queue of the shared group that was joined: [`super::Broker::online`] hands them out.
+    pub group_queue: bool,
+    /// Members of the shared group that were looked at.
+    pub members: usize,
+}
+
+/// Why a filter was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubscribeError {
+    /// Not a valid filter (0x8F).
+    Invalid,
+    /// Shared subscription without group or with No Local (protocol error) [MQTT-3.8.3-4].
+    NoLocalShared,
+    /// Subscriptions per session (0x97).
+    Quota,
+    /// Not allowed, also outside the namespace in non-broker mode (0x87).
+    NotAuthorized,
+    /// Switched off (0xA2).
+    WildcardUnavailable,
+    /// Switched off (0x9E).
+    SharedUnavailable,
+    /// Switched off (0xA1).
+    IdUnavailable,
+}
+
+/// What [`super::Broker::publish`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Published {
+    /// Subscribers matched: sessions, and streams that want the message.
+    pub matched: u32,
+    /// Of those that took it now.
+    pub sent: u32,
+    /// Of those that queued it for an offline session.
+    pub queued: u32,
+    /// Of those that dropped it.
+    pub dropped: u32,
+    /// Why the last one dropped it.
+    pub reason: Option<DropReason>,
+    /// Refused as a whole before any target had it (0x97).
+    pub refused: Option<Refusal>,
+}
+
+/// Why a message is refused as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The memory budget is used up.
+    Memory,
+    /// The store does not take more, and a persistent session would get it.
+    Store,
+}
+
+/// What to do when the device of [`super::Broker::publish_to_device`] has no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offline {
+    /// Wait in its session.
+    Queue,
+    /// Report it.
+    Fail,
+    /// Drop quietly.
+    Drop,
+}
+
+/// Result of [`super::Broker::publish_to_device`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectOutcome {
+    /// As [`Outcome`].
+    Done(Outcome),
+    /// No session of that client id.
+    UnknownDevice,
+    /// Not offered to it.
+    Refused(Refusal),
+    /// Offline, and the policy is `Fail`.
+    DeviceOffline,
+}
+
+/// A device as `Devices` shows it.
+#[derive(Debug, Clone)]
+pub struct DeviceInfo {
+    /// Client id.
+    pub client_id: ClientId,
+    /// Connected now.
+    pub online: bool,
+    /// Details of the current or last connection.
+    pub connection: ConnectionInfo,
+    /// When the current state (connected or not) began.
+    pub since: Timestamp,
+    /// Session expiry in seconds.
+    pub expiry: u32,
+    /// How many subscriptions it has; [`super::Broker::subscriptions`] lists them.
+    pub subscription_count: usize,
+    /// Queue figures.
+    pub queue: QueueInfo,
+}
+
+/// One page of [`super::Broker::devices`].
+#[derive(Debug, Default)]
+pub struct DevicePage {
+    /// The devices, each with where a page that begins after it starts.
+    pub devices: Vec<(u32, DeviceInfo)>,
+    /// Where the next page starts; `None` at the end.
+    pub next: Option<u32>,
+}
+
+/// Retained message operations refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetainError {
+    /// Count or bytes limit.
+    Quota,
+    /// The memory budget, or the share of it that retained messages may take, is used up.
+    Memory,
+    /// Switched off.
+    Unavailable,
+}
+
+/// Current sizes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Gauges {
+    /// Sessions with a connection.
+    pub online: usize,
+    /// Sessions in all.
+    pub sessions: usize,
+    /// Highest number of sessions with a connection so far.
+    pub online_peak: usize,
+    /// Subscriptions.
+    pub subscriptions: usize,
+    /// Shared groups.
+    pub shared_groups: usize,
+    /// Retained messages.
+    pub retained: usize,
+    /// Bytes of retained messages.
+    pub retained_bytes: usize,
+    /// Bytes of messages that wait in memory, for sessions and streams.
+    pub queued_bytes: usize,
+    /// gRPC streams.
+    pub streams: usize,
+}

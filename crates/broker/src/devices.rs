@@ -1,0 +1,127 @@
+//! What is shown of sessions and of the broker's sizes.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use gateway_core::QoS;
+
+use super::{Broker, DeviceInfo, DevicePage, Gauges, Kind, QueueInfo, Session, slots::TURN};
+
+/// Slots that one page of devices looks at.
+const PAGE_SLOTS: u32 = 8 * 1024;
+
+impl Broker {
+    /// One device.
+    pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
+        let session = self.inner.session(client_id)?;
+        Some(self.describe(&session))
+    }
+
+    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no order that means anything; `None` if
+    /// it has no session. Costs what it lists.
+    pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
+        let session = self.inner.session(client_id)?;
+        let core = session.core();
+        let listed = {
+            let state = core.state.lock();
+            let references = state.subscriptions.as_slice();
+            self.inner.index.list(&references[..references.len().min(most)], core.slot())
+        };
+        Some(listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect())
+    }
+
+    /// At most `limit` devices from `start`, 0 at first. A page costs what it shows: it looks at no more than
+    /// 8,192 places, so it may be short, even empty, before the end.
+    ///
+    /// The order is that of the sessions' slots, which means nothing but is fixed as long as a session lives: a
+    /// session that is there from the first page to the last is shown once. One that begins meanwhile may be
+    /// missing; a device whose session ends and begins again meanwhile may be missing or shown twice.
+    pub fn devices(&self, start: u32, limit: usize, online_only: bool) -> DevicePage {
+        let mut page = DevicePage::default();
+        let mut from = start.max(1);
+        let mut looked_at = 0;
+        while looked_at < PAGE_SLOTS {
+            let (sessions, end) = {
+                let slots = self.inner.slots.read();
+                (slots.sessions(from, TURN), slots.end())
+            };
+            for (slot, session) in sessions {
+                if page.devices.len() >= limit {
+                    page.next = Some(slot);
+                    return page;
+                }
+                let wanted = {
+                    let state = session.core().state.lock();
+                    !state.ended && (state.online || !online_only)
+                };
+                if wanted {
+                    page.devices.push((slot + 1, self.describe(&session)));
+                }
+            }
+            from = from.saturating_add(TURN);
+            looked_at += TURN;
+            if from >= end {
+                return page;
+            }
+        }
+        page.next = Some(from);
+        page
+    }
+
+    /// Every session with a connection, and the number of that, for shutdown pacing.
+    pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
+        let mut online = Vec::with_capacity(self.inner.online.load(Relaxed));
+        self.inner.slots.for_each_session(|session| {
+            let connected = {
+                let state = session.core().state.lock();
+                state.online.then_some(state.epoch)
+            };
+            online.extend(connected.map(|epoch| (session, epoch)));
+        });
+        online
+    }
+
+    /// Gauges for metrics and `$SYS`.
+    pub fn gauges(&self) -> Gauges {
+        let inner = &*self.inner;
+        let (subscriptions, shared_groups) = inner.index.counts();
+        Gauges {
+            online: inner.online.load(Relaxed),
+            sessions: inner.sessions.load(Relaxed),
+            online_peak: inner.online_peak.load(Relaxed),
+            subscriptions,
+            shared_groups,
+            retained: inner.retained.len(),
+            retained_bytes: inner.retained.bytes(),
+            queued_bytes: inner.account.held(Kind::Queued) + inner.account.held(Kind::GrpcStreams),
+            streams: inner.streams.load(Relaxed),
+        }
+    }
+
+    /// What waits in all session queues: the sums over every session, which it looks at one by one.
+    pub fn queues(&self) -> QueueInfo {
+        let mut sum = QueueInfo::default();
+        self.inner.slots.for_each_session(|session| {
+            let queue = session.queue();
+            sum.inflight += queue.inflight;
+            sum.pending += queue.pending;
+            sum.pending_bytes += queue.pending_bytes;
+            sum.dropped += queue.dropped;
+        });
+        sum
+    }
+
+    fn describe(&self, session: &Arc<dyn Session>) -> DeviceInfo {
+        let core = session.core();
+        let queue = session.queue();
+        let state = core.state.lock();
+        DeviceInfo {
+            client_id: core.client_id().clone(),
+            online: state.online,
+            connection: state.info(),
+            since: state.since,
+            expiry: state.expiry,
+            subscription_count: state.subscriptions.len(),
+            queue,
+        }
+    }
+}

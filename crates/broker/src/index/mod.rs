@@ -1,0 +1,346 @@
+//! The subscription index: who subscribed to what, and who gets a message on a topic.
+//!
+//! Every filter has a number and one record. One hash table over filter texts serves subscribing and, since a
+//! topic has no wildcards, the exact match too. Wildcard filters are in [`wildcard`] as well. Changes bump
+//! generations, by which each thread's [`cache`] knows that a remembered match is stale.
+//!
+//! Lock order: this index's lock, then slots. Nothing is called under them that takes another lock, except a
+//! group's list of members.
+
+mod cache;
+mod entry;
+mod exact;
+mod trie;
+mod wildcard;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use ahash::RandomState;
+use parking_lot::RwLock;
+
+use super::{
+    groups::Groups,
+    shared::{Group, Member},
+    slots::Slots,
+};
+
+pub use cache::MatchCache;
+pub(super) use cache::{MatchList, Matched};
+pub(super) use entry::{Entry, GROUP, Options};
+use exact::Filters;
+use wildcard::Wildcards;
+
+const BUCKETS: usize = 4096;
+
+/// Numbers that grow when what a topic matches may have changed.
+struct Generations {
+    /// Wildcard filters and groups on them.
+    global: AtomicU64,
+    /// Exact filters, by hash of their text.
+    exact: Box<[AtomicU32]>,
+    /// Receivers that ended since the start.
+    ended: AtomicU64,
+}
+
+impl Generations {
+    fn bucket(&self, hash: u64) -> &AtomicU32 {
+        &self.exact[(hash >> 40) as usize % BUCKETS]
+    }
+}
+
+/// All subscriptions.
+pub(super) struct Index {
+    /// Which index this is, so that a cache never mixes two.
+    id: u64,
+    hasher: RandomState,
+    generations: Generations,
+    tables: RwLock<Tables>,
+}
+
+struct Tables {
+    filters: Filters,
+    wildcards: Wildcards,
+    groups: Groups,
+    subscriptions: usize,
+}
+
+/// Result of [`Index::subscribe`].
+pub(super) struct Added {
+    /// Number of the filter, or [`GROUP`] and the group's id, for unsubscribing at the session's end.
+    pub(super) reference: u32,
+    /// Whether the subscription was there already and has been replaced [MQTT-3.8.4-3].
+    pub(super) existed: bool,
+}
+
+/// A subscription for `Devices`.
+pub(super) struct Listed {
+    pub(super) filter: String,
+    pub(super) options: Options,
+}
+
+impl Index {
+    pub(super) fn new(hasher: RandomState) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let exact = std::iter::repeat_with(|| AtomicU32::new(0)).take(BUCKETS).collect();
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            hasher,
+            generations: Generations { global: AtomicU64::new(0), exact, ended: AtomicU64::new(0) },
+            tables: RwLock::new(Tables {
+                filters: Filters::default(),
+                wildcards: Wildcards::default(),
+                groups: Groups::default(),
+                subscriptions: 0,
+            }),
+        }
+    }
+
+    /// Adds or replaces the subscription of `entry.slot` to a valid filter. `None` when it would be a new one
+    /// and `may_add` is false.
+    pub(super) fn subscribe(&self, filter: &str, entry: Entry, may_add: bool) -> Option<Added> {
+        let mut tables = self.tables.write();
+        let existed = tables.entry(filter, entry.slot, &self.hasher).is_some();
+        if !existed && !may_add {
+            return None;
+        }
+        tables.subscriptions += usize::from(!existed);
+        Some(Added { reference: self.set(&mut tables, filter, entry), existed })
+    }
+
+    /// Removes the subscription of `slot` to `filter`; its reference if there was one.
+    pub(super) fn unsubscribe(&self, filter: &str, slot: u32) -> Option<u32> {
+        let mut tables = self.tables.write();
+        let number = tables.filters.find(filter, self.hasher.hash_one(filter))?;
+        if !self.remove(&mut tables, number, slot) {
+            return None;
+        }
+        tables.subscriptions -= 1;
+        Some(number)
+    }
+
+    /// Adds or replaces a member of a shared group, named by its full text, made if needed.
+    pub(super) fn subscribe_shared(
+        &self,
+        full: &str,
+        filter: &str,
+        member: Member,
+        may_add: bool,
+        make: impl FnOnce(u32) -> Group,
+    ) -> Option<Added> {
+        let mut tables = self.tables.write();
+        let group = tables.groups.find(full);
+        let existed = group.is_some_and(|group| group.has_member(member.slot()));
+        if !existed && !may_add {
+            return None;
+        }
+        tables.subscriptions += usize::from(!existed);
+        let id = match tables.groups.find(full) {
+            Some(group) => {
+                group.set_member(member);
+                group.id()
+            }
+            None => {
+                let group = tables.groups.add(make);
+                group.set_member(member);
+                let id = group.id();
+                // What counts is in the members; the entry only points at the group.
+                let entry = Entry { slot: GROUP | id, id: 0, options: Options::stream() };
+                self.set(&mut tables, filter, entry);
+                id
+            }
+        };
+        Some(Added { reference: GROUP | id, existed })
+    }
+
+    /// Removes a member of a shared group: its reference, and the group if that was its last member.
+    pub(super) fn unsubscribe_shared(&self, full: &str, slot: u32) -> Option<(u32, Option<Arc<Group>>)> {
+        let mut tables = self.tables.write();
+        let id = tables.groups.find(full)?.id();
+        let gone = self.leave(&mut tables, id, slot)?;
+        Some((GROUP | id, gone))
+    }
+
+    /// Removes all subscriptions of an ended session or stream; returns groups that have no members left.
+    pub(super) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+        let gone = self.remove_some(references, slot);
+        self.note_ended();
+        gone
+    }
+
+    /// As [`Self::remove_all`], of some of the subscriptions. [`Self::note_ended`] is called behind the last of them.
+    pub(super) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+        let mut gone = Vec::new();
+        // In parts, so that publishers wait for none of them long.
+        for part in references.chunks(256) {
+            let mut tables = self.tables.write();
+            for reference in part {
+                if reference & GROUP == 0 {
+                    let removed = self.remove(&mut tables, *reference, slot);
+                    tables.subscriptions -= usize::from(removed);
+                } else if let Some(Some(group)) = self.leave(&mut tables, reference & !GROUP, slot) {
+                    gone.push(group);
+                }
+            }
+        }
+        gone
+    }
+
+    /// A session or stream has no subscriptions any more, and its slot may go to another.
+    pub(super) fn note_ended(&self) {
+        self.generations.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// The group of an id, if it still has members.
+    pub(super) fn group(&self, id: u32) -> Option<Arc<Group>> {
+        self.tables.read().groups.get(id).cloned()
+    }
+
+    /// The group of this full filter.
+    pub(super) fn group_named(&self, full_name: &str) -> Option<Arc<Group>> {
+        self.tables.read().groups.find(full_name).cloned()
+    }
+
+    /// All groups.
+    pub(super) fn groups(&self) -> Vec<Arc<Group>> {
+        self.tables.read().groups.all().cloned().collect()
+    }
+
+    /// The groups among a session's references.
+    pub(super) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
+        let mut shared = references.iter().filter(|id| *id & GROUP != 0).map(|id| id & !GROUP).peekable();
+        if shared.peek().is_none() {
+            return Vec::new();
+        }
+        let tables = self.tables.read();
+        shared.filter_map(|id| tables.groups.get(id).cloned()).collect()
+    }
+
+    /// Filters and options of a session's references.
+    pub(super) fn list(&self, references: &[u32], slot: u32) -> Vec<Listed> {
+        let tables = self.tables.read();
+        let mut list = Vec::with_capacity(references.len());
+        for reference in references {
+            if reference & GROUP != 0 {
+                let Some(group) = tables.groups.get(reference & !GROUP) else { continue };
+                let Some(options) = group.member_options(slot) else { continue };
+                list.push(Listed { filter: group.full_name().to_owned(), options });
+                continue;
+            }
+            let Some(filter) = tables.filters.get(*reference) else { continue };
+            let Some(entry) = filter.subscribers.get(slot) else { continue };
+            list.push(Listed { filter: filter.text.to_string(), options: entry.options });
+        }
+        list
+    }
+
+    /// Subscriptions and shared groups.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let tables = self.tables.read();
+        (tables.subscriptions, tables.groups.len())
+    }
+
+    /// Adds the entry under the lock; returns the filter's number.
+    fn set(&self, tables: &mut Tables, filter: &str, entry: Entry) -> u32 {
+        let hash = self.hasher.hash_one(filter);
+        let (number, is_new) = tables.filters.set(filter, hash, entry);
+        let wildcard = is_wildcard(filter);
+        if is_new && wildcard {
+            tables.wildcards.insert(number, filter, &self.hasher);
+        }
+        self.changed(wildcard, hash);
+        number
+    }
+
+    /// Removes the entry under the lock; false if there was none.
+    fn remove(&self, tables: &mut Tables, number: u32, slot: u32) -> bool {
+        let Some((hash, removed)) = tables.filters.remove(number, slot, &self.hasher) else { return false };
+        let wildcard = match &removed {
+            exact::Removed::Filter(text) => {
+                let wildcard = is_wildcard(text);
+                if wildcard {
+                    tables.wildcards.remove(number, text, &self.hasher);
+                }
+                wildcard
+            }
+            exact::Removed::Entry { wildcard } => *wildcard,
+        };
+        self.changed(wildcard, hash);
+        true
+    }
+
+    /// `None` if the slot is no member; `Some(Some(group))` if the group is gone with it.
+    fn leave(&self, tables: &mut Tables, id: u32, slot: u32) -> Option<Option<Arc<Group>>> {
+        let group = Arc::clone(tables.groups.get(id)?);
+        if !group.remove_member(slot) {
+            return None;
+        }
+        tables.subscriptions -= 1;
+        if !group.is_empty() {
+            return Some(None);
+        }
+        tables.groups.remove(id);
+        let filter = group.filter();
+        if let Some(number) = tables.filters.find(filter, self.hasher.hash_one(filter)) {
+            self.remove(tables, number, GROUP | id);
+        }
+        Some(Some(group))
+    }
+
+    fn changed(&self, wildcard: bool, hash: u64) {
+        if wildcard {
+            self.generations.global.fetch_add(1, Ordering::Release);
+        } else {
+            self.generations.bucket(hash).fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Collects the entries that match `topic` and resolves them into `list`. Says how many tables, nodes and entries it
+    /// looked at.
+    fn resolve(
+        &self,
+        topic: &str,
+        hash: u64,
+        slots: &Slots,
+        scratch: &mut Vec<Entry>,
+        list: &mut Arc<MatchList>,
+    ) -> usize {
+        scratch.clear();
+        match Arc::get_mut(list) {
+            Some(list) => list.clear(),
+            // Somebody is still at work on the old one.
+            None => *list = Arc::default(),
+        }
+        let tables = self.tables.read();
+        let filters = &tables.filters;
+        if let Some(number) = filters.find(topic, hash) {
+            scratch.extend_from_slice(filters.subscribers(number));
+        }
+        let matches = |number| filters.get(number).is_some_and(|f| gateway_core::matches(&f.text, topic));
+        let visited = tables.wildcards.find(topic, &self.hasher, matches, |number| {
+            scratch.extend_from_slice(filters.subscribers(number));
+        });
+        // Slots are resolved under the index's lock: an ended session gives its slot back only after it
+        // removed its entries, so no entry can name another session here.
+        if let Some(list) = Arc::get_mut(list) {
+            list.fill(scratch, &slots.read(), &tables.groups);
+        }
+        1 + visited + scratch.len()
+    }
+}
+
+impl Tables {
+    fn entry(&self, filter: &str, slot: u32, hasher: &RandomState) -> Option<Entry> {
+        let number = self.filters.find(filter, hasher.hash_one(filter))?;
+        self.filters.get(number)?.subscribers.get(slot)
+    }
+}
+
+fn is_wildcard(filter: &str) -> bool {
+    filter.bytes().any(|byte| byte == b'+' || byte == b'#')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! Routing: who gets a message. Knows topics, subscriptions, retained messages, shared groups, wills and
+//! the registry of sessions; knows receivers only as [`Target`]. Knows no wire format, socket or database.
+//!
+//! Invariant: no lock of this module is held while a target is called, and a target never calls back in.
+//! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
+//! one of timers or index; slots last.
+
+mod account;
+mod aftermath;
+mod api;
+mod devices;
+mod drops;
+mod durable;
+mod groups;
+mod index;
+mod moves;
+mod namespace;
+mod owners;
+mod paging;
+mod publish;
+mod registry;
+mod replay;
+mod retain;
+mod session_core;
+mod sessions;
+mod shared;
+mod shed;
+mod slab;
+mod slots;
+mod spread;
+mod streams;
+mod subscribe;
+mod target;
+mod timers;
+mod wills;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize},
+    },
+};
+
+use ahash::RandomState;
+use gateway_core::{
+    Message, Timestamp,
+    limits::{Limits, SharedStrategy},
+};
+use store::{History, Latest};
+use tokio::sync::broadcast;
+
+use drops::Drops;
+use durable::Durable;
+use index::Index;
+use registry::{Place, Registry};
+use retain::Retained;
+use slots::Slots;
+pub use store::{QueueStore, QueueSummary};
+use timers::Timers;
+
+pub use account::{Account, Charge, Kind};
+pub use aftermath::Aftermath;
+pub use api::*;
+pub use durable::{DurabilityRules, Restored, Stores};
+pub use index::MatchCache;
+pub use replay::{RetainedCursor, RetainedPage};
+pub use session_core::SessionCore;
+pub use spread::{Routing, Spread};
+pub use streams::StreamHandle;
+pub use target::*;
+
+/// Events that a slow watcher may fall behind before it loses the oldest.
+const EVENT_CAPACITY: usize = 4096;
+
+/// The routing core; cheap to clone, callable from any thread.
+#[derive(Clone)]
+pub struct Broker {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    limits: Arc<Limits>,
+    non_broker: bool,
+    namespace: String,
+    listener_strategies: BTreeMap<String, SharedStrategy>,
+    latest: Option<Arc<Latest>>,
+    history: Option<Arc<History>>,
+    durable: Option<Durable>,
+    durability: DurabilityRules,
+    /// Random keys: peers cannot make collisions.
+    hasher: RandomState,
+    index: Index,
+    slots: Slots,
+    registry: Registry,
+    /// The slot where the next look for large holders of memory begins.
+    shed_from: AtomicU32,
+    timers: Timers,
+    retained: Retained,
+    account: Arc<Account>,
+    events: broadcast::Sender<Event>,
+    drops: Drops,
+    online: AtomicUsize,
+    online_peak: AtomicUsize,
+    /// Changes of sessions under way, see [`Broker::is_quiet`].
+    changes: AtomicUsize,
+    sessions: AtomicUsize,
+    streams: AtomicUsize,
+}
+
+impl Inner {
+    /// Locks a client id's place in the registry.
+    fn place(&self, client_id: &str) -> Place<'_> {
+        self.registry.lock(client_id, &self.slots)
+    }
+
+    /// Where deliveries of shared groups leave their traces.
+    fn delivery<'a>(&'a self, dirty: &'a mut Vec<Arc<dyn Target>>, now: Timestamp) -> shared::Delivery<'a> {
+        shared::Delivery { dirty, account: &self.account, durable: self.durable.as_ref(), now, visited: 0 }
+    }
+
+    /// The session of a client id.
+    fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.place(client_id).find(client_id)
+    }
+}
+
+impl Broker {
+    /// An empty broker.
+    pub fn new(config: BrokerConfig) -> Self {
+        let BrokerConfig {
+            limits,
+            non_broker,
+            namespace,
+            listener_strategies,
+            latest,
+            history,
+            stores,
+            durability,
+        } = config;
+        let hasher = RandomState::new();
+        let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
+        // What waits to be written is bounded by those who write it.
+        let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
+        let for_latest = if latest.is_some() { limits.waiting_values().0 } else { 0 };
+        let set_aside = for_disk + for_latest;
+        let account = Arc::new(Account::new(limits.budget().0 - set_aside));
+        let retained = Retained::new(
+            limits.retained_messages,
+            limits.retained_bytes.0,
+            limits.retain_available,
+            &account,
+            store,
+        );
+        let inner = Arc::new_cyclic(|inner| Inner {
+            non_broker,
+            namespace,
+            listener_strategies,
+            latest,
+            history,
+            durable: stores.map(|stores| Durable::new(stores, inner.clone())),
+            durability,
+            index: Index::new(hasher.clone()),
+            slots: Slots::default(),
+            registry: Registry::new(hasher.clone()),
+            shed_from: AtomicU32::new(0),
+            timers: Timers::default(),
+            retained,
+            account,
+            events: broadcast::Sender::new(EVENT_CAPACITY),
+            drops: Drops::default(),
+            online: AtomicUsize::new(0),
+            online_peak: AtomicUsize::new(0),
+            changes: AtomicUsize::new(0),
+            sessions: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            limits,
+            hasher,
+        });
+        Self { inner }
+    }
+
+    /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
+    pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+        self.inner.retained.set(message)
+    }
+
+    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.inner.events.subscribe()
+    }
+
+    /// Sends an event to watchers.
+    pub fn emit(&self, event: Event) {
+        // No watcher is no error.
+        let _ = self.inner.events.send(event);
+    }
+
+    /// The memory account of the process.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.inner.account
+    }
+
+    /// Latest values, if on.
+    pub fn latest(&self) -> Option<&Arc<Latest>> {
+        self.inner.latest.as_ref()
+    }
+
+    /// History, if on.
+    pub fn history(&self) -> Option<&Arc<History>> {
+        self.inner.history.as_ref()
+    }
+
+    /// Bounds in force.
+    pub fn limits(&self) -> &Arc<Limits> {
+        &self.inner.limits
+    }
+
+    /// Whether devices talk to backends only.
+    pub fn is_non_broker(&self) -> bool {
+        self.inner.non_broker
+    }
+
+    /// Whether `filter`, shared or not, lies in the namespace of `client_id`. Always true in broker mode.
+    pub fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
+        !self.inner.non_broker || namespace::allows(&self.inner.namespace, client_id, filter)
+    }
+
+    fn retained_store(&self) -> &Retained {
+        &self.inner.retained
+    }
+
+    /// Makes and sends an event only if somebody watches.
+    fn emit_with(&self, at: Timestamp, core: &SessionCore, kind: impl FnOnce() -> EventKind) {
+        if self.inner.events.receiver_count() > 0 {
+            self.emit(Event { at, client_id: core.client_id().clone(), kind: kind() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

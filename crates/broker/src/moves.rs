@@ -1,0 +1,134 @@
+//! Messages on their way from one durable queue to another. The store writes both ends in one step or refuses them
+//! together; what it refuses is offered again about once a second.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+    task::{Wake, Waker},
+};
+
+use gateway_core::{DropReason, QueueId, Refused, Ticket, Timestamp, Yielded};
+use parking_lot::Mutex;
+use store::StoreHealth;
+
+use super::{Broker, Inner, Kind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
+
+/// What goes to somebody else.
+pub(super) enum Moved {
+    /// A message out of the group's own queue.
+    Waiting { group: u32, waiting: Waiting },
+    /// A message that a member gave back, which was in its durable queue `from` if it has a place.
+    Yielded { yielded: Yielded, from: QueueId },
+}
+
+/// What the store did not take, for the next tick. Groups are bounded by their number; what members gave back was in
+/// their memory before and counts against the budget.
+#[derive(Default)]
+pub(super) struct Stalled {
+    groups: BTreeSet<u32>,
+    /// Groups whose queue could not be read.
+    unread: BTreeSet<u32>,
+    yielded: Vec<(Yielded, QueueId)>,
+}
+
+/// Waits for the end of one move.
+struct Move {
+    inner: Weak<Inner>,
+    ticket: Weak<Ticket>,
+    moved: Mutex<Option<Moved>>,
+}
+
+impl Wake for Move {
+    fn wake(self: Arc<Self>) {
+        // Whoever ends the last part of the ticket has it.
+        let result = self.ticket.upgrade().and_then(|ticket| ticket.result());
+        let moved = self.moved.lock().take();
+        if result == Some(Err(Refused))
+            && let (Some(moved), Some(inner)) = (moved, self.inner.upgrade())
+        {
+            inner.offer_again(moved);
+        }
+    }
+}
+
+impl Durable {
+    /// Ends the caller's own part of the ticket of a move, and has it offered again if it is refused.
+    pub(super) fn watch(&self, ticket: &Arc<Ticket>, moved: Moved) {
+        let (inner, moved) = (self.inner.clone(), Mutex::new(Some(moved)));
+        let waker = Waker::from(Arc::new(Move { inner, ticket: Arc::downgrade(ticket), moved }));
+        // There is no result yet: a part is open.
+        ticket.poll(&waker);
+        ticket.done();
+    }
+
+    /// Whether the store would surely refuse a message now. While it fails, one try a second is let through.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.queues().health() != StoreHealth::Sound && !self.queues().accepts()
+    }
+
+    /// Members of the group are told at the next tick that it has something for them.
+    pub(super) fn stall(&self, group: u32) {
+        self.stalled.lock().groups.insert(group);
+    }
+
+    /// The group's queue could not be read: it is not tried again before the next tick.
+    pub(super) fn stall_reading(&self, group: u32) {
+        self.stalled.lock().unread.insert(group);
+    }
+}
+
+impl Inner {
+    /// The store refused a move: both queues are as they were before.
+    fn offer_again(&self, moved: Moved) {
+        let Some(durable) = &self.durable else { return };
+        match moved {
+            Moved::Waiting { group, waiting } => {
+                // Without the group its queue is gone too.
+                let Some(found) = self.index.group(group) else {
+                    return count_drop(DropReason::SessionEnded);
+                };
+                found.put_back(waiting, &self.account);
+                durable.stall(group);
+            }
+            Moved::Yielded { mut yielded, from } => {
+                // It was told before what became of it.
+                yielded.message = yielded.message.without_receipt();
+                self.account.force(Kind::Queued, yielded.message.cost());
+                durable.stalled.lock().yielded.push((yielded, from));
+            }
+        }
+    }
+}
+
+impl Broker {
+    /// Offers again what the store did not take.
+    pub(super) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
+        let inner = &*self.inner;
+        let Some(durable) = &inner.durable else { return };
+        let Stalled { mut groups, unread, yielded } = {
+            let mut stalled = durable.stalled.lock();
+            let wait = !stalled.yielded.is_empty() && durable.is_stalled();
+            let mut taken = std::mem::take(&mut *stalled);
+            if wait {
+                std::mem::swap(&mut stalled.yielded, &mut taken.yielded);
+            }
+            taken
+        };
+        for (yielded, from) in yielded {
+            inner.account.release(Kind::Queued, yielded.message.cost());
+            // Still on disk where it was, but a session does not read again what it gave away.
+            self.redeliver(vec![yielded], from, now, turn);
+        }
+        for group in &unread {
+            if let Some(group) = inner.index.group(*group) {
+                group.load_failed(&inner.account);
+            }
+        }
+        groups.extend(unread);
+        for group in groups {
+            if let Some(group) = inner.index.group(group) {
+                group.nudge();
+            }
+        }
+    }
+}

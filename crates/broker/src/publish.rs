@@ -1,0 +1,195 @@
+//! Routing of one message: retained store, latest value, history, subscribers.
+
+use gateway_core::{
+    DropReason, Effort, Message, OpenUnit, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded,
+    metrics::count,
+};
+use store::StoreHealth;
+
+use super::{
+    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError,
+    Routing, Turn, drops::drop_message, moves::Moved,
+};
+
+impl Broker {
+    /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers.
+    ///
+    /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds
+    /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
+    /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
+    pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
+        match self.publish_some(message, turn) {
+            Routing::Done(published) => published,
+            Routing::More(mut spread) => loop {
+                turn.effort.renew();
+                if let Some(published) = spread.go_on(turn) {
+                    return published;
+                }
+            },
+        }
+    }
+
+    /// As [`Self::publish`], but of very many receivers only those whom the turn's account affords: the caller goes on with
+    /// the others when it has let others of its thread go first.
+    pub fn publish_some(&self, message: &Message<'_>, turn: &mut Turn) -> Routing {
+        match self.admit(message, turn) {
+            Ok(withheld) => self.route_some(message, withheld, turn),
+            Err(refusal) => Routing::Done(Published { refused: Some(refusal), ..Published::default() }),
+        }
+    }
+
+    /// Everything before the receivers. Says whether devices are none, or why the message is refused.
+    #[inline(always)]
+    fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Refusal> {
+        if message.qos != QoS::AtMostOnce
+            && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))
+        {
+            return Err(refusal);
+        }
+        let from_device = message.origin.kind == OriginKind::Device;
+        let withheld = self.inner.non_broker && from_device;
+        if message.retain && !withheld {
+            turn.effort.spend(Effort::RETAINED);
+            match self.inner.retained.set(message) {
+                Err(RetainError::Quota) => count(|c| c.retained_refused.add(1)),
+                Err(RetainError::Memory) => count(|c| c.retained_memory.add(1)),
+                Ok(_) | Err(RetainError::Unavailable) => {}
+            }
+        }
+        if from_device && let Some(latest) = &self.inner.latest {
+            latest.record(message);
+        }
+        if from_device && let Some(history) = &self.inner.history {
+            history.record(message);
+        }
+        Ok(withheld)
+    }
+
+    /// Hands one message to one device, subscribed or not. It never sets a retained message.
+    pub fn publish_to_device(
+        &self,
+        device: &str,
+        message: &Message<'_>,
+        offline: Offline,
+        turn: &mut Turn,
+    ) -> DirectOutcome {
+        let Some(session) = self.inner.session(device) else { return DirectOutcome::UnknownDevice };
+        if offline == Offline::Fail && !session.is_online() {
+            return DirectOutcome::DeviceOffline;
+        }
+        let store_refuses = |broker: &Self| {
+            let durable = broker.inner.durable.as_ref().filter(|_| session.is_durable());
+            durable.is_some_and(|durable| !durable.queues().accepts())
+        };
+        if message.qos != QoS::AtMostOnce
+            && let Some(refusal) = self.refusal(message, store_refuses)
+        {
+            return DirectOutcome::Refused(refusal);
+        }
+        let options = MatchOptions {
+            qos: QoS::ExactlyOnce,
+            retain_as_published: false,
+            replay: false,
+            ids: &[],
+            group: 0,
+            group_queue: QueueId::NONE,
+            queue_offline: offline == Offline::Queue,
+        };
+        let Delivered { outcome, flush } = session.deliver(message, options);
+        if flush {
+            turn.dirty.push(session);
+        }
+        self.hurry(message);
+        if offline == Offline::Fail && outcome == Outcome::Dropped(DropReason::Offline) {
+            return DirectOutcome::DeviceOffline;
+        }
+        DirectOutcome::Done(outcome)
+    }
+
+    /// Gives a shared group's messages to other members, or to the group's queue [MQTT-4.8.2-4].
+    /// `from` is the durable queue that they were in: they leave it once they are submitted to another.
+    pub fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {
+        let durable = self.inner.durable.as_ref();
+        for yielded in messages {
+            let Yielded { group, message, place } = &yielded;
+            let moved = place.zip(durable);
+            let remove = || {
+                if let Some((seq, durable)) = moved {
+                    durable.queues().submit(QueueOp::Remove { queue: from, seq, unit: None });
+                }
+            };
+            let group = self.inner.index.group(*group);
+            let Some(group) = group.filter(|_| !message.is_expired(now)) else {
+                let expired = message.is_expired(now);
+                let reason = if expired { DropReason::Expired } else { DropReason::SessionEnded };
+                drop_message(&message.receipt, reason);
+                remove();
+                continue;
+            };
+            let mut borrowed = message.borrow();
+            // Out of one queue and into another in one step: else a crash or a refusal could leave it in neither, or QoS 2
+            // in both.
+            borrowed.unit = moved.is_some();
+            let unit = moved.map(|(_, durable)| OpenUnit::new(&borrowed, durable.queues()));
+            let mut delivery = self.inner.delivery(&mut turn.dirty, now);
+            let outcome = group.deliver(&borrowed, &mut delivery);
+            let seq = place.unwrap_or_default();
+            let close = |unit| QueueOp::Remove { queue: from, seq, unit: Some(unit) };
+            if !unit.is_some_and(|unit| unit.close(close)) {
+                remove();
+            }
+            // It was accepted before: only a drop is news for the publisher.
+            if let Outcome::Dropped(reason) = outcome
+                && let Some(receipt) = &message.receipt
+            {
+                receipt.update(|state| {
+                    state.dropped += 1;
+                    state.reason = Some(reason);
+                });
+            }
+            let ticket = borrowed.issued().cloned();
+            drop(borrowed);
+            if let (Some(durable), Some(ticket)) = (durable, ticket) {
+                durable.watch(&ticket, Moved::Yielded { yielded, from });
+            }
+        }
+    }
+
+    /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
+    pub(super) fn hurry(&self, message: &Message<'_>) {
+        if let Some(durable) = &self.inner.durable
+            && message.issued().is_some_and(|ticket| !ticket.is_unit())
+        {
+            durable.queues().hurry();
+        }
+    }
+
+    /// Why a QoS 1 or 2 message is refused before anybody gets it, if it is; counted.
+    fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Refusal> {
+        if !self.inner.account.has_room(message.payload.len() + message.topic.len()) {
+            count(|c| c.refused_memory.add(1));
+            return Some(Refusal::Memory);
+        }
+        if store_refuses(self) {
+            count(|c| c.refused_store.add(1));
+            return Some(Refusal::Store);
+        }
+        None
+    }
+
+    /// Whether a session that keeps its messages on disk would get it while the store cannot take more: then nobody
+    /// gets it.
+    fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
+        let Some(durable) = &self.inner.durable else { return false };
+        let queues = durable.queues();
+        if queues.health() == StoreHealth::Sound && queues.accepts() {
+            return false;
+        }
+        let Turn { matches, effort, .. } = turn;
+        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
+        let concerned = list.targets.iter().any(|matched| matched.target.is_durable())
+            || list.groups.iter().any(|group| group.is_durable());
+        // Asked last: while the disk fails, few are let through to try it, and those must be written there.
+        concerned && !queues.accepts()
+    }
+}

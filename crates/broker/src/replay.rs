@@ -1,0 +1,253 @@
+//! Retained messages for a new subscriber, or for a caller that lists them, also those that are on disk only.
+//!
+//! Replay is a cursor that looks at a bounded stretch of topics per call, and reads a bounded stretch from disk, so that
+//! any number of matches neither holds the lock nor fills memory.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use gateway_core::{QueueId, SharedMessage, Timestamp, metrics::count};
+use store::{BoxFuture, LoadedRetained, StoreError};
+
+use super::{
+    Broker, Inner, MatchOptions,
+    index::Options,
+    paging,
+    retain::{Found, Scanned},
+};
+
+/// Topics looked at under one lock.
+const SCAN: usize = 1000;
+/// Messages and bytes that a cursor has in hand at once, once one is to be read.
+const READ_MESSAGES: usize = 64;
+const READ_BYTES: usize = 256 << 10;
+
+/// Position in the retained messages that match one new subscription.
+pub struct RetainedCursor {
+    filter: Box<str>,
+    position: Option<Arc<str>>,
+    /// Messages it may still yield.
+    left: usize,
+    options: Options,
+    /// Subscription identifier, 0 for none.
+    id: [u32; 1],
+    done: bool,
+    /// What was found and not yielded: it begins with a message that is on disk only.
+    found: VecDeque<Found>,
+    /// Those of them that are on disk only, on their way.
+    reading: Option<BoxFuture<'static, Result<LoadedRetained, StoreError>>>,
+}
+
+impl RetainedCursor {
+    /// `limit` 0 is none.
+    pub(super) fn new(filter: &str, options: Options, id: u32, limit: usize) -> Self {
+        Self {
+            filter: Box::from(filter),
+            position: None,
+            left: if limit == 0 { usize::MAX } else { limit },
+            options,
+            id: [id],
+            done: false,
+            found: VecDeque::new(),
+            reading: None,
+        }
+    }
+
+    /// The filter of the subscription.
+    pub fn filter(&self) -> &str {
+        &self.filter
+    }
+
+    /// The next message, skipping expired ones; `None` at the end. Looks at no more than `scan` topics, from which it takes
+    /// as many as it looked at: `Some(None)` means "call again". Pending while one is read from disk. What cannot be read
+    /// is left out and counted, and the replay goes on behind it.
+    pub fn poll_next(
+        &mut self,
+        broker: &Broker,
+        now: Timestamp,
+        scan: &mut usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Option<Arc<SharedMessage>>>> {
+        let retained = broker.retained_store();
+        if let Some(reading) = &mut self.reading {
+            let Poll::Ready(result) = reading.as_mut().poll(cx) else { return Poll::Pending };
+            self.reading = None;
+            match result {
+                Ok(read) => retained.fill(&mut self.found, read, now),
+                Err(error) => {
+                    tracing::error!(%error, "retained messages cannot be read and are left out of a replay");
+                    retained.fill(&mut self.found, Vec::new(), now);
+                    let unread = self.found.iter().filter(|found| found.message.is_none()).count();
+                    count(|c| c.retained_unread.add(unread as u64));
+                }
+            }
+        }
+        if let Some(found) = self.found.pop_front() {
+            return Poll::Ready(Some(found.message));
+        }
+        if self.done || self.left == 0 {
+            return Poll::Ready(None);
+        }
+        let mut bytes = 0;
+        loop {
+            match (*scan > 0).then(|| self.find(broker, now, scan)) {
+                Some(Scanned::Found(found)) if found.message.is_some() && self.found.is_empty() => {
+                    return Poll::Ready(Some(found.message));
+                }
+                Some(Scanned::Found(found)) => {
+                    bytes += found.cost;
+                    self.found.push_back(found);
+                    if self.found.len() < READ_MESSAGES && bytes < READ_BYTES && self.left > 0 && !self.done {
+                        continue;
+                    }
+                }
+                _ if !self.found.is_empty() => {}
+                None | Some(Scanned::Paused(_)) => return Poll::Ready(Some(None)),
+                Some(Scanned::End) => return Poll::Ready(None),
+            }
+            self.reading = Some(Box::pin(retained.load(Found::to_read(&self.found))));
+            return self.poll_next(broker, now, scan, cx);
+        }
+    }
+
+    /// The next topic that matches, wherever its message is.
+    fn find(&mut self, broker: &Broker, now: Timestamp, scan: &mut usize) -> Scanned {
+        let retained = broker.retained_store();
+        if !self.filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
+            self.done = true;
+            *scan -= 1;
+            return retained.get(&self.filter, now).map_or(Scanned::End, Scanned::Found);
+        }
+        let (scanned, seen) = retained.scan(&self.filter, self.position.as_deref(), SCAN.min(*scan), now);
+        *scan -= seen;
+        match &scanned {
+            Scanned::Found(found) => {
+                self.position = Some(Arc::clone(&found.topic));
+                self.left -= 1;
+            }
+            Scanned::Paused(topic) => self.position = Some(Arc::clone(topic)),
+            Scanned::End => self.done = true,
+        }
+        scanned
+    }
+
+    /// Options for delivering what [`Self::poll_next`] yields (replay is set).
+    pub fn options(&self) -> MatchOptions<'_> {
+        MatchOptions {
+            qos: self.options.qos(),
+            retain_as_published: self.options.retain_as_published(),
+            replay: true,
+            ids: if self.id[0] == 0 { &[] } else { &self.id },
+            group: 0,
+            group_queue: QueueId::NONE,
+            queue_offline: false,
+        }
+    }
+}
+
+impl Broker {
+    /// A retained message, if set and not expired. Cancel safe.
+    pub async fn retained(
+        &self,
+        topic: &str,
+        now: Timestamp,
+    ) -> Result<Option<Arc<SharedMessage>>, StoreError> {
+        let retained = self.retained_store();
+        let mut found = retained.get(topic, now);
+        self.read_retained(found.as_mut_slice(), now).await?;
+        Ok(found.and_then(|found| found.message))
+    }
+
+    /// Topics that match `filter` and have a retained message, after topic `after`, at most `limit`.
+    pub fn retained_topics(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<Arc<str>> {
+        let (found, _) = self.find_retained(filter, after, limit, usize::MAX, now);
+        found.into_iter().map(|found| found.topic).collect()
+    }
+
+    /// Retained messages that match `filter`, after topic `after`, at most `limit` and about `bytes`. Cancel safe.
+    pub async fn list_retained(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Result<RetainedPage, StoreError> {
+        let (mut found, next) = self.find_retained(filter, after, limit, bytes, now);
+        self.read_retained(&mut found, now).await?;
+        Ok(RetainedPage { messages: found.into_iter().filter_map(|found| found.message).collect(), next })
+    }
+
+    /// Reads what is on disk only.
+    async fn read_retained(&self, found: &mut [Found], now: Timestamp) -> Result<(), StoreError> {
+        let retained = self.retained_store();
+        let topics = Found::to_read(&*found);
+        if !topics.is_empty() {
+            let read = retained.load(topics).await?;
+            retained.fill(found, read, now);
+        }
+        Ok(())
+    }
+
+    fn find_retained(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        bytes: usize,
+        now: Timestamp,
+    ) -> (Vec<Found>, Option<Arc<str>>) {
+        let retained = self.retained_store();
+        let (mut list, mut sum) = (Vec::new(), 0);
+        let mut position: Option<Arc<str>> = after.map(Arc::from);
+        while list.len() < limit && sum < bytes {
+            match retained.scan(filter, position.as_deref(), SCAN, now).0 {
+                Scanned::End => return (list, None),
+                Scanned::Paused(topic) => position = Some(topic),
+                Scanned::Found(found) => {
+                    position = Some(Arc::clone(&found.topic));
+                    sum += found.cost;
+                    list.push(found);
+                }
+            }
+        }
+        (list, position)
+    }
+}
+
+/// Some retained messages.
+#[derive(Debug, Default)]
+pub struct RetainedPage {
+    /// In order of topic.
+    pub messages: Vec<Arc<SharedMessage>>,
+    /// The topic after which there may be more; `None` at the end.
+    pub next: Option<Arc<str>>,
+}
+
+impl Inner {
+    /// Lets retained messages leave memory that have been there for long and are on disk.
+    pub(super) fn evict_retained(&self, now: Timestamp) {
+        let Some(durable) = &self.durable else { return };
+        let topics = self.retained.leaving(now);
+        if topics.is_empty() {
+            return;
+        }
+        let inner = durable.inner.clone();
+        let answer = self.retained.load(topics.clone());
+        paging::run(async move {
+            let loaded = answer.await.unwrap_or_default();
+            if let Some(inner) = inner.upgrade() {
+                inner.retained.evict(topics, loaded);
+            }
+        });
+    }
+}

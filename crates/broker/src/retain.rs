@@ -1,0 +1,467 @@
+//! Retained messages: the last one per topic, in order of topic, within count and byte limits.
+//!
+//! With a store, a message with more than a small payload is in memory only for a while after it was set; then what is
+//! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`super::replay`].
+//! What is in memory is on the account: a message that does not fit there is not retained, and while half of the share is
+//! taken, messages leave memory as soon as they are on disk.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, matches};
+use parking_lot::{Mutex, RwLock};
+use store::{LoadedRetained, RetainedStore, StoreError};
+
+use super::{
+    RetainError,
+    account::{Account, Kind},
+};
+
+/// Larger payloads do not stay in memory if there is a store.
+const SMALL: usize = 256;
+/// How long they do, unless memory is short.
+const STAY: u64 = 60_000;
+/// Topics that a tick looks at for messages that may leave memory, and bytes of these messages.
+const EVICT: usize = 1000;
+const EVICT_BYTES: usize = 16 << 20;
+/// Topics looked at for expiry per tick.
+const SWEEP: usize = 10_000;
+
+/// The retained store.
+pub(super) struct Retained {
+    table: RwLock<Table>,
+    max_messages: usize,
+    max_bytes: usize,
+    available: bool,
+    /// Number of messages, readable without the lock.
+    len: AtomicUsize,
+    /// The topic where the next sweep begins.
+    swept: Mutex<Option<Arc<str>>>,
+    account: Arc<Account>,
+    store: Option<Arc<dyn RetainedStore>>,
+}
+
+#[derive(Default)]
+struct Table {
+    messages: BTreeMap<Arc<str>, Kept>,
+    bytes: usize,
+    /// Messages that expire some time.
+    expiring: usize,
+    /// Topics whose message may leave memory, by the turns in which they are looked at.
+    leaving: BTreeMap<u64, Arc<str>>,
+    /// The last turn that was given.
+    turn: u64,
+    /// Bytes in memory.
+    held: usize,
+}
+
+/// Bytes counted for a topic in memory, beside what its message costs there.
+const NODE: usize = 96;
+
+/// Where the message of a topic is.
+enum Kept {
+    Here {
+        message: Arc<SharedMessage>,
+        /// When it is looked at for leaving memory, 0 for never. The topic is in `leaving` with this turn, or in the hands
+        /// of whoever looks.
+        turn: u64,
+    },
+    /// On disk only, and surely there.
+    Disk { received: Timestamp, expires: Option<Timestamp>, cost: u32 },
+}
+
+impl Kept {
+    fn on_disk(message: &SharedMessage) -> Self {
+        let cost = u32::try_from(message.cost()).unwrap_or(u32::MAX);
+        Self::Disk { received: message.received, expires: message.expires, cost }
+    }
+
+    fn cost(&self) -> usize {
+        match self {
+            Self::Here { message, .. } => message.cost(),
+            Self::Disk { cost, .. } => *cost as usize,
+        }
+    }
+
+    /// Bytes that it takes in memory.
+    fn held(&self, topic: &str) -> usize {
+        match self {
+            Self::Here { message, .. } => NODE + message.cost(),
+            Self::Disk { .. } => NODE + topic.len(),
+        }
+    }
+
+    fn expires(&self) -> Option<Timestamp> {
+        match self {
+            Self::Here { message, .. } => message.expires,
+            Self::Disk { expires, .. } => *expires,
+        }
+    }
+
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires().is_some_and(|at| at <= now)
+    }
+
+    fn turn(&self) -> u64 {
+        match self {
+            Self::Here { turn, .. } => *turn,
+            Self::Disk { .. } => 0,
+        }
+    }
+}
+
+impl Table {
+    fn put(&mut self, topic: &Arc<str>, kept: Kept) {
+        if let Some(old) = self.take(topic)
+            && old.turn() != kept.turn()
+        {
+            self.leaving.remove(&old.turn());
+        }
+        self.bytes += kept.cost();
+        self.held += kept.held(topic);
+        self.expiring += usize::from(kept.expires().is_some());
+        self.messages.insert(Arc::clone(topic), kept);
+    }
+
+    fn remove(&mut self, topic: &str) -> bool {
+        let kept = self.take(topic);
+        if let Some(kept) = &kept {
+            self.leaving.remove(&kept.turn());
+        }
+        kept.is_some()
+    }
+
+    /// Takes it out, but its turn stays.
+    fn take(&mut self, topic: &str) -> Option<Kept> {
+        let kept = self.messages.remove(topic)?;
+        self.bytes -= kept.cost();
+        self.held -= kept.held(topic);
+        self.expiring -= usize::from(kept.expires().is_some());
+        Some(kept)
+    }
+
+    /// The message of a topic, if it is in memory, is looked at for leaving it after all others.
+    fn may_leave(&mut self, topic: &Arc<str>) {
+        let Some(Kept::Here { turn, .. }) = self.messages.get_mut(topic) else { return };
+        self.turn += 1;
+        let before = std::mem::replace(turn, self.turn);
+        self.leaving.remove(&before);
+        self.leaving.insert(self.turn, Arc::clone(topic));
+    }
+}
+
+impl Retained {
+    pub(super) fn new(
+        max_messages: usize,
+        max_bytes: usize,
+        available: bool,
+        account: &Arc<Account>,
+        store: Option<Arc<dyn RetainedStore>>,
+    ) -> Self {
+        let account = Arc::clone(account);
+        let len = AtomicUsize::new(0);
+        let swept = Mutex::new(None);
+        Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept, account, store }
+    }
+
+    /// Changes the table and brings the account up to it. What a change adds was asked for before.
+    fn change<R>(&self, table: &mut Table, change: impl FnOnce(&mut Table) -> R) -> R {
+        let before = table.held;
+        let result = change(table);
+        match table.held.checked_sub(before) {
+            Some(more) => self.account.force(Kind::Retained, more),
+            None => self.account.release(Kind::Retained, before - table.held),
+        }
+        self.len.store(table.messages.len(), Relaxed);
+        result
+    }
+
+    /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one.
+    pub(super) fn set(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+        if !self.available {
+            return Err(RetainError::Unavailable);
+        }
+        if message.payload.is_empty() {
+            let mut table = self.table.write();
+            let existed = self.change(&mut table, |table| table.remove(message.topic));
+            if let Some(store) = self.store.as_ref().filter(|_| existed) {
+                // Submitted under the lock: in the order of the changes.
+                store.clear(Arc::from(message.topic), message.retained_part());
+            }
+            return Ok(existed);
+        }
+        let published = message;
+        let message = Arc::clone(message.share());
+        let mut table = self.table.write();
+        let old = table.messages.get(&*message.topic);
+        let existed = old.is_some();
+        let old_cost = old.map_or(0, Kept::cost);
+        let turn = old.map_or(0, Kept::turn);
+        let too_many = !existed && table.messages.len() >= self.max_messages;
+        let more = (NODE + message.cost()).saturating_sub(old.map_or(0, |old| old.held(&message.topic)));
+        if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
+            return Err(RetainError::Quota);
+        }
+        let ours = message.kind == OriginKind::Server;
+        if more > 0 && !ours && !self.account.takes_retained(more) {
+            return Err(RetainError::Memory);
+        }
+        let mut may_leave = false;
+        if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
+            store.set(message.without_receipt(), published.retained_part());
+            may_leave = turn == 0 && message.payload.len() > SMALL;
+        }
+        let topic = Arc::clone(&message.topic);
+        self.change(&mut table, |table| table.put(&topic, Kept::Here { message, turn }));
+        if may_leave {
+            table.may_leave(&topic);
+        }
+        Ok(existed)
+    }
+
+    /// Takes what the store kept, in order of topic; false beyond the limits.
+    pub(super) fn restore(&self, message: &Arc<SharedMessage>) -> bool {
+        let mut table = self.table.write();
+        let full = table.messages.len() >= self.max_messages || table.bytes + message.cost() > self.max_bytes;
+        if full || !self.available {
+            return false;
+        }
+        let small = message.payload.len() <= SMALL;
+        let here = || Kept::Here { message: Arc::clone(message), turn: 0 };
+        let kept = if small { here() } else { Kept::on_disk(message) };
+        self.change(&mut table, |table| table.put(&message.topic, kept));
+        true
+    }
+
+    /// Where the message of a topic is, if it has not expired.
+    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Found> {
+        let table = self.table.read();
+        let (topic, kept) = table.messages.get_key_value(topic)?;
+        (!kept.is_expired(now)).then(|| Found::new(topic, kept))
+    }
+
+    /// Whether a new subscription to `filter` needs a cursor: surely not when nothing can match.
+    pub(super) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
+        self.len() > 0 && (filter.contains(['+', '#']) || self.get(filter, now).is_some())
+    }
+
+    /// Reads messages that are on disk only, for [`Self::read`].
+    pub(super) fn load(
+        &self,
+        topics: Vec<Arc<str>>,
+    ) -> impl Future<Output = Result<LoadedRetained, StoreError>> + Send + use<> {
+        let answer = self.store.as_ref().map(|store| store.load(topics));
+        async move {
+            match answer {
+                Some(answer) => answer.await,
+                None => Ok(Vec::new()),
+            }
+        }
+    }
+
+    /// Puts messages that were read where they are wanted; `read` has those of [`Found::to_read`] in their order.
+    pub(super) fn fill<'a>(
+        &self,
+        found: impl IntoIterator<Item = &'a mut Found>,
+        read: LoadedRetained,
+        now: Timestamp,
+    ) {
+        let mut read = read.into_iter();
+        for found in found.into_iter().filter(|found| found.message.is_none()) {
+            found.message = self.read(&found.topic, read.next().flatten(), now);
+        }
+    }
+
+    /// The message of a topic for which the disk gave `read`: perhaps another was set meanwhile, or none is any more.
+    pub(super) fn read(
+        &self,
+        topic: &str,
+        read: Option<Arc<SharedMessage>>,
+        now: Timestamp,
+    ) -> Option<Arc<SharedMessage>> {
+        match self.table.read().messages.get(topic)? {
+            Kept::Here { message, .. } => Some(Arc::clone(message)),
+            Kept::Disk { received, .. } => read.filter(|message| message.received == *received),
+        }
+        .filter(|message| !message.is_expired(now))
+    }
+
+    /// The first match after `after` among the next `scan` topics, and how many were looked at.
+    pub(super) fn scan(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        scan: usize,
+        now: Timestamp,
+    ) -> (Scanned, usize) {
+        let prefix = literal_prefix(filter);
+        let start = match after {
+            Some(after) => Bound::Excluded(after),
+            None => Bound::Included(prefix),
+        };
+        let table = self.table.read();
+        let mut last = None;
+        let mut seen = 0;
+        for (topic, kept) in table.messages.range::<str, _>((start, Bound::Unbounded)) {
+            if !topic.starts_with(prefix) {
+                break;
+            }
+            if seen == scan {
+                return (last.map_or(Scanned::End, Scanned::Paused), seen);
+            }
+            seen += 1;
+            if matches(filter, topic) && !kept.is_expired(now) {
+                return (Scanned::Found(Found::new(topic, kept)), seen);
+            }
+            if seen == scan {
+                last = Some(Arc::clone(topic));
+            }
+        }
+        (Scanned::End, seen)
+    }
+
+    /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to
+    /// [`Self::evict`].
+    pub(super) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
+        let stay =
+            if self.account.takes(Kind::Retained, self.account.share(Kind::Retained) / 2) { STAY } else { 0 };
+        let mut table = self.table.write();
+        let (mut chosen, mut bytes) = (Vec::new(), 0);
+        for _ in 0..EVICT.min(table.leaving.len()) {
+            if bytes > EVICT_BYTES {
+                break;
+            }
+            let Some((_, topic)) = table.leaving.pop_first() else { break };
+            let Some(Kept::Here { message, .. }) = table.messages.get(&topic) else { continue };
+            if message.received.plus_millis(stay) <= now {
+                bytes += message.cost();
+                chosen.push(topic);
+            } else {
+                table.may_leave(&topic);
+            }
+        }
+        chosen
+    }
+
+    /// Lets messages leave memory that are on disk as they are here. The store may have refused what was acknowledged to
+    /// nobody, or not have written it yet: such a one stays for now.
+    pub(super) fn evict(&self, topics: Vec<Arc<str>>, loaded: LoadedRetained) {
+        let loaded = loaded.into_iter().chain(std::iter::repeat(None));
+        for (topic, read) in topics.into_iter().zip(loaded) {
+            let mut table = self.table.write();
+            let Some(Kept::Here { message, turn }) = table.messages.get_mut(&topic) else { continue };
+            if message.payload.len() <= SMALL {
+                let before = std::mem::take(turn);
+                table.leaving.remove(&before);
+            } else if read.is_some_and(|read| is_same(&read, message)) {
+                let kept = Kept::on_disk(message);
+                self.change(&mut table, |table| table.put(&topic, kept));
+            } else {
+                table.may_leave(&topic);
+            }
+        }
+    }
+
+    /// Removes expired messages from the next stretch of topics.
+    pub(super) fn sweep(&self, now: Timestamp) {
+        let mut swept = self.swept.lock();
+        let mut expired = Vec::new();
+        {
+            let table = self.table.read();
+            if table.expiring == 0 {
+                return;
+            }
+            let start = swept.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let mut last = None;
+            let stretch = table.messages.range::<str, _>((start, Bound::Unbounded)).take(SWEEP);
+            for (seen, (topic, kept)) in stretch.enumerate() {
+                if kept.is_expired(now) {
+                    expired.push(Arc::clone(topic));
+                }
+                if seen + 1 == SWEEP {
+                    last = Some(Arc::clone(topic));
+                }
+            }
+            *swept = last;
+        }
+        for part in expired.chunks(256) {
+            let mut table = self.table.write();
+            for topic in part {
+                // It may have been replaced in between.
+                if table.messages.get(&**topic).is_some_and(|kept| kept.is_expired(now)) {
+                    self.change(&mut table, |table| table.remove(topic));
+                    if let Some(store) = &self.store {
+                        store.clear(Arc::clone(topic), None);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len.load(Relaxed)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.table.read().bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn leaving_len(&self) -> usize {
+        self.table.read().leaving.len()
+    }
+}
+
+/// A topic that has a message.
+pub(super) struct Found {
+    pub(super) topic: Arc<str>,
+    /// None if it is on disk only.
+    pub(super) message: Option<Arc<SharedMessage>>,
+    /// What the message costs.
+    pub(super) cost: usize,
+}
+
+impl Found {
+    fn new(topic: &Arc<str>, kept: &Kept) -> Self {
+        let message = match kept {
+            Kept::Here { message, .. } => Some(Arc::clone(message)),
+            Kept::Disk { .. } => None,
+        };
+        Self { topic: Arc::clone(topic), message, cost: kept.cost() }
+    }
+
+    /// Topics of those that are on disk only.
+    pub(super) fn to_read<'a>(found: impl IntoIterator<Item = &'a Self>) -> Vec<Arc<str>> {
+        let missing = found.into_iter().filter(|found| found.message.is_none());
+        missing.map(|found| Arc::clone(&found.topic)).collect()
+    }
+}
+
+pub(super) enum Scanned {
+    Found(Found),
+    /// Nothing up to this topic.
+    Paused(Arc<str>),
+    End,
+}
+
+fn is_same(read: &SharedMessage, here: &SharedMessage) -> bool {
+    read.received == here.received
+        && read.expires == here.expires
+        && read.qos == here.qos
+        && read.payload == here.payload
+        && read.properties == here.properties
+}
+
+/// What every topic that matches `filter` begins with.
+fn literal_prefix(filter: &str) -> &str {
+    let end = filter.find(['+', '#']).unwrap_or(filter.len());
+    let prefix = &filter[..end];
+    // `a/#` matches `a` too.
+    if filter[end..].starts_with('#') { prefix.strip_suffix('/').unwrap_or(prefix) } else { prefix }
+}

@@ -1,0 +1,390 @@
+//! The broker's part of one session. Small: there is one per connection, busy or idle.
+
+use std::sync::Arc;
+
+use gateway_core::{ClientId, Peer, Protocol, QueueId, Ticket, Timestamp};
+use parking_lot::Mutex;
+use store::{StoredSession, StoredWill};
+
+use super::{Account, Charge, ConnectionInfo, Kind, OpenRequest, Will, wills::Leaving};
+
+/// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
+pub struct SessionCore {
+    client_id: ClientId,
+    /// Where its durable state is; none if it has none.
+    queue: QueueId,
+    slot: u32,
+    /// Locked after a registry shard and before the index; never while a target is called.
+    pub(super) state: Mutex<State>,
+}
+
+/// What changes in a session.
+pub(super) struct State {
+    /// Number of the connection that owns the session, counted from 1 in each session.
+    pub(super) epoch: u32,
+    /// When `online` last changed.
+    pub(super) since: Timestamp,
+    peer: Peer,
+    pub(super) listener: Arc<String>,
+    protocol: Protocol,
+    keep_alive: u16,
+    /// Boxed: most sessions have none of it.
+    extra: Option<Box<Extra>>,
+    pub(super) subscriptions: References,
+    /// Seconds after the connection's end; `u32::MAX` never.
+    pub(super) expiry: u32,
+    pub(super) online: bool,
+    /// The session is over: it takes no subscription and its connection no longer counts.
+    pub(super) ended: bool,
+}
+
+#[derive(Default)]
+struct Extra {
+    will: Option<Will>,
+    /// Boxed: it is there for moments only.
+    leaving: Option<Box<Leaving>>,
+    username: Option<Box<str>>,
+}
+
+impl SessionCore {
+    pub(super) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
+        let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
+        let state = State {
+            epoch: 1,
+            since: request.now,
+            peer,
+            listener,
+            protocol,
+            keep_alive,
+            extra: Extra::boxed(request.will, username),
+            subscriptions: References::None,
+            expiry: request.expiry,
+            online: true,
+            ended: false,
+        };
+        Self { client_id: request.client_id, queue, slot, state: Mutex::new(state) }
+    }
+
+    /// A session of an earlier process. Its deadlines count from `now` if it was connected when that ended.
+    pub(super) fn restored(
+        session: StoredSession,
+        slot: u32,
+        now: Timestamp,
+        account: &Arc<Account>,
+    ) -> Self {
+        let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will } = session;
+        let will = will.map(|StoredWill { message, expiry, delay }| {
+            let charge = Some(Arc::new(Charge::forced(account, Kind::Wills, message.cost())));
+            Will { message, expiry, delay, charge }
+        });
+        let state = State {
+            epoch: 0,
+            since: since.unwrap_or(now),
+            peer: Peer::UNIX,
+            listener,
+            protocol,
+            keep_alive: 0,
+            extra: Extra::boxed(will, username),
+            subscriptions: References::None,
+            expiry,
+            online: false,
+            ended: false,
+        };
+        Self { client_id, queue, slot, state: Mutex::new(state) }
+    }
+
+    /// The durable queue of the session's messages, [`QueueId::NONE`] if the session does not outlive the process.
+    pub fn queue(&self) -> QueueId {
+        self.queue
+    }
+
+    /// The client id.
+    pub fn client_id(&self) -> &ClientId {
+        &self.client_id
+    }
+
+    /// The connection of this epoch; none once another has taken the session.
+    pub fn connection(&self, epoch: u32) -> Option<ConnectionInfo> {
+        let state = self.state.lock();
+        (state.epoch == epoch).then(|| state.info())
+    }
+
+    /// The session's slot; never 0, reused only after the session ended.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
+/// Bytes of a session on the memory account, beside its subscriptions and its will.
+pub(super) fn cost(client_id: &ClientId, username: Option<&str>) -> usize {
+    const SESSION: usize = 512;
+    SESSION + client_id.as_str().len() + username.map_or(0, str::len)
+}
+
+impl Extra {
+    fn boxed(will: Option<Will>, username: Option<Box<str>>) -> Option<Box<Self>> {
+        (will.is_some() || username.is_some()).then(|| Box::new(Self { will, leaving: None, username }))
+    }
+}
+
+impl State {
+    /// As it is kept on disk.
+    pub(super) fn stored(&self, core: &SessionCore) -> StoredSession {
+        let extra = self.extra.as_ref();
+        let leaving = extra.and_then(|extra| extra.leaving.as_ref()).map(|leaving| leaving.will());
+        let will = leaving.or_else(|| self.will());
+        StoredSession {
+            queue: core.queue,
+            client_id: core.client_id.clone(),
+            expiry: self.expiry,
+            since: (!self.online).then_some(self.since),
+            protocol: self.protocol,
+            listener: Arc::clone(&self.listener),
+            username: self.extra.as_ref().and_then(|extra| extra.username.clone()),
+            will: will.map(|will| StoredWill {
+                message: Arc::clone(&will.message),
+                expiry: will.expiry,
+                delay: will.delay,
+            }),
+        }
+    }
+
+    /// The connection that owns the session, or owned it last.
+    pub(super) fn info(&self) -> ConnectionInfo {
+        ConnectionInfo {
+            peer: self.peer,
+            listener: Arc::clone(&self.listener),
+            protocol: self.protocol,
+            keep_alive: self.keep_alive,
+            username: self.extra.as_ref().and_then(|extra| extra.username.clone()),
+        }
+    }
+
+    /// A new connection owns the session. A will that is left of the earlier one is forgotten.
+    pub(super) fn reconnect(&mut self, request: OpenRequest) {
+        let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
+        let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
+        self.epoch = self.epoch.wrapping_add(1);
+        self.online = true;
+        self.since = request.now;
+        self.expiry = request.expiry;
+        (self.peer, self.listener) = (peer, listener);
+        (self.protocol, self.keep_alive) = (protocol, keep_alive);
+        self.extra = Extra::boxed(request.will, username);
+        if leaving.is_some() {
+            self.extra.get_or_insert_default().leaving = leaving;
+        }
+    }
+
+    /// Bytes of the session on the memory account, as [`cost`].
+    pub(super) fn cost(&self, client_id: &ClientId) -> usize {
+        cost(client_id, self.extra.as_ref().and_then(|extra| extra.username.as_deref()))
+    }
+
+    /// The will, if there is one that is not being published.
+    pub(super) fn will(&self) -> Option<&Will> {
+        self.extra.as_ref()?.will.as_ref()
+    }
+
+    /// Takes the will out; it is not published.
+    pub(super) fn forget_will(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.will = None;
+        }
+    }
+
+    /// Takes the will out to be published. Of a session that is kept on disk it stays there until
+    /// [`Self::will_is_safe`] was called for it.
+    pub(super) fn give_will(&mut self, queue: QueueId) -> Option<Will> {
+        let extra = self.extra.as_mut()?;
+        let will = extra.will.take()?;
+        if queue != QueueId::NONE {
+            match &mut extra.leaving {
+                Some(leaving) => leaving.hold(),
+                None => extra.leaving = Some(Box::new(Leaving::new(will.clone()))),
+            }
+        }
+        Some(will)
+    }
+
+    /// The wills that are being published, if there are any.
+    pub(super) fn leaving(&mut self) -> Option<&mut Leaving> {
+        self.extra.as_mut()?.leaving.as_deref_mut()
+    }
+
+    /// One will less is being published. With the last one the session's record may change: who waits for that.
+    pub(super) fn will_is_safe(&mut self) -> Option<Option<Arc<Ticket>>> {
+        let extra = self.extra.as_mut()?;
+        let last = extra.leaving.take_if(|leaving| leaving.release())?;
+        Some(last.into_waiting())
+    }
+
+    /// When the will is due, if the session waits with one: after its delay or when the session expires,
+    /// whichever is first [MQTT-3.1.3-9].
+    pub(super) fn will_at(&self) -> Option<Timestamp> {
+        let will = self.will()?;
+        if self.online || self.ended {
+            return None;
+        }
+        Some(self.since.plus_secs(will.delay.min(self.expiry)))
+    }
+
+    /// When the session expires, if it waits to [MQTT-3.1.2-23].
+    pub(super) fn expires_at(&self) -> Option<Timestamp> {
+        if self.online || self.ended || self.expiry == u32::MAX {
+            return None;
+        }
+        Some(self.since.plus_secs(self.expiry))
+    }
+
+    /// The next thing to do without a connection.
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        match (self.will_at(), self.expires_at()) {
+            (Some(will), Some(expiry)) => Some(will.min(expiry)),
+            (will, expiry) => will.or(expiry),
+        }
+    }
+}
+
+/// A session's subscriptions as the index numbers them, and their bytes on the memory account; filter texts are only in
+/// the index.
+#[derive(Debug, Default)]
+pub(super) enum References {
+    #[default]
+    None,
+    One(u32, u32),
+    Two([u32; 2], u32),
+    /// Boxed: the usual one or two cost 16 bytes.
+    Many(Box<Many>),
+}
+
+/// The subscriptions of a session that has several.
+#[derive(Debug)]
+pub(super) struct Many {
+    references: Vec<u32>,
+    /// Shapes of its wildcard filters and how many have each; those of the first two are not counted.
+    shapes: Vec<(u64, u32)>,
+    bytes: u32,
+}
+
+impl References {
+    pub(super) fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::None => &[],
+            Self::One(reference, _) => std::slice::from_ref(reference),
+            Self::Two(references, _) => references,
+            Self::Many(many) => &many.references,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// Their bytes on the memory account.
+    pub(super) fn bytes(&self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::One(_, bytes) | Self::Two(_, bytes) => *bytes,
+            Self::Many(many) => many.bytes,
+        }
+    }
+
+    /// Whether a filter of this shape may come beside `most` others.
+    pub(super) fn may_have(&self, shape: Option<u64>, most: usize) -> bool {
+        let (Self::Many(many), Some(shape)) = (self, shape) else { return true };
+        many.shapes.len() < most || many.shapes.iter().any(|(other, _)| *other == shape)
+    }
+
+    /// Adds a subscription of so many bytes; its filter's shape if it has wildcards.
+    pub(super) fn push(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
+        let all = self.bytes() + bytes;
+        *self = match self {
+            Self::None => Self::One(reference, all),
+            Self::One(first, _) => Self::Two([*first, reference], all),
+            Self::Two([first, second], _) => {
+                let mut many = Many { references: vec![*first, *second], shapes: Vec::new(), bytes: all };
+                many.push(reference, shape);
+                Self::Many(Box::new(many))
+            }
+            Self::Many(many) => {
+                many.bytes = all;
+                return many.push(reference, shape);
+            }
+        };
+    }
+
+    /// Removes a subscription, which is there.
+    pub(super) fn remove(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
+        let all = self.bytes().saturating_sub(bytes);
+        *self = match self {
+            Self::One(first, _) if *first == reference => Self::None,
+            Self::Two([first, second], _) if *first == reference => Self::One(*second, all),
+            Self::Two([first, second], _) if *second == reference => Self::One(*first, all),
+            Self::Many(many) => {
+                many.remove(reference, shape);
+                many.bytes = all;
+                match many.references.as_slice() {
+                    [first, second] => Self::Two([*first, *second], all),
+                    _ => return,
+                }
+            }
+            _ => return,
+        };
+    }
+}
+
+impl Many {
+    fn push(&mut self, reference: u32, shape: Option<u64>) {
+        let references = &mut self.references;
+        if references.len() == references.capacity() && references.len() >= 64 {
+            // A quarter more, not twice: sessions with many subscriptions are what costs memory.
+            references.reserve_exact(references.len() / 4);
+        }
+        references.push(reference);
+        let Some(shape) = shape else { return };
+        match self.shapes.iter_mut().find(|(other, _)| *other == shape) {
+            Some((_, count)) => *count += 1,
+            None => self.shapes.push((shape, 1)),
+        }
+    }
+
+    fn remove(&mut self, reference: u32, shape: Option<u64>) {
+        let Some(position) = self.references.iter().position(|other| *other == reference) else { return };
+        self.references.swap_remove(position);
+        let Some(position) = self.shapes.iter().position(|(other, _)| Some(*other) == shape) else { return };
+        self.shapes[position].1 -= 1;
+        if self.shapes[position].1 == 0 {
+            self.shapes.swap_remove(position);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_keep_what_was_pushed() {
+        let mut references = References::None;
+        for reference in 1..=100 {
+            references.push(reference, None, 10);
+        }
+        assert_eq!((references.len(), references.bytes()), (100, 1000));
+        for reference in 3..=100 {
+            references.remove(reference, None, 10);
+        }
+        assert!(matches!(references, References::Two(_, 20)));
+        references.remove(2, None, 10);
+        assert_eq!(references.bytes(), 10);
+        assert_eq!(references.as_slice(), [1]);
+        references.remove(1, None, 10);
+        assert_eq!((references.len(), references.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_session_core_is_small() {
+        assert!(size_of::<References>() <= 16);
+        assert!(size_of::<SessionCore>() <= 112, "{}", size_of::<SessionCore>());
+    }
+}

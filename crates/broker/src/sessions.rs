@@ -1,0 +1,412 @@
+//! Life of sessions: open, takeover, close, expiry, administrative end.
+
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+use gateway_core::{ClientId, QueueId, Ticket, Timestamp, metrics::count};
+
+use super::{
+    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session,
+    SessionCore, Target, Turn, Will,
+    session_core::{References, State, cost},
+    shared::Group,
+};
+
+/// Timers run per tick at most.
+const TIMERS_PER_TICK: usize = 10_000;
+
+/// Messages of one group's queue that a member gets at once, at most.
+const DRAIN_PER_CALL: usize = 256;
+
+/// A session that was marked as ended and removed from the registry, not yet cleared away.
+pub(super) struct Ended {
+    pub(super) session: Arc<dyn Session>,
+    pub(super) subscriptions: References,
+    pub(super) will: Option<Will>,
+}
+
+/// The old half of an open.
+#[derive(Default)]
+struct Former {
+    /// A connection to end.
+    connection: Option<u32>,
+    /// A will that is due although the session goes on.
+    will: Option<Will>,
+    ended: Option<Ended>,
+}
+
+/// A change of sessions under way.
+struct Change<'a>(&'a AtomicUsize);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Release);
+    }
+}
+
+impl Broker {
+    /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
+    /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
+    /// broker. Asynchronous for clustered registries.
+    ///
+    /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
+    /// the session is resumed within the delay [MQTT-3.1.3-9].
+    pub async fn open(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+        turn: &mut Turn,
+    ) -> Opened {
+        let now = request.now;
+        let _change = self.change();
+        let (mut opened, former) = self.open_locked(request, make);
+        opened.took_over = former.connection.is_some();
+        let Opened { session, present, ticket, .. } = &opened;
+        let mut aftermath = Aftermath::new(self, now);
+        if let Some(epoch) = former.connection {
+            let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
+            old.close(epoch, CloseReason::TakenOver);
+            count(|c| c.takeovers.add(1));
+            self.emit_with(now, old.core(), || EventKind::TakenOver);
+        }
+        if let Some(will) = former.will {
+            aftermath.publish(session, will);
+        }
+        if let Some(ended) = former.ended {
+            aftermath.clear(ended, "clean_start", ticket.as_ref());
+        }
+        let aftermath = aftermath.begin(turn);
+        if let Some(ticket) = ticket {
+            ticket.done();
+        }
+        self.emit_with(now, session.core(), || {
+            let info = Box::new(session.core().state.lock().info());
+            EventKind::Connected { info, session_present: *present }
+        });
+        opened.aftermath = aftermath;
+        opened
+    }
+
+    /// Whether the memory account has room for the session of this client id, if it is not there.
+    pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
+        let fits = self.inner.account.takes(Kind::Sessions, cost(client_id, username))
+            || self.inner.session(client_id.as_str()).is_some();
+        count(|c| c.memory_sessions.add(u64::from(!fits)));
+        fits
+    }
+
+    /// Whether a session of this client id that outlives its connection can be opened now: it is there, or the store takes
+    /// another one.
+    pub fn can_keep(&self, client_id: &str) -> bool {
+        let Some(durable) = &self.inner.durable else { return true };
+        let found = self.inner.place(client_id).find(client_id);
+        found.is_some_and(|session| session.core().queue() != QueueId::NONE) || durable.sessions().accepts()
+    }
+
+    /// Tells that the connection of `epoch` ended. Ignored if a later epoch exists. Publishes or schedules the
+    /// will, ends the session if its expiry is 0. The session must no longer be online as a target. What is left to do, if
+    /// that is much.
+    pub fn closed(
+        &self,
+        session: &Arc<dyn Session>,
+        epoch: u32,
+        closed: Closed,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> Option<Box<Aftermath>> {
+        let inner = &*self.inner;
+        let core = session.core();
+        let _change = self.change();
+        // The record says that there is no connection only when the queue says what was sent.
+        let noted = session.note_sent();
+        let (will, ended) = {
+            let mut place = inner.place(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.ended || state.epoch != epoch || !state.online {
+                return None;
+            }
+            inner.online.fetch_sub(1, Release);
+            let due = inner.timers.update(session, &mut state, |state| {
+                state.online = false;
+                state.since = now;
+                state.expiry = closed.expiry.unwrap_or(state.expiry);
+                if !closed.publish_will {
+                    // [MQTT-3.1.2-10]
+                    state.forget_will();
+                }
+                state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
+            });
+            if state.expiry == 0 {
+                place.remove(session);
+                (None, Some(self.mark_ended(session, &mut state)))
+            } else if due {
+                (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
+            } else {
+                if noted.is_none() {
+                    inner.keep(core, &mut state, None);
+                }
+                (None, None)
+            }
+        };
+        if let Some(noted) = noted {
+            self.keep_after(session, &noted);
+        }
+        self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
+        let mut aftermath = Aftermath::new(self, now);
+        match ended {
+            Some(ended) => aftermath.clear(ended, "expired", None),
+            None => {
+                let left = session.yield_shared();
+                self.redeliver(left, core.queue(), now, turn);
+                let groups = inner.index.groups_of(core.state.lock().subscriptions.as_slice());
+                self.park(&groups);
+                self.limit_offline(session, &mut aftermath);
+            }
+        }
+        if let Some(will) = will {
+            aftermath.publish(session, will);
+        }
+        aftermath.begin(turn)
+    }
+
+    /// Whether no session has a connection, and all that follows from the ends of connections and sessions so far is
+    /// done: above all their wills are published.
+    pub fn is_quiet(&self) -> bool {
+        // In this order: an end is under way before its session is not online any more.
+        self.inner.online.load(Acquire) == 0 && self.inner.changes.load(Acquire) == 0
+    }
+
+    /// What happens until it is dropped may be the end of a session or its connection, with a will to publish.
+    fn change(&self) -> Change<'_> {
+        self.inner.changes.fetch_add(1, Relaxed);
+        Change(&self.inner.changes)
+    }
+
+    /// Called by net after a session has its new link: group queues drain to it, no more than surely fits into an empty
+    /// mailbox, for overflowing that would drop messages or end the connection. True if something is left for it: to
+    /// be called again when it has room, since nobody else would.
+    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
+        let mut left = false;
+        let core = session.core();
+        let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
+        let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
+        for group in groups {
+            let mut delivery = self.inner.delivery(&mut turn.dirty, now);
+            left |= group.drain_to(core.slot(), limit, &mut delivery);
+        }
+        left
+    }
+
+    /// Ends a device's connection and, with `discard`, its session. False if there is no such session.
+    pub fn disconnect(
+        &self,
+        client_id: &str,
+        code: u8,
+        discard: bool,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> bool {
+        let _change = self.change();
+        let (session, epoch, ended) = {
+            let mut place = self.inner.place(client_id);
+            let Some(session) = place.find(client_id) else { return false };
+            let mut state = session.core().state.lock();
+            let epoch = state.epoch;
+            let ended = discard.then(|| {
+                place.remove(&session);
+                self.mark_ended(&session, &mut state)
+            });
+            drop(state);
+            (session, epoch, ended)
+        };
+        session.close(epoch, CloseReason::Administrative(code));
+        if let Some(ended) = ended {
+            let mut aftermath = Aftermath::new(self, now);
+            aftermath.clear(ended, "administrative", None);
+            aftermath.finish(turn);
+        }
+        true
+    }
+
+    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second.
+    pub fn tick(&self, now: Timestamp, turn: &mut Turn) {
+        for _ in 0..TIMERS_PER_TICK {
+            let Some((at, session)) = self.inner.timers.first_due(now) else { break };
+            self.run_timer(&session, at, now, turn);
+        }
+        self.inner.retained.sweep(now);
+        self.inner.evict_retained(now);
+        self.shed();
+        self.retry_stalled(now, turn);
+        self.tell_drops(now);
+    }
+
+    fn run_timer(&self, session: &Arc<dyn Session>, at: Timestamp, now: Timestamp, turn: &mut Turn) {
+        let inner = &*self.inner;
+        let core = session.core();
+        let mut will = None;
+        let mut ended = None;
+        let _change = self.change();
+        {
+            let mut place = inner.place(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.deadline() != Some(at) {
+                // Resumed in between; the entry went with it.
+                return;
+            }
+            if state.expires_at().is_some_and(|at| at <= now) {
+                place.remove(session);
+                ended = Some(self.mark_ended(session, &mut state));
+            } else {
+                will = inner.timers.update(session, &mut state, |state| state.give_will(core.queue()));
+            }
+        }
+        let mut aftermath = Aftermath::new(self, now);
+        if let Some(will) = will {
+            aftermath.publish(session, will);
+        }
+        if let Some(ended) = ended {
+            count(|c| c.sessions_expired.add(1));
+            aftermath.clear(ended, "expired", None);
+        }
+        aftermath.finish(turn);
+    }
+
+    /// Everything of an open that needs the registry's lock.
+    fn open_locked(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+    ) -> (Opened, Former) {
+        let inner = &*self.inner;
+        let client_id = request.client_id.clone();
+        let mut place = inner.place(client_id.as_str());
+        let mut former = Former::default();
+        let old = place.find(client_id.as_str());
+        if let Some(old) = &old {
+            let mut state = old.core().state.lock();
+            former.connection = state.online.then_some(state.epoch);
+            let expired = state.expires_at().is_some_and(|at| at <= request.now);
+            // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
+            let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
+            if resumes {
+                let was_online = state.online;
+                // What the answer confirms must be on disk: a will set or taken back, another expiry, and after a takeover
+                // the session itself, which the earlier connection may still be waiting for.
+                let changes = was_online
+                    || request.will.is_some()
+                    || state.will().is_some()
+                    || state.leaving().is_some()
+                    || state.expiry != request.expiry;
+                let ticket = (changes && inner.durable_for(old.core()).is_some()).then(Ticket::new);
+                let due = state.will_at().is_some_and(|at| at <= request.now)
+                    || was_online && state.will().is_some_and(|will| will.delay == 0);
+                inner.account.force(Kind::Sessions, cost(&client_id, request.info.username.as_deref()));
+                inner.account.release(Kind::Sessions, state.cost(&client_id));
+                former.will = inner.timers.update(old, &mut state, |state| {
+                    let will = due.then(|| state.give_will(old.core().queue())).flatten();
+                    state.reconnect(request);
+                    will
+                });
+                let epoch = state.epoch;
+                inner.keep(old.core(), &mut state, ticket.as_ref());
+                drop(state);
+                if !was_online {
+                    self.count_online();
+                }
+                return (
+                    Opened {
+                        session: Arc::clone(old),
+                        present: true,
+                        ticket,
+                        aftermath: None,
+                        took_over: false,
+                        epoch,
+                    },
+                    former,
+                );
+            }
+            former.ended = Some(self.mark_ended(old, &mut state));
+        }
+        let slot = inner.slots.reserve();
+        let durable = inner.durable.as_ref().filter(|_| request.expiry > 0);
+        let queue = durable.map_or(QueueId::NONE, Durable::next_queue);
+        let discards =
+            former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
+        let ticket = (durable.is_some() || discards).then(Ticket::new);
+        let session = make(SessionCore::new(request, slot, queue));
+        if let Some(durable) = durable {
+            durable.note_slot(session.core());
+            inner.keep(session.core(), &mut session.core().state.lock(), ticket.as_ref());
+        }
+        inner.account.force(Kind::Sessions, session.core().state.lock().cost(&client_id));
+        inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
+        place.replace(old.as_ref(), &session);
+        inner.sessions.fetch_add(1, Relaxed);
+        self.count_online();
+        (Opened { session, present: false, ticket, aftermath: None, took_over: false, epoch: 1 }, former)
+    }
+
+    /// Marks a session as ended under its locks; the caller removes it from the registry.
+    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut State) -> Ended {
+        let inner = &*self.inner;
+        let was_online = state.online;
+        let will = inner.timers.update(session, state, |state| {
+            state.ended = true;
+            state.online = false;
+            state.give_will(session.core().queue())
+        });
+        if let Some(leaving) = state.leaving() {
+            // Until [`Aftermath`] has come to the removal.
+            leaving.hold();
+        }
+        if was_online {
+            inner.online.fetch_sub(1, Release);
+        }
+        inner.sessions.fetch_sub(1, Relaxed);
+        let subscriptions = std::mem::take(&mut state.subscriptions);
+        inner.account.release(Kind::Filters, subscriptions.bytes() as usize);
+        inner.account.release(Kind::Sessions, state.cost(session.core().client_id()));
+        Ended { session: Arc::clone(session), subscriptions, will }
+    }
+
+    /// Above the limit of sessions without a connection, the one nearest to its deadline ends.
+    fn limit_offline(&self, session: &Arc<dyn Session>, aftermath: &mut Aftermath) {
+        let inner = &*self.inner;
+        let offline = inner.sessions.load(Relaxed).saturating_sub(inner.online.load(Relaxed));
+        if offline <= inner.limits.max_offline_sessions {
+            return;
+        }
+        // Sessions that never expire have no timer; then it is the one that has just closed.
+        let victim = inner.timers.first().unwrap_or_else(|| Arc::clone(session));
+        let ended = {
+            let core = victim.core();
+            let mut place = inner.place(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.online || state.ended {
+                return;
+            }
+            place.remove(&victim);
+            self.mark_ended(&victim, &mut state)
+        };
+        count(|c| c.sessions_expired.add(1));
+        aftermath.clear(ended, "expired", None);
+    }
+
+    /// A member of these groups is not there any more.
+    pub(super) fn park(&self, groups: &[Arc<Group>]) {
+        for group in groups {
+            group.park(&self.inner.account);
+        }
+    }
+
+    fn count_online(&self) {
+        let online = self.inner.online.fetch_add(1, Relaxed) + 1;
+        self.inner.online_peak.fetch_max(online, Relaxed);
+    }
+}

@@ -1,0 +1,336 @@
+//! Shared subscriptions: a group of sessions of which one gets each message [MQTT-4.8.2-4].
+//!
+//! Online members come first. While none is online, QoS 1 and 2 messages wait in the group's bounded queue, not
+//! in a member's session, so that whoever returns first gets them; with a store on disk. Members are read as a snapshot:
+//! no lock is held while one is called.
+
+mod queue;
+mod waiting;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
+
+use ahash::RandomState;
+use gateway_core::{DropReason, Message, QoS, QueueId, Timestamp, limits::SharedStrategy, parse_shared};
+use parking_lot::{Mutex, RwLock};
+use store::SessionOp;
+
+use self::queue::Queue;
+pub(super) use self::{
+    queue::{Most, Waiting},
+    waiting::GroupPage,
+};
+use super::{Delivered, MatchOptions, Outcome, Target, account::Account, durable::Durable, index::Options};
+
+/// Queued messages handed out before one new message, at most.
+const DRAIN_PER_MESSAGE: usize = 64;
+
+/// One session in a group.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) target: Arc<dyn Target>,
+    pub(super) slot: u32,
+    /// Subscription identifier, 0 for none.
+    pub(super) id: u32,
+    pub(super) options: Options,
+}
+
+impl Member {
+    pub(super) fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
+/// Sessions that share one filter under one group name.
+pub(super) struct Group {
+    id: u32,
+    /// `$share/name/filter`.
+    full_name: Box<str>,
+    strategy: SharedStrategy,
+    hasher: RandomState,
+    members: RwLock<Arc<[Member]>>,
+    /// Round robin: the next member; random: the generator's state.
+    next: AtomicU64,
+    /// Sticky: the slot of the chosen member.
+    sticky: AtomicU32,
+    queue: Mutex<Queue>,
+    /// Whether something is in `queue`, readable without its lock.
+    queued: AtomicBool,
+    most: Most,
+    /// Where the queue is on disk, 0 if it never was.
+    stored: AtomicU64,
+}
+
+/// Where a group's deliveries leave their traces.
+pub(super) struct Delivery<'a> {
+    pub(super) dirty: &'a mut Vec<Arc<dyn Target>>,
+    pub(super) account: &'a Account,
+    pub(super) durable: Option<&'a Durable>,
+    pub(super) now: Timestamp,
+    /// Members looked at.
+    pub(super) visited: usize,
+}
+
+impl Group {
+    pub(super) fn new(
+        id: u32,
+        full_name: &str,
+        strategy: SharedStrategy,
+        hasher: RandomState,
+        most: Most,
+    ) -> Self {
+        Self {
+            id,
+            full_name: Box::from(full_name),
+            strategy,
+            hasher,
+            members: RwLock::new(Arc::from([])),
+            next: AtomicU64::new(0),
+            sticky: AtomicU32::new(0),
+            queue: Mutex::new(Queue::default()),
+            queued: AtomicBool::new(false),
+            most,
+            stored: AtomicU64::new(0),
+        }
+    }
+
+    /// Its durable queue, or none.
+    pub(super) fn stored_queue(&self) -> QueueId {
+        QueueId(self.stored.load(Ordering::Acquire))
+    }
+
+    /// Whether what its members take at QoS 1 and 2 goes to disk.
+    pub(super) fn is_durable(&self) -> bool {
+        self.members.read().iter().any(|member| member.target.is_durable())
+    }
+
+    /// The durable queue, made if there is none. Called under the queue's lock, which is not closed.
+    fn make_stored(&self, durable: &Durable) -> QueueId {
+        let known = self.stored_queue();
+        if known != QueueId::NONE {
+            return known;
+        }
+        let queue = durable.next_queue();
+        self.stored.store(queue.0, Ordering::Release);
+        durable.note_group(queue, self.id);
+        durable.sessions().submit(SessionOp::Group(queue, self.full_name.to_string()));
+        queue
+    }
+
+    /// Its durable queue, made if there is none, unless the group is gone: nobody would remove it then. Its name is on disk
+    /// no later than what is submitted to the sessions' store after this.
+    pub(super) fn keep_on_disk(&self, durable: &Durable) -> QueueId {
+        let queue = self.queue.lock();
+        if queue.closed { self.stored_queue() } else { self.make_stored(durable) }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+
+    pub(super) fn full_name(&self) -> &str {
+        &self.full_name
+    }
+
+    /// The filter without `$share/name/`.
+    pub(super) fn filter(&self) -> &str {
+        parse_shared(&self.full_name).ok().flatten().map_or("", |(_, filter)| filter)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.members.read().len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn has_member(&self, slot: u32) -> bool {
+        self.member_options(slot).is_some()
+    }
+
+    pub(super) fn member_options(&self, slot: u32) -> Option<Options> {
+        self.members.read().iter().find(|member| member.slot == slot).map(|member| member.options)
+    }
+
+    /// Adds or replaces a member.
+    pub(super) fn set_member(&self, member: Member) {
+        let mut members = self.members.write();
+        let mut list = members.to_vec();
+        match list.iter_mut().find(|other| other.slot == member.slot) {
+            Some(other) => *other = member,
+            None => list.push(member),
+        }
+        *members = list.into();
+    }
+
+    /// Removes a member; false if it is none.
+    pub(super) fn remove_member(&self, slot: u32) -> bool {
+        let mut members = self.members.write();
+        let list: Arc<[Member]> = members.iter().filter(|member| member.slot != slot).cloned().collect();
+        let removed = list.len() < members.len();
+        *members = list;
+        removed
+    }
+
+    /// Gives one message to one member, or keeps it for the first that returns.
+    pub(super) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+        let members = Arc::clone(&*self.members.read());
+        // Messages left by members that could not take all of them come first.
+        let mut online = true;
+        let behind = self.has_queued() && self.drain_before(message, &members, delivery, &mut online);
+        if !behind {
+            let offered = self.offer(message, &members, delivery);
+            online = offered.is_some();
+            if let Some(outcome) = offered {
+                // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
+                let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
+                    && message.qos > QoS::AtMostOnce
+                    && members.iter().any(|member| member.target.is_durable());
+                if !waits {
+                    return outcome;
+                }
+            }
+        }
+        let outcome = self.enqueue(message, &members, online, delivery);
+        if outcome != Outcome::Queued {
+            return outcome;
+        }
+        delivery.visited += members.len();
+        // As they are now: one may have come, or joined, since the choice, and looked into the queue just before.
+        let members = Arc::clone(&*self.members.read());
+        if !is_any_online(&members) {
+            // The last member may have gone meanwhile.
+            if online {
+                self.park(delivery.account);
+            }
+        } else {
+            self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
+            if self.is_at_hand() {
+                // Members that were full: nobody else would tell them.
+                nudge(&members);
+            }
+        }
+        outcome
+    }
+
+    /// Offers to online members in the strategy's order. `None` if none is online.
+    fn offer(
+        &self,
+        message: &Message<'_>,
+        members: &[Member],
+        delivery: &mut Delivery<'_>,
+    ) -> Option<Outcome> {
+        if members.is_empty() {
+            return None;
+        }
+        let start = self.start(message, members);
+        if self.strategy == SharedStrategy::LeastInflight {
+            delivery.visited += members.len();
+        }
+        let mut refused = None;
+        for step in 0..members.len() {
+            delivery.visited += 1;
+            let member = &members[(start + step) % members.len()];
+            if !member.target.is_online() {
+                continue;
+            }
+            let outcome = self.hand(member, message, delivery);
+            match outcome {
+                // Another member may have room; QoS 0 is not worth the search.
+                Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
+                _ => return Some(outcome),
+            }
+        }
+        refused
+    }
+
+    fn hand(&self, member: &Member, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+        let ids = [member.id];
+        let options = MatchOptions {
+            qos: member.options.qos(),
+            retain_as_published: member.options.retain_as_published(),
+            replay: false,
+            ids: if member.id == 0 { &[] } else { &ids },
+            group: self.id,
+            group_queue: self.group_queue(member, delivery.durable),
+            queue_offline: false,
+        };
+        let Delivered { outcome, flush } = member.target.deliver(message, options);
+        if flush {
+            delivery.dirty.push(Arc::clone(&member.target));
+        }
+        if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
+            self.sticky.store(member.slot, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Where the search for a member begins.
+    fn start(&self, message: &Message<'_>, members: &[Member]) -> usize {
+        let len = members.len() as u64;
+        let number = match self.strategy {
+            SharedStrategy::RoundRobin => self.next.fetch_add(1, Ordering::Relaxed),
+            SharedStrategy::Random => {
+                const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+                let state = self.next.fetch_add(STEP, Ordering::Relaxed);
+                self.hasher.hash_one(state)
+            }
+            SharedStrategy::HashClient => match message.origin.client_id {
+                Some(client_id) => self.hasher.hash_one(client_id.as_str()),
+                None => 0,
+            },
+            SharedStrategy::HashTopic => self.hasher.hash_one(message.topic),
+            SharedStrategy::Sticky => {
+                let slot = self.sticky.load(Ordering::Relaxed);
+                return members.iter().position(|member| member.slot == slot).unwrap_or(0);
+            }
+            SharedStrategy::LeastInflight => return self.least_loaded(members),
+        };
+        (number % len) as usize
+    }
+
+    /// The online member with the least to do; in turn among equals.
+    fn least_loaded(&self, members: &[Member]) -> usize {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize % members.len();
+        let mut best = turn;
+        let mut least = usize::MAX;
+        for step in 0..members.len() {
+            let position = (turn + step) % members.len();
+            let target = &members[position].target;
+            let load = if least > 0 && target.is_online() { target.load() } else { usize::MAX };
+            if load < least {
+                (best, least) = (position, load);
+            }
+        }
+        best
+    }
+
+    /// What a member keeps on disk names the group's queue, so that it can come back to the group.
+    fn group_queue(&self, member: &Member, durable: Option<&Durable>) -> QueueId {
+        let known = self.stored_queue();
+        match durable {
+            Some(durable) if known == QueueId::NONE && member.target.is_durable() => {
+                self.keep_on_disk(durable)
+            }
+            _ => known,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue_len(&self) -> usize {
+        self.queue.lock().len()
+    }
+}
+
+fn is_any_online(members: &[Member]) -> bool {
+    members.iter().any(|member| member.target.is_online())
+}
+
+/// Tells members that were full that the queue has something for them. They may have had room, and found nothing, just
+/// before it came there.
+fn nudge(members: &[Member]) {
+    members.iter().for_each(|member| member.target.nudge());
+}

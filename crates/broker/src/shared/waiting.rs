@@ -1,0 +1,325 @@
+//! The way of messages through a group's queue: in when no member takes them, out to members as they have room, and
+//! back from the disk in between.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use gateway_core::{DropReason, Entry, Message, OpenUnit, QoS, QueueId, QueueOp, metrics::count};
+use store::QueueSummary;
+
+use super::{DRAIN_PER_MESSAGE, Delivery, Group, Member, Queue, Waiting, is_any_online, nudge};
+use crate::{
+    Outcome,
+    account::{Account, Kind},
+    drops::count_drop,
+    durable::Durable,
+    moves::Moved,
+};
+
+/// What was read of a group's queue.
+pub(crate) struct GroupPage {
+    /// In order.
+    pub(crate) messages: Vec<Waiting>,
+    /// Where to read on.
+    pub(crate) next: u64,
+    /// Nothing more was there.
+    pub(crate) end: bool,
+}
+
+impl Group {
+    /// What an earlier process left: the queue `id`, with this in it.
+    pub(crate) fn restore(&self, id: QueueId, summary: Option<&QueueSummary>) {
+        self.stored.store(id.0, Ordering::Release);
+        if let Some(QueueSummary { first, next, messages, bytes, .. }) = summary {
+            self.change(|queue| queue.restore(*first, *next, *messages, *bytes));
+        }
+    }
+
+    /// Whether messages wait for a member that takes them.
+    pub(crate) fn has_queued(&self) -> bool {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Hands `limit` messages of the queue to a member that has come online, or as many as it takes; true if something
+    /// is left for it. Members are nudged when more was read from disk.
+    pub(crate) fn drain_to(&self, slot: u32, limit: usize, delivery: &mut Delivery<'_>) -> bool {
+        if !self.has_queued() {
+            return false;
+        }
+        let members = Arc::clone(&*self.members.read());
+        self.drain(&members, Some(slot), limit, delivery);
+        self.is_at_hand()
+    }
+
+    /// Ends the group: what still waits is dropped and counted.
+    pub(crate) fn close(&self, account: &Account, durable: Option<&Durable>) {
+        let (messages, bytes) = self.change(Queue::close);
+        account.release(Kind::Queued, bytes);
+        count(|c| c.dropped_session_ended.add(messages as u64));
+        let stored = self.stored_queue();
+        if let Some(durable) = durable.filter(|_| stored != QueueId::NONE) {
+            durable.forget_group(stored);
+        }
+    }
+
+    /// What was read of its queue.
+    pub(crate) fn loaded(&self, page: GroupPage, account: &Account) {
+        let members = Arc::clone(&*self.members.read());
+        if is_any_online(&members) {
+            let GroupPage { messages, next, end } = page;
+            // Read because somebody has room: not refused for the budget, but counted in it.
+            self.change(|queue| account.force(Kind::Queued, queue.loaded(messages, next, end)));
+            // The last member may have gone meanwhile.
+            self.park(account);
+        } else {
+            self.load_failed(account);
+        }
+        // Also whoever has come, or joined, just now.
+        self.nudge();
+    }
+
+    /// Its queue could not be read, or nobody wants what was read; it may be tried again.
+    pub(crate) fn load_failed(&self, account: &Account) {
+        self.change(Queue::load_failed);
+        self.park(account);
+    }
+
+    /// A member has gone. If none is left that could take anything, the queue leaves memory as far as it is on disk.
+    pub(crate) fn park(&self, account: &Account) {
+        let stored = self.stored_queue() != QueueId::NONE;
+        if stored && self.has_queued() && !is_any_online(&self.members.read()) {
+            account.release(Kind::Queued, self.change(Queue::park));
+        }
+    }
+
+    /// Messages that were on disk only have expired there.
+    pub(crate) fn note_expired(&self, messages: usize, bytes: u64) {
+        self.change(|queue| queue.note_gone(messages, bytes));
+    }
+
+    /// Takes back what was handed out: no member has it.
+    pub(crate) fn put_back(&self, waiting: Waiting, account: &Account) {
+        let cost = waiting.message.cost();
+        let closed = self.change(|queue| {
+            if !queue.closed {
+                account.force(Kind::Queued, cost);
+                queue.put_back(waiting);
+            }
+            queue.closed
+        });
+        if closed {
+            count_drop(DropReason::SessionEnded);
+        }
+    }
+
+    /// Tells all members that there is something in the queue.
+    pub(crate) fn nudge(&self) {
+        nudge(&self.members.read().clone());
+    }
+
+    /// Whether something can be given away without reading it first.
+    pub(super) fn is_at_hand(&self) -> bool {
+        self.queue.lock().is_at_hand()
+    }
+
+    /// Hands out what waits before `message`. True if that must wait behind the rest: what is on disk is older, and comes
+    /// later. `online` becomes false if no member is there.
+    pub(super) fn drain_before(
+        &self,
+        message: &Message<'_>,
+        members: &[Member],
+        delivery: &mut Delivery<'_>,
+        online: &mut bool,
+    ) -> bool {
+        if delivery.durable.is_none() {
+            self.drain(members, None, DRAIN_PER_MESSAGE, delivery);
+            return false;
+        }
+        *online = is_any_online(members);
+        if *online {
+            self.drain(members, None, DRAIN_PER_MESSAGE, delivery);
+        }
+        // A full queue would drop it, though a member may have room.
+        message.qos.min(granted(members)) > QoS::AtMostOnce
+            && self.has_queued()
+            && !self.queue.lock().is_full(message.cost(), &self.most)
+    }
+
+    /// Adds a message behind all others. `online`: members may soon have room for it.
+    pub(super) fn enqueue(
+        &self,
+        message: &Message<'_>,
+        members: &[Member],
+        online: bool,
+        delivery: &Delivery<'_>,
+    ) -> Outcome {
+        let qos = message.qos.min(granted(members));
+        if qos == QoS::AtMostOnce {
+            count(|c| c.dropped_offline.add(1));
+            return Outcome::Dropped(DropReason::Offline);
+        }
+        let added = match delivery.durable {
+            Some(durable) => self.enqueue_on_disk(message, qos, online, durable, delivery.account),
+            None => self.enqueue_in_memory(message, delivery.account),
+        };
+        match added {
+            Ok(()) => Outcome::Queued,
+            Err(reason) => {
+                count_drop(reason);
+                Outcome::Dropped(reason)
+            }
+        }
+    }
+
+    fn enqueue_in_memory(&self, message: &Message<'_>, account: &Account) -> Result<(), DropReason> {
+        // Whoever waits does not wait for what is queued.
+        let kept = message.share().without_receipt();
+        let cost = kept.cost();
+        self.change(|queue| {
+            self.may_add(queue, cost)?;
+            if !account.charge(Kind::Queued, queue.in_memory(), cost) {
+                return Err(DropReason::Memory);
+            }
+            queue.keep(kept);
+            Ok(())
+        })
+    }
+
+    /// QoS 2 is in no member's hands before it is on disk; QoS 1 need not come from there if members are about to take it.
+    fn enqueue_on_disk(
+        &self,
+        message: &Message<'_>,
+        qos: QoS,
+        online: bool,
+        durable: &Durable,
+        account: &Account,
+    ) -> Result<(), DropReason> {
+        let cost = message.cost();
+        let keeps = online && message.qos == QoS::AtLeastOnce;
+        self.change(|queue| {
+            self.may_add(queue, cost)?;
+            let place =
+                if keeps && queue.may_keep(cost) && account.charge(Kind::Queued, queue.in_memory(), cost) {
+                    queue.keep(message.share().without_receipt())
+                } else {
+                    let (place, freed) = queue.leave(cost);
+                    account.release(Kind::Queued, freed);
+                    place
+                };
+            let ticket = message.ticket().cloned();
+            let stored = self.make_stored(durable);
+            let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, ticket);
+            entry.expires = self.most.until(message.received, message.expires);
+            // Submitted under the lock: in the order of places.
+            durable.queues().submit(QueueOp::Append(Arc::new(entry)));
+            Ok(())
+        })
+    }
+
+    fn may_add(&self, queue: &Queue, cost: usize) -> Result<(), DropReason> {
+        if queue.closed {
+            return Err(DropReason::SessionEnded);
+        }
+        if queue.is_full(cost, &self.most) { Err(DropReason::QueueFull) } else { Ok(()) }
+    }
+
+    /// Hands out queued messages in order, to the member of `slot` or to any, until one is refused. Begins to read more
+    /// from disk.
+    pub(super) fn drain(
+        &self,
+        members: &[Member],
+        slot: Option<u32>,
+        limit: usize,
+        delivery: &mut Delivery<'_>,
+    ) {
+        let only = slot.and_then(|slot| members.iter().find(|member| member.slot == slot));
+        if let Some(durable) = delivery.durable.filter(|durable| durable.is_stalled()) {
+            // It would refuse to move them.
+            return durable.stall(self.id);
+        }
+        for _ in 0..limit {
+            let Some(waiting) = self.pop(delivery) else { return };
+            let Waiting { message, place } = &waiting;
+            let until = self.most.until(message.received, message.expires);
+            if until.is_some_and(|at| at <= delivery.now) {
+                count_drop(DropReason::Expired);
+                self.remove(*place, delivery);
+                continue;
+            }
+            let mut queued = Delivery { dirty: &mut *delivery.dirty, ..*delivery };
+            let mut borrowed = message.borrow();
+            // From this queue to the member's in one step: else a crash or a refusal could leave it in neither, or QoS 2 in
+            // both.
+            borrowed.unit = queued.durable.is_some();
+            let unit = queued.durable.map(|durable| OpenUnit::new(&borrowed, durable.queues()));
+            let outcome = match (slot, only) {
+                (Some(_), None) => None,
+                (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
+                (None, _) => self.offer(&borrowed, members, &mut queued),
+            };
+            match outcome {
+                // What is too large no member can ever take: don't let it block the others.
+                Some(
+                    Outcome::Sent
+                    | Outcome::Queued
+                    | Outcome::Ignored
+                    | Outcome::Dropped(DropReason::TooLarge | DropReason::Expired),
+                ) => {
+                    let queue = self.stored_queue();
+                    let remove = |unit| QueueOp::Remove { queue, seq: *place, unit: Some(unit) };
+                    if !unit.is_some_and(|unit| unit.close(remove)) {
+                        self.remove(*place, delivery);
+                    }
+                    let ticket = borrowed.issued().cloned();
+                    drop(borrowed);
+                    if let (Some(durable), Some(ticket)) = (delivery.durable, ticket) {
+                        durable.watch(&ticket, Moved::Waiting { group: self.id, waiting });
+                    }
+                }
+                None | Some(Outcome::Dropped(_)) => {
+                    drop(unit);
+                    drop(borrowed);
+                    self.put_back(waiting, delivery.account);
+                    // A member asks by itself again.
+                    if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
+                        nudge(members);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The message of `place` is gone from the queue.
+    fn remove(&self, place: u64, delivery: &Delivery<'_>) {
+        let queue = self.stored_queue();
+        if let Some(durable) = delivery.durable.filter(|_| queue != QueueId::NONE) {
+            durable.queues().submit(QueueOp::Remove { queue, seq: place, unit: None });
+        }
+    }
+
+    fn pop(&self, delivery: &Delivery<'_>) -> Option<Waiting> {
+        let (waiting, load) = self.change(|queue| {
+            let waiting = queue.pop();
+            (waiting, delivery.durable.zip(queue.begin_load()))
+        });
+        if let Some(waiting) = &waiting {
+            delivery.account.release(Kind::Queued, waiting.message.cost());
+        }
+        if let Some((durable, from)) = load {
+            durable.read_group(self.id, self.stored_queue(), from);
+        }
+        waiting
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Queue) -> T) -> T {
+        let mut queue = self.queue.lock();
+        let result = change(&mut queue);
+        self.queued.store(!queue.is_empty(), Ordering::Release);
+        result
+    }
+}
+
+/// The highest QoS that a member may get.
+fn granted(members: &[Member]) -> QoS {
+    members.iter().map(|member| member.options.qos()).max().unwrap_or_default()
+}

@@ -1,0 +1,283 @@
+//! From the match to the receivers. A message with very many of them is handed out in parts, so that it does not keep a
+//! thread from everything else: what is left keeps the match as it was when it began, and its place in it.
+
+use std::sync::Arc;
+
+use gateway_core::{
+    Durability, Effort, Message, OpenUnit, QoS, QueueId, SharedMessage, Ticket, metrics::count,
+};
+
+use super::{
+    Broker, Delivered, MatchOptions, Outcome, Published, Target, Turn,
+    index::{MatchList, Matched},
+    shared::Group,
+};
+
+/// Fewer receivers get a message in one go. To go on later costs a copy of the message.
+const MANY: usize = 1024;
+/// Receivers between two looks at the account.
+const PART: usize = 8;
+
+/// What [`Broker::publish_some`] came to.
+pub enum Routing {
+    /// Every receiver has it.
+    Done(Published),
+    /// Some have it.
+    More(Box<Spread>),
+}
+
+/// A message that not all of its receivers have yet. They get it in any case: what is left when it is dropped is handed out
+/// then, at once.
+pub struct Spread {
+    broker: Broker,
+    list: Arc<MatchList>,
+    way: Way,
+    message: Arc<SharedMessage>,
+    durability: Durability,
+    unit: bool,
+    ticket: Option<Arc<Ticket>>,
+    done: bool,
+}
+
+/// How far a message has come in a list.
+#[derive(Default)]
+struct Way {
+    /// Receivers that have been served: the list's targets, then its groups.
+    served: usize,
+    /// No sessions, only streams.
+    only_streams: bool,
+    published: Published,
+}
+
+impl Broker {
+    /// Hands the message to all receivers, or to as many as the account affords.
+    #[inline(always)]
+    pub(super) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
+        let Turn { dirty, matches, effort } = turn;
+        // The seam for more nodes: the one place to ask who else wants this message.
+        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
+        if list.len() > MANY {
+            return self.begin(message, only_streams, turn);
+        }
+        let published = self.hand_out(list, message, only_streams, dirty, effort);
+        Routing::Done(self.conclude(message, published))
+    }
+
+    /// As [`Self::route_some`], for very many receivers.
+    #[cold]
+    fn begin(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
+        let Turn { dirty, matches, effort } = turn;
+        let list = Arc::clone(matches.find(&self.inner.index, &self.inner.slots, message.topic, effort));
+        let mut way = Way { only_streams, ..Way::default() };
+        self.hand_out_some(&list, message, &mut way, dirty, effort);
+        if way.served == list.len() {
+            return Routing::Done(self.conclude(message, way.published));
+        }
+        // Receivers to come may need one, and duplicates of the message wait for it from now on.
+        let ticket = message.ticket().cloned();
+        Routing::More(Box::new(Spread {
+            broker: self.clone(),
+            list,
+            way,
+            message: Arc::clone(message.share()),
+            durability: message.durability,
+            unit: message.unit,
+            ticket,
+            done: false,
+        }))
+    }
+
+    /// Hands the message to all in `list`. Here and in what it calls every call counts: it is what a message costs.
+    #[inline(always)]
+    fn hand_out(
+        &self,
+        list: &MatchList,
+        message: &Message<'_>,
+        only_streams: bool,
+        dirty: &mut Vec<Arc<dyn Target>>,
+        effort: &mut Effort,
+    ) -> Published {
+        let mut published = Published::default();
+        if only_streams {
+            count_blocked(list);
+        }
+        self.deliver(list, &list.targets, message, only_streams, &mut published, dirty);
+        effort.spend_each(Effort::DELIVERY, list.targets.len());
+        if !only_streams {
+            for group in &list.groups {
+                self.deliver_to_group(group, message, &mut published, dirty, effort);
+            }
+        }
+        published
+    }
+
+    /// Goes on in `list` until the account is spent.
+    fn hand_out_some(
+        &self,
+        list: &MatchList,
+        message: &Message<'_>,
+        way: &mut Way,
+        dirty: &mut Vec<Arc<dyn Target>>,
+        effort: &mut Effort,
+    ) {
+        if way.only_streams && way.served == 0 {
+            count_blocked(list);
+        }
+        while let Some(rest) = list.targets.get(way.served..).filter(|rest| !rest.is_empty()) {
+            let part = &rest[..rest.len().min(PART)];
+            let listed = dirty.len();
+            self.deliver(list, part, message, way.only_streams, &mut way.published, dirty);
+            way.served += part.len();
+            effort.spend_each(Effort::DELIVERY, part.len());
+            effort.spend_each(Effort::FLUSH, dirty.len() - listed);
+            if effort.is_spent() {
+                return;
+            }
+        }
+        while let Some(group) = list.groups.get(way.served - list.targets.len()) {
+            way.served += 1;
+            let listed = dirty.len();
+            if !way.only_streams {
+                self.deliver_to_group(group, message, &mut way.published, dirty, effort);
+            }
+            effort.spend_each(Effort::FLUSH, dirty.len() - listed);
+            if effort.is_spent() {
+                return;
+            }
+        }
+    }
+
+    /// Hands the message to `part` of the list's targets.
+    #[inline(always)]
+    fn deliver(
+        &self,
+        list: &MatchList,
+        part: &[Matched],
+        message: &Message<'_>,
+        only_streams: bool,
+        published: &mut Published,
+        dirty: &mut Vec<Arc<dyn Target>>,
+    ) {
+        let offline_qos0 = self.inner.limits.offline_qos0;
+        for matched in part {
+            if only_streams && !matched.stream {
+                continue;
+            }
+            let Some(merged) = matched.for_sender(message.origin.slot) else { continue };
+            let options = MatchOptions {
+                qos: merged.qos,
+                retain_as_published: merged.retain_as_published,
+                replay: false,
+                ids: list.ids(&merged),
+                group: 0,
+                group_queue: QueueId::NONE,
+                queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
+            };
+            let Delivered { outcome, flush } = matched.target.deliver(message, options);
+            if flush {
+                dirty.push(Arc::clone(&matched.target));
+            }
+            published.add(outcome);
+        }
+    }
+
+    /// Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
+    fn deliver_to_group(
+        &self,
+        group: &Group,
+        message: &Message<'_>,
+        published: &mut Published,
+        dirty: &mut Vec<Arc<dyn Target>>,
+        effort: &mut Effort,
+    ) {
+        let mut delivery = self.inner.delivery(dirty, message.received);
+        published.add(group.deliver(message, &mut delivery));
+        effort.spend(Effort::DELIVERY);
+        effort.spend_each(Effort::MEMBER, delivery.visited);
+    }
+
+    /// Every receiver has the message.
+    #[inline(always)]
+    fn conclude(&self, message: &Message<'_>, published: Published) -> Published {
+        self.hurry(message);
+        if published.matched == 0 {
+            count(|c| c.no_match.add(1));
+        }
+        published
+    }
+}
+
+/// Counts the devices that get nothing.
+#[cold]
+fn count_blocked(list: &MatchList) {
+    let blocked = list.targets.iter().filter(|matched| !matched.stream).count() + list.groups.len();
+    count(|c| c.non_broker_blocked.add(blocked as u64));
+}
+
+impl Spread {
+    /// Hands the message to more receivers; the result when all have it.
+    pub fn go_on(&mut self, turn: &mut Turn) -> Option<Published> {
+        // A receiver that panics takes the rest with it, as in one go.
+        self.done = true;
+        let mut message = self.message.borrow().with_ticket(self.ticket.take());
+        (message.durability, message.unit) = (self.durability, self.unit);
+        let broker = &self.broker;
+        let stores = broker.stores().filter(|_| self.unit);
+        let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
+        broker.hand_out_some(&self.list, &message, &mut self.way, &mut turn.dirty, &mut turn.effort);
+        if let Some(unit) = unit {
+            unit.keep_open();
+        }
+        self.ticket = message.issued().cloned();
+        self.done = self.way.served >= self.list.len();
+        self.done.then(|| broker.conclude(&message, self.way.published))
+    }
+
+    /// What must be on disk before the message is acknowledged, if there is anything. Its own part is the caller's.
+    pub fn ticket(&self) -> Option<&Arc<Ticket>> {
+        self.ticket.as_ref()
+    }
+
+    /// The same, if it is a unit, with a part for the operation that closes it: the caller submits that.
+    pub fn unit(&self) -> Option<Arc<Ticket>> {
+        let ticket = self.ticket.as_ref().filter(|ticket| ticket.is_unit())?;
+        ticket.add();
+        Some(Arc::clone(ticket))
+    }
+}
+
+impl Drop for Spread {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let mut turn = Turn::default();
+        while self.go_on(&mut turn).is_none() {
+            turn.flush();
+            turn.effort.renew();
+        }
+        turn.flush();
+        let Some(ticket) = self.ticket.take() else { return };
+        if let Some(stores) = self.broker.stores().filter(|_| self.unit) {
+            let mut message = self.message.borrow().with_ticket(Some(Arc::clone(&ticket)));
+            message.unit = true;
+            drop(OpenUnit::new(&message, &*stores.queues));
+        }
+        ticket.done();
+    }
+}
+
+impl Published {
+    fn add(&mut self, outcome: Outcome) {
+        self.matched += u32::from(outcome != Outcome::Ignored);
+        match outcome {
+            Outcome::Ignored => {}
+            Outcome::Sent => self.sent += 1,
+            Outcome::Queued => self.queued += 1,
+            Outcome::Dropped(reason) => {
+                self.dropped += 1;
+                self.reason = Some(reason);
+            }
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The seam between routing and those who receive: sessions (net) and gRPC streams (grpc).
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use gateway_core::{ClientId, DropReason, Effort, Message, QoS, QueueId, SharedMessage, Ticket, Yielded};
+use store::QueueSummary;
+
+use super::{Charge, MatchCache, SessionCore};
+
+/// How one target receives one message.
+#[derive(Debug, Clone, Copy)]
+pub struct MatchOptions<'a> {
+    /// Highest QoS granted by the matching subscriptions.
+    pub qos: QoS,
+    /// Any matching subscription has Retain As Published [MQTT-3.3.1-13].
+    pub retain_as_published: bool,
+    /// The message is replayed because of a new subscription; RETAIN is set [MQTT-3.3.1-8].
+    pub replay: bool,
+    /// Subscription identifiers of all matching subscriptions [MQTT-3.3.4-4].
+    pub ids: &'a [u32],
+    /// The shared group that chose this target, 0 for none; see [`super::Broker::redeliver`].
+    pub group: u32,
+    /// The durable queue of that group, or none.
+    pub group_queue: QueueId,
+    /// Whether the message may wait while the target has no connection.
+    pub queue_offline: bool,
+}
+
+/// What a target did with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Encoded into the out-buffer, or waiting for a connected receiver.
+    Sent,
+    /// Waiting for a receiver that is not connected.
+    Queued,
+    /// Not taken.
+    Dropped(DropReason),
+    /// Not wanted: a stream's own rules leave this message out. Counts neither as matched nor as dropped.
+    Ignored,
+}
+
+/// Result of [`Target::deliver`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivered {
+    /// What happened.
+    pub outcome: Outcome,
+    /// The target has bytes to flush and is in no flush list yet: the broker adds it to the turn's.
+    pub flush: bool,
+}
+
+/// Receives messages. Called under no broker lock; must not call back into the broker.
+pub trait Target: Any + Send + Sync {
+    /// Takes or refuses one message without blocking and without a system call.
+    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered;
+
+    /// Sends what earlier deliveries left. Called once for each `flush: true`, at the end of the turn.
+    fn flush(self: Arc<Self>);
+
+    /// Sends the same sooner, where that costs little. [`Self::flush`] still comes, and until then what further deliveries
+    /// leave is `flush: false`.
+    fn flush_early(&self) {}
+
+    /// Whether the receiver is connected.
+    fn is_online(&self) -> bool;
+
+    /// The session that this target is, if it is one.
+    fn into_session(self: Arc<Self>) -> Option<Arc<dyn Session>> {
+        None
+    }
+
+    /// Whether what it takes at QoS 1 and 2 goes to disk.
+    fn is_durable(&self) -> bool {
+        false
+    }
+
+    /// The queue of a shared group has messages that it was too full for; it asks for them when it has room.
+    fn nudge(&self) {}
+
+    /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
+    fn load(&self) -> usize;
+}
+
+/// A target that is an MQTT session.
+pub trait Session: Target {
+    /// The broker's part of the session. A plain accessor: it is called under registry locks.
+    fn core(&self) -> &SessionCore;
+
+    /// Asks the connection of `epoch` or older to end for `reason`; if that of just this `epoch` is only on its way, it
+    /// ends when it comes. Does not wait.
+    fn close(&self, epoch: u32, reason: CloseReason);
+
+    /// The session is over: drops what waits, and hands back what a shared group may give to another
+    /// member, never QoS 2 in flight [MQTT-4.8.2-5]. The broker removes what is on disk.
+    fn end(&self) -> Vec<Yielded>;
+
+    /// The connection ended: hands back what a shared group queued here and was not yet sent, unless another has come
+    /// since. What it hands back it does not read from disk again.
+    fn yield_shared(&self) -> Vec<Yielded>;
+
+    /// What an earlier process left on disk for it. Called once, before anybody else has the session.
+    fn restore(&self, stored: &QueueSummary);
+
+    /// The connection has ended: has its queue on disk note what the client may have begun to receive. The ticket is done
+    /// when it does; none if it does already, or a new connection has come.
+    fn note_sent(&self) -> Option<Arc<Ticket>> {
+        None
+    }
+
+    /// Whether what is on disk in this place must stay although it has expired: the client may have begun to receive it.
+    fn may_have_sent(&self, place: u64, qos: QoS) -> bool;
+
+    /// Messages that were on disk only have expired there.
+    fn note_expired(&self, messages: usize, bytes: u64);
+
+    /// For getting the concrete type back.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+
+    /// Counts for `Devices.Get` and metrics.
+    fn queue(&self) -> QueueInfo;
+
+    /// Bytes that it has of the memory account for messages on their way to the client.
+    fn held(&self) -> usize {
+        0
+    }
+
+    /// Memory is short and it holds much: lets go what its queue's policy allows or the disk has, else ends the connection.
+    fn give_back(&self) {}
+}
+
+/// Queue figures of one session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Sent and not acknowledged.
+    pub inflight: usize,
+    /// Waiting.
+    pub pending: usize,
+    /// Bytes waiting.
+    pub pending_bytes: usize,
+    /// Dropped since the session began.
+    pub dropped: u64,
+}
+
+/// Why the gateway ends a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// Another connection uses the client id [MQTT-3.1.4-3].
+    TakenOver,
+    /// An administrator (gRPC Devices.Disconnect) asked for it, with this v5 reason code.
+    Administrative(u8),
+    /// Its queue overflowed and the policy is to disconnect.
+    SlowConsumer,
+    /// The gateway shuts down.
+    ServerShutdown,
+    /// Nothing was read for 1.5 times the keep alive [MQTT-3.1.2-22].
+    KeepAlive,
+    /// A packet that had begun did not go on.
+    PacketTimeout,
+    /// Memory is short, and it holds more than it may then.
+    Memory,
+    /// A write made no progress.
+    WriteTimeout,
+    /// The session's expiry ended while it was connected, or the session was discarded.
+    SessionEnded,
+}
+
+/// Everything that one turn of a thread collects. See DESIGN "The seam".
+#[derive(Default)]
+pub struct Turn {
+    /// Targets with bytes to flush.
+    pub dirty: Vec<Arc<dyn Target>>,
+    /// This thread's match cache.
+    pub matches: MatchCache,
+    /// What the task at work may still do before it yields: whoever begins a poll renews it.
+    pub effort: Effort,
+}
+
+impl Turn {
+    /// Flushes what has joined the list since it had `from` targets, so that a message does not wait for the rest of the
+    /// turn. The targets stay on the list, and what further deliveries leave goes out at its end: a turn writes to a
+    /// target at most twice.
+    pub fn flush_early(&mut self, from: usize) {
+        self.effort.spend_each(Effort::CALL, self.dirty.len().saturating_sub(from));
+        for target in self.dirty.get(from..).unwrap_or_default() {
+            let _ = catch_unwind(AssertUnwindSafe(|| target.flush_early()));
+        }
+    }
+
+    /// Flushes every target in the list, in its order: deliveries go before the acknowledgement that follows them.
+    /// Call before the turn ends. A target that panics keeps its bytes; the others are flushed.
+    pub fn flush(&mut self) {
+        // Draining nothing costs 50 instructions.
+        if self.dirty.is_empty() {
+            return;
+        }
+        self.effort.spend_each(Effort::CALL, self.dirty.len());
+        for target in self.dirty.drain(..) {
+            // The panic hook has told it.
+            let _ = catch_unwind(AssertUnwindSafe(|| target.flush()));
+        }
+    }
+}
+
+/// A turn that a panic has cut short is flushed all the same: who has been put on this list is put on no other until it
+/// is flushed.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// A will, published when its connection ends without DISCONNECT 0x00.
+#[derive(Debug, Clone)]
+pub struct Will {
+    /// The message, retain flag and all. `expires` is set from `expiry` when it is published.
+    pub message: Arc<SharedMessage>,
+    /// Message expiry interval in seconds, counted from publication.
+    pub expiry: Option<u32>,
+    /// Will Delay Interval in seconds.
+    pub delay: u32,
+    /// Its bytes on the memory account, for as long as it is kept.
+    pub charge: Option<Arc<Charge>>,
+}
+
+/// What is known of a connection, for `Devices` and events.
+#[derive(Debug, Clone)]
+pub struct ConnectionInfo {
+    /// Remote address.
+    pub peer: gateway_core::Peer,
+    /// Listener name.
+    pub listener: Arc<String>,
+    /// Protocol level.
+    pub protocol: gateway_core::Protocol,
+    /// Effective keep alive in seconds.
+    pub keep_alive: u16,
+    /// User name, if any.
+    pub username: Option<Box<str>>,
+}
+
+/// Something that happened, for `Events.Watch` and logs.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// When.
+    pub at: gateway_core::Timestamp,
+    /// The device concerned.
+    pub client_id: ClientId,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// Kinds of events.
+#[derive(Debug, Clone)]
+pub enum EventKind {
+    /// A connection was accepted.
+    Connected {
+        /// Its details.
+        info: Box<ConnectionInfo>,
+        /// Whether an earlier session was resumed.
+        session_present: bool,
+    },
+    /// A connection ended.
+    Disconnected {
+        /// Why, in a few words of a fixed set.
+        reason: &'static str,
+    },
+    /// Another connection took the session over.
+    TakenOver,
+    /// A subscription was made.
+    Subscribed {
+        /// Full filter.
+        filter: String,
+        /// Granted QoS.
+        qos: QoS,
+    },
+    /// A subscription was removed.
+    Unsubscribed {
+        /// Full filter.
+        filter: String,
+    },
+    /// The session is over.
+    SessionEnded {
+        /// Why: `expired`, `clean_start`, `administrative`.
+        reason: &'static str,
+    },
+    /// Messages were dropped for this session when they were routed, or unsent with its connection (one event
+    /// a second for each reason). What expires in a queue is only counted.
+    Dropped {
+        /// Why.
+        reason: DropReason,
+        /// How many since the last event.
+        count: u64,
+    },
+    /// Authentication failed.
+    AuthFailed,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    /// Counts its flushes; one that is `broken` panics.
+    #[derive(Default)]
+    struct Flushed {
+        count: AtomicUsize,
+        early: AtomicUsize,
+        broken: bool,
+    }
+
+    impl Target for Flushed {
+        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
+            Delivered { outcome: Outcome::Sent, flush: true }
+        }
+        fn flush(self: Arc<Self>) {
+            self.count.fetch_add(1, SeqCst);
+            assert!(!self.broken, "a target that fails");
+        }
+        fn flush_early(&self) {
+            self.early.fetch_add(1, SeqCst);
+            assert!(!self.broken, "a target that fails");
+        }
+        fn is_online(&self) -> bool {
+            true
+        }
+        fn load(&self) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn a_panic_between_delivery_and_flush_leaves_no_target_unflushed() {
+        let targets: [Arc<Flushed>; 3] = Default::default();
+        let turn_of = |targets: &[Arc<Flushed>]| {
+            let mut turn = Turn::default();
+            turn.dirty.extend(targets.iter().map(|target| Arc::clone(target) as Arc<dyn Target>));
+            turn
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let _turn = turn_of(&targets);
+            panic!("handling a packet fails");
+        }));
+        assert!(result.is_err());
+        assert!(targets.iter().all(|target| target.count.load(SeqCst) == 1));
+    }
+
+    /// The failure: a turn with a thousand receivers costs milliseconds that nobody has paid.
+    #[test]
+    fn what_is_written_is_charged_to_the_turn_that_writes() {
+        let mut turn = Turn::default();
+        turn.dirty.extend((0..10).map(|_| Arc::<Flushed>::default() as Arc<dyn Target>));
+        turn.flush_early(7);
+        assert_eq!(turn.effort.spent(), 3 * u64::from(Effort::CALL));
+        turn.flush();
+        turn.flush();
+        assert_eq!(turn.effort.spent(), 13 * u64::from(Effort::CALL));
+    }
+
+    #[test]
+    fn a_target_that_panics_when_flushed_keeps_no_other_from_it() {
+        let broken = Arc::new(Flushed { broken: true, ..Flushed::default() });
+        let other = Arc::new(Flushed::default());
+        let mut turn = Turn::default();
+        turn.dirty.extend([Arc::clone(&broken) as Arc<dyn Target>, Arc::clone(&other) as Arc<dyn Target>]);
+        turn.flush_early(0);
+        assert_eq!((broken.early.load(SeqCst), other.early.load(SeqCst)), (1, 1));
+        turn.flush();
+        assert_eq!((broken.count.load(SeqCst), other.count.load(SeqCst)), (1, 1));
+        // The list may have been flushed since somebody noted its length.
+        turn.flush_early(2);
+        assert_eq!((broken.early.load(SeqCst), other.early.load(SeqCst)), (1, 1));
+    }
+}

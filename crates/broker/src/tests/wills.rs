@@ -1,0 +1,217 @@
+//! When wills leave their sessions on disk.
+
+use std::collections::BTreeMap;
+
+use gateway_core::{QueueId, Refused};
+use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession};
+
+use super::*;
+
+/// A disk that is never late: sessions as a crash would leave them. Messages it does not keep.
+#[derive(Default)]
+pub(super) struct Disk {
+    sessions: Mutex<BTreeMap<QueueId, StoredSession>>,
+    pub(super) full: AtomicBool,
+}
+
+impl Disk {
+    pub(super) fn count(&self) -> usize {
+        self.sessions.lock().len()
+    }
+
+    fn wills(&self) -> Vec<String> {
+        let payload = |session: &StoredSession| {
+            let will = session.will.as_ref()?;
+            Some(String::from_utf8_lossy(&will.message.payload).into_owned())
+        };
+        self.sessions.lock().values().filter_map(payload).collect()
+    }
+}
+
+impl SessionStore for Disk {
+    fn submit(&self, op: SessionOp) {
+        let ticket = match op {
+            SessionOp::Put(session, ticket) => {
+                self.sessions.lock().insert(session.queue, *session);
+                ticket
+            }
+            SessionOp::Remove(queue, ticket) => {
+                self.sessions.lock().remove(&queue);
+                ticket
+            }
+            SessionOp::Subscribe(.., ticket) | SessionOp::Unsubscribe(.., ticket) => Some(ticket),
+            SessionOp::Group(..) | SessionOp::RemoveGroup(_) => None,
+        };
+        if let Some(ticket) = ticket {
+            ticket.done();
+        }
+    }
+    fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError> {
+        for session in self.sessions.lock().values() {
+            into.session(session.clone(), Vec::new());
+        }
+        Ok(())
+    }
+    fn accepts(&self) -> bool {
+        !self.full.load(SeqCst)
+    }
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
+pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
+    let broker = Broker::new(BrokerConfig {
+        limits: Arc::default(),
+        non_broker: false,
+        namespace: "devices/{client_id}/#".to_owned(),
+        listener_strategies: BTreeMap::new(),
+        latest: None,
+        history: None,
+        stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
+        durability: DurabilityRules::default(),
+    });
+    Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
+}
+
+/// A subscriber whose messages are on their way to the disk until the test ends their parts.
+fn watcher(bench: &mut Bench) -> Device {
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "will/#");
+    *watcher.test.receiver.parts.lock() = Some(Vec::new());
+    watcher
+}
+
+fn commit(watcher: &Device) {
+    let parts = std::mem::take(watcher.test.receiver.parts.lock().as_mut().unwrap());
+    for part in parts {
+        part.done();
+    }
+}
+
+fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
+    let mut message = Message::new("will/d", payload.as_bytes(), Timestamp(0), Origin::SERVER);
+    message.qos = QoS::AtLeastOnce;
+    let will = Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None };
+    Connect { clean, expiry, will: Some(will) }
+}
+
+/// The answer to a CONNECT: none yet, or whether it is refused.
+type Answer = Option<Result<(), Refused>>;
+
+fn open(bench: &mut Bench, connect: Connect) -> (Device, Arc<Ticket>) {
+    let (device, ticket) = bench.open("d", connect);
+    (device, ticket.expect("what the answer confirms goes to disk"))
+}
+
+#[test]
+fn a_takeover_does_not_lose_the_old_will_in_a_crash() {
+    // (old expiry, delay, Clean Start)
+    for (delay, clean) in [(0, false), (0, true), (30, true)] {
+        let disk = Arc::new(Disk::default());
+        let mut bench = bench(&disk);
+        let watcher = watcher(&mut bench);
+        bench.connect("d", connect(100, false, "first", delay));
+        let (_second, answer) = open(&mut bench, connect(100, clean, "second", 0));
+        let row = format!("delay {delay} clean {clean}");
+        assert_eq!(watcher.payloads(), ["first"], "{row}");
+        assert_eq!(answer.result(), None, "{row}: answered although a crash would lose the will");
+        assert_eq!(disk.wills()[0], "first", "{row}: it left the disk too early");
+        commit(&watcher);
+        assert_eq!(answer.result(), Some(Ok(())), "{row}");
+        assert_eq!(disk.wills(), ["second"], "{row}");
+    }
+}
+
+#[test]
+fn a_will_is_not_lost_because_its_device_comes_back_or_ends_its_session_before_it_is_on_disk() {
+    for clean in [false, true] {
+        let disk = Arc::new(Disk::default());
+        let mut bench = bench(&disk);
+        let watcher = watcher(&mut bench);
+        let first = bench.connect("d", connect(100, false, "first", 0));
+        bench.close(&first);
+        assert_eq!(watcher.payloads(), ["first"]);
+        let (second, answer) = open(&mut bench, connect(100, clean, "second", 0));
+        assert_eq!((answer.result(), &*disk.wills()[0]), (None, "first"), "clean {clean}");
+        // Nor by the end of a connection that was not answered.
+        bench.close_with(&second, Closed { publish_will: false, expiry: None, reason: "handshake_ended" });
+        assert_eq!(disk.wills()[0], "first", "clean {clean}");
+        commit(&watcher);
+        assert_eq!(disk.wills(), Vec::<String>::new(), "clean {clean}");
+    }
+}
+
+#[test]
+fn of_two_takeovers_in_a_row_the_first_is_refused_and_no_answered_will_is_lost() {
+    let disk = Arc::new(Disk::default());
+    let mut bench = bench(&disk);
+    let watcher = watcher(&mut bench);
+    bench.connect("d", connect(100, false, "first", 0));
+    let (_second, superseded) = open(&mut bench, connect(100, false, "second", 0));
+    let (_third, answer) = open(&mut bench, connect(100, false, "third", 0));
+    assert_eq!(superseded.result(), Some(Err(Refused)), "its will is not on disk");
+    assert_eq!((answer.result(), &*disk.wills()[0]), (None, "first"));
+    commit(&watcher);
+    let answer: Answer = answer.result();
+    assert_eq!((answer, disk.wills()), (Some(Ok(())), vec!["third".to_owned()]));
+}
+
+#[test]
+fn a_session_that_ends_with_its_will_leaves_the_disk_after_it() {
+    for (expiry, changed) in [(100, Some(0)), (10, None)] {
+        let disk = Arc::new(Disk::default());
+        let mut bench = bench(&disk);
+        let watcher = watcher(&mut bench);
+        let device = bench.connect("d", connect(expiry, false, "gone", 3600));
+        bench.close_with(&device, Closed { publish_will: true, expiry: changed, reason: "test" });
+        if changed.is_none() {
+            bench.pass(10);
+        }
+        assert_eq!(watcher.payloads(), ["gone"]);
+        assert_eq!(disk.wills(), ["gone"], "removed although a crash would lose the will");
+        commit(&watcher);
+        assert_eq!(disk.sessions.lock().len(), 1, "only the watcher's");
+    }
+}
+
+/// The new session was written, and the process ended before the will of the old one was.
+#[test]
+fn the_will_of_a_session_that_had_been_replaced_is_published_after_a_crash() {
+    let disk = Arc::new(Disk::default());
+    {
+        let mut bench = bench(&disk);
+        let watcher = watcher(&mut bench);
+        bench.connect("d", connect(100, false, "first", 30));
+        open(&mut bench, connect(100, true, "second", 30));
+        assert_eq!((watcher.payloads(), disk.sessions.lock().len()), (vec!["first".to_owned()], 3));
+    }
+    let mut bench = bench(&disk);
+    let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
+    bench.broker.restore(make, false, bench.now).unwrap();
+    assert_eq!(bench.broker.gauges().sessions, 3);
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "will/#");
+    let back = bench.device("d");
+    assert!(back.present, "the later session");
+    bench.pass(0);
+    assert_eq!(watcher.payloads(), ["first"], "the will of the later was cancelled");
+    assert_eq!((bench.broker.gauges().sessions, disk.sessions.lock().len()), (2, 2));
+}
+
+#[test]
+fn a_shutdown_does_not_overtake_the_will_of_a_connection_that_just_ended() {
+    let mut bench = Bench::new(Limits::default());
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "$share/g/status");
+    let message = Message::new("status", b"gone", bench.now, Origin::BACKEND);
+    let will = Some(Will { message: Arc::clone(message.share()), expiry: None, delay: 0, charge: None });
+    let device = bench.connect("dev", Connect { will, ..Connect::default() });
+    bench.close(&watcher);
+    let (broker, (tell, told)) = (bench.broker.clone(), std::sync::mpsc::sync_channel(1));
+    // Nobody is connected any more, and the will is being given to the group.
+    watcher.when_asked(move || tell.send((broker.gauges().online, broker.is_quiet())).unwrap());
+    bench.close(&device);
+    assert_eq!(told.try_recv(), Ok((0, false)));
+    assert!(bench.broker.is_quiet());
+}

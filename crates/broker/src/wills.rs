@@ -1,0 +1,214 @@
+//! Publication of wills.
+//!
+//! The will of a session that is kept on disk leaves its record only when it is safe where it goes, also when a new
+//! connection, or the session's end, changes the record. So no crash loses it; a crash just before may publish it twice.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::AcqRel},
+    },
+    task::Wake,
+};
+
+use gateway_core::{OriginKind, SharedMessage, Ticket, Timestamp, metrics::count};
+
+use super::{
+    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, session_core::State,
+};
+
+impl Broker {
+    /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
+    /// after the last connection was asked to end; wills leave their sessions, so none is published twice.
+    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) {
+        let mut wills = Aftermath::new(self, now);
+        self.inner.slots.for_each_session(|session| {
+            let will = {
+                let mut state = session.core().state.lock();
+                let queue = session.core().queue();
+                self.inner.timers.update(&session, &mut state, |state| state.give_will(queue))
+            };
+            if let Some(will) = will {
+                wills.publish(&session, will);
+            }
+        });
+        wills.finish(turn);
+    }
+
+    /// Publishes a will that [`State::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over: the slot may be
+    /// another's by now. What is left if not all receivers have it: the caller goes on, and then calls
+    /// [`Self::conclude_will`].
+    pub(super) fn publish_will_some(
+        &self,
+        session: &Arc<dyn Session>,
+        will: &Will,
+        slot: u32,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> Option<Box<Spread>> {
+        let message = Arc::new(published(will, session.core(), slot, now));
+        count(|c| c.wills_published.add(1));
+        let message = message.borrow();
+        if let Routing::More(spread) = self.publish_some(&message, turn) {
+            return Some(spread);
+        }
+        self.conclude_will(session, message.issued().cloned());
+        None
+    }
+
+    /// All receivers have a will. `ticket` is what must be on disk before it leaves its session, if there is anything.
+    pub(super) fn conclude_will(&self, session: &Arc<dyn Session>, ticket: Option<Arc<Ticket>>) {
+        if let Some(ticket) = &ticket {
+            ticket.done();
+        }
+        self.once_done(session, ticket, Self::will_is_safe);
+    }
+
+    /// Writes the record of a session, as it is then, once the ticket is done.
+    pub(super) fn keep_after(&self, session: &Arc<dyn Session>, ticket: &Arc<Ticket>) {
+        self.once_done(session, Some(Arc::clone(ticket)), |broker, core| {
+            let mut state = core.state.lock();
+            if !state.ended {
+                broker.inner.keep(core, &mut state, None);
+            }
+        });
+    }
+
+    fn once_done(
+        &self,
+        session: &Arc<dyn Session>,
+        ticket: Option<Arc<Ticket>>,
+        then: fn(&Self, &SessionCore),
+    ) {
+        let open = AtomicBool::new(true);
+        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), then, open });
+        let waker = Arc::clone(&keeper).into();
+        if ticket.is_none_or(|ticket| ticket.poll(&waker).is_some()) {
+            keeper.keep();
+        }
+    }
+
+    /// A will is safe, or what had to come before the session's removal was done. With the last of them the session is
+    /// written as it is now, or removed.
+    fn will_is_safe(&self, core: &SessionCore) {
+        let mut state = core.state.lock();
+        let Some(waiting) = state.will_is_safe() else { return };
+        if !state.ended {
+            self.inner.keep(core, &mut state, waiting.as_ref());
+        } else if let Some(durable) = self.inner.durable_for(core) {
+            durable.remove_session(core, waiting.as_ref());
+        }
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.done();
+        }
+    }
+
+    /// Removes a session that has ended from disk, after its wills are safe.
+    pub(super) fn remove_after_wills(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
+        let Some(durable) = self.inner.durable_for(core) else { return };
+        let mut state = core.state.lock();
+        let Some(leaving) = state.leaving() else {
+            return durable.remove_session(core, ticket);
+        };
+        if let Some(ticket) = ticket {
+            leaving.wait(ticket);
+        }
+        drop(state);
+        self.will_is_safe(core);
+    }
+}
+
+/// The message of a will, with its own QoS and retain flag [MQTT-3.1.2-14] [MQTT-3.1.2-15].
+fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> SharedMessage {
+    let stored = &will.message;
+    SharedMessage {
+        topic: Arc::clone(&stored.topic),
+        payload: stored.payload.clone(),
+        qos: stored.qos,
+        retain: stored.retain,
+        properties: stored.properties.clone(),
+        expires: will.expiry.map(|seconds| now.plus_secs(seconds)),
+        received: now,
+        kind: OriginKind::Device,
+        client_id: Some(core.client_id().clone()),
+        slot,
+        receipt: None,
+    }
+}
+
+impl Inner {
+    /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order. While a
+    /// will is being published the record keeps that one, and who waits for the new state waits until it is safe.
+    pub(super) fn keep(&self, core: &SessionCore, state: &mut State, ticket: Option<&Arc<Ticket>>) {
+        let Some(durable) = self.durable_for(core) else { return };
+        match (ticket, state.leaving()) {
+            (Some(ticket), Some(leaving)) => leaving.wait(ticket),
+            _ => durable.put_session(state.stored(core), ticket),
+        }
+    }
+}
+
+/// Wills of one session that are on their way. Its record has the first of them until all are safe: the others are those
+/// of connections that were not answered yet.
+pub(super) struct Leaving {
+    will: Will,
+    /// How many there are, and one more while the end of the session holds its record back.
+    left: u32,
+    waiting: Option<Arc<Ticket>>,
+}
+
+impl Leaving {
+    pub(super) fn new(will: Will) -> Self {
+        Self { will, left: 1, waiting: None }
+    }
+
+    pub(super) fn will(&self) -> &Will {
+        &self.will
+    }
+
+    pub(super) fn hold(&mut self) {
+        self.left += 1;
+    }
+
+    /// Whether it was the last.
+    pub(super) fn release(&mut self) -> bool {
+        self.left -= 1;
+        self.left == 0
+    }
+
+    /// A part of `ticket` is done when the record has changed. Whoever waited before was taken over and is refused.
+    pub(super) fn wait(&mut self, ticket: &Arc<Ticket>) {
+        ticket.add();
+        if let Some(earlier) = self.waiting.replace(Arc::clone(ticket)) {
+            earlier.refuse();
+        }
+    }
+
+    pub(super) fn into_waiting(self) -> Option<Arc<Ticket>> {
+        self.waiting
+    }
+}
+
+/// Waits for a ticket: that of a will, or of what must come before a session's record.
+struct Keeper {
+    broker: Broker,
+    session: Arc<dyn Session>,
+    then: fn(&Broker, &SessionCore),
+    open: AtomicBool,
+}
+
+impl Keeper {
+    /// Once: whoever polls and whoever wakes may both find that it is time.
+    fn keep(&self) {
+        if self.open.swap(false, AcqRel) {
+            (self.then)(&self.broker, self.session.core());
+        }
+    }
+}
+
+impl Wake for Keeper {
+    fn wake(self: Arc<Self>) {
+        self.keep();
+    }
+}

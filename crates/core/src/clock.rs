@@ -1,0 +1,214 @@
+//! The time of the process, which never jumps.
+//!
+//! Deadlines (of sessions, wills, messages that wait, retained messages) are points of this time, in memory and on disk. It
+//! goes on with the monotonic clock, whatever happens to the wall clock meanwhile, and from process to process by a
+//! [`Mark`] in the data directory. As long as no wall clock was ever wrong both show the same. What others are told is
+//! [`to_wall`].
+
+use std::{
+    sync::{
+        LazyLock,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use crate::Timestamp;
+
+/// What the wall clock may be behind or ahead of where it was seen last without being a jump, in milliseconds.
+const STEADY: u64 = 250;
+
+/// The longest time between two processes that the wall clock is believed. Beyond it, or if it went back, no time has
+/// passed.
+pub const LONGEST_ABSENCE: Duration = Duration::from_hours(7 * 24);
+
+/// Now.
+pub fn now() -> Timestamp {
+    let elapsed = elapsed();
+    TIME.at(elapsed)
+}
+
+/// What the wall clock showed at this time, as far as it is right now.
+pub fn to_wall(at: Timestamp) -> Timestamp {
+    TIME.to_wall(at)
+}
+
+/// Looks at the wall clock: by how many milliseconds it has jumped since it was looked at last.
+pub fn observe() -> Option<i64> {
+    let elapsed = elapsed();
+    TIME.observe(elapsed, wall())
+}
+
+/// Both clocks at this moment, for the next process.
+pub fn mark() -> Mark {
+    let now = now();
+    Mark { time: now.0, wall: to_wall(now).0 }
+}
+
+/// Goes on where the process before has left off. For the start, before the first deadline is made.
+pub fn resume(mark: Mark) -> Absence {
+    let elapsed = elapsed();
+    TIME.resume(mark, elapsed, wall())
+}
+
+/// Both clocks at one moment, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// That of the process.
+    pub time: u64,
+    /// That on the wall.
+    pub wall: u64,
+}
+
+/// What the wall clock says of the time between two processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absence {
+    /// So long, which is believed.
+    Passed(Duration),
+    /// So long, which is not believed: deadlines go on as if no time had passed.
+    Incredible(Duration),
+    /// The clock is behind by so much: deadlines go on as if no time had passed.
+    Behind(Duration),
+}
+
+/// When this clock was first asked. Looking at it also sets what [`TIME`] begins with.
+static START: LazyLock<Instant> = LazyLock::new(|| {
+    TIME.base.store(wall(), Relaxed);
+    #[expect(clippy::disallowed_methods, reason = "the clock of the process")]
+    Instant::now()
+});
+
+/// Not behind the lock of [`START`], since [`to_wall`] is asked for each message.
+static TIME: Time = Time::new(0);
+
+fn elapsed() -> u64 {
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the only look at the wall clock that deadlines depend on")]
+fn wall() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The rules, without clocks. `elapsed` is what a monotonic clock shows.
+struct Time {
+    /// When `elapsed` was 0.
+    base: AtomicU64,
+    /// How far the wall clock is ahead.
+    ahead: AtomicI64,
+}
+
+impl Time {
+    const fn new(wall: u64) -> Self {
+        Self { base: AtomicU64::new(wall), ahead: AtomicI64::new(0) }
+    }
+
+    fn at(&self, elapsed: u64) -> Timestamp {
+        Timestamp(self.base.load(Relaxed).saturating_add(elapsed))
+    }
+
+    fn to_wall(&self, at: Timestamp) -> Timestamp {
+        Timestamp(at.0.saturating_add_signed(self.ahead.load(Relaxed)))
+    }
+
+    fn observe(&self, elapsed: u64, wall: u64) -> Option<i64> {
+        let ahead = difference(wall, self.at(elapsed).0);
+        let jump = ahead.saturating_sub(self.ahead.load(Relaxed));
+        if jump.unsigned_abs() <= STEADY {
+            return None;
+        }
+        self.ahead.store(ahead, Relaxed);
+        Some(jump)
+    }
+
+    fn resume(&self, mark: Mark, elapsed: u64, wall: u64) -> Absence {
+        let absence = match wall.checked_sub(mark.wall).map(Duration::from_millis) {
+            None => Absence::Behind(Duration::from_millis(mark.wall - wall)),
+            Some(away) if away > LONGEST_ABSENCE => Absence::Incredible(away),
+            Some(away) => Absence::Passed(away),
+        };
+        let passed = if let Absence::Passed(_) = absence { wall - mark.wall } else { 0 };
+        let time = mark.time.saturating_add(passed);
+        let ahead = difference(wall, time);
+        // Both are the same but for the moment between two looks at clocks.
+        let (time, ahead) = if ahead.unsigned_abs() <= STEADY { (wall, 0) } else { (time, ahead) };
+        self.base.store(time.saturating_sub(elapsed), Relaxed);
+        self.ahead.store(ahead, Relaxed);
+        absence
+    }
+}
+
+fn difference(a: u64, b: u64) -> i64 {
+    i64::try_from(i128::from(a) - i128::from(b)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = 24 * 60 * 60 * 1000;
+    const WALL: u64 = 20_000 * DAY;
+
+    #[test]
+    fn a_jump_of_the_wall_clock_moves_no_deadline() {
+        let time = Time::new(WALL);
+        let deadline = time.at(0).plus_secs(3600);
+        for jump in [365 * DAY.cast_signed(), -40 * DAY.cast_signed(), 3_600_000] {
+            let wall = WALL.saturating_add_signed(jump);
+            assert!(time.observe(1_000, wall + 1_000).is_some());
+            assert_eq!(time.at(1_000), Timestamp(WALL + 1_000), "only a second has passed");
+            assert!(time.at(1_000) < deadline && time.at(3_600_000) == deadline);
+            assert_eq!(
+                time.to_wall(time.at(1_000)),
+                Timestamp(wall + 1_000),
+                "others are told what is right now"
+            );
+            assert_eq!(time.observe(2_000, wall + 2_100), None, "once");
+        }
+    }
+
+    #[test]
+    fn small_differences_of_the_clocks_are_no_jumps() {
+        let time = Time::new(WALL);
+        for (elapsed, wall) in [(1_000, WALL + 1_001), (2_000, WALL + 1_999), (3_000, WALL + 3_200)] {
+            assert_eq!(time.observe(elapsed, wall), None);
+            assert_eq!(time.to_wall(Timestamp(WALL)), Timestamp(WALL));
+        }
+        assert_eq!(time.observe(4_000, WALL + 4_300), Some(300));
+        assert_eq!(time.to_wall(Timestamp(WALL)), Timestamp(WALL + 300));
+    }
+
+    #[test]
+    fn an_absence_counts_if_the_wall_clock_can_be_believed() {
+        let mark = Mark { time: WALL, wall: WALL };
+        let cases = [
+            (WALL + DAY, Absence::Passed(Duration::from_millis(DAY)), WALL + DAY),
+            (WALL + 7 * DAY, Absence::Passed(LONGEST_ABSENCE), WALL + 7 * DAY),
+            (WALL + 8 * DAY, Absence::Incredible(Duration::from_millis(8 * DAY)), WALL),
+            (WALL + 3650 * DAY, Absence::Incredible(Duration::from_millis(3650 * DAY)), WALL),
+            (WALL - DAY, Absence::Behind(Duration::from_millis(DAY)), WALL),
+            (0, Absence::Behind(Duration::from_millis(WALL)), WALL),
+        ];
+        for (wall, absence, expected) in cases {
+            let time = Time::new(wall);
+            assert_eq!(time.resume(mark, 500, wall), absence);
+            assert_eq!(time.at(500), Timestamp(expected), "{absence:?}");
+            assert_eq!(time.to_wall(time.at(500)), Timestamp(wall), "{absence:?}");
+        }
+    }
+
+    /// The wall clock was wrong at a start, corrected while the process ran, and right at the next start.
+    #[test]
+    fn time_goes_on_from_process_to_process_however_far_the_wall_clock_is_away() {
+        let first = Time::new(0);
+        assert_eq!(first.observe(1_000, WALL), Some((WALL - 1_000).cast_signed()));
+        let now = first.at(5_000);
+        let mark = Mark { time: now.0, wall: first.to_wall(now).0 };
+        assert_eq!(mark, Mark { time: 5_000, wall: WALL + 4_000 });
+        let second = Time::new(WALL + 10_000);
+        assert_eq!(second.resume(mark, 0, WALL + 10_000), Absence::Passed(Duration::from_secs(6)));
+        assert_eq!(second.at(0), Timestamp(11_000));
+        assert_eq!(second.to_wall(second.at(0)), Timestamp(WALL + 10_000));
+    }
+}

@@ -1,0 +1,321 @@
+//! What sessions ask to be kept on disk. The store writes what was submitted in the order of each queue, many at once.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU8, Ordering::AcqRel, Ordering::Acquire},
+};
+
+use parking_lot::Mutex;
+
+use super::{Message, QoS, SharedMessage, Ticket, Timestamp};
+
+/// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueId(pub u64);
+
+impl QueueId {
+    /// No queue.
+    pub const NONE: Self = Self(0);
+}
+
+const WAITING: u8 = 0;
+const TAKEN: u8 = 1;
+const SETTLED: u8 = 2;
+
+/// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.
+#[derive(Debug)]
+pub struct Entry {
+    /// Whose.
+    pub queue: QueueId,
+    /// Its place in the queue: entries are delivered in this order, and their packet identifiers follow from it.
+    pub seq: u64,
+    /// QoS of the delivery.
+    pub qos: QoS,
+    /// RETAIN flag of the delivery.
+    pub retain: bool,
+    /// It may have been sent before it is read back, so that DUP is to be set [MQTT-3.3.1-1].
+    pub sent: bool,
+    /// The queue of the shared group that chose this session, or none.
+    pub group: QueueId,
+    /// Subscription identifiers.
+    pub ids: Option<Box<[u32]>>,
+    /// When it may be dropped unsent: when its message expires, or sooner.
+    pub expires: Option<Timestamp>,
+    /// Who waits for it; with none it is written some time.
+    pub ticket: Option<Arc<Ticket>>,
+    /// Bytes that its message counts for, as [`SharedMessage::cost`]; known also when the message is gone.
+    cost: u32,
+    message: Mutex<Option<Arc<SharedMessage>>>,
+    state: AtomicU8,
+}
+
+impl Entry {
+    /// A waiting entry with its part of the ticket, which expires as its message does. `ids` and `group` are set by the
+    /// caller.
+    pub fn new(
+        queue: QueueId,
+        seq: u64,
+        message: Arc<SharedMessage>,
+        qos: QoS,
+        ticket: Option<Arc<Ticket>>,
+    ) -> Self {
+        if let Some(ticket) = &ticket {
+            ticket.add();
+        }
+        Self {
+            queue,
+            seq,
+            qos,
+            retain: false,
+            sent: false,
+            group: QueueId::NONE,
+            ids: None,
+            expires: message.expires,
+            ticket,
+            cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
+            message: Mutex::new(Some(message)),
+            state: AtomicU8::new(WAITING),
+        }
+    }
+
+    /// Bytes that its message counts for.
+    pub fn cost(&self) -> u32 {
+        self.cost
+    }
+
+    /// The store begins to write it: its message, or `None` if it need not be written any more.
+    pub fn take(&self) -> Option<Arc<SharedMessage>> {
+        let taken = self.state.compare_exchange(WAITING, TAKEN, AcqRel, Acquire).is_ok();
+        if taken { self.message.lock().take() } else { None }
+    }
+
+    /// The receiver has acknowledged it. True if it was not written and never will be: nothing is left to remove.
+    pub fn settle(&self) -> bool {
+        if self.state.compare_exchange(WAITING, SETTLED, AcqRel, Acquire).is_err() {
+            return false;
+        }
+        let message = self.message.lock().take();
+        drop(message);
+        if let Some(ticket) = &self.ticket {
+            ticket.done();
+        }
+        true
+    }
+
+    /// Whether it was settled before it was written.
+    pub fn is_settled(&self) -> bool {
+        self.state.load(Acquire) == SETTLED
+    }
+}
+
+/// An entry read back from disk.
+#[derive(Debug)]
+pub struct ReadBack {
+    /// Its place.
+    pub place: u64,
+    /// QoS.
+    pub qos: QoS,
+    /// RETAIN flag.
+    pub retain: bool,
+    /// It may have been sent by an earlier process.
+    pub sent: bool,
+    /// The broker's number of its shared group, 0 for none.
+    pub group: u32,
+    /// Subscription identifiers.
+    pub ids: Option<Box<[u32]>>,
+    /// The message; `None` if only PUBCOMP is awaited.
+    pub message: Option<Arc<SharedMessage>>,
+}
+
+/// What was read of a durable queue.
+#[derive(Debug, Default)]
+pub struct Page {
+    /// In order.
+    pub entries: Vec<ReadBack>,
+    /// Where to read on.
+    pub next: u64,
+    /// Nothing more was there.
+    pub end: bool,
+}
+
+impl Page {
+    /// Bytes of messages in one, unless a single message is larger.
+    pub const BYTES: usize = 512 << 10;
+}
+
+/// One change of a queue. Tickets given along carry a part that the store ends with `done` once the change is durable,
+/// or with `refuse`.
+#[derive(Debug)]
+pub enum QueueOp {
+    /// Adds an entry.
+    Append(Arc<Entry>),
+    /// Removes an entry, lazily. With a unit's ticket it closes the unit and is written with it.
+    Remove {
+        /// Whose.
+        queue: QueueId,
+        /// Which.
+        seq: u64,
+        /// The unit that this closes.
+        unit: Option<Arc<Ticket>>,
+    },
+    /// The client has the QoS 2 message of an entry (PUBREC): its content goes, its place stays until PUBCOMP.
+    Release {
+        /// Whose.
+        queue: QueueId,
+        /// Which.
+        seq: u64,
+        /// Who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// A client's QoS 2 message with this packet identifier was taken over. Closes the unit of its entries.
+    Receive {
+        /// The publishing session.
+        queue: QueueId,
+        /// Packet identifier.
+        packet_id: u16,
+        /// The unit, and who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// The packet identifier is free again (PUBREL).
+    Forget {
+        /// The publishing session.
+        queue: QueueId,
+        /// Packet identifier.
+        packet_id: u16,
+        /// Who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// The client may have begun to receive what is below this place: the next process sends it again, with DUP.
+    NoteSent {
+        /// Whose.
+        queue: QueueId,
+        /// One more than the last such place.
+        below: u64,
+        /// Who waits.
+        ticket: Arc<Ticket>,
+    },
+    /// Removes the `count` oldest entries whose place is `from` or later.
+    Trim {
+        /// Whose.
+        queue: QueueId,
+        /// First place.
+        from: u64,
+        /// How many.
+        count: usize,
+    },
+    /// The queue and all that was received for it is gone.
+    Purge {
+        /// Which.
+        queue: QueueId,
+    },
+}
+
+/// Takes changes of queues without blocking.
+pub trait Journal: Send + Sync {
+    /// Submits a change. Changes of one queue are written in the order of the calls.
+    fn submit(&self, op: QueueOp);
+
+    /// Somebody waits for entries that were submitted. Called when a message is routed, not for each of its entries: they
+    /// are then written together, and the message once.
+    fn hurry(&self) {}
+}
+
+/// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing behind an
+/// open unit: whatever happens, a panic too, it is closed when this goes.
+pub struct OpenUnit<'a, 'm> {
+    message: &'a Message<'m>,
+    journal: &'a dyn Journal,
+    closed: bool,
+}
+
+impl<'a, 'm> OpenUnit<'a, 'm> {
+    /// To be made before the message is routed.
+    pub fn new(message: &'a Message<'m>, journal: &'a dyn Journal) -> Self {
+        Self { message, journal, closed: false }
+    }
+
+    /// Closes the unit with what `close` makes of its ticket, if one was begun; false if none was.
+    pub fn close(mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+        self.close_with(close)
+    }
+
+    /// The ticket of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
+    pub fn hand_over(mut self) -> Option<Arc<Ticket>> {
+        self.closed = true;
+        let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
+        ticket.add();
+        Some(Arc::clone(ticket))
+    }
+
+    /// The message is not routed completely: the unit is for somebody else to close.
+    pub fn keep_open(mut self) {
+        self.closed = true;
+    }
+
+    fn close_with(&mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+        self.closed = true;
+        let Some(ticket) = self.message.issued().filter(|ticket| ticket.is_unit()) else { return false };
+        ticket.add();
+        self.journal.submit(close(Arc::clone(ticket)));
+        true
+    }
+}
+
+impl Drop for OpenUnit<'_, '_> {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.close_with(|ticket| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(ticket) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Message, Origin};
+
+    struct Closings(Mutex<usize>);
+
+    impl Journal for Closings {
+        fn submit(&self, op: QueueOp) {
+            if let QueueOp::Remove { unit: Some(ticket), .. } = op {
+                *self.0.lock() += 1;
+                ticket.done();
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_while_a_unit_is_open_does_not_hold_up_the_store_for_ever() {
+        let closings = Closings(Mutex::new(0));
+        let mut message = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
+        (message.qos, message.unit) = (QoS::ExactlyOnce, true);
+        let routed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _unit = OpenUnit::new(&message, &closings);
+            let _part = message.ticket();
+            panic!("a target fails");
+        }));
+        assert!(routed.is_err());
+        assert_eq!(*closings.0.lock(), 1);
+        let plain = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
+        drop(OpenUnit::new(&plain, &closings));
+        assert_eq!(*closings.0.lock(), 1, "there was no unit");
+    }
+
+    #[test]
+    fn an_entry_is_either_written_or_settled() {
+        let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
+        let ticket = Ticket::new();
+        let new =
+            || Entry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&ticket)));
+        let (written, settled) = (new(), new());
+        assert!(written.take().is_some());
+        assert!(!written.settle() && written.take().is_none());
+        assert!(settled.settle() && settled.is_settled());
+        assert!(!settled.settle() && settled.take().is_none());
+        ticket.done();
+        assert_eq!(ticket.result(), None, "the entry being written is not done");
+        ticket.done();
+        assert_eq!(ticket.result(), Some(Ok(())));
+    }
+}

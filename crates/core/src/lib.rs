@@ -1,0 +1,29 @@
+//! The words every layer shares: identifiers, topics, messages and their properties, limits, counters and time.
+//!
+//! Knows nothing of wire formats, sockets or stores.
+
+mod budget;
+pub mod clock;
+mod effort;
+mod id;
+mod journal;
+pub mod limits;
+pub mod log_limits;
+mod machine;
+mod message;
+pub mod metrics;
+mod peer;
+mod receipt;
+mod ticket;
+mod topic;
+pub mod units;
+
+pub use budget::Budget;
+pub use effort::Effort;
+pub use id::{ClientId, Protocol, QoS, Timestamp};
+pub use journal::{Entry, Journal, OpenUnit, Page, QueueId, QueueOp, ReadBack};
+pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
+pub use peer::Peer;
+pub use receipt::{DropReason, Receipt, ReceiptState};
+pub use ticket::{Refused, Ticket};
+pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};

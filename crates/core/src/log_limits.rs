@@ -1,0 +1,250 @@
+//! Lines that a peer can cause, limited so that it cannot fill the log.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+#[expect(clippy::disallowed_methods, reason = "warnings are limited in real time, wherever they come from")]
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Lets one event pass per interval and counts the others. For a `static`; see [`crate::warn_limited`].
+#[derive(Debug)]
+pub struct RateLimit {
+    interval_ms: u64,
+    /// Milliseconds since the first use in the process, plus one; 0 is never.
+    last: AtomicU64,
+    suppressed: AtomicU64,
+}
+
+impl RateLimit {
+    /// One event per `interval`.
+    pub const fn new(interval: Duration) -> Self {
+        let millis = interval.as_millis();
+        let interval_ms = if millis > u32::MAX as u128 { u32::MAX as u64 } else { millis as u64 };
+        Self { interval_ms, last: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
+    }
+
+    /// `Some(n)` lets this event pass, with `n` suppressed since the last one.
+    pub fn pass(&self) -> Option<u64> {
+        self.pass_at(millis())
+    }
+
+    fn pass_at(&self, millis: u64) -> Option<u64> {
+        let now = millis.saturating_add(1);
+        let last = self.last.load(Relaxed);
+        let due = last == 0 || now.saturating_sub(last) >= self.interval_ms;
+        if due && self.last.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
+            return Some(self.suppressed.swap(0, Relaxed));
+        }
+        self.suppressed.fetch_add(1, Relaxed);
+        None
+    }
+}
+
+/// Milliseconds since the first use in the process.
+fn millis() -> u64 {
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What is said of one peer, each limited on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Said {
+    /// A handshake failed before there was a CONNECT.
+    Handshake,
+    /// A CONNECT was refused.
+    Refused,
+    /// A connection took a session over.
+    Takeover,
+    /// A connection ended for what its client sent.
+    Protocol,
+    /// A packet over a limit was refused, and the connection goes on.
+    Limit,
+    /// A connection was not let in.
+    Door,
+}
+
+/// Lines of one kind about one address within this time.
+const WINDOW_MILLIS: u64 = 10_000;
+/// So many of them are written.
+const LINES_PER_WINDOW: u32 = 5;
+/// Kinds and addresses that are told apart within a window; all further ones share one place for each kind.
+const PLACES: usize = 256;
+
+/// Lets a few lines of each kind and address pass in ten seconds and counts the others: 5 lines, of at most 256 kinds and
+/// addresses. An IPv6 address stands for its /64, which is what one site has.
+#[derive(Debug, Default)]
+pub struct PeerLimits(Mutex<HashMap<(Said, Option<IpAddr>), Window>>);
+
+#[derive(Debug)]
+struct Window {
+    began: u64,
+    lines: u32,
+    suppressed: u64,
+}
+
+impl PeerLimits {
+    /// `Some(n)` lets this line pass, with `n` of its kind and address left out before it.
+    pub fn pass(&self, said: Said, peer: IpAddr) -> Option<u64> {
+        self.pass_at(said, peer, millis())
+    }
+
+    /// Forgets the windows that are over; what was left out in them and not told since, by kind and address (`None` for
+    /// those beyond the places). To be called about once a second.
+    pub fn sweep(&self) -> Vec<(Said, Option<IpAddr>, u64)> {
+        self.sweep_at(millis())
+    }
+
+    fn pass_at(&self, said: Said, peer: IpAddr, now: u64) -> Option<u64> {
+        let mut windows = self.0.lock();
+        let mut key = (said, Some(site(peer)));
+        if windows.len() >= PLACES && !windows.contains_key(&key) {
+            key.1 = None;
+        }
+        let window = windows.entry(key).or_insert(Window { began: now, lines: 0, suppressed: 0 });
+        if now.saturating_sub(window.began) >= WINDOW_MILLIS {
+            (window.began, window.lines) = (now, 0);
+        }
+        if window.lines >= LINES_PER_WINDOW {
+            window.suppressed += 1;
+            return None;
+        }
+        window.lines += 1;
+        Some(std::mem::take(&mut window.suppressed))
+    }
+
+    fn sweep_at(&self, now: u64) -> Vec<(Said, Option<IpAddr>, u64)> {
+        let mut untold = Vec::new();
+        self.0.lock().retain(|(said, peer), window| {
+            let over = now.saturating_sub(window.began) >= WINDOW_MILLIS;
+            if over && window.suppressed > 0 {
+                untold.push((*said, *peer, window.suppressed));
+            }
+            !over
+        });
+        untold
+    }
+}
+
+/// An address, or the /64 that it is of.
+fn site(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        ip @ IpAddr::V4(_) => ip,
+    }
+}
+
+/// The limits of the process.
+pub fn peer_limits() -> &'static PeerLimits {
+    static LIMITS: LazyLock<PeerLimits> = LazyLock::new(PeerLimits::default);
+    &LIMITS
+}
+
+/// `tracing::info!` about a peer, limited by its kind and address ([`crate::log_limits::PeerLimits`]): a
+/// [`Said`](crate::log_limits::Said), the `IpAddr`, then as for `info!`. What was left out before is in the field
+/// `suppressed`.
+#[macro_export]
+macro_rules! info_of_peer {
+    ($said:expr, $ip:expr, $($arg:tt)+) => {
+        if ::tracing::enabled!(::tracing::Level::INFO)
+            && let Some(suppressed) = $crate::log_limits::peer_limits().pass($said, $ip)
+        {
+            let suppressed = (suppressed > 0).then_some(suppressed);
+            ::tracing::info!(suppressed, $($arg)+);
+        }
+    };
+}
+
+/// `tracing::warn!`, at most once in ten seconds from this place in the code. When some were left out, the next
+/// one tells how many in the field `suppressed`.
+#[macro_export]
+macro_rules! warn_limited {
+    ($($arg:tt)+) => {{
+        static LIMIT: $crate::log_limits::RateLimit =
+            $crate::log_limits::RateLimit::new(::std::time::Duration::from_secs(10));
+        if let Some(suppressed) = LIMIT.pass() {
+            let suppressed = (suppressed > 0).then_some(suppressed);
+            ::tracing::warn!(suppressed, $($arg)+);
+        }
+    }};
+}
+
+/// `tracing::error!`, at most once in ten seconds at each place that uses it. What was left out before is in the field
+/// `suppressed`.
+#[macro_export]
+macro_rules! error_limited {
+    ($($arg:tt)+) => {{
+        static LIMIT: $crate::log_limits::RateLimit =
+            $crate::log_limits::RateLimit::new(::std::time::Duration::from_secs(10));
+        if let Some(suppressed) = LIMIT.pass() {
+            let suppressed = (suppressed > 0).then_some(suppressed);
+            ::tracing::error!(suppressed, $($arg)+);
+        }
+    }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_event_passes_per_interval_and_the_rest_is_counted() {
+        let limit = RateLimit::new(Duration::from_secs(10));
+        assert_eq!(limit.pass_at(0), Some(0));
+        assert_eq!(limit.pass_at(1), None);
+        assert_eq!(limit.pass_at(9_999), None);
+        assert_eq!(limit.pass_at(10_000), Some(2));
+        assert_eq!(limit.pass_at(10_001), None);
+    }
+
+    #[test]
+    fn a_few_lines_of_each_kind_and_address_pass_and_the_rest_is_told_later() {
+        let limits = PeerLimits::default();
+        let [noisy, other]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
+        let passed = (0..1_000).filter(|_| limits.pass_at(Said::Refused, noisy, 5).is_some()).count();
+        assert_eq!(passed, 5);
+        assert_eq!(limits.pass_at(Said::Refused, other, 6), Some(0), "another address");
+        assert_eq!(limits.pass_at(Said::Takeover, noisy, 6), Some(0), "another kind");
+        assert_eq!(limits.pass_at(Said::Refused, noisy, 10_005), Some(995), "the next line tells");
+        assert_eq!(limits.sweep_at(20_006), [], "all told");
+        assert!(limits.0.lock().is_empty(), "and forgotten");
+        let passed = (0..7).filter(|_| limits.pass_at(Said::Refused, noisy, 30_000).is_some()).count();
+        assert_eq!(passed, 5);
+        assert_eq!(limits.sweep_at(39_999), []);
+        assert_eq!(
+            limits.sweep_at(40_000),
+            [(Said::Refused, Some(noisy), 2)],
+            "or nobody comes, and it is told so"
+        );
+    }
+
+    #[test]
+    fn many_addresses_neither_fill_the_memory_nor_the_log() {
+        let limits = PeerLimits::default();
+        let sites = (0..100_000_u32).map(|n| IpAddr::from(Ipv6Addr::from(u128::from(n) << 64)));
+        let passed = sites.filter(|ip| limits.pass_at(Said::Handshake, *ip, 0).is_some()).count();
+        assert_eq!(passed, PLACES + LINES_PER_WINDOW as usize);
+        assert_eq!(limits.0.lock().len(), PLACES + 1);
+        let one_site = (0..1_000_u32).map(|n| IpAddr::from(Ipv6Addr::from(u128::from(n))));
+        let limits = PeerLimits::default();
+        let passed = one_site.filter(|ip| limits.pass_at(Said::Handshake, *ip, 0).is_some()).count();
+        assert_eq!(passed, LINES_PER_WINDOW as usize, "addresses of one /64 count as one");
+    }
+
+    #[test]
+    fn the_macro_takes_fields_and_a_message() {
+        for peer in 0..3 {
+            crate::warn_limited!(peer, reason = "test", "refused");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The handshakes of QoS 1 and 2, both directions.
+
+use std::sync::Arc;
+
+use codec::{AckKind, reason};
+use gateway_core::{QoS, QueueOp, Ticket};
+
+use super::{
+    Begin, Disk, Env, Outbound,
+    inflight::{Entry, Stage},
+    outbound::answered,
+};
+
+/// An acknowledgement that must wait until something is on disk.
+#[derive(Debug)]
+pub struct Unsafe(pub Arc<Ticket>);
+
+/// An acknowledgement of a message in flight that is not the next step of its handshake: a protocol error, after which the
+/// two sides cannot agree any more [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrongStep;
+
+impl Outbound {
+    /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight.
+    pub fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
+        if !matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce) {
+            return Err(WrongStep);
+        }
+        if let Some((place, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.remove(id) {
+            delivery.durable.remove(place, env);
+            answered(delivery.receipt(), code);
+        }
+        self.pump(env);
+        Ok(true)
+    }
+
+    /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What is on
+    /// disk must say so before PUBREL goes: then the caller appends it, when the ticket is done.
+    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<Option<Unsafe>, WrongStep> {
+        let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
+        let mut held = None;
+        if let Some(rare) = &mut self.rare
+            && let Some((place, entry)) = rare.inflight.get_mut(id)
+        {
+            match &entry.stage {
+                Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
+                    if code >= 0x80 {
+                        answered(delivery.receipt(), code);
+                        delivery.durable.remove(place, env);
+                        rare.inflight.remove(id);
+                        self.pump(env);
+                        return Ok(None);
+                    }
+                    let released = Self::release(delivery, place, env);
+                    held = released.ticket.clone();
+                    rare.inflight.release(id, released);
+                    rare.settle(env.budget);
+                    release = reason::SUCCESS;
+                }
+                Stage::Release(released) => {
+                    held = released.ticket.clone();
+                    release = reason::SUCCESS;
+                }
+                Stage::Publish(_) => return Err(WrongStep),
+            }
+        }
+        if code >= 0x80 {
+            return Ok(None);
+        }
+        if let Some(ticket) = held.filter(|ticket| ticket.result().is_none()) {
+            return Ok(Some(Unsafe(ticket)));
+        }
+        self.append_ack(AckKind::PubRel, id, release);
+        Ok(None)
+    }
+
+    /// PUBCOMP. False if the id is not in flight.
+    pub fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
+        if !matches!(entry.stage, Stage::Release(_)) {
+            return Err(WrongStep);
+        }
+        if let Some((place, Entry { stage: Stage::Release(released), .. })) = rare.inflight.remove(id) {
+            released.durable.remove(place, env);
+            answered(released.receipt.as_ref(), reason::SUCCESS);
+        }
+        self.pump(env);
+        Ok(true)
+    }
+
+    /// An inbound QoS 2 PUBLISH arrives.
+    pub fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
+        let received = &mut self.rare().received;
+        if let Some(ticket) = received.get(&id) {
+            return Begin::Duplicate(ticket.clone());
+        }
+        if received.len() >= usize::from(receive_maximum) {
+            return Begin::Exceeded;
+        }
+        received.insert(id, None);
+        Begin::New
+    }
+
+    /// The PUBLISH of `id` has parts on disk, as the id itself: it is remembered until PUBREL, also by the next process.
+    /// False if it was forgotten meanwhile: the disk must forget it too.
+    #[must_use]
+    pub fn keep_received(&mut self, id: u16, ticket: Arc<Ticket>) -> bool {
+        let place = self.rare.as_mut().and_then(|rare| rare.received.get_mut(&id));
+        place.map(|place| *place = Some(ticket)).is_some()
+    }
+
+    /// The PUBLISH was refused in its PUBREC: the id is free again [MQTT-4.3.3-9].
+    pub fn abort_received(&mut self, id: u16) {
+        if let Some(rare) = &mut self.rare {
+            rare.received.remove(&id);
+        }
+    }
+
+    /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11]. An id on disk must be gone there first: the client
+    /// may use it again after PUBCOMP. Then the caller appends that, when the ticket is done.
+    pub fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Unsafe> {
+        let rare = self.rare();
+        let known = rare.received.remove(&id);
+        rare.forgetting.retain(|(_, ticket)| ticket.result().is_none());
+        if let (Some(Some(_)), Some(Disk { journal, queue })) = (&known, env.disk) {
+            let ticket = Ticket::new();
+            journal.submit(QueueOp::Forget { queue, packet_id: id, ticket: Arc::clone(&ticket) });
+            rare.forgetting.retain(|(other, _)| *other != id);
+            rare.forgetting.push((id, Arc::clone(&ticket)));
+            return Some(Unsafe(ticket));
+        }
+        // Sent again on another connection.
+        let forgetting = rare.forgetting.iter().find(|(other, _)| *other == id && known.is_none());
+        if let Some((_, ticket)) = forgetting {
+            return Some(Unsafe(Arc::clone(ticket)));
+        }
+        let code = if known.is_some() { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
+        self.append_ack(AckKind::PubComp, id, code);
+        None
+    }
+}

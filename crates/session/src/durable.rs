@@ -1,0 +1,451 @@
+//! The durable side of a persistent session: deliveries that are on disk as well as in memory, and the tail of the queue
+//! that is on disk only.
+//!
+//! QoS 1 to a client that keeps up is sent at once and written meanwhile, unless its PUBACK comes first. All else goes
+//! to the tail and is read back when there is room. So QoS 2 is sent only after it was written: a message that a
+//! client has begun to receive is never forgotten, and its packet identifier never given to another.
+
+use std::sync::Arc;
+
+use gateway_core::{
+    DropReason, Durability, Entry, Journal, Message, Page, QoS, QueueId, QueueOp, ReadBack, Receipt, Ticket,
+    Timestamp, limits::OverflowPolicy, metrics::count,
+};
+
+use super::{
+    Env, Offer, Outbound, Take,
+    inflight::{Released, Stage},
+    outbound::dropped,
+    pending::{Awaited, Delivery},
+    tail::{LOW, LOW_BYTES, Tail},
+};
+
+/// Messages and bytes that wait in memory for a connected client of a persistent session.
+const WINDOW: usize = 1_000;
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// Where the durable state of one session goes.
+#[derive(Clone, Copy)]
+pub struct Disk<'a> {
+    /// Takes changes.
+    pub journal: &'a dyn Journal,
+    /// The session's queue.
+    pub queue: QueueId,
+}
+
+/// What an earlier process left on disk for a session.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Left<'a> {
+    /// The first place in use.
+    pub first: u64,
+    /// One more than the last.
+    pub next: u64,
+    /// One more than the last QoS 2 place that it may have begun to send.
+    pub exact: u64,
+    /// One more than the last place that it may have begun to send although the entry there does not say so.
+    pub begun: u64,
+    /// Messages.
+    pub messages: usize,
+    /// Their cost.
+    pub bytes: u64,
+    /// Packet identifiers of QoS 2 messages that came in.
+    pub received: &'a [u16],
+}
+
+/// What [`Outbound::begin_load`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// There is nothing to read, or no room for it.
+    Nothing,
+    /// Read from this place on so many bytes, or one message.
+    From(u64, usize),
+    /// The memory budget is used up: to be tried again later.
+    NoRoom,
+}
+
+/// Where a delivery is beside memory.
+#[derive(Debug, Clone)]
+pub(super) enum Durable {
+    /// Nowhere.
+    No,
+    /// On its way to the disk, or there.
+    Submitted(Arc<Entry>),
+    /// On disk.
+    Stored,
+}
+
+impl Durable {
+    /// The session is over: what is not written yet need not be.
+    pub(super) fn settle(&self) {
+        if let Self::Submitted(entry) = self {
+            entry.settle();
+        }
+    }
+
+    /// The delivery of `place` is over.
+    pub(super) fn remove(&self, place: u64, env: &Env<'_>) {
+        let written = match self {
+            Self::No => false,
+            Self::Submitted(entry) => !entry.settle(),
+            Self::Stored => true,
+        };
+        if written && let Some(Disk { journal, queue }) = env.disk {
+            journal.submit(QueueOp::Remove { queue, seq: place, unit: None });
+        }
+    }
+}
+
+impl Delivery {
+    /// What is kept in memory of an offer, and submitted with this bound, unless its mode says that memory is enough.
+    fn submitted(
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        place: u64,
+        bound: Bound,
+        disk: Disk<'_>,
+    ) -> Self {
+        let mut delivery = Self::keep(message, qos, offer);
+        delivery.place = place;
+        if message.durability != Durability::None {
+            delivery.durable = Durable::Submitted(submit(message, qos, offer, place, bound, disk));
+        }
+        delivery
+    }
+
+    /// Writes a delivery that is in memory only, if it is one.
+    fn write(&mut self, place: u64, bound: Bound, disk: Disk<'_>) {
+        if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
+            return;
+        }
+        let mut message = self.message.borrow();
+        message.durability = Durability::Interval;
+        let entry = submit(&message, self.qos, self.offer(), place, bound, disk);
+        drop(message);
+        self.durable = Durable::Submitted(entry);
+    }
+}
+
+impl Outbound {
+    /// What an earlier process left.
+    pub fn restore(&mut self, left: &Left<'_>) {
+        let rare = self.rare();
+        if left.next > 0 {
+            rare.tail = Some(Box::new(Tail::restored(left)));
+        }
+        rare.received.extend(left.received.iter().map(|id| (*id, Some(safe()))));
+    }
+
+    /// The connection has ended: has the disk note what the client may have begun to receive, for the next process, if it
+    /// does not know. The ticket is done when it does. What is sent is always at the front of the queue.
+    pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Ticket>> {
+        let Disk { journal, queue } = env.disk?;
+        let rare = self.rare.as_mut()?;
+        let on_disk_only = rare.tail.as_mut().and_then(|tail| tail.note_sent());
+        let below = rare.inflight.note_sent().max(on_disk_only)?;
+        let ticket = Ticket::new();
+        journal.submit(QueueOp::NoteSent { queue, below, ticket: Arc::clone(&ticket) });
+        Some(ticket)
+    }
+
+    /// Messages on disk only expired there.
+    pub fn note_expired(&mut self, messages: usize, bytes: u64, now: Timestamp) {
+        let Some(rare) = &mut self.rare else { return };
+        rare.dropped += messages as u64;
+        if let Some(tail) = &mut rare.tail {
+            tail.subtract(messages, bytes);
+            tail.give_up_expired(now);
+        }
+    }
+
+    /// Whether the client may have begun to receive what is on disk in this place, so that it must stay there although it
+    /// has expired: the session removes it when it is done with it.
+    pub fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
+        self.tail().is_some_and(|tail| tail.may_have_sent(place, qos))
+    }
+
+    /// Where more is to be read from disk, if there is room and it is not being read already. The caller reads and then
+    /// calls [`Self::loaded`] or [`Self::load_failed`].
+    pub fn begin_load(&mut self, env: &Env<'_>) -> Load {
+        if !self.wants_load() {
+            return Load::Nothing;
+        }
+        let held = self.rare.as_ref().map_or(0, |rare| rare.held());
+        match self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
+            Some(tail) => match tail.begin_load(held, env.budget) {
+                Some(bytes) => Load::From(tail.from, bytes),
+                None => Load::NoRoom,
+            },
+            None => Load::Nothing,
+        }
+    }
+
+    fn tail(&self) -> Option<&Tail> {
+        self.rare.as_ref()?.tail.as_deref()
+    }
+
+    /// Whether [`Self::begin_load`] would, if the memory budget had room.
+    pub fn wants_load(&self) -> bool {
+        self.is_online()
+            && self.rare.as_ref().is_some_and(|rare| {
+                rare.pending.len() + rare.inflight.unsent() < LOW
+                    && rare.pending.bytes() < LOW_BYTES
+                    && rare.tail.as_ref().is_some_and(|tail| !tail.is_loading() && !tail.is_empty())
+            })
+    }
+
+    /// What was read.
+    pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
+        let Some(mut rare) = self.rare.take() else { return };
+        if let Some(tail) = &mut rare.tail
+            && let Some(entries) = tail.loaded(page, env.budget)
+        {
+            let bytes =
+                entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
+            tail.subtract(entries.len(), bytes);
+            let receipts: Vec<_> = entries.iter().map(|entry| tail.take_receipt(entry.place)).collect();
+            tail.give_up_before(tail.from);
+            let sent: Vec<_> = entries.iter().map(|entry| tail.is_sent(entry)).collect();
+            for ((entry, receipt), again) in entries.into_iter().zip(receipts).zip(sent) {
+                rare.take_up(entry, again, receipt, env);
+            }
+        }
+        self.rare = Some(rare);
+        self.pump(env);
+    }
+
+    /// Reading failed; it is tried again.
+    pub fn load_failed(&mut self, env: &Env<'_>) {
+        if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
+            tail.stop_loading(env.budget);
+        }
+    }
+
+    /// What must be safe before the next connection may be answered: PUBREL packets go at once there.
+    pub fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
+        self.rare.as_ref().map_or_else(Vec::new, |rare| rare.inflight.unsafe_releases().cloned().collect())
+    }
+
+    /// Takes a message of a persistent session.
+    pub(super) fn offer_durable(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        env: &Env<'_>,
+        disk: Disk<'_>,
+    ) -> Take {
+        let can_send = self.can_send_now();
+        let online = self.is_online();
+        let window = usize::from(self.window);
+        let rare = self.rare();
+        let tail = rare.tail.get_or_insert_with(Box::default);
+        let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && !tail.is_loading();
+        let fits = passes && can_send && rare.inflight.has_room(window, tail.next);
+        if fits && self.affords(message.cost(), env) {
+            let place = self.rare().tail.get_or_insert_with(Box::default).pass();
+            if !self.append_publish(message, qos, offer, place, env.now) {
+                return self.too_large();
+            }
+            self.rare()
+                .inflight
+                .push(place, Delivery::submitted(message, qos, offer, place, Bound::Sent, disk));
+            return Take::Sent;
+        }
+        let rare = self.rare();
+        let held = rare.held();
+        if passes
+            && rare.pending.len() < WINDOW.min(env.limits.mailbox_messages)
+            && rare.pending.bytes() < WINDOW_BYTES
+            // Else it waits on disk, which is where memory is short the place for it.
+            && env.budget.charge(held, message.cost())
+        {
+            let place = rare.tail.get_or_insert_with(Box::default).pass();
+            let bound = Bound::waiting(env.now, env);
+            rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
+            return Take::Sent;
+        }
+        if offer.group != 0 && qos == QoS::AtLeastOnce {
+            // Another member may have room, and what is on disk only cannot be given to another member. Not a drop: it
+            // waits in the group's queue then.
+            return Take::Dropped(DropReason::QueueFull);
+        }
+        self.append_to_tail(message, qos, offer, env, disk)
+    }
+
+    fn append_to_tail(
+        &mut self,
+        message: &Message<'_>,
+        qos: QoS,
+        offer: Offer<'_>,
+        env: &Env<'_>,
+        disk: Disk<'_>,
+    ) -> Take {
+        let online = self.is_online();
+        let cost = message.cost() as u64;
+        let rare = self.rare();
+        let tail = rare.tail.get_or_insert_with(Box::default);
+        let most_bytes = env.limits.offline_bytes.0 as u64;
+        while tail.messages >= env.limits.offline_messages || tail.bytes + cost > most_bytes {
+            let disconnect = env.limits.overflow == OverflowPolicy::Disconnect && online;
+            let oldest = tail.oldest();
+            let keeps = qos == QoS::AtMostOnce
+                || env.limits.overflow == OverflowPolicy::DropNewest
+                || oldest >= tail.next;
+            if keeps || disconnect || tail.messages == 0 {
+                rare.dropped += 1;
+                count(|c| c.dropped_queue_full.add(1));
+                return if disconnect && !keeps {
+                    Take::Overflow
+                } else {
+                    Take::Dropped(DropReason::QueueFull)
+                };
+            }
+            rare.dropped += 1;
+            count(|c| c.dropped_queue_full.add(1));
+            disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
+            tail.note_trimmed();
+        }
+        let bound = Bound::waiting(env.now, env);
+        let place = tail.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
+        tail.limit_awaited(env.limits.offline_messages + WINDOW);
+        submit(message, qos, offer, place, bound, disk);
+        if online { Take::Sent } else { Take::Queued }
+    }
+
+    /// The connection ended: what waits and is on disk too leaves memory, but for what a shared group may give to others.
+    pub(super) fn offload(&mut self, env: &Env<'_>) {
+        let Some(disk) = env.disk else { return };
+        let Some(rare) = &mut self.rare else { return };
+        let Some(tail) = &mut rare.tail else { return };
+        for (place, delivery) in rare.inflight.publishes() {
+            delivery.write(place, Bound::Sent, disk);
+        }
+        for mut delivery in rare.pending.take_end().into_iter().rev() {
+            let cost = delivery.message.cost();
+            env.budget.release(cost);
+            let bound = Bound::waiting(delivery.message.received, env);
+            delivery.write(delivery.place, bound, disk);
+            let until = bound.until(delivery.message.expires);
+            tail.take_back(delivery.place, cost as u64, delivery.receipt(), until);
+        }
+        tail.stop_loading(env.budget);
+    }
+
+    /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the ticket, if there is one.
+    pub(super) fn release(delivery: &Delivery, place: u64, env: &Env<'_>) -> Released {
+        let receipt = delivery.receipt().cloned();
+        let durable = delivery.durable.clone();
+        let disk = env.disk.filter(|_| !matches!(durable, Durable::No));
+        let ticket = disk.map(|Disk { journal, queue }| {
+            let ticket = Ticket::new();
+            journal.submit(QueueOp::Release { queue, seq: place, ticket: Arc::clone(&ticket) });
+            ticket
+        });
+        Released { receipt, durable, ticket }
+    }
+}
+
+impl super::outbound::Rare {
+    /// Takes up what was read. If an earlier process may have sent it, it keeps its packet identifier and is sent
+    /// `again`, or the client may hold that for ever.
+    fn take_up(&mut self, entry: ReadBack, again: bool, receipt: Option<Arc<Receipt>>, env: &Env<'_>) {
+        let ReadBack { place, qos, retain, sent, group, ids, message } = entry;
+        let again =
+            again && qos != QoS::AtMostOnce && self.inflight.fits(place) && !self.pending.has_acknowledged();
+        let expired = message.as_ref().is_some_and(|message| message.is_expired(env.now));
+        if expired {
+            self.dropped += 1;
+            count(|c| c.dropped_expired.add(1));
+            dropped(receipt.as_ref(), DropReason::Expired);
+        }
+        let Some(message) = message.filter(|_| !expired) else {
+            if again && qos == QoS::ExactlyOnce {
+                let released = Released { receipt: None, durable: Durable::Stored, ticket: None };
+                self.inflight.restore(place, Stage::Release(released), sent);
+            } else {
+                Durable::Stored.remove(place, env);
+            }
+            return;
+        };
+        let awaited = if receipt.is_some() { Awaited::Unsent } else { Awaited::No };
+        let message = receipt.map_or_else(|| Arc::clone(&message), |receipt| message.with_receipt(receipt));
+        let delivery = Delivery {
+            message,
+            ids,
+            place,
+            group,
+            qos,
+            retain,
+            awaited,
+            until: None,
+            durable: Durable::Stored,
+        };
+        if again {
+            self.inflight.restore(place, Stage::Publish(delivery), sent);
+        } else {
+            // There was room when reading began.
+            env.budget.force(delivery.message.cost());
+            self.pending.push(delivery);
+        }
+    }
+}
+
+/// Until when a message may wait on disk, or without a connection, that does so since then, if there is a limit.
+pub(super) fn waits_until(since: Timestamp, env: &Env<'_>) -> Option<Timestamp> {
+    let age = env.limits.offline_age.millis();
+    (age > 0).then(|| since.plus_millis(age))
+}
+
+/// What the store may do with an entry whose time has come.
+#[derive(Clone, Copy)]
+enum Bound {
+    /// Nothing: it has been sent.
+    Sent,
+    /// Remove it when its message has expired, or at this time if that is sooner, unless it may have been sent by then.
+    Waits(Option<Timestamp>),
+}
+
+impl Bound {
+    fn waiting(received: Timestamp, env: &Env<'_>) -> Self {
+        Self::Waits(waits_until(received, env))
+    }
+
+    /// When the store may remove an entry whose message expires at `expires`, if some time.
+    fn until(self, expires: Option<Timestamp>) -> Option<Timestamp> {
+        match self {
+            Self::Sent => None,
+            Self::Waits(until) => expires.into_iter().chain(until).min(),
+        }
+    }
+}
+
+/// Submits one delivery.
+fn submit(
+    message: &Message<'_>,
+    qos: QoS,
+    offer: Offer<'_>,
+    place: u64,
+    bound: Bound,
+    disk: Disk<'_>,
+) -> Arc<Entry> {
+    let ticket = message.ticket().cloned();
+    let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, ticket);
+    entry.retain = offer.retain;
+    match bound {
+        Bound::Sent => entry.sent = true,
+        Bound::Waits(_) => entry.expires = bound.until(entry.expires),
+    }
+    entry.group = offer.group_queue;
+    entry.ids = if offer.ids.is_empty() { None } else { Some(offer.ids.into()) };
+    let entry = Arc::new(entry);
+    disk.journal.submit(QueueOp::Append(Arc::clone(&entry)));
+    entry
+}
+
+/// A ticket that is done.
+fn safe() -> Arc<Ticket> {
+    let ticket = Ticket::new();
+    ticket.done();
+    ticket
+}

@@ -1,0 +1,315 @@
+//! The in-flight window towards a client: what waits for an acknowledgement, in sending order.
+//!
+//! Every delivery has a place in its session, counted from 0. The packet identifier follows from the place, so that it
+//! is the same after a restart without being written down; an acknowledgement is found by subtraction. The window
+//! spans fewer places than there are identifiers: none is reused while in flight [MQTT-2.2.1-3].
+
+use std::{collections::VecDeque, sync::Arc};
+
+use gateway_core::{Receipt, Ticket};
+
+use super::{durable::Durable, pending::Delivery};
+
+const IDS: u64 = 65_535;
+/// Places from the first in flight to a new one, at most, in windows. Places of messages that were dropped or expired
+/// before they were sent stay empty.
+const SPAN: usize = 4;
+const LEAST_SPAN: usize = 1024;
+
+/// What a packet id in flight waits for.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// PUBACK or PUBREC; the message may have to be sent again.
+    Publish(Delivery),
+    /// PUBCOMP; the PUBREL may have to be sent again.
+    Release(Released),
+}
+
+/// What is left of a QoS 2 delivery after PUBREC.
+#[derive(Debug)]
+pub(super) struct Released {
+    /// Who waits for the end.
+    pub(super) receipt: Option<Arc<Receipt>>,
+    pub(super) durable: Durable,
+    /// PUBREL may go once this is safe.
+    pub(super) ticket: Option<Arc<Ticket>>,
+}
+
+/// One id in flight.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) stage: Stage,
+    /// The disk knows that it was sent, if it is there.
+    pub(super) noted: bool,
+}
+
+/// The ring.
+#[derive(Debug, Default)]
+pub(super) struct Inflight {
+    ring: VecDeque<Option<Entry>>,
+    /// Place of the ring's first entry; of the next one, if the ring is empty.
+    first: u64,
+    live: usize,
+    /// First index that must be (re-)sent on this connection.
+    resend: usize,
+    /// PUBLISH packets sent on this connection and not acknowledged.
+    open: usize,
+    /// What the messages cost that may have to be sent again.
+    bytes: usize,
+}
+
+impl Entry {
+    /// Bytes counted against memory caps: after PUBREC the message is gone.
+    fn cost(&self) -> usize {
+        match &self.stage {
+            Stage::Publish(delivery) => delivery.message.cost(),
+            Stage::Release(_) => 0,
+        }
+    }
+}
+
+impl Inflight {
+    /// Bytes of messages in flight, as memory caps count them.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The message of `id` need not be sent again, but for its PUBREL.
+    pub(super) fn release(&mut self, id: u16, released: Released) {
+        if let Some((_, entry)) = self.get_mut(id) {
+            let cost = entry.cost();
+            // The place on disk says that it was sent, too.
+            *entry = Entry { stage: Stage::Release(released), noted: true };
+            self.bytes -= cost;
+        }
+    }
+
+    /// Ids in flight.
+    pub(super) fn len(&self) -> usize {
+        self.live
+    }
+
+    /// The place after the last one.
+    pub(super) fn next_place(&self) -> u64 {
+        self.first + self.ring.len() as u64
+    }
+
+    /// Whether a message for `place` may be taken up within `window`.
+    pub(super) fn has_room(&self, window: usize, place: u64) -> bool {
+        let span = (window * SPAN).clamp(LEAST_SPAN, IDS as usize - 1) as u64;
+        self.live < window && (self.ring.is_empty() || place - self.first < span)
+    }
+
+    /// Whether everything of earlier connections has been sent again.
+    pub(super) fn is_resent(&self) -> bool {
+        self.resend >= self.ring.len()
+    }
+
+    /// Takes up a message that is sent now. The caller has checked `has_room` and `is_resent`.
+    pub(super) fn push(&mut self, place: u64, delivery: Delivery) {
+        let noted = matches!(&delivery.durable, Durable::Submitted(entry) if entry.sent);
+        self.put(place, Entry { stage: Stage::Publish(delivery), noted });
+        self.resend = self.ring.len();
+        self.open += 1;
+    }
+
+    /// Takes up what may have been in flight before a restart: it will be sent again. The caller has checked `fits`.
+    pub(super) fn restore(&mut self, place: u64, stage: Stage, noted: bool) {
+        self.put(place, Entry { stage, noted });
+    }
+
+    /// One more than the last place of which the disk does not know that it was sent, but does from now on.
+    pub(super) fn note_sent(&mut self) -> Option<u64> {
+        let first = self.first;
+        let mut last = None;
+        for (index, entry) in self.ring.iter_mut().enumerate() {
+            if let Some(entry) = entry.as_mut().filter(|entry| !entry.noted) {
+                entry.noted = true;
+                last = Some(first + index as u64 + 1);
+            }
+        }
+        last
+    }
+
+    /// Whether `place` comes after all others and its identifier is not in flight.
+    pub(super) fn fits(&self, place: u64) -> bool {
+        self.ring.is_empty() || (place >= self.next_place() && place - self.first < IDS - 1)
+    }
+
+    /// Places that are to be sent again, at most.
+    pub(super) fn unsent(&self) -> usize {
+        self.ring.len().saturating_sub(self.resend)
+    }
+
+    fn put(&mut self, place: u64, entry: Entry) {
+        if self.ring.is_empty() {
+            self.first = place;
+            self.resend = 0;
+        }
+        while self.next_place() < place {
+            self.ring.push_back(None);
+        }
+        self.bytes += entry.cost();
+        self.ring.push_back(Some(entry));
+        self.live += 1;
+    }
+
+    /// The entry of `id`, with its place.
+    pub(super) fn get_mut(&mut self, id: u16) -> Option<(u64, &mut Entry)> {
+        let index = self.index(id)?;
+        Some((self.first + index as u64, self.ring.get_mut(index)?.as_mut()?))
+    }
+
+    /// Ends `id` and returns what it was, with its place.
+    pub(super) fn remove(&mut self, id: u16) -> Option<(u64, Entry)> {
+        let index = self.index(id)?;
+        let place = self.first + index as u64;
+        let entry = self.ring.get_mut(index)?.take()?;
+        self.bytes -= entry.cost();
+        self.live -= 1;
+        if index < self.resend {
+            // A Release that was not sent as PUBLISH on this connection is not counted there.
+            self.open = self.open.saturating_sub(1);
+        }
+        while matches!(self.ring.front(), Some(None)) {
+            self.ring.pop_front();
+            self.first += 1;
+            self.resend = self.resend.saturating_sub(1);
+        }
+        if self.ring.is_empty() && self.ring.capacity() > 64 {
+            self.ring = VecDeque::new();
+        }
+        Some((place, entry))
+    }
+
+    /// A connection ended: everything left must be sent again on the next.
+    pub(super) fn rewind(&mut self) {
+        self.resend = 0;
+        self.open = 0;
+    }
+
+    /// The next (id, place, entry) to send again within `window`; the caller then calls [`Self::advance`].
+    pub(super) fn next_resend(&mut self, window: usize) -> Option<(u16, u64, &mut Entry)> {
+        while matches!(self.ring.get(self.resend), Some(None)) {
+            self.resend += 1;
+        }
+        let place = self.first + self.resend as u64;
+        let entry = self.ring.get_mut(self.resend)?.as_mut()?;
+        // The client's Receive Maximum counts PUBLISH packets [MQTT-3.3.4-9].
+        if matches!(entry.stage, Stage::Publish(_)) && self.open >= window {
+            return None;
+        }
+        Some((id(place), place, entry))
+    }
+
+    /// Moves past the entry that `next_resend` gave. It counts as open until its end, whatever its stage.
+    pub(super) fn advance(&mut self) {
+        self.resend += 1;
+        self.open += 1;
+    }
+
+    /// Messages in flight, with their places.
+    pub(super) fn publishes(&mut self) -> impl Iterator<Item = (u64, &mut Delivery)> {
+        let first = self.first;
+        self.ring.iter_mut().enumerate().filter_map(move |(index, entry)| match &mut entry.as_mut()?.stage {
+            Stage::Publish(delivery) => Some((first + index as u64, delivery)),
+            Stage::Release(_) => None,
+        })
+    }
+
+    /// Tickets of PUBREL packets that may not go yet.
+    pub(super) fn unsafe_releases(&self) -> impl Iterator<Item = &Arc<Ticket>> {
+        self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
+            Stage::Release(released) => released.ticket.as_ref().filter(|ticket| ticket.result().is_none()),
+            Stage::Publish(_) => None,
+        })
+    }
+
+    /// Empties the ring.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (u64, Entry)> + '_ {
+        let first = self.first;
+        self.first = self.next_place();
+        self.live = 0;
+        self.resend = 0;
+        self.open = 0;
+        self.bytes = 0;
+        let places = self.ring.drain(..).enumerate();
+        places.filter_map(move |(index, entry)| Some((first + index as u64, entry?)))
+    }
+
+    fn index(&self, id: u16) -> Option<usize> {
+        let distance = (u64::from(id).checked_sub(1)? + IDS - self.first % IDS) % IDS;
+        usize::try_from(distance).ok().filter(|index| *index < self.ring.len())
+    }
+}
+
+/// The packet identifier of a place: 1 to 65,535 in turn.
+pub(super) fn id(place: u64) -> u16 {
+    u16::try_from(place % IDS + 1).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use gateway_core::{Message, Origin, QoS, Timestamp};
+
+    use super::*;
+    use crate::pending::Awaited;
+
+    fn delivery() -> Delivery {
+        let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
+        Delivery {
+            message,
+            ids: None,
+            place: 0,
+            group: 0,
+            qos: QoS::AtLeastOnce,
+            retain: false,
+            awaited: Awaited::No,
+            until: None,
+            durable: Durable::No,
+        }
+    }
+
+    #[test]
+    fn ids_wrap_without_zero_and_are_not_reused_in_flight() {
+        let mut inflight = Inflight::default();
+        for place in 0..70_000 {
+            inflight.push(place, delivery());
+            let expected = u16::try_from(place % 65_535 + 1).expect("fits");
+            assert_eq!(inflight.remove(expected).expect("in flight").0, place);
+        }
+        inflight.push(70_000, delivery());
+        assert!(!inflight.has_room(65_535, 70_000 + 65_534), "its id would be in flight twice");
+        assert!(inflight.has_room(65_535, 70_000 + 65_533));
+        assert!(inflight.remove(0).is_none());
+        assert!(inflight.remove(id(70_001)).is_none());
+        assert_eq!(inflight.len(), 1);
+    }
+
+    #[test]
+    fn a_gap_of_dropped_messages_does_not_shift_ids() {
+        let mut inflight = Inflight::default();
+        inflight.push(5, delivery());
+        inflight.push(9, delivery());
+        assert!(inflight.remove(id(7)).is_none());
+        assert_eq!(inflight.remove(10).expect("in flight").0, 9);
+        assert_eq!(inflight.remove(6).expect("in flight").0, 5);
+        assert_eq!(inflight.next_place(), 10, "places go on");
+    }
+
+    #[test]
+    fn what_was_in_flight_before_a_restart_is_sent_again_within_the_window() {
+        let mut inflight = Inflight::default();
+        for place in 0..3 {
+            inflight.restore(place, Stage::Publish(delivery()), true);
+        }
+        for expected in [1, 2] {
+            let (id, ..) = inflight.next_resend(2).expect("room");
+            assert_eq!(id, expected);
+            inflight.advance();
+        }
+        assert!(inflight.next_resend(2).is_none(), "the client takes two at once");
+        inflight.remove(1);
+        assert_eq!(inflight.next_resend(2).expect("room").0, 3);
+    }
+}

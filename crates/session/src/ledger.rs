@@ -1,0 +1,119 @@
+//! What a session holds beside its queue, charged in steps: a message that is acknowledged at once touches no shared
+//! counter.
+
+use gateway_core::Budget;
+
+/// So much is not charged: every session may hold it.
+pub(super) const FREE: usize = 4 << 10;
+/// Bytes that are charged at once, where the budget has room for more than is needed.
+const STEP: usize = 16 << 10;
+
+/// Bytes on the budget for messages in flight and topic aliases.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    charged: usize,
+    /// The session may hold so much without another look at the budget.
+    room: usize,
+    /// With less than this, some is given back.
+    low: usize,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self { charged: 0, room: FREE, low: 0 }
+    }
+}
+
+impl Ledger {
+    /// Whether the session may hold `needed` bytes here, beside `others` that are charged elsewhere.
+    #[inline]
+    pub(super) fn covers(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
+        needed <= self.room || self.grows(needed, others, budget)
+    }
+
+    #[cold]
+    fn grows(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
+        let missing = needed - self.charged;
+        let held = self.charged + others;
+        let granted = [missing.next_multiple_of(STEP), missing].into_iter().find(|n| budget.charge(held, *n));
+        self.is_charged(self.charged + granted.unwrap_or_default());
+        granted.is_some()
+    }
+
+    /// The session holds `bytes`, whatever was asked before.
+    #[inline]
+    pub(super) fn settle(&mut self, bytes: usize, budget: &dyn Budget) {
+        if bytes > self.room || bytes < self.low {
+            self.moves(bytes, budget);
+        }
+    }
+
+    #[cold]
+    fn moves(&mut self, bytes: usize, budget: &dyn Budget) {
+        let charged = if bytes <= FREE { 0 } else { bytes };
+        if charged > self.charged {
+            budget.force(charged - self.charged);
+        } else {
+            budget.release(self.charged - charged);
+        }
+        self.is_charged(charged);
+    }
+
+    fn is_charged(&mut self, bytes: usize) {
+        self.charged = bytes;
+        self.room = bytes.max(FREE);
+        // All of it goes with the last message, and else what is more than two steps too much.
+        self.low = bytes.min(1).max((bytes + 1).saturating_sub(2 * STEP));
+    }
+
+    /// Bytes on the budget.
+    pub(super) fn charged(&self) -> usize {
+        self.charged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    struct Purse {
+        held: Cell<usize>,
+        limit: usize,
+    }
+
+    impl Budget for Purse {
+        fn charge(&self, _held: usize, bytes: usize) -> bool {
+            let fits = self.held.get() + bytes <= self.limit;
+            if fits {
+                self.force(bytes);
+            }
+            fits
+        }
+        fn force(&self, bytes: usize) {
+            self.held.set(self.held.get() + bytes);
+        }
+        fn release(&self, bytes: usize) {
+            self.held.set(self.held.get() - bytes);
+        }
+    }
+
+    /// Rules out an in-flight window that nobody counts, and a counter that every message touches.
+    #[test]
+    fn small_traffic_touches_no_budget_and_all_of_the_rest_comes_back() {
+        let account = Purse { held: Cell::new(0), limit: 256 << 10 };
+        let held = || account.held.get();
+        let mut ledger = Ledger::default();
+        assert!(ledger.covers(FREE, 0, &account) && held() == 0);
+        assert!(ledger.covers(FREE + 1, 0, &account) && held() == STEP);
+        assert!(ledger.covers(STEP, 0, &account) && held() == STEP, "a step is taken once");
+        ledger.settle(100, &account);
+        assert_eq!(held(), STEP, "nor is it given back for every message");
+        assert!(!ledger.covers(300 << 10, 0, &account), "more than there is");
+        ledger.settle(300 << 10, &account);
+        assert_eq!((held(), ledger.charged()), (300 << 10, 300 << 10), "what is there all the same counts");
+        ledger.settle(0, &account);
+        assert_eq!((held(), ledger.charged()), (0, 0));
+    }
+}

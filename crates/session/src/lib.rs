@@ -1,0 +1,35 @@
+//! The MQTT session, without sockets and without a clock: packets and time in, bytes and effects out.
+//!
+//! Two halves. [`Inbound`] holds what the peer sends (topic aliases, limits) and belongs to the connection's
+//! task. [`Outbound`] holds what outlives the connection (in-flight window, packet ids, waiting deliveries,
+//! inbound QoS 2 ids) and sits behind one short lock of its owner, since other threads deliver into it.
+//! Inbound QoS 2 ids live there too: a takeover then never waits for the old task to hand them over.
+//!
+//! Must not know: tokio, sockets, the broker, stores.
+
+mod acks;
+mod alias;
+mod buffers;
+mod connect;
+mod durable;
+mod fuzz;
+mod inbound;
+mod inflight;
+mod ledger;
+mod outbound;
+mod pending;
+#[cfg(test)]
+mod receipt_tests;
+mod sending;
+mod tail;
+#[cfg(test)]
+mod tests;
+
+pub use acks::{Unsafe, WrongStep};
+pub use buffers::{recycle, take_buffer, trim_buffers};
+pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
+pub use durable::{Disk, Left, Load};
+pub use fuzz::fuzz_session;
+pub use inbound::{Inbound, PublishError, Refusal, refusal};
+
+pub use outbound::{Begin, Env, LinkParams, OUT_BUFFER, Offer, Outbound, Take};

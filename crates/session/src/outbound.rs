@@ -1,0 +1,496 @@
+//! The half of a session that outlives its connection: what we send, and what the peer must not send twice.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use codec::{AckKind, encode_ack};
+use gateway_core::{
+    Budget, DropReason, Message, Protocol, QoS, QueueId, Receipt, Ticket, Timestamp, Yielded,
+    limits::{Limits, OverflowPolicy},
+    metrics::count,
+};
+
+use super::{
+    alias::OutboundAliases,
+    buffers::{recycle, take_buffer},
+    durable::{Disk, waits_until},
+    inflight::{Entry, Inflight, Stage},
+    ledger::{self, Ledger},
+    pending::{Awaited, Pending},
+    tail::Tail,
+};
+
+/// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
+pub const OUT_BUFFER: usize = 64 << 10;
+
+/// What calls need from outside: bounds, time, budget.
+pub struct Env<'a> {
+    /// Bounds.
+    pub limits: &'a Limits,
+    /// Now.
+    pub now: Timestamp,
+    /// Budget.
+    pub budget: &'a dyn Budget,
+    /// Where the durable state of a persistent session goes; `None` for other sessions.
+    pub disk: Option<Disk<'a>>,
+}
+
+/// What a new connection brings.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkParams {
+    /// Protocol level.
+    pub protocol: Protocol,
+    /// Un-acknowledged messages that the client takes (v5 Receive Maximum).
+    pub receive_maximum: u16,
+    /// Largest packet that the client takes.
+    pub maximum_packet_size: u32,
+    /// Topic aliases that the client takes.
+    pub topic_alias_maximum: u16,
+}
+
+/// How a message is offered.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a> {
+    /// Highest QoS.
+    pub qos: QoS,
+    /// RETAIN flag to send.
+    pub retain: bool,
+    /// Subscription identifiers.
+    pub ids: &'a [u32],
+    /// Shared group, 0 for none.
+    pub group: u32,
+    /// The shared group's durable queue, or none.
+    pub group_queue: QueueId,
+    /// May wait while there is no connection.
+    pub queue_offline: bool,
+}
+
+/// What became of an offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Take {
+    /// Encoded, or waiting for a connected client.
+    Sent,
+    /// Waiting for a connection.
+    Queued,
+    /// Not taken.
+    Dropped(DropReason),
+    /// Not taken, and the policy is to end the connection.
+    Overflow,
+}
+
+/// Answer to an inbound QoS 2 PUBLISH.
+#[derive(Debug, Clone)]
+pub enum Begin {
+    /// First time: route it, then PUBREC.
+    New,
+    /// Seen: PUBREC only [MQTT-4.3.3-10], once the ticket is done, if there is one.
+    Duplicate(Option<Arc<Ticket>>),
+    /// More than Receive Maximum at once (0x93) [MQTT-3.3.4-7].
+    Exceeded,
+}
+
+/// What few sessions need; made when first used.
+#[derive(Debug, Default)]
+pub(super) struct Rare {
+    pub(super) inflight: Inflight,
+    pub(super) pending: Pending,
+    /// Inbound QoS 2 ids; with a ticket those that are on disk, or will be.
+    pub(super) received: HashMap<u16, Option<Arc<Ticket>>, ahash::RandomState>,
+    /// Inbound QoS 2 ids that are still to go from disk; one entry for each.
+    pub(super) forgetting: Vec<(u16, Arc<Ticket>)>,
+    pub(super) tail: Option<Box<Tail>>,
+    pub(super) aliases: Option<OutboundAliases>,
+    /// What messages in flight and aliases have of the budget.
+    pub(super) ledger: Ledger,
+    pub(super) marks: VecDeque<Mark>,
+    pub(super) dropped: u64,
+}
+
+/// A place in the stream of bytes; when the socket has taken what is before it, `receipt` is told.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) end: u64,
+    /// Packet id, 0 at QoS 0.
+    pub(super) id: u16,
+    pub(super) receipt: Arc<Receipt>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Outbound {
+    pub(super) out: Vec<u8>,
+    pub(super) rare: Option<Box<Rare>>,
+    /// Bytes that left the out-buffer on this connection.
+    pub(super) taken: u64,
+    pub(super) maximum_packet_size: u32,
+    /// Most messages in flight, at least 1; 0 while there is no connection.
+    pub(super) window: u16,
+    pub(super) protocol: Protocol,
+    pub(super) ended: bool,
+}
+
+impl Outbound {
+    /// A session that has no connection yet.
+    pub fn new() -> Self {
+        Self {
+            out: Vec::new(),
+            rare: None,
+            taken: 0,
+            maximum_packet_size: u32::MAX,
+            window: 0,
+            protocol: Protocol::V4,
+            ended: false,
+        }
+    }
+
+    /// A connection begins: its first bytes are `connack`, then what earlier connections left un-acknowledged
+    /// [MQTT-4.4.0-1], then what waits.
+    pub fn attach(&mut self, link: LinkParams, connack: &[u8], env: &Env<'_>) {
+        if self.is_online() {
+            self.detach(env);
+        }
+        self.protocol = link.protocol;
+        self.window = link.receive_maximum.min(env.limits.max_inflight).max(1);
+        self.maximum_packet_size = link.maximum_packet_size;
+        self.append(connack);
+        if let Some(rare) = &mut self.rare {
+            rare.aliases = None;
+        }
+        if link.protocol.is_v5() && link.topic_alias_maximum > 0 {
+            self.rare().aliases = Some(OutboundAliases::new(link.topic_alias_maximum));
+        }
+        self.pump(env);
+    }
+
+    /// The connection ended: unsent bytes are gone, QoS 1 and 2 will be sent again.
+    pub fn detach(&mut self, env: &Env<'_>) {
+        self.window = 0;
+        recycle(std::mem::take(&mut self.out));
+        self.taken = 0;
+        if let Some(rare) = &mut self.rare {
+            rare.inflight.rewind();
+            rare.aliases = None;
+            rare.pending.limit(waits_until(env.now, env));
+            // QoS 1 and 2 are not lost: they are marked again when they are sent again.
+            for mark in rare.marks.drain(..).filter(|mark| mark.id == 0) {
+                dropped(Some(&mark.receipt), DropReason::ConnectionLost);
+            }
+        }
+        self.offload(env);
+        self.settle(env.budget);
+    }
+
+    /// Whether there is a connection.
+    pub fn is_online(&self) -> bool {
+        self.window != 0
+    }
+
+    /// Whether [`Self::end`] was called.
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Largest packet that the client takes.
+    pub fn maximum_packet_size(&self) -> usize {
+        usize::try_from(self.maximum_packet_size).unwrap_or(usize::MAX)
+    }
+
+    /// Protocol level of the current or last connection.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// (in flight, waiting, bytes waiting, dropped).
+    pub fn sizes(&self) -> (usize, usize, usize, u64) {
+        self.rare.as_ref().map_or((0, 0, 0, 0), |rare| {
+            let (on_disk, bytes) = rare.tail.as_ref().map_or((0, 0), |tail| tail.sizes());
+            let bytes = rare.pending.bytes() + usize::try_from(bytes).unwrap_or(usize::MAX);
+            (rare.inflight.len(), rare.pending.len() + on_disk, bytes, rare.dropped)
+        })
+    }
+
+    /// Messages dropped since the session began.
+    pub fn dropped(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.dropped)
+    }
+
+    /// Whether a paced replay may offer more now without queueing.
+    pub fn has_room(&self) -> bool {
+        self.is_online()
+            && self.out.len() < OUT_BUFFER / 2
+            && self.rare.as_ref().is_none_or(|rare| {
+                rare.can_send(self.window) && rare.tail.as_ref().is_none_or(|tail| tail.has_room())
+            })
+    }
+
+    /// Takes one message: into the out-buffer if it can go now, else into the queue, else drops it.
+    pub fn offer(&mut self, message: &Message<'_>, offer: Offer<'_>, env: &Env<'_>) -> Take {
+        if self.ended {
+            count(|c| c.dropped_session_ended.add(1));
+            return Take::Dropped(DropReason::SessionEnded);
+        }
+        let qos = offer.qos.min(message.qos);
+        if let Some(disk) = env.disk
+            && (qos != QoS::AtMostOnce || env.limits.offline_qos0 && offer.queue_offline && !self.is_online())
+            && (self.is_online() || offer.queue_offline)
+        {
+            return self.offer_durable(message, qos, offer, env, disk);
+        }
+        if self.is_online() {
+            if qos == QoS::AtMostOnce {
+                if self.out.len() < OUT_BUFFER
+                    && self.rare.as_ref().is_none_or(|rare| !rare.pending.has_qos0())
+                {
+                    let taken = self.send_qos0(message, offer, env.now);
+                    if self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some()) {
+                        self.settle(env.budget);
+                    }
+                    return taken;
+                }
+            } else if self.can_send_now() && self.affords(message.cost(), env) {
+                return self.send_acknowledged(message, qos, offer, env.now);
+            }
+        } else if !offer.queue_offline || (qos == QoS::AtMostOnce && !env.limits.offline_qos0) {
+            count(|c| c.dropped_offline.add(1));
+            if let Some(rare) = &mut self.rare {
+                rare.dropped += 1;
+            }
+            return Take::Dropped(DropReason::Offline);
+        }
+        self.enqueue(message, qos, offer, env)
+    }
+
+    /// Appends a control packet. Never waits: control packets answer the peer's own packets.
+    pub fn append(&mut self, bytes: &[u8]) {
+        self.out().extend_from_slice(bytes);
+    }
+
+    /// The out-buffer, made if it is not there.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
+        if self.out.capacity() == 0 {
+            self.out = take_buffer();
+        }
+        &mut self.out
+    }
+
+    /// Bytes in the out-buffer.
+    pub fn buffered(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Bytes that were taken for writing on this connection.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Takes the out-buffer for writing; it begins and ends at frame boundaries.
+    pub fn take_out(&mut self) -> Vec<u8> {
+        self.taken += self.out.len() as u64;
+        std::mem::take(&mut self.out)
+    }
+
+    /// All that was taken has gone to the socket but the last `unsent` bytes.
+    pub fn note_written(&mut self, unsent: usize) {
+        let Some(rare) = &mut self.rare else { return };
+        let written = self.taken.saturating_sub(unsent as u64);
+        while rare.marks.front().is_some_and(|mark| mark.end <= written) {
+            let Some(Mark { id, receipt, .. }) = rare.marks.pop_front() else { return };
+            receipt.update(|state| {
+                state.sent += 1;
+                state.acked += u32::from(id == 0);
+            });
+            if let Some((_, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.get_mut(id)
+                && delivery.receipt().is_some_and(|awaited| Arc::ptr_eq(awaited, &receipt))
+            {
+                delivery.awaited = Awaited::Sent;
+            }
+        }
+    }
+
+    /// Whether [`Self::pump`] may find something.
+    pub fn has_waiting(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| !rare.pending.is_empty() || !rare.inflight.is_resent())
+    }
+
+    /// Fills the out-buffer from what must be sent again and what waits. True if bytes were added.
+    pub fn pump(&mut self, env: &Env<'_>) -> bool {
+        if !self.is_online() || self.rare.is_none() {
+            return false;
+        }
+        let before = self.out.len();
+        while self.out.len() < OUT_BUFFER && self.resend_one(env) {}
+        while self.out.len() < OUT_BUFFER && self.send_one_pending(env) {}
+        self.settle(env.budget);
+        self.out.len() != before
+    }
+
+    /// What a shared group queued here and is not yet sent: it is not read from disk again, even if it stays there.
+    pub fn yield_shared(&mut self, env: &Env<'_>) -> Vec<Yielded> {
+        let Some(rare) = &mut self.rare else { return Vec::new() };
+        let taken = rare.pending.extract(|delivery| delivery.group != 0);
+        let yielded: Vec<_> = taken
+            .into_iter()
+            .map(|delivery| {
+                env.budget.release(delivery.message.cost());
+                let place = delivery.place;
+                delivery.into_shared(place)
+            })
+            .collect();
+        self.offload(env);
+        if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
+            tail.give(yielded.iter().filter_map(|yielded| yielded.place));
+        }
+        yielded
+    }
+
+    /// The session is over. Hands back what a shared group may give to another member: what waits, and QoS 1
+    /// in flight; never QoS 2 in flight [MQTT-4.8.2-5].
+    pub fn end(&mut self, env: &Env<'_>) -> Vec<Yielded> {
+        self.detach(&Env { disk: None, ..*env });
+        self.ended = true;
+        let Some(mut rare) = self.rare.take() else { return Vec::new() };
+        let mut shared = Vec::new();
+        rare.ledger.settle(0, env.budget);
+        if let Some(tail) = &mut rare.tail {
+            tail.give_up(env.budget);
+        }
+        // What is on disk the caller removes as a whole.
+        for (place, entry) in rare.inflight.drain() {
+            match entry.stage {
+                Stage::Publish(delivery) if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce => {
+                    shared.push(delivery.into_shared(place));
+                }
+                Stage::Publish(delivery) => {
+                    delivery.durable.settle();
+                    dropped(delivery.receipt(), DropReason::SessionEnded);
+                }
+                Stage::Release(released) => dropped(released.receipt.as_ref(), DropReason::SessionEnded),
+            }
+        }
+        while let Some(delivery) = rare.pending.pop() {
+            env.budget.release(delivery.message.cost());
+            if delivery.group != 0 {
+                let place = delivery.place;
+                shared.push(delivery.into_shared(place));
+            } else {
+                delivery.durable.settle();
+                count(|c| c.dropped_session_ended.add(1));
+                dropped(delivery.receipt(), DropReason::SessionEnded);
+            }
+        }
+        shared
+    }
+
+    /// Bytes on the budget.
+    pub fn held(&self) -> usize {
+        self.rare.as_ref().map_or(0, |rare| rare.held())
+    }
+
+    /// Memory is short: what waits and is on disk leaves memory; else QoS 0 goes and, if the oldest may be dropped, as
+    /// much of the rest as is half of what waits. False if there was nothing of that.
+    pub fn give_back(&mut self, env: &Env<'_>) -> bool {
+        let before = self.held();
+        self.offload(env);
+        if let Some(rare) = self.rare.as_mut().filter(|_| env.disk.is_none()) {
+            let most = rare.pending.bytes() / 2;
+            let mut gone = rare.pending.extract(|delivery| delivery.qos == QoS::AtMostOnce);
+            while rare.pending.bytes() > most && env.limits.overflow == OverflowPolicy::DropOldest {
+                gone.extend(rare.pending.pop());
+            }
+            for delivery in gone {
+                env.budget.release(delivery.message.cost());
+                rare.dropped += 1;
+                count(|c| c.dropped_memory.add(1));
+                dropped(delivery.receipt(), DropReason::Memory);
+            }
+        }
+        self.settle(env.budget);
+        self.held() < before
+    }
+
+    /// Notes that `messages` QoS 0 messages were lost with the connection.
+    pub fn note_lost(&mut self, messages: u64) {
+        if messages > 0 {
+            count(|c| c.dropped_connection_lost.add(messages));
+            self.rare().dropped += messages;
+        }
+    }
+
+    pub(super) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_with(Box::default)
+    }
+
+    pub(super) fn can_send_now(&self) -> bool {
+        self.out.len() < OUT_BUFFER && self.rare.as_ref().is_none_or(|rare| rare.can_send(self.window))
+    }
+
+    /// Whether the budget has room for `cost` more bytes in flight.
+    pub(super) fn affords(&mut self, cost: usize, env: &Env<'_>) -> bool {
+        let Some(rare) = &mut self.rare else { return cost <= ledger::FREE || self.affords_first(cost, env) };
+        let needed = rare.inflight.bytes() + rare.alias_bytes() + cost;
+        rare.ledger.covers(needed, rare.pending.bytes(), env.budget)
+    }
+
+    #[cold]
+    fn affords_first(&mut self, cost: usize, env: &Env<'_>) -> bool {
+        self.rare().ledger.covers(cost, 0, env.budget)
+    }
+
+    /// Brings the budget up to what is in flight.
+    pub(super) fn settle(&mut self, budget: &dyn Budget) {
+        if let Some(rare) = &mut self.rare {
+            rare.settle(budget);
+        }
+    }
+
+    pub(super) fn append_ack(&mut self, kind: AckKind, id: u16, code: u8) {
+        let protocol = self.protocol;
+        encode_ack(kind, id, code, protocol, self.out());
+    }
+}
+
+impl Rare {
+    pub(super) fn alias_bytes(&self) -> usize {
+        self.aliases.as_ref().map_or(0, OutboundAliases::bytes)
+    }
+
+    /// Bytes on the budget that the queue's own do not count.
+    pub(super) fn settle(&mut self, budget: &dyn Budget) {
+        self.ledger.settle(self.inflight.bytes() + self.alias_bytes(), budget);
+    }
+
+    /// Bytes on the budget in all, for how much more the session may have.
+    pub(super) fn held(&self) -> usize {
+        self.pending.bytes() + self.ledger.charged()
+    }
+
+    /// Whether a new QoS 1 or 2 message may be sent before anything else.
+    fn can_send(&self, window: u16) -> bool {
+        self.pending.is_empty()
+            && self.inflight.is_resent()
+            && self.inflight.has_room(window.into(), self.inflight.next_place())
+    }
+}
+
+impl Default for Outbound {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+pub(super) fn answered(receipt: Option<&Arc<Receipt>>, code: u8) {
+    if let Some(receipt) = receipt {
+        receipt.update(|state| state.answered(code));
+    }
+}
+
+pub(super) fn dropped(receipt: Option<&Arc<Receipt>>, reason: DropReason) {
+    if let Some(receipt) = receipt {
+        receipt.update(|state| {
+            state.dropped += 1;
+            state.reason = Some(reason);
+        });
+    }
+}

@@ -1,0 +1,81 @@
+//! Where the time of a data directory goes on (file `clock`): see [`gateway_core::clock`].
+
+use std::{
+    fs,
+    sync::{Arc, Once},
+};
+
+use gateway_core::clock::{self, Absence, Mark};
+use tracing::warn;
+
+use super::{DataDir, StoreError, data_dir::replace_file};
+
+const NAME: &str = "clock";
+
+/// The mark of a data directory.
+#[derive(Debug)]
+pub struct ClockMark {
+    directory: Arc<DataDir>,
+}
+
+impl ClockMark {
+    /// Goes on where the process before has left off; says so, if the wall clock is not believed. The time of a process
+    /// goes on once, with its first data directory. Blocks on the disk.
+    pub fn resume(directory: &Arc<DataDir>) -> Self {
+        static ONCE: Once = Once::new();
+        let path = directory.path().join(NAME);
+        let mark = fs::read_to_string(&path).ok();
+        if let Some(text) = mark {
+            match parse(&text) {
+                Some(mark) => ONCE.call_once(|| report(clock::resume(mark))),
+                None => {
+                    warn!(path = %path.display(), "clock mark is damaged, time goes on from the wall clock")
+                }
+            }
+        }
+        Self { directory: Arc::clone(directory) }
+    }
+
+    /// Writes both clocks as they are now. Blocks on the disk.
+    pub fn keep(&self) -> Result<(), StoreError> {
+        let Mark { time, wall } = clock::mark();
+        replace_file(&self.directory, NAME, &format!("{time} {wall}\n"))
+    }
+}
+
+fn parse(text: &str) -> Option<Mark> {
+    let (time, wall) = text.trim().split_once(' ')?;
+    Some(Mark { time: time.parse().ok()?, wall: wall.parse().ok()? })
+}
+
+fn report(absence: Absence) {
+    match absence {
+        Absence::Passed(_) => {}
+        Absence::Incredible(away) => warn!(
+            days = away.as_secs() / 86_400,
+            "wall clock is far ahead of the data directory, sessions and messages age as if no time had passed"
+        ),
+        Absence::Behind(by) => warn!(
+            seconds = by.as_secs(),
+            "wall clock is behind the data directory, sessions and messages age as if no time had passed"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written_and_anything_else_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let mark = ClockMark::resume(&DataDir::open(dir.path()).unwrap());
+        mark.keep().unwrap();
+        let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        let found = parse(&text).unwrap();
+        assert!(clock::mark().time - found.time < 60_000);
+        for damaged in ["", "1", "1 x", "-1 2", "1  2"] {
+            assert_eq!(parse(damaged), None, "{damaged:?}");
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! What one transaction will hold: a stretch of the submitted operations, merged per entry.
+
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use gateway_core::{QueueId, QueueOp, SharedMessage, metrics::count};
+use hashbrown::{HashMap, HashSet};
+
+use super::inbox::{Gauges, Job};
+
+/// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Looks for what an open unit holds: beyond them only what comes before the first doubt passes it.
+const LOOKS: usize = 4;
+
+/// What becomes of one entry.
+pub(super) struct Write {
+    pub(super) queue: QueueId,
+    pub(super) seq: u64,
+    /// What is in the table goes first.
+    pub(super) remove: bool,
+    pub(super) then: Then,
+}
+
+pub(super) enum Then {
+    Nothing,
+    /// The entry of this job, with this body.
+    Put {
+        job: usize,
+        body: usize,
+    },
+    /// Only its place stays.
+    Release,
+}
+
+/// A change of a stretch of a queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Cut {
+    Trim { queue: QueueId, from: u64, count: usize },
+    Purge { queue: QueueId },
+    NoteSent { queue: QueueId, below: u64 },
+}
+
+/// Changes of single entries and packet identifiers, as ranges of the batch's lists, then perhaps one of a stretch.
+pub(super) struct Segment {
+    pub(super) writes: Range<usize>,
+    pub(super) received: Range<usize>,
+    pub(super) then: Option<Cut>,
+}
+
+/// A message and how many entries of the batch have it.
+pub(super) struct Body {
+    pub(super) message: Arc<SharedMessage>,
+    pub(super) refs: u32,
+}
+
+/// The chosen operations. Kept from one transaction to the next for its buffers.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// The operations themselves, without entries that were settled.
+    pub(super) jobs: Vec<Job>,
+    pub(super) bodies: Vec<Body>,
+    pub(super) writes: Vec<Write>,
+    /// Packet identifiers that came in (true) or are free again.
+    pub(super) received: Vec<(QueueId, u16, bool)>,
+    pub(super) segments: Vec<Segment>,
+    /// Entries that were added and removed in this batch.
+    pub(super) merged: u64,
+    items: Vec<Item>,
+    /// Bodies by the address of their message, which the body keeps from being used again.
+    known: HashMap<usize, usize, ahash::RandomState>,
+    open: HashSet<usize, ahash::RandomState>,
+}
+
+struct Item {
+    queue: QueueId,
+    seq: u64,
+    /// Index of its job.
+    job: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Append { body: usize },
+    Remove,
+    Release,
+}
+
+impl Batch {
+    /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if what stays there can go
+    /// once this is written, false if it waits for a unit to be closed.
+    pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, limit: usize, gauges: &Gauges) -> bool {
+        let (length, full) = self.length(waiting.iter().enumerate(), limit);
+        let (passing, more) = if !full && length < waiting.len() {
+            let behind = waiting.split_off(length);
+            self.pass(behind, waiting, limit)
+        } else {
+            (Vec::new(), length < waiting.len())
+        };
+        let (mut writes, mut received) = (0, 0);
+        let mut settled = 0;
+        for job in waiting.drain(..length).chain(passing) {
+            let order = self.jobs.len();
+            let mut item = |queue, seq, what| self.items.push(Item { queue, seq, job: order, what });
+            let mut cut = None;
+            match &job {
+                Job::Op(QueueOp::Append(entry)) => {
+                    if let Some(ticket) = entry.ticket.as_ref().filter(|ticket| ticket.is_unit()) {
+                        ticket.close();
+                    }
+                    let Some(message) = entry.take() else {
+                        settled += 1;
+                        gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
+                        continue;
+                    };
+                    let (queue, seq) = (entry.queue, entry.seq);
+                    let body = Self::body(&mut self.bodies, &mut self.known, message);
+                    item(queue, seq, What::Append { body });
+                }
+                &Job::Op(QueueOp::Remove { queue, seq, .. }) => item(queue, seq, What::Remove),
+                &Job::Op(QueueOp::Release { queue, seq, .. }) => item(queue, seq, What::Release),
+                &Job::Op(QueueOp::Receive { queue, packet_id, .. }) => {
+                    self.received.push((queue, packet_id, true));
+                }
+                &Job::Op(QueueOp::Forget { queue, packet_id, .. }) => {
+                    self.received.push((queue, packet_id, false));
+                }
+                &Job::Op(QueueOp::Trim { queue, from, count }) => {
+                    cut = Some(Cut::Trim { queue, from, count })
+                }
+                &Job::Op(QueueOp::Purge { queue }) => cut = Some(Cut::Purge { queue }),
+                &Job::Op(QueueOp::NoteSent { queue, below, .. }) => {
+                    cut = Some(Cut::NoteSent { queue, below });
+                }
+                Job::Load(_) => {}
+            }
+            self.jobs.push(job);
+            if cut.is_some() {
+                self.merge();
+                self.segments.push(Segment {
+                    writes: writes..self.writes.len(),
+                    received: received..self.received.len(),
+                    then: cut,
+                });
+                (writes, received) = (self.writes.len(), self.received.len());
+            }
+        }
+        self.merge();
+        if writes < self.writes.len() || received < self.received.len() {
+            self.segments.push(Segment {
+                writes: writes..self.writes.len(),
+                received: received..self.received.len(),
+                then: None,
+            });
+        }
+        if settled > 0 {
+            count(|c| c.store_entries_settled.add(settled));
+        }
+        for write in &self.writes {
+            if let Then::Put { body, .. } = write.then {
+                self.bodies[body].refs += 1;
+            }
+        }
+        more
+    }
+
+    /// Up to where to take these operations, and whether that is because they are enough. No unit is split: the cut is where
+    /// every unit that has begun is also closed.
+    fn length<'a>(&mut self, jobs: impl Iterator<Item = (usize, &'a Job)>, limit: usize) -> (usize, bool) {
+        self.open.clear();
+        let (mut length, mut taken, mut bytes) = (0, 0, 0);
+        for (index, job) in jobs {
+            taken += 1;
+            bytes += job.bytes();
+            if let Some(unit) = job.unit() {
+                if let Job::Op(QueueOp::Append(_)) = job {
+                    self.open.insert(unit);
+                } else {
+                    self.open.remove(&unit);
+                }
+            }
+            if self.open.is_empty() {
+                length = index + 1;
+                if taken >= limit || bytes >= MAX_BYTES {
+                    return (length, true);
+                }
+            }
+        }
+        (length, false)
+    }
+
+    /// `behind` begins with a unit that nobody has closed yet: a message that waits for the retained store, or goes to very
+    /// many. It holds only the queues that it concerns: takes what may pass it and gives the rest back to `waiting`. True
+    /// if more may pass once this is written.
+    fn pass(&mut self, behind: VecDeque<Job>, waiting: &mut VecDeque<Job>, limit: usize) -> (Vec<Job>, bool) {
+        let held = self.held(&behind);
+        // A unit of which the last look found out too late is not split.
+        let late =
+            |(job, held): (&Job, &bool)| !held && job.unit().is_some_and(|unit| self.open.contains(&unit));
+        let known = behind.iter().zip(&held).position(late).unwrap_or(behind.len());
+        let free = behind.iter().enumerate().take(known).filter(|(index, _)| !held[*index]);
+        let (length, full) = self.length(free, limit);
+        let more = full || (known < behind.len() && length > 0);
+        let mut passing = Vec::new();
+        for (index, job) in behind.into_iter().enumerate() {
+            if index < length && !held[index] {
+                passing.push(job);
+            } else {
+                waiting.push_back(job);
+            }
+        }
+        (passing, more)
+    }
+
+    /// Which of these operations are parts of open units or come behind one in a queue. A closed unit of which one is held
+    /// is held as a whole, so it takes some looks; `open` has these units, too, afterwards.
+    fn held(&mut self, jobs: &VecDeque<Job>) -> Vec<bool> {
+        let mut held = vec![false; jobs.len()];
+        let mut queues = HashSet::<QueueId, ahash::RandomState>::default();
+        for _ in 0..LOOKS {
+            let units = self.open.len();
+            queues.clear();
+            for (job, held) in jobs.iter().zip(&mut held) {
+                let (unit, queue) = (job.unit(), job.queue());
+                *held = unit.is_some_and(|unit| self.open.contains(&unit))
+                    || queue.is_some_and(|queue| queues.contains(&queue));
+                if *held {
+                    self.open.extend(unit);
+                    queues.extend(queue);
+                }
+            }
+            if self.open.len() == units {
+                break;
+            }
+        }
+        held
+    }
+
+    fn body(
+        bodies: &mut Vec<Body>,
+        known: &mut HashMap<usize, usize, ahash::RandomState>,
+        message: Arc<SharedMessage>,
+    ) -> usize {
+        *known.entry(Arc::as_ptr(&message).addr()).or_insert_with(|| {
+            bodies.push(Body { message, refs: 0 });
+            bodies.len() - 1
+        })
+    }
+
+    /// Turns the items into writes, in the order of the table, one for each entry.
+    fn merge(&mut self) {
+        self.items.sort_unstable_by_key(|item| (item.queue, item.seq, item.job));
+        for run in self.items.chunk_by(|a, b| (a.queue, a.seq) == (b.queue, b.seq)) {
+            let first = &run[0];
+            let new = matches!(first.what, What::Append { .. });
+            let mut write = Write { queue: first.queue, seq: first.seq, remove: false, then: Then::Nothing };
+            for item in run {
+                match item.what {
+                    What::Append { body } => write.then = Then::Put { job: item.job, body },
+                    What::Remove => {
+                        write.remove = !new;
+                        write.then = Then::Nothing;
+                    }
+                    What::Release => write.then = Then::Release,
+                }
+            }
+            if new && matches!(write.then, Then::Nothing) {
+                self.merged += 1;
+            } else {
+                self.writes.push(write);
+            }
+        }
+        self.items.clear();
+    }
+
+    /// Whether there is nothing to write.
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Empties it but for `jobs`.
+    pub(super) fn clear(&mut self) {
+        self.bodies.clear();
+        self.writes.clear();
+        self.received.clear();
+        self.segments.clear();
+        self.known.clear();
+        self.merged = 0;
+    }
+}

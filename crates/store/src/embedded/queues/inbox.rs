@@ -1,0 +1,163 @@
+//! What was submitted to the queues and not yet taken by their writer.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
+
+use gateway_core::{QueueId, QueueOp, Ticket, metrics::count};
+
+use super::load::Request;
+use crate::embedded::committer;
+
+/// Shorter lists are not searched for settled entries.
+const COMPACT_FROM: usize = 10_000;
+
+/// Something for the writer, in order.
+pub(super) enum Job {
+    Op(QueueOp),
+    /// Read after all before it is written.
+    Load(Request),
+}
+
+impl Job {
+    /// Whether somebody waits for it, so that the next commit must not be put off.
+    pub(super) fn is_urgent(&self) -> bool {
+        match self {
+            // Whoever waits says so when all entries of the message are there, or closes the unit.
+            Self::Op(QueueOp::Append(_)) => false,
+            // Nor does anybody wait for a move from queue to queue: who wants to have it reads.
+            Self::Op(QueueOp::Remove { queue, unit, .. }) => unit.is_some() && *queue == QueueId::NONE,
+            Self::Op(
+                QueueOp::Release { .. }
+                | QueueOp::Receive { .. }
+                | QueueOp::Forget { .. }
+                | QueueOp::NoteSent { .. },
+            ) => true,
+            Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) => false,
+            Self::Load(_) => true,
+        }
+    }
+
+    /// The part of a ticket that it carries.
+    pub(super) fn ticket(&self) -> Option<&Arc<Ticket>> {
+        match self {
+            Self::Op(QueueOp::Append(entry)) => entry.ticket.as_ref(),
+            Self::Op(QueueOp::Remove { unit, .. }) => unit.as_ref(),
+            Self::Op(
+                QueueOp::Release { ticket, .. }
+                | QueueOp::Receive { ticket, .. }
+                | QueueOp::Forget { ticket, .. }
+                | QueueOp::NoteSent { ticket, .. },
+            ) => Some(ticket),
+            Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) | Self::Load(_) => None,
+        }
+    }
+
+    /// The unit that it is a part of, or closes: the address of its ticket.
+    pub(super) fn unit(&self) -> Option<usize> {
+        self.ticket().filter(|ticket| ticket.is_unit()).map(|ticket| Arc::as_ptr(ticket).addr())
+    }
+
+    /// The queue whose order it keeps.
+    pub(super) fn queue(&self) -> Option<QueueId> {
+        let queue = match self {
+            Self::Op(QueueOp::Append(entry)) => entry.queue,
+            Self::Op(
+                QueueOp::Remove { queue, .. }
+                | QueueOp::Release { queue, .. }
+                | QueueOp::Receive { queue, .. }
+                | QueueOp::Forget { queue, .. }
+                | QueueOp::NoteSent { queue, .. }
+                | QueueOp::Trim { queue, .. }
+                | QueueOp::Purge { queue },
+            ) => *queue,
+            Self::Load(request) => request.queue,
+        };
+        (queue != QueueId::NONE).then_some(queue)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Op(QueueOp::Append(entry)) => entry.cost() as usize,
+            _ => 0,
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        matches!(self, Self::Op(QueueOp::Append(entry)) if entry.is_settled())
+    }
+}
+
+/// What all threads may ask.
+#[derive(Debug, Default)]
+pub(super) struct Gauges {
+    /// Bytes of messages in entries that are submitted and neither written, refused nor known to be settled.
+    pub(super) waiting_bytes: AtomicUsize,
+    /// Entries in the table.
+    pub(super) depth: AtomicU64,
+}
+
+/// Operations in the order of their submission. Settled entries are thrown out whenever the list, or what it holds in
+/// bytes, has grown by as much as it kept the last time, so that a disk that stands still costs memory only for what is
+/// not acknowledged.
+pub(super) struct Inbox {
+    pub(super) jobs: Vec<Job>,
+    gauges: Arc<Gauges>,
+    bytes: usize,
+    /// Search for settled entries at so many jobs, or bytes.
+    compact_at: (usize, usize),
+    /// The least growth in bytes between two searches.
+    step: usize,
+}
+
+impl Inbox {
+    /// An empty one; `max_bytes` is when the store takes no more messages.
+    pub(super) fn new(gauges: &Arc<Gauges>, max_bytes: usize) -> Self {
+        let step = max_bytes / 8;
+        let gauges = Arc::clone(gauges);
+        Self { jobs: Vec::new(), gauges, bytes: 0, compact_at: (COMPACT_FROM, step), step }
+    }
+
+    /// Gives all jobs away; their bytes still count as waiting.
+    pub(super) fn drain(&mut self) -> std::vec::Drain<'_, Job> {
+        self.bytes = 0;
+        self.compact_at = (COMPACT_FROM, self.step);
+        self.jobs.drain(..)
+    }
+
+    fn compact(&mut self) {
+        let (jobs, bytes) = (self.jobs.len(), self.bytes);
+        let mut kept = 0;
+        self.jobs.retain(|job| {
+            let keep = !job.is_settled();
+            kept += if keep { job.bytes() } else { 0 };
+            keep
+        });
+        let settled = (jobs - self.jobs.len()) as u64;
+        count(|c| c.store_entries_settled.add(settled));
+        self.gauges.waiting_bytes.fetch_sub(bytes - kept, Relaxed);
+        self.bytes = kept;
+        self.compact_at = ((2 * self.jobs.len()).max(COMPACT_FROM), kept + kept.max(self.step));
+    }
+}
+
+impl committer::Inbox for Inbox {
+    type Op = Job;
+
+    fn push(&mut self, job: Job) {
+        let bytes = job.bytes();
+        if bytes > 0 {
+            self.bytes += bytes;
+            self.gauges.waiting_bytes.fetch_add(bytes, Relaxed);
+        }
+        self.jobs.push(job);
+        if self.jobs.len() >= self.compact_at.0 || self.bytes >= self.compact_at.1 {
+            self.compact();
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.jobs.len()
+    }
+}

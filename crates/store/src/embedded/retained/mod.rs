@@ -1,0 +1,108 @@
+//! Retained messages in LMDB: the table in `tables`, what waits to be written in `waiting`.
+//!
+//! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
+//! removed when everything is read at the start.
+
+mod load;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicUsize},
+};
+
+use gateway_core::{SharedMessage, Ticket, clock};
+
+use super::{
+    DurableOptions,
+    committer::{Committer, Lazy},
+    environment::Environment,
+};
+use crate::{BoxFuture, DataDir, LoadedRetained, RetainedStore, StoreError, StoreHealth};
+use load::Reader;
+use tables::Tables;
+use waiting::{Op, Waiting, Writer};
+
+/// A [`RetainedStore`] in the data directory.
+pub struct EmbeddedRetained {
+    environment: Arc<Environment>,
+    tables: Tables,
+    committer: Committer<Writer>,
+    reader: Reader,
+}
+
+impl EmbeddedRetained {
+    /// Opens the store in the folder `retained` of the data directory. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
+    pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
+        let environment = Arc::new(Environment::open(directory, options.environment("retained", 1))?);
+        let tables = Tables::open(&environment)?;
+        let in_hand = Arc::new(AtomicUsize::new(0));
+        let waiting = || Waiting::new(options.max_waiting_bytes, Arc::clone(&in_hand));
+        let committer = Committer::start(
+            "retained-writer",
+            Arc::clone(&environment),
+            Writer::new(tables, waiting()),
+            [waiting(), waiting()],
+            Lazy::default(),
+        )?;
+        let reader = Reader::start(Arc::clone(&environment), tables)?;
+        Ok(Self { environment, tables, committer, reader })
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.environment.set_aside()
+    }
+
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
+    /// what drops the last handle does so.
+    pub fn note_closed(&self) {
+        self.environment.note_closed();
+    }
+
+    fn submit(&self, op: Op) {
+        let urgent = op.ticket.is_some();
+        self.committer.submit(op, urgent);
+    }
+}
+
+impl RetainedStore for EmbeddedRetained {
+    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>) {
+        self.submit(Op { topic: Arc::clone(&message.topic), message: Some(message), ticket });
+    }
+
+    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>) {
+        self.submit(Op { topic, message: None, ticket });
+    }
+
+    fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {
+        self.reader.load(topics)
+    }
+
+    fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError> {
+        let now = clock::now();
+        let useless = self
+            .environment
+            .reading(|txn| self.tables.restore(txn, now, &mut |message| into(Arc::new(message))))?;
+        if !useless.is_empty() {
+            let removed = self
+                .environment
+                .writing(|txn| useless.iter().try_for_each(|key| self.tables.delete(txn, key)));
+            if let Err(error) = removed {
+                // They do no harm, and are met again at the next start.
+                tracing::warn!(%error, "cannot remove expired and damaged retained messages");
+            }
+        }
+        Ok(())
+    }
+
+    fn health(&self) -> StoreHealth {
+        self.committer.health()
+    }
+}

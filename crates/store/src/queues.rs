@@ -1,0 +1,105 @@
+//! Durable queues: what waits for sessions and shared groups, and which QoS 2 messages came in.
+
+use std::sync::Arc;
+
+use gateway_core::{Journal, QoS, QueueId, SharedMessage};
+
+use super::{BoxFuture, StoreError};
+
+/// What is known of one queue without reading its messages.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueSummary {
+    /// Which.
+    pub queue: QueueId,
+    /// Entries.
+    pub messages: usize,
+    /// Their cost, as [`SharedMessage::cost`] counts it.
+    pub bytes: u64,
+    /// The first place in use; equal to `next` if there is none.
+    pub first: u64,
+    /// One more than the last place in use.
+    pub next: u64,
+    /// One more than the last place of a QoS 2 entry that an earlier process may have begun to send; 0 if there is none.
+    pub exact: u64,
+    /// One more than the last place that an earlier process may have begun to send although its entry does not say so: it
+    /// does for a session whose connection had ended.
+    pub begun: u64,
+    /// Packet identifiers of QoS 2 messages that came in and are not released.
+    pub received: Vec<u16>,
+}
+
+/// An entry as it is read back.
+#[derive(Debug, Clone)]
+pub struct StoredEntry {
+    /// Its place.
+    pub seq: u64,
+    /// QoS of the delivery.
+    pub qos: QoS,
+    /// RETAIN flag of the delivery.
+    pub retain: bool,
+    /// It may have been sent before.
+    pub sent: bool,
+    /// The shared group's queue, or none.
+    pub group: QueueId,
+    /// Subscription identifiers.
+    pub ids: Option<Box<[u32]>>,
+    /// The message; `None` if only PUBCOMP is still awaited.
+    pub message: Option<Arc<SharedMessage>>,
+}
+
+/// A stretch of a queue.
+#[derive(Debug, Clone, Default)]
+pub struct Loaded {
+    /// Entries in order. Damaged ones are left out, counted and logged.
+    pub entries: Vec<StoredEntry>,
+    /// Where to read on.
+    pub next: u64,
+    /// Nothing more was there.
+    pub end: bool,
+    /// Entries that were left out because they are damaged.
+    pub damaged: usize,
+}
+
+/// How a store does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StoreHealth {
+    /// Takes and keeps what it is given.
+    #[default]
+    Sound,
+    /// The last commit failed (disk full, I/O error); it tries again with every commit.
+    Failing,
+    /// Its file is damaged: it takes and gives nothing until the next start, which sets the file aside.
+    Damaged,
+}
+
+/// Asked and told about entries that expire, in a thread of the store. Must not wait for the store.
+pub trait Expiry: Send + Sync {
+    /// Whether an entry stays although it has expired, since its receiver may have begun to receive it. Whoever has it in
+    /// memory removes it then: the store does not ask again.
+    fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool;
+
+    /// So many entries and bytes of a queue had expired and are gone.
+    fn expired(&self, queue: QueueId, messages: usize, bytes: u64);
+}
+
+/// Keeps queues.
+pub trait QueueStore: Journal {
+    /// Reads entries from place `from` on, after everything submitted before this call: at most `messages` and, beyond
+    /// the first entry, `bytes`. Cancel safe.
+    fn load(
+        &self,
+        queue: QueueId,
+        from: u64,
+        messages: usize,
+        bytes: usize,
+    ) -> BoxFuture<'static, Result<Loaded, StoreError>>;
+
+    /// All queues with entries or received identifiers, in order. For the start: blocks on the disk, reads no message.
+    fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError>;
+
+    /// Whether there is room for another message, in memory and, as far as known, on disk.
+    fn accepts(&self) -> bool;
+
+    /// How it does.
+    fn health(&self) -> StoreHealth;
+}

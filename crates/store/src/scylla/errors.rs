@@ -1,0 +1,243 @@
+//! What an error of the database means for what comes next.
+
+use gateway_core::{metrics::count, warn_limited};
+use scylla::errors::{
+    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError,
+    MetadataError, NewSessionError, PrepareError, RequestAttemptError,
+};
+
+use super::{ScyllaOptions, StoreError};
+
+/// Kinds of errors, as they are counted and answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nodes are absent, or too few of them: later.
+    Away,
+    /// It took too long, or the database says that it is too much: later, and less at once.
+    Overloaded,
+    /// Tables are not as the statements expect them: look at the schema.
+    Schema,
+    /// The database does not take this statement, or not with these values.
+    Rejected,
+    /// Login, permission, or a guardrail that no value would pass, as when disks are nearly full: somebody must change
+    /// something, here or there.
+    Denied,
+    /// Timestamps are too far in the future for the database: a clock is or was wrong, here or there.
+    Clock,
+}
+
+/// What tells a schema that is not there from a value that is not taken: both are "invalid".
+const SCHEMA_WORDS: &[&str] = &[
+    "unconfigured table",
+    "does not exist",
+    "doesn't exist",
+    "unknown keyspace",
+    "can't find",
+    "undefined column",
+    "unknown identifier",
+];
+
+/// Guardrails of Cassandra that judge a value, by words of their names. What the others say is true of any value, and
+/// may change: disks are nearly full, or a consistency level or timestamps are not allowed.
+const VALUE_GUARDRAILS: &[&str] = &["size", "items_per_collection", "minimum_timestamp"];
+
+pub(super) fn kind(error: &ExecutionError) -> Kind {
+    match error {
+        ExecutionError::LastAttemptError(error) => attempt(error),
+        ExecutionError::PrepareError(error) => preparing(error),
+        ExecutionError::BadQuery(_) => Kind::Rejected,
+        ExecutionError::RequestTimeout(_) => Kind::Overloaded,
+        ExecutionError::ConnectionPoolError(error) if denied(error) => Kind::Denied,
+        _ => Kind::Away,
+    }
+}
+
+fn preparing(error: &PrepareError) -> Kind {
+    match error {
+        PrepareError::AllAttemptsFailed { first_attempt } => attempt(first_attempt),
+        PrepareError::ConnectionPoolError(error) if denied(error) => Kind::Denied,
+        _ => Kind::Away,
+    }
+}
+
+fn attempt(error: &RequestAttemptError) -> Kind {
+    match error {
+        RequestAttemptError::SerializationError(_) | RequestAttemptError::CqlRequestSerialization(_) => {
+            Kind::Rejected
+        }
+        RequestAttemptError::UnableToAllocStreamId => Kind::Overloaded,
+        RequestAttemptError::RepreparedIdChanged { .. } | RequestAttemptError::RepreparedIdMissingInBatch => {
+            Kind::Schema
+        }
+        RequestAttemptError::DbError(error, text) => answered(error, text),
+        _ => Kind::Away,
+    }
+}
+
+fn answered(error: &DbError, text: &str) -> Kind {
+    match error {
+        DbError::WriteTimeout { .. }
+        | DbError::ReadTimeout { .. }
+        | DbError::Overloaded
+        | DbError::RateLimitReached { .. } => Kind::Overloaded,
+        DbError::AuthenticationError | DbError::Unauthorized => Kind::Denied,
+        DbError::Unprepared { .. } => Kind::Schema,
+        // What Cassandra makes of a prepared statement whose table was dropped while it ran.
+        DbError::ServerError if text.to_lowercase().contains("unknown cf") => Kind::Schema,
+        DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => refused(&text.to_lowercase()),
+        _ => Kind::Away,
+    }
+}
+
+/// What the database does not take, and says so in lower-case `text`.
+fn refused(text: &str) -> Kind {
+    // Scylla of a timestamp some days ahead (`restrict_future_timestamp`), and the guardrail of Cassandra.
+    if text.contains("timestamp")
+        && (text.contains("future") || text.starts_with("guardrail maximum_timestamp"))
+    {
+        return Kind::Clock;
+    }
+    if SCHEMA_WORDS.iter().any(|words| text.contains(words)) {
+        return Kind::Schema;
+    }
+    let guardrail = text.strip_prefix("guardrail ").and_then(|rest| rest.split_once(" violated"));
+    match guardrail {
+        Some((name, _)) if !VALUE_GUARDRAILS.iter().any(|words| name.contains(words)) => Kind::Denied,
+        _ => Kind::Rejected,
+    }
+}
+
+/// Whether the nodes do not let the gateway in.
+fn denied(error: &ConnectionPoolError) -> bool {
+    let ConnectionPoolError::Broken { last_connection_error } = error else { return false };
+    let ConnectionError::ConnectionSetupRequestError(error) = last_connection_error else { return false };
+    matches!(
+        error.get_error(),
+        ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError | DbError::Unauthorized, _)
+            | ConnectionSetupRequestErrorKind::MissingAuthentication
+    )
+}
+
+/// Counts an error of a request.
+pub(super) fn counted(kind: Kind) {
+    count(|c| {
+        match kind {
+            Kind::Away => &c.database_errors_unavailable,
+            Kind::Overloaded => &c.database_errors_overloaded,
+            Kind::Schema => &c.database_errors_schema,
+            Kind::Rejected => &c.database_errors_rejected,
+            Kind::Denied => &c.database_errors_denied,
+            Kind::Clock => &c.database_errors_clock,
+        }
+        .add(1);
+    });
+    if kind == Kind::Clock {
+        warn_limited!(
+            "the database refuses values as they are from the future: set the clock of this machine or of the database \
+             right; values wait meanwhile, see docs/storage.md"
+        );
+    }
+}
+
+/// The error of a request, counted; `doing` is verb and object.
+pub(super) fn failed(doing: &str, error: &ExecutionError, options: &ScyllaOptions) -> StoreError {
+    counted(kind(error));
+    if matches!(error, ExecutionError::EmptyPlan) && !options.datacenter.is_empty() {
+        let known = &options.datacenter;
+        return StoreError::Unavailable(format!("{doing}: no node is known in datacenter {known:?}"));
+    }
+    StoreError::Unavailable(format!("{doing}: {error}"))
+}
+
+/// The error of a session that was not made, counted.
+pub(super) fn not_connected(error: &NewSessionError, options: &ScyllaOptions) -> StoreError {
+    if let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(error)) = error
+        && denied(error)
+    {
+        counted(Kind::Denied);
+        let user = &options.username;
+        return StoreError::Unavailable(if user.is_empty() {
+            format!("connect: the cluster wants a user and a password: {error}")
+        } else {
+            format!("connect: the cluster refuses user {user:?} or the password: {error}")
+        });
+    }
+    counted(Kind::Away);
+    StoreError::Unavailable(format!("connect to {}: {error}", options.contact_points.join(",")))
+}
+
+/// The error of a statement that was not prepared, counted.
+pub(super) fn not_prepared(error: &PrepareError) -> StoreError {
+    counted(preparing(error));
+    StoreError::Unavailable(format!("prepare a statement: {error}"))
+}
+
+/// What was read is not what the gateway writes.
+pub(super) fn damaged(error: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_table_is_not_taken_for_a_value_that_is_refused() {
+        for (text, expected) in [
+            ("unconfigured table latest_by_device", Kind::Schema),
+            ("table latest_by_topic does not exist", Kind::Schema),
+            ("Keyspace 'mqtt' does not exist", Kind::Schema),
+            ("Can't find a column family latest_by_device in keyspace mqtt", Kind::Schema),
+            ("Undefined column name server in table mqtt.latest_by_device", Kind::Schema),
+            ("Key length of 70000 is longer than maximum of 65535", Kind::Rejected),
+            ("Guardrail column_value_size violated: value of column 'payload' has size 2MiB", Kind::Rejected),
+        ] {
+            assert_eq!(answered(&DbError::Invalid, text), expected, "{text}");
+        }
+        let text = "java.lang.IllegalArgumentException: Unknown CF 8f5552a0-e603-11f1-ba57-6b756d61dbb1";
+        assert_eq!(answered(&DbError::ServerError, text), Kind::Schema);
+    }
+
+    #[test]
+    fn a_guardrail_that_no_value_would_pass_does_not_make_values_dropped() {
+        for (name, text) in [
+            ("replica_disk_usage", "Write request failed because disk usage exceeds failure threshold"),
+            (
+                "write_consistency_levels",
+                "Provided values [LOCAL_QUORUM] are not allowed for write consistency levels",
+            ),
+            ("user_timestamps", "User provided timestamps (USING TIMESTAMP) is not allowed"),
+        ] {
+            let text = format!("Guardrail {name} violated: {text}");
+            assert_eq!(answered(&DbError::Invalid, &text), Kind::Denied, "{text}");
+        }
+        for name in ["collection_size", "items_per_collection", "minimum_timestamp"] {
+            let text = format!("Guardrail {name} violated: more than it may be");
+            assert_eq!(answered(&DbError::Invalid, &text), Kind::Rejected, "never taken: {text}");
+        }
+    }
+
+    /// As a value that is refused it would be dropped, and so would all others until the clock is right.
+    #[test]
+    fn a_timestamp_in_the_future_is_a_fault_of_a_clock_and_not_of_the_value() {
+        for text in [
+            "Cannot provide a timestamp more than 3 days into the future. If this was not intended, set \
+             'restrict_future_timestamp' to false in the configuration.",
+            "Guardrail maximum_timestamp violated: The modification to table latest_by_topic has a timestamp 2 after \
+             the maximum allowable timestamp 1",
+        ] {
+            assert_eq!(answered(&DbError::Invalid, text), Kind::Clock, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_may_pass_is_never_taken_for_a_value_that_is_refused() {
+        for error in
+            [DbError::ServerError, DbError::Overloaded, DbError::IsBootstrapping, DbError::Unauthorized]
+        {
+            assert_ne!(answered(&error, ""), Kind::Rejected, "{error}");
+        }
+        assert_eq!(kind(&ExecutionError::EmptyPlan), Kind::Away);
+        assert_eq!(kind(&ExecutionError::RequestTimeout(std::time::Duration::ZERO)), Kind::Overloaded);
+    }
+}

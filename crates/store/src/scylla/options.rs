@@ -1,0 +1,201 @@
+//! What [`ScyllaLatest`](super::ScyllaLatest) is told.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use gateway_core::{Timestamp, matches};
+use rustls::ClientConfig;
+use scylla::{client::Compression as Algorithm, statement::Consistency as Level};
+
+use super::row::{self, Bound};
+use crate::LatestValue;
+
+/// Most seconds that Cassandra lets a row live: 20 years.
+const MAX_TTL: u64 = 20 * 365 * 24 * 60 * 60;
+
+/// Cassandra 4.1, and 5 as it is set at first, refuses rows that live past January 2038: 90 days less, as a write may
+/// come long after its value. Beyond it only [`MAX_TTL`] counts.
+const END: u64 = i32::MAX as u64 - 90 * 24 * 60 * 60;
+
+/// How [`ScyllaLatest`](super::ScyllaLatest) connects, writes and reads.
+#[derive(Clone)]
+pub struct ScyllaOptions {
+    /// Nodes to begin with, `host` or `host:port`; port 9042 if it is not said.
+    pub contact_points: Vec<String>,
+    /// Datacenter whose nodes are asked; empty is any.
+    pub datacenter: String,
+    /// User name; empty logs in without.
+    pub username: String,
+    /// Password.
+    pub password: String,
+    /// TLS to the nodes; without it connections are plain. Nodes are verified by their addresses, so their certificates
+    /// must name them.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// Keyspace of the tables: letters, digits and `_`.
+    pub keyspace: String,
+    /// CQL map of the keyspace's replication, used when it is made.
+    pub replication: String,
+    /// Make and upgrade keyspace and tables.
+    pub migrate: bool,
+    /// Replicas that must have a value before it counts as written.
+    pub write_consistency: Consistency,
+    /// Replicas that are asked for a value. The default is [`Consistency::LocalQuorum`]: with quorum writes a backend
+    /// then never sees a value older than one that it, or a backend at another gateway, saw before; reads are few
+    /// next to writes, which the gateway coalesces.
+    pub read_consistency: Consistency,
+    /// Time to connect to one node.
+    pub connect_timeout: Duration,
+    /// Time for one request.
+    pub request_timeout: Duration,
+    /// A request without an answer for so long is sent to another node as well. All of them are idempotent. `None`
+    /// never does.
+    pub speculative_delay: Option<Duration>,
+    /// To how many other nodes at most, one after each delay.
+    pub speculative_attempts: usize,
+    /// Compression of requests and answers.
+    pub compression: Compression,
+    /// Most writes under way at once, and as many reads. The store goes below it while the cluster is overloaded.
+    pub concurrency: usize,
+    /// Topics kept per device. Gateways that share the tables may exceed it together.
+    pub topics_per_device: usize,
+    /// How long values live. The first rule whose filter matches the topic counts; without one they stay.
+    pub ttl: Vec<TtlRule>,
+    /// Who this gateway is, written with each value.
+    pub server_id: String,
+}
+
+/// Values of topics that match an MQTT filter live so long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TtlRule {
+    /// The filter, valid.
+    pub filter: String,
+    /// From the write on, in whole seconds; zero is for ever. Databases take at most 20 years, and some nothing past
+    /// January 2038: it is cut to that.
+    pub ttl: Duration,
+}
+
+/// How many replicas must answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consistency {
+    /// Writes only: a note for an absent replica is enough.
+    Any,
+    /// One.
+    One,
+    /// One in the datacenter that is asked.
+    LocalOne,
+    /// Two.
+    Two,
+    /// Three.
+    Three,
+    /// Most.
+    Quorum,
+    /// Most in the datacenter that is asked.
+    LocalQuorum,
+    /// Writes only: most in every datacenter.
+    EachQuorum,
+    /// All.
+    All,
+}
+
+impl Consistency {
+    /// Whether a database takes it for reads.
+    pub fn reads(self) -> bool {
+        !matches!(self, Self::Any | Self::EachQuorum)
+    }
+
+    pub(super) fn level(self) -> Level {
+        match self {
+            Self::Any => Level::Any,
+            Self::One => Level::One,
+            Self::LocalOne => Level::LocalOne,
+            Self::Two => Level::Two,
+            Self::Three => Level::Three,
+            Self::Quorum => Level::Quorum,
+            Self::LocalQuorum => Level::LocalQuorum,
+            Self::EachQuorum => Level::EachQuorum,
+            Self::All => Level::All,
+        }
+    }
+}
+
+/// How frames are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// LZ4: little work for some gain.
+    Lz4,
+    /// Snappy.
+    Snappy,
+}
+
+impl Compression {
+    pub(super) fn algorithm(self) -> Option<Algorithm> {
+        match self {
+            Self::None => None,
+            Self::Lz4 => Some(Algorithm::Lz4),
+            Self::Snappy => Some(Algorithm::Snappy),
+        }
+    }
+}
+
+impl ScyllaOptions {
+    /// What `value` is written as.
+    pub(super) fn row<'a>(&'a self, value: &'a LatestValue) -> Bound<'a> {
+        row::bind(value, &self.server_id, self.ttl(&value.topic, value.received))
+    }
+
+    /// Seconds that values of `topic` live; 0 is for ever.
+    fn ttl(&self, topic: &str, now: Timestamp) -> i32 {
+        let rule = self.ttl.iter().find(|rule| matches(&rule.filter, topic));
+        life(rule.map_or(0, |rule| rule.ttl.as_secs()), now)
+    }
+}
+
+/// Seconds that a database lets a row live which should live for `secs`; 0 is for ever.
+pub(super) fn life(secs: u64, now: Timestamp) -> i32 {
+    let left = END.checked_sub(now.0 / 1000).filter(|left| *left > 0).unwrap_or(MAX_TTL);
+    i32::try_from(secs.min(MAX_TTL).min(left)).unwrap_or_default()
+}
+
+impl Default for ScyllaOptions {
+    fn default() -> Self {
+        Self {
+            contact_points: vec!["127.0.0.1:9042".to_owned()],
+            datacenter: String::new(),
+            username: String::new(),
+            password: String::new(),
+            tls: None,
+            keyspace: "mqtt".to_owned(),
+            replication: "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}".to_owned(),
+            migrate: true,
+            write_consistency: Consistency::LocalQuorum,
+            read_consistency: Consistency::LocalQuorum,
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(5),
+            speculative_delay: Some(Duration::from_millis(500)),
+            speculative_attempts: 1,
+            compression: Compression::None,
+            concurrency: 128,
+            topics_per_device: 10_000,
+            ttl: Vec::new(),
+            server_id: String::new(),
+        }
+    }
+}
+
+impl fmt::Debug for ScyllaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScyllaOptions")
+            .field("contact_points", &self.contact_points)
+            .field("datacenter", &self.datacenter)
+            .field("username", &self.username)
+            .field("tls", &self.tls.is_some())
+            .field("keyspace", &self.keyspace)
+            .field("replication", &self.replication)
+            .field("migrate", &self.migrate)
+            .field("write_consistency", &self.write_consistency)
+            .field("read_consistency", &self.read_consistency)
+            .field("server_id", &self.server_id)
+            .finish_non_exhaustive()
+    }
+}

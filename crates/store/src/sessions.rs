@@ -1,0 +1,97 @@
+//! Durable sessions: who they are, what they subscribe to, their wills.
+
+use std::sync::Arc;
+
+use gateway_core::{ClientId, Protocol, QoS, QueueId, SharedMessage, Ticket, Timestamp};
+
+use super::{StoreError, StoreHealth};
+
+/// A session without its subscriptions.
+#[derive(Debug, Clone)]
+pub struct StoredSession {
+    /// Its number, also that of its queue.
+    pub queue: QueueId,
+    /// Client id.
+    pub client_id: ClientId,
+    /// Seconds after the connection's end; `u32::MAX` never.
+    pub expiry: u32,
+    /// When the connection ended; `None` while there is one. Deadlines count from here, or from the restart.
+    pub since: Option<Timestamp>,
+    /// Protocol level of the last connection.
+    pub protocol: Protocol,
+    /// Listener of the last connection.
+    pub listener: Arc<String>,
+    /// User name of the last connection.
+    pub username: Option<Box<str>>,
+    /// Will that is not published yet.
+    pub will: Option<StoredWill>,
+}
+
+/// A will.
+#[derive(Debug, Clone)]
+pub struct StoredWill {
+    /// The message.
+    pub message: Arc<SharedMessage>,
+    /// Message expiry interval in seconds, counted from publication.
+    pub expiry: Option<u32>,
+    /// Will Delay Interval in seconds.
+    pub delay: u32,
+}
+
+/// One subscription of a stored session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSubscription {
+    /// Full filter, with `$share/group/` if shared.
+    pub filter: String,
+    /// Granted QoS.
+    pub qos: QoS,
+    /// No Local.
+    pub no_local: bool,
+    /// Retain As Published.
+    pub retain_as_published: bool,
+    /// Subscription identifier.
+    pub id: Option<u32>,
+}
+
+/// One change. A ticket carries a part that the store ends once the change is durable.
+#[derive(Debug)]
+pub enum SessionOp {
+    /// Adds or replaces a session's record; its subscriptions stay.
+    Put(Box<StoredSession>, Option<Arc<Ticket>>),
+    /// Removes a session and its subscriptions.
+    Remove(QueueId, Option<Arc<Ticket>>),
+    /// Adds or replaces a subscription.
+    Subscribe(QueueId, StoredSubscription, Arc<Ticket>),
+    /// Removes a subscription.
+    Unsubscribe(QueueId, String, Arc<Ticket>),
+    /// Gives the shared group of this full filter a queue.
+    Group(QueueId, String),
+    /// Removes a group's queue.
+    RemoveGroup(QueueId),
+}
+
+/// Everything that was kept, as the start reads it.
+pub trait Restore {
+    /// A session with its subscriptions.
+    fn session(&mut self, session: StoredSession, subscriptions: Vec<StoredSubscription>);
+    /// A shared group's queue.
+    fn group(&mut self, queue: QueueId, full_name: &str);
+}
+
+/// Keeps sessions.
+pub trait SessionStore: Send + Sync {
+    /// Submits a change without blocking. Changes are written in the order of the calls.
+    fn submit(&self, op: SessionOp);
+
+    /// Reads everything, in order of number. For the start: blocks on the disk. If two records have one client id, the
+    /// one with the lower number is removed and not given, unless it has a will, which may not be published yet: then
+    /// it is given without its subscriptions.
+    fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError>;
+
+    /// Whether it takes another session, as far as known. While it does not, a session that is begun and refused would
+    /// leave a removal behind that waits for the disk.
+    fn accepts(&self) -> bool;
+
+    /// How it does.
+    fn health(&self) -> StoreHealth;
+}

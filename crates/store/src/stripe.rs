@@ -1,0 +1,434 @@
+//! One of the 64 parts of the pending latest values: the entries of some devices behind one short lock.
+//!
+//! An entry is *dirty* (newer than the store), *in flight* (being written), both, or clean. Clean entries
+//! stay for a few rounds so that a device that goes on publishing finds its buffer; they answer no reads.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+use gateway_core::{ClientId, Message, Properties, QoS, Timestamp};
+use hashbrown::{HashMap, HashTable};
+
+use super::LatestValue;
+
+/// Flush rounds that a clean entry outlives.
+const IDLE_ROUNDS: u64 = 8;
+
+/// A larger buffer is not kept in a clean entry.
+const KEEP_BUFFER: usize = 4096;
+
+/// Bytes of an entry besides its buffers: slot, index, queues.
+const OVERHEAD: usize = 224;
+
+/// What an entry's changes do to the process-wide sums.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) values: isize,
+    pub(super) bytes: isize,
+}
+
+impl std::ops::AddAssign for Change {
+    fn add_assign(&mut self, other: Self) {
+        self.values += other.values;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What became of a message that was taken in.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) version: u64,
+    pub(super) change: Change,
+    /// It replaced a value that now is never written.
+    pub(super) coalesced: bool,
+}
+
+/// Why a value is not recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Excluded,
+    DeviceTopics,
+    Bytes,
+}
+
+/// The process-wide bounds at the time of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Bytes still free before new dirty entries are refused; negative when over.
+    pub(super) free: isize,
+    /// Further bytes that entries already dirty may grow by.
+    pub(super) growth: isize,
+    pub(super) topics_per_device: u32,
+}
+
+/// Names an entry taken for a flush.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Taken(u32);
+
+struct Entry {
+    hash: u64,
+    device: ClientId,
+    topic: Arc<str>,
+    payload: Vec<u8>,
+    properties: Option<Arc<Properties>>,
+    received: Timestamp,
+    /// When the oldest value came that the store does not have.
+    since: Timestamp,
+    version: u64,
+    /// What it counts for in the process-wide sum; 0 when clean.
+    charged: usize,
+    qos: QoS,
+    retain: bool,
+    dirty: bool,
+    in_flight: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Stripe {
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    index: HashTable<u32>,
+    topics: HashMap<ClientId, u32, ahash::RandomState>,
+    dirty: VecDeque<u32>,
+    /// Entries that became clean: in which round, which, and with which version.
+    clean: VecDeque<(u64, u32, u64)>,
+    clean_bytes: usize,
+}
+
+impl Stripe {
+    /// Takes a message in. `stamp` is called once it is accepted, for its version and when it came by the wall clock; so
+    /// versions grow per entry.
+    pub(super) fn record(
+        &mut self,
+        hash: u64,
+        device: &ClientId,
+        message: &Message<'_>,
+        bounds: Bounds,
+        excluded: impl FnOnce() -> bool,
+        stamp: impl FnOnce() -> (u64, Timestamp),
+    ) -> Result<Recorded, Refusal> {
+        let slot = match self.find(hash, device.as_str(), message.topic) {
+            Some(slot) => slot,
+            None => {
+                if excluded() {
+                    return Err(Refusal::Excluded);
+                }
+                // Exactly what the entry will count for, so that nothing below refuses what was inserted.
+                let properties = message.properties.map_or(0, |p| properties_size(p));
+                let names = device.as_str().len() + message.topic.len();
+                if bounds.free < (OVERHEAD + names + message.payload.len() + properties) as isize {
+                    return Err(Refusal::Bytes);
+                }
+                let topics = self.topics.get(device).copied().unwrap_or(0);
+                if topics >= bounds.topics_per_device {
+                    return Err(Refusal::DeviceTopics);
+                }
+                self.insert(hash, device, message.topic)
+            }
+        };
+        let Some(entry) = self.slots[slot as usize].as_mut() else { return Err(Refusal::Excluded) };
+        let pending = entry.dirty || entry.in_flight;
+        let grown = message.payload.len().saturating_sub(entry.payload.capacity()) as isize;
+        let refused = if pending {
+            grown > 0 && bounds.free.saturating_add(bounds.growth) < grown
+        } else {
+            bounds.free < entry.size() as isize + grown
+        };
+        if refused {
+            return Err(Refusal::Bytes);
+        }
+        if !pending {
+            self.clean_bytes -= entry.size().min(self.clean_bytes);
+        }
+        entry.fill(message, stamp());
+        let change = entry.charge();
+        let coalesced = entry.dirty;
+        if !pending {
+            entry.since = entry.received;
+        }
+        if !entry.dirty {
+            entry.dirty = true;
+            self.dirty.push_back(slot);
+        }
+        Ok(Recorded { version: entry.version, change, coalesced })
+    }
+
+    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. What is in flight already
+    /// waits for its landing: its place must not be given away by one landing before the other.
+    pub(super) fn take(&mut self, count: usize, bytes: usize, out: &mut Vec<(Taken, LatestValue)>) -> usize {
+        let mut taken = 0;
+        let limit = out.len() + count;
+        for _ in 0..self.dirty.len() {
+            if out.len() >= limit || taken >= bytes {
+                break;
+            }
+            let Some(slot) = self.dirty.pop_front() else { break };
+            let Some(entry) = self.slots[slot as usize].as_mut() else { continue };
+            if entry.in_flight {
+                self.dirty.push_back(slot);
+                continue;
+            }
+            entry.dirty = false;
+            entry.in_flight = true;
+            taken += entry.payload.len() + OVERHEAD;
+            out.push((Taken(slot), entry.value()));
+        }
+        taken
+    }
+
+    /// Ends the flight of an entry. `written` tells whether the store has what was taken. A clean entry stays
+    /// for a while unless it is large or clean entries exceed `keep_bytes`.
+    pub(super) fn landed(&mut self, taken: Taken, written: bool, round: u64, keep_bytes: usize) -> Change {
+        let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Change::default() };
+        entry.in_flight = false;
+        if entry.dirty {
+            if written {
+                entry.since = entry.received;
+            }
+            return Change::default();
+        }
+        if !written {
+            entry.dirty = true;
+            self.dirty.push_back(taken.0);
+            return Change::default();
+        }
+        let change = Change { values: -1, bytes: -(entry.charged as isize) };
+        entry.charged = 0;
+        let size = entry.size();
+        if entry.payload.capacity() > KEEP_BUFFER || self.clean_bytes + size > keep_bytes {
+            self.remove(taken.0);
+        } else {
+            self.clean_bytes += size;
+            self.clean.push_back((round, taken.0, entry.version));
+        }
+        change
+    }
+
+    /// Drops what waits of these topics of `device`, unless it is newer than `version`. Nothing of them is in flight.
+    pub(super) fn forget(&mut self, device: &str, topics: &[(u64, &str)], version: u64) -> Change {
+        let mut change = Change::default();
+        let mut forgotten = Vec::new();
+        for (hash, topic) in topics {
+            let Some(slot) = self.find(*hash, device, topic) else { continue };
+            let Some(entry) = self.slots[slot as usize].as_ref() else { continue };
+            debug_assert!(!entry.in_flight, "forgotten on its way to the store");
+            if entry.dirty && !entry.in_flight && entry.version <= version {
+                change += Change { values: -1, bytes: -(entry.charged as isize) };
+                forgotten.push(slot);
+            }
+        }
+        // Their places may be given away: no queue may name them.
+        self.dirty.retain(|slot| !forgotten.contains(slot));
+        forgotten.into_iter().for_each(|slot| self.remove(slot));
+        change
+    }
+
+    /// Removes clean entries that have been so for some rounds, of at most `count`. True if more remain.
+    pub(super) fn evict(&mut self, round: u64, count: usize) -> bool {
+        for _ in 0..count {
+            let Some(&(since, slot, version)) = self.clean.front() else { return false };
+            if since + IDLE_ROUNDS > round {
+                return false;
+            }
+            self.clean.pop_front();
+            let entry = self.slots[slot as usize].as_ref();
+            if let Some(entry) = entry.filter(|e| e.version == version && !e.dirty && !e.in_flight) {
+                self.clean_bytes -= entry.size().min(self.clean_bytes);
+                self.remove(slot);
+            }
+        }
+        true
+    }
+
+    /// The pending value of (device, topic).
+    pub(super) fn get(&self, hash: u64, device: &str, topic: &str) -> Option<LatestValue> {
+        let slot = self.find(hash, device, topic)?;
+        self.pending(slot as usize).map(Entry::value)
+    }
+
+    /// Calls `visit` for the pending entries among `count` slots from `from`. False after the last slot.
+    pub(super) fn visit(&self, from: usize, count: usize, mut visit: impl FnMut(Pending<'_>)) -> bool {
+        let to = (from + count).min(self.slots.len());
+        for slot in from..to {
+            if let Some(entry) = self.pending(slot) {
+                visit(Pending(entry));
+            }
+        }
+        to < self.slots.len()
+    }
+
+    fn pending(&self, slot: usize) -> Option<&Entry> {
+        self.slots[slot].as_ref().filter(|entry| entry.dirty || entry.in_flight)
+    }
+
+    fn find(&self, hash: u64, device: &str, topic: &str) -> Option<u32> {
+        let same = |slot: &u32| {
+            let entry = self.slots[*slot as usize].as_ref();
+            entry.is_some_and(|e| e.hash == hash && *e.topic == *topic && e.device.as_str() == device)
+        };
+        self.index.find(hash, same).copied()
+    }
+
+    fn insert(&mut self, hash: u64, device: &ClientId, topic: &str) -> u32 {
+        let entry = Entry {
+            hash,
+            device: device.clone(),
+            topic: Arc::from(topic),
+            payload: Vec::new(),
+            properties: None,
+            received: Timestamp::default(),
+            since: Timestamp::default(),
+            version: 0,
+            charged: 0,
+            qos: QoS::AtMostOnce,
+            retain: false,
+            dirty: false,
+            in_flight: false,
+        };
+        // Counted as clean until it is filled.
+        self.clean_bytes += entry.size();
+        *self.topics.entry(device.clone()).or_default() += 1;
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.slots[slot as usize] = Some(entry);
+        let slots = &self.slots;
+        self.index.insert_unique(hash, slot, |slot| slots[*slot as usize].as_ref().map_or(0, |e| e.hash));
+        slot
+    }
+
+    fn remove(&mut self, slot: u32) {
+        let Some(entry) = self.slots[slot as usize].take() else { return };
+        if let Ok(found) = self.index.find_entry(entry.hash, |s| *s == slot) {
+            found.remove();
+        }
+        if let Some(topics) = self.topics.get_mut(&entry.device) {
+            *topics -= 1;
+            if *topics == 0 {
+                self.topics.remove(&entry.device);
+            }
+        }
+        self.free.push(slot);
+        if self.index.is_empty() {
+            // What a store outage made large is given back.
+            *self = Self::default();
+        }
+    }
+}
+
+/// A pending entry, seen under the lock.
+pub(super) struct Pending<'a>(&'a Entry);
+
+impl Pending<'_> {
+    pub(super) fn names(&self) -> (&ClientId, &Arc<str>) {
+        (&self.0.device, &self.0.topic)
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.0.version
+    }
+
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Timestamp {
+        self.0.since
+    }
+
+    pub(super) fn value(&self) -> LatestValue {
+        self.0.value()
+    }
+}
+
+impl Entry {
+    fn size(&self) -> usize {
+        let properties = self.properties.as_ref().map_or(0, |p| properties_size(p));
+        OVERHEAD + self.topic.len() + self.device.as_str().len() + self.payload.capacity() + properties
+    }
+
+    fn fill(&mut self, message: &Message<'_>, (version, received): (u64, Timestamp)) {
+        let length = message.payload.len();
+        if self.payload.capacity() > KEEP_BUFFER && self.payload.capacity() / 4 > length {
+            self.payload = Vec::new();
+        }
+        self.payload.clear();
+        self.payload.reserve_exact(length);
+        self.payload.extend_from_slice(message.payload);
+        if self.properties.is_some() || message.properties.is_some() {
+            self.properties = message.properties.cloned();
+        }
+        self.qos = message.qos;
+        self.retain = message.retain;
+        self.received = received;
+        self.version = version;
+    }
+
+    /// Counts the entry, which is now pending, at its present size.
+    fn charge(&mut self) -> Change {
+        let size = self.size();
+        let values = isize::from(self.charged == 0);
+        let change = Change { values, bytes: size as isize - self.charged as isize };
+        self.charged = size;
+        change
+    }
+
+    fn value(&self) -> LatestValue {
+        LatestValue {
+            device: self.device.clone(),
+            topic: Arc::clone(&self.topic),
+            payload: Bytes::copy_from_slice(&self.payload),
+            qos: self.qos,
+            retain: self.retain,
+            properties: self.properties.clone(),
+            received: self.received,
+            version: self.version,
+            server: None,
+        }
+    }
+}
+
+/// About the bytes of properties in memory.
+pub(super) fn properties_size(properties: &Properties) -> usize {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let user: usize = properties.user.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
+    let correlation = properties.correlation_data.as_ref().map_or(0, Bytes::len);
+    128 + text(&properties.content_type) + text(&properties.response_topic) + correlation + user
+}
+
+#[cfg(test)]
+mod tests {
+    use gateway_core::Origin;
+
+    use super::*;
+
+    /// A device that publishes while a batch is being filled from its stripe.
+    #[test]
+    fn a_value_that_changes_in_flight_is_not_taken_twice_and_lands_where_it_was_taken() {
+        let mut stripe = Stripe::default();
+        let device = ClientId::new("d");
+        let record = |stripe: &mut Stripe, version| {
+            // Too large to stay once it is clean.
+            let message = Message::new("t", &[b'x'; 2 * KEEP_BUFFER], Timestamp(0), Origin::SERVER);
+            let bounds = Bounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
+            stripe
+                .record(1, &device, &message, bounds, || false, || (version, Timestamp(0)))
+                .expect("room for it");
+        };
+        let take = |stripe: &mut Stripe| {
+            let mut out = Vec::new();
+            stripe.take(10, usize::MAX, &mut out);
+            out
+        };
+        record(&mut stripe, 1);
+        let first = take(&mut stripe);
+        record(&mut stripe, 2);
+        assert_eq!((first.len(), take(&mut stripe).len()), (1, 0));
+        stripe.landed(first[0].0, true, 1, 0);
+        let second = take(&mut stripe);
+        assert_eq!(second.iter().map(|(_, value)| value.version).collect::<Vec<_>>(), [2]);
+        stripe.landed(second[0].0, true, 1, 0);
+        assert!(stripe.get(1, "d", "t").is_none(), "it is written");
+    }
+}

@@ -1,0 +1,250 @@
+//! The `mqtt-server` command: arguments, configuration, logs, runtime, signals.
+//!
+//! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
+
+mod store;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    io::Write as _,
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use clap::{Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::Instant,
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    config::{Command, Config, ConfigError, DEV_CERTS_DIR, Flags, kubernetes_variables},
+    gateway::{Gateway, StartError},
+    shutdown::{Shutdown, Signals},
+    telemetry::Telemetry,
+    tls::{self, TlsStore},
+};
+
+/// What an orderly end may take beyond `shutdown.deadline` before the process ends without it.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// Runs the command with the arguments of the process.
+pub fn main() -> ExitCode {
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        // Help and the version are errors to the parser.
+        Err(error) if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand => {
+            error.exit()
+        }
+        Err(error) => return fail(2, &on_one_line(&error.to_string())),
+    };
+    if let Some(Command::Store(command)) = &flags.command {
+        return store::run(command).unwrap_or_else(|error| fail(1, &error));
+    }
+    let config = match load(&flags) {
+        Ok(config) => config,
+        Err(error) => return fail(2, &error),
+    };
+    if flags.check {
+        return match check(&config) {
+            Ok(()) => say(&format!("configuration is valid\n{}", config.memory_reach())),
+            Err(error) => fail(2, &error),
+        };
+    }
+    let threads = config.effective_shards().clamp(1, 4);
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    // Signals have a thread of their own: whatever keeps the others busy, they are heard.
+    let signals = Builder::new_current_thread().enable_all().build();
+    match (runtime, signals) {
+        (Ok(runtime), Ok(signals)) => {
+            // A start that fails leaves the runtime of the signals here: none may be dropped inside another.
+            let mut signals = Some(signals);
+            let code = runtime.block_on(run(config, &mut signals));
+            // What still runs has had its time, and ends with the process.
+            runtime.shutdown_background();
+            code
+        }
+        (Err(error), _) | (_, Err(error)) => fail(1, &error),
+    }
+}
+
+fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
+    let env = environment();
+    let text = match flags.config_file(&env) {
+        None => None,
+        Some(path) => Some(
+            std::fs::read_to_string(&path)
+                .map_err(|error| format!("read {}: {error}; check --config", path.display()))?,
+        ),
+    };
+    Ok(Config::load(flags, text.as_deref(), &env)?)
+}
+
+/// Reads what the configuration names, and says what is allowed and yet worth a line.
+fn check(config: &Config) -> Result<(), ConfigError> {
+    #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
+    let now = SystemTime::now();
+    tls::check_files_at(config, now)?;
+    config.database_password()?;
+    let certificates = TlsStore::new();
+    for (name, files) in config.tls_uses() {
+        // Just read without fault.
+        let _ = certificates.add(&name, files, &[]);
+    }
+    let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
+    for warning in config.warnings().into_iter().chain(notices) {
+        let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
+    }
+    Ok(())
+}
+
+/// Of other programs a variable may be anything, and is left out if it is not text.
+fn environment() -> BTreeMap<String, String> {
+    let variables = std::env::vars_os();
+    variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Runs the gateway until it is asked to end; takes the runtime of the signals once it has started.
+async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode {
+    let (dev, plain, deadline) = (config.dev, config.non_tls, config.shutdown.deadline.0);
+    let telemetry = match Telemetry::start(&config.log, &config.otel) {
+        Ok(telemetry) => telemetry,
+        Err(error) => return fail(1, &error),
+    };
+    let installed = {
+        let _entered = signals_runtime.as_ref().map(Runtime::enter);
+        Signals::install()
+    };
+    let signals = match installed {
+        Ok(signals) => signals,
+        Err(error) => return fail(1, &error),
+    };
+    let env = environment();
+    let ignored = kubernetes_variables(&env);
+    if !ignored.is_empty() {
+        debug!(
+            variables = ignored.join(" "),
+            "variables that Kubernetes sets for a Service of this name are ignored"
+        );
+    }
+    if !config.tls.require_client_cert {
+        warn!("devices are anonymous: nothing checks who connects; see docs/operations.md");
+    }
+    info!("{}", config.memory_reach());
+    let gateway = match Gateway::builder(config).start().await {
+        Ok(gateway) => gateway,
+        Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
+        Err(error) => return fail(1, &error),
+    };
+    for (listener, address) in gateway.addresses() {
+        info!(listener, %address, "listening");
+    }
+    if dev {
+        let _ = say(&welcome(&gateway, plain));
+    }
+    let shutdown = Shutdown::new();
+    let tls = Arc::clone(gateway.tls());
+    let reload = move || tls.reload_and_log();
+    let heard = signals.run(shutdown.clone(), reload, deadline + MARGIN, || std::process::exit(1));
+    let signals_runtime = signals_runtime.take();
+    let listening = std::thread::Builder::new().name("signals".to_owned());
+    if let Err(error) = listening.spawn(move || signals_runtime.map(|runtime| runtime.block_on(heard))) {
+        return fail(1, &error);
+    }
+    telemetry.export(gateway.metrics());
+    shutdown.wait().await;
+    let asked = Instant::now();
+    gateway.shutdown().await;
+    telemetry.stop(deadline.saturating_sub(asked.elapsed())).await;
+    ExitCode::SUCCESS
+}
+
+/// Addresses and what to try next.
+fn welcome(gateway: &Gateway, plain: bool) -> String {
+    let mut text = String::from("\nmqtt-server is running (development mode)\n");
+    for (name, address) in gateway.addresses() {
+        text.push_str(&format!("  {name:<10} {address}\n"));
+    }
+    let ca = Path::new(DEV_CERTS_DIR).join("ca.crt");
+    let ca = ca.display();
+    let port = |name| gateway.address(name).map_or(0, |address| address.port());
+    let (grpc, mqtt) = (port("grpc"), port("default"));
+    let tls = if plain { String::new() } else { format!("--cafile {ca} ") };
+    text.push_str(&format!(
+        "\nTry, each in its own terminal:\n  \
+         mosquitto_sub {tls}-h localhost -p {mqtt} -t 'demo/#' -v\n  \
+         mosquitto_pub {tls}-h localhost -p {mqtt} -i device-1 -t demo/temperature -m 21.5\n  \
+         cargo run --release --example grpc_client -- --addr https://localhost:{grpc} --ca {ca} \\\n      latest demo/temperature\n\
+         More in README.md. Stop with Ctrl-C.\n"
+    ));
+    text
+}
+
+fn say(text: &str) -> ExitCode {
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The one shape of what keeps the command from running: a line for each problem, with cause and remedy, before there
+/// is a log and after.
+fn fail(code: u8, problem: &dyn Display) -> ExitCode {
+    for line in problem.to_string().lines() {
+        let _ = writeln!(std::io::stderr(), "mqtt-server: {line}");
+    }
+    ExitCode::from(code)
+}
+
+/// What the parser of flags says over several lines, without the usage.
+fn on_one_line(text: &str) -> String {
+    let lines =
+        text.lines().map(|line| line.trim().trim_start_matches("error: ").trim_start_matches("tip: "));
+    let lines =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let mut said = String::new();
+    for line in lines.filter(|line| !line.is_empty()) {
+        let between = match said.is_empty() {
+            true => "",
+            false if said.ends_with(':') => " ",
+            false => "; ",
+        };
+        said.push_str(between);
+        said.push_str(line.trim_matches(['[', ']']));
+    }
+    if !said.contains("; ") {
+        said.push_str("; 'mqtt-server --help' lists all flags");
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_flag_is_told_on_one_line_with_what_was_meant() {
+        for (args, said) in [
+            (&["--adr", "x"][..], "unexpected argument '--adr' found; a similar argument exists: '--addr'"),
+            (
+                &["--log-format", "x"],
+                "invalid value 'x' for '--log-format <FORMAT>'; possible values: auto, human, json",
+            ),
+            (&["--qqq"], "unexpected argument '--qqq' found; 'mqtt-server --help' lists all flags"),
+            (
+                &["store", "check"],
+                "the following required arguments were not provided: <DIR>; 'mqtt-server --help'",
+            ),
+        ] {
+            let error = Flags::try_parse_from(["mqtt-server"].iter().chain(args)).unwrap_err();
+            let line = on_one_line(&error.to_string());
+            assert!(line.starts_with(said) && !line.contains('\n'), "{line}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `mqtt-server store`: the tools for a data directory, on a terminal.
+
+use std::{
+    error::Error,
+    io::{IsTerminal as _, Write as _, stderr, stdout},
+    process::ExitCode,
+};
+
+use store::tool::{self, Progress, StoreReport};
+
+use crate::config::StoreCommand;
+
+/// Runs a command and shows what came of it.
+pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {
+    let reports = match command {
+        StoreCommand::Check { dir } => tool::check(dir, &mut show),
+        StoreCommand::Compact { dir } => tool::compact(dir, &mut show),
+        StoreCommand::Backup { dir, target } => tool::backup(dir, target, &mut show),
+        StoreCommand::Export { dir, file } => tool::export(dir, file, &mut show),
+        StoreCommand::Import { file, dir } => tool::import(file, dir, &mut show),
+    };
+    clear();
+    let reports = reports?;
+    let mut out = stdout();
+    for report in &reports {
+        writeln!(out, "{}", line(report, command))?;
+    }
+    let sound = reports.iter().all(|report| report.damaged == 0 && report.problem.is_none());
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn line(report: &StoreReport, command: &StoreCommand) -> String {
+    let StoreReport { store, records, damaged, bytes, problem } = report;
+    match problem {
+        Some(problem) => format!("{store:<10} damaged: {problem}"),
+        None if matches!(command, StoreCommand::Check { .. }) => {
+            format!("{store:<10} {records} records, {damaged} damaged, {bytes} bytes")
+        }
+        None if matches!(command, StoreCommand::Export { .. } | StoreCommand::Import { .. }) => {
+            format!("{store:<10} {records} records, {damaged} damaged and left out")
+        }
+        None => format!("{store:<10} {bytes} bytes"),
+    }
+}
+
+/// A bar that is drawn over itself; nothing where that cannot be.
+fn show(progress: Progress) {
+    const WIDTH: u64 = 40;
+    if stderr().is_terminal() {
+        let Progress { store, done, total } = progress;
+        let filled = (done * WIDTH / total.max(1)).min(WIDTH) as usize;
+        let bar = "#".repeat(filled) + &".".repeat(WIDTH as usize - filled);
+        let _ = write!(stderr(), "\r{store:<10} [{bar}] {done}/{total}\x1b[K");
+    }
+}
+
+fn clear() {
+    if stderr().is_terminal() {
+        let _ = write!(stderr(), "\r\x1b[K");
+    }
+}

@@ -1,0 +1,26 @@
+//! The real server as a child process, seen from outside: by clients of our own that do only what a test says, by
+//! third-party ones (`interop`), and by whoever starts it, stops it and looks after its data.
+#![expect(clippy::print_stderr, reason = "what was left out, and what scripts print, belongs to the output")]
+
+#[path = "../support/client.rs"]
+mod client;
+mod damage;
+mod delivery;
+mod doors;
+mod durable;
+mod interop;
+mod limits;
+mod listeners;
+mod malformed;
+mod memory;
+mod metrics;
+mod non_broker;
+mod restart;
+#[path = "../support/tour.rs"]
+mod script;
+mod start;
+mod store_tool;
+#[path = "../support/mod.rs"]
+mod support;
+mod tour;
+mod wire;

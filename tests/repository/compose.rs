@@ -1,0 +1,169 @@
+//! docker-compose.yml, read and held against the program: what it starts is there, takes these flags, listens on these
+//! ports and answers this health check. Compose itself is not run.
+
+use std::{collections::BTreeMap, fs, process::Command, time::Duration};
+
+use crate::support::{Server, need, python, root, run};
+use clap::Parser as _;
+use mqtt_server::config::{Address, Config, Flags};
+use serde_json::Value;
+
+/// The file as JSON, read by a YAML parser; none if that is missing and may be.
+fn compose() -> Option<Value> {
+    let python = python();
+    if !need("the Python environment .venv", python.is_some()) {
+        return None;
+    }
+    let mut command = Command::new(python?);
+    command.args(["-c", "import json, sys, yaml; json.dump(yaml.safe_load(open(sys.argv[1])), sys.stdout)"]);
+    command.arg(root().join("docker-compose.yml"));
+    let (success, output) = run(&mut command, Duration::from_secs(60));
+    assert!(success, "docker-compose.yml cannot be read: {output}");
+    Some(serde_json::from_str(&output).expect("JSON of Python"))
+}
+
+/// A list of texts.
+fn texts(value: &Value) -> Vec<&str> {
+    value.as_array().expect("a list").iter().map(|item| item.as_str().expect("a text")).collect()
+}
+
+/// `${NAME:-default}` as Compose fills it in: by `database` for DATABASE, else the default.
+fn filled(text: &str, database: Option<&str>) -> String {
+    let Some((before, rest)) = text.split_once("${") else { return text.to_owned() };
+    let (name, after) = rest.split_once('}').expect("the end of a variable");
+    let (name, default) = name.split_once(":-").expect("a default");
+    assert_eq!(name, "DATABASE", "in the flags");
+    filled(&format!("{before}{}{after}", database.unwrap_or(default)), database)
+}
+
+/// The host of `--db-addr` is a service, and the program takes the flags as they stand.
+#[test]
+fn the_program_takes_the_flags_and_the_database_it_is_given_is_a_service() {
+    let Some(compose) = compose() else { return };
+    let server = Server::start();
+    let certs = server.dir().join("certs");
+    let data = server.dir().join("other");
+    for database in [None, Some("cassandra")] {
+        let flags = texts(&compose["services"]["gateway"]["command"]).into_iter();
+        let flags: Vec<String> = flags.map(|flag| filled(flag, database)).collect();
+        let place = |flag: &String| {
+            let flag = flag.replace("=/certs", &format!("={}", certs.display()));
+            flag.replace("=/var/lib/mqtt-server/data", &format!("={}", data.display()))
+        };
+        let env = compose["services"]["gateway"]["environment"].as_object().expect("an environment");
+        let env: BTreeMap<String, String> = env
+            .iter()
+            .map(|(name, value)| (name.clone(), value.as_str().expect("a text")))
+            .map(|(name, value)| (name, value.replace("/certs", &certs.display().to_string())))
+            .collect();
+        let placed: Vec<String> = flags.iter().map(place).collect();
+        let mut command = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+        command.arg("--check").args(&placed).envs(&env).current_dir(server.dir());
+        let (success, output) = run(&mut command, Duration::from_secs(60));
+        assert!(success, "{flags:?}: {output}");
+        let args = ["mqtt-server"].into_iter().chain(placed.iter().map(String::as_str));
+        let parsed = Flags::try_parse_from(args).expect("flags that were taken");
+        let config = Config::load(&parsed, None, &env).expect("a configuration that was good");
+        let grpc = config.grpc_tls().expect("gRPC over TLS");
+        assert!(grpc.require_client_cert && grpc.client_ca.is_some(), "gRPC is open to other containers");
+
+        let address = flags.iter().find_map(|flag| flag.strip_prefix("--db-addr=")).expect("a database");
+        let (host, port) = address.split_once(':').expect("host and port");
+        let service = &compose["services"][host];
+        assert!(texts(&service["ports"]).contains(&format!("127.0.0.1:{port}:{port}").as_str()), "{host}");
+        let image = service["image"].as_str().expect("an image");
+        let (name, tag) = image.split_once(':').expect("a version, so that it is the same tomorrow");
+        assert!(name.ends_with(host) && tag != "latest", "{image}");
+        assert!(
+            service["healthcheck"]["test"]
+                .as_array()
+                .is_some_and(|test| test[1].as_str().is_some_and(|line| line.starts_with("cqlsh"))),
+            "{host}"
+        );
+        // Alone what is asked for starts: Scylla by default, Cassandra by its profile.
+        let profiles = service.get("profiles").map(texts).unwrap_or_default();
+        assert_eq!(profiles, database.into_iter().collect::<Vec<_>>(), "{host}");
+    }
+}
+
+/// Nothing is published beyond the host's loopback, and every port is one that the gateway opens.
+#[test]
+fn published_ports_are_on_loopback_and_the_gateway_listens_on_them() {
+    let Some(compose) = compose() else { return };
+    let gateway = &compose["services"]["gateway"];
+    let flags = texts(&gateway["command"]);
+    let mut listening: Vec<&str> =
+        flags.iter().filter_map(|flag| flag.split_once("=0.0.0.0:")).map(|(_, port)| port).collect();
+    let mut published: Vec<&str> = texts(&gateway["ports"])
+        .into_iter()
+        .map(|port| {
+            let (outside, inside) = port.rsplit_once(':').expect("two ports");
+            assert_eq!(outside, format!("127.0.0.1:{inside}"));
+            inside
+        })
+        .collect();
+    listening.sort_unstable();
+    published.sort_unstable();
+    assert_eq!(listening, published);
+    assert_eq!(listening, ["10000", "8883", "9090"]);
+    for service in compose["services"].as_object().expect("services").values() {
+        for port in texts(&service["ports"]) {
+            assert!(port.starts_with("127.0.0.1:"), "{port}");
+        }
+        for volume in texts(&service["volumes"]) {
+            let (name, _) = volume.split_once(':').expect("a volume");
+            assert!(name == "./certs" || compose["volumes"].get(name).is_some(), "volume {name}");
+        }
+    }
+}
+
+/// The check of the gateway's health is run as it stands, but for the port, against a gateway that is ready.
+#[test]
+fn the_health_check_of_the_gateway_tells_ready_from_absent() {
+    let Some(compose) = compose() else { return };
+    let test = texts(&compose["services"]["gateway"]["healthcheck"]["test"]);
+    assert_eq!(test[0], "CMD");
+    let mut server = Server::start();
+    let port = server.ports.http.to_string();
+    let line: Vec<String> = test[1..].iter().map(|word| word.replace("9090", &port)).collect();
+    let healthy = || Command::new(&line[0]).args(&line[1..]).status().expect("run the check").success();
+    assert!(healthy(), "{line:?}");
+    assert!(server.stop());
+    assert!(!healthy(), "{line:?}");
+}
+
+/// The stop signal of the image and the time that Compose gives are those of the program.
+#[test]
+fn the_gateway_has_time_to_stop() {
+    let Some(compose) = compose() else { return };
+    let grace = compose["services"]["gateway"]["stop_grace_period"].as_str().expect("a time");
+    let grace: u64 = grace.trim_end_matches('s').parse().expect("seconds");
+    let deadline = Config::default().shutdown.deadline.0;
+    assert!(Duration::from_secs(grace) > deadline, "{grace} s, and the gateway takes {deadline:?}");
+    let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
+    assert!(dockerfile.contains("STOPSIGNAL SIGTERM"));
+}
+
+/// What the image sets is what the program takes, without a file that the image lacks: it starts with certificates at
+/// /certs alone, and others reach it.
+#[test]
+fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
+    let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
+    assert!(!dockerfile.contains("CMD") && !dockerfile.contains("\"--config\""), "{dockerfile}");
+    let set = |line: &str| -> Option<(String, String)> {
+        let line = line.trim_start_matches("ENV").trim().trim_end_matches('\\').trim();
+        let (name, value) = line.strip_prefix("MQTT_SERVER_")?.split_once('=')?;
+        Some((format!("MQTT_SERVER_{name}"), value.to_owned()))
+    };
+    let env: BTreeMap<String, String> = dockerfile.lines().filter_map(set).collect();
+    let config = Config::load(&Flags::default(), None, &env).expect("a configuration that is good");
+    let Some(Address::Ip(devices)) = config.addr else { panic!("an address for devices") };
+    assert!(devices.ip().is_unspecified() && config.grpc_addr.ip().is_loopback(), "{env:?}");
+    let server = Server::start();
+    let certs = server.dir().join("certs").display().to_string();
+    let mut command = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+    command.arg("--check").current_dir(server.dir());
+    command.envs(env.iter().map(|(name, value)| (name, value.replace("/certs", &certs))));
+    let (success, output) = run(&mut command, Duration::from_secs(60));
+    assert!(success, "{env:?}: {output}");
+}

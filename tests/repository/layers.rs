@@ -1,0 +1,251 @@
+//! What the manifests in crates/ cannot say about who may use whom: walls between the modules of one crate, read from the
+//! source.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
+const MAY_NAME: &[(&str, &[&str])] = &[
+    ("auth", &[]),
+    ("config", &[]),
+    ("door", &[]),
+    ("shutdown", &[]),
+    ("tls", &["config"]),
+    ("telemetry", &["config", "door"]),
+    ("net", &["auth", "config", "door", "telemetry"]),
+    ("grpc", &["config", "door"]),
+];
+
+/// Dependencies that few folders use: path in the code, folders.
+const OWNED: &[(&str, &[&str])] = &[
+    ("tonic::", &["src/grpc", "src/telemetry"]),
+    ("prost::", &["src/grpc"]),
+    ("tungstenite::", &["src/net"]),
+    ("hyper::", &["src/grpc", "src/telemetry"]),
+    ("socket2::", &["src/net", "src/gateway"]),
+    ("rustls::", &["src/net", "src/tls", "src/grpc", "crates/store/src/scylla"]),
+    ("heed::", &["crates/store/src/embedded"]),
+];
+
+/// A longer file says why at its head: `//! Long because …`.
+const MAX_LINES: usize = 800;
+
+struct Source {
+    /// Path from the root, with forward slashes.
+    path: String,
+    /// Text without comments and without the test module at the end.
+    code: String,
+    lines: usize,
+    says_why: bool,
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn is_tests(path: &str) -> bool {
+    path.split('/')
+        .any(|part| matches!(part, "tests" | "tests.rs" | "suite.rs") || part.ends_with("_tests.rs"))
+}
+
+fn sources(folders: &[&str]) -> Vec<Source> {
+    let mut files = Vec::new();
+    for folder in folders {
+        let before = files.len();
+        collect(&root().join(folder), &mut files);
+        assert!(files.len() > before, "no source file in {folder}");
+    }
+    files
+        .into_iter()
+        .map(|file| {
+            let path = file
+                .strip_prefix(root())
+                .expect("a file below the root")
+                .to_string_lossy()
+                .replace('\\', "/");
+            let text = fs::read_to_string(&file).expect("read a source file");
+            let code = without_tests(&text);
+            let lines = code.lines().count();
+            let code = code.lines().map(without_comment).collect::<Vec<_>>().join("\n");
+            Source { path, code, lines, says_why: text.contains("//! Long because ") }
+        })
+        .collect()
+}
+
+/// All that is compiled into the gateway.
+fn gateway_sources() -> Vec<Source> {
+    sources(&["src", "crates"])
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("list a directory") {
+        let path = entry.expect("read a directory entry").path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files.sort();
+}
+
+/// The text up to `#[cfg(test)] mod … {` in the first column: tests close a file.
+fn without_tests(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let end = lines.iter().enumerate().position(|(index, line)| {
+        line.starts_with("#[cfg(test)]")
+            && lines[index + 1..]
+                .iter()
+                .find(|next| !next.starts_with("#["))
+                .is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'))
+    });
+    lines[..end.unwrap_or(lines.len())].join("\n")
+}
+
+fn without_comment(line: &str) -> &str {
+    line.find("//").map_or(line, |at| &line[..at])
+}
+
+/// The first segments of all `crate::…` paths, groups (`crate::{a, b::c}`) included, and of `super::` paths
+/// that climb to the crate's root.
+fn names(source: &Source) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in source.code.match_indices("crate::") {
+        let own = source.code[..at].chars().next_back();
+        if own.is_some_and(|c| c.is_alphanumeric() || c == '_') {
+            continue;
+        }
+        heads(&source.code[at + "crate::".len()..], &mut found);
+    }
+    let parts: Vec<&str> = source.path.split('/').skip(1).collect();
+    let depth = parts.len() - usize::from(parts.last() == Some(&"mod.rs"));
+    let climb = "super::".repeat(depth);
+    for (at, _) in source.code.match_indices(&climb) {
+        if !source.code[..at].ends_with("super::") {
+            heads(&source.code[at + climb.len()..], &mut found);
+        }
+    }
+    found
+}
+
+fn heads(rest: &str, found: &mut BTreeSet<String>) {
+    let Some(group) = rest.strip_prefix('{') else {
+        found.insert(identifier(rest));
+        return;
+    };
+    let mut depth = 0;
+    let mut start = true;
+    for (at, character) in group.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => start = true,
+            _ if start && depth == 0 && !character.is_whitespace() => {
+                found.insert(identifier(&group[at..]));
+                start = false;
+            }
+            _ => {}
+        }
+    }
+}
+
+fn identifier(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+#[test]
+fn modules_of_the_gateway_name_only_those_they_may() {
+    let mut wrong = Vec::new();
+    for source in sources(&["src"]).iter().filter(|source| !is_tests(&source.path)) {
+        let module = source.path.split('/').nth(1).unwrap_or_default().trim_end_matches(".rs");
+        let Some((_, below)) = MAY_NAME.iter().find(|(name, _)| *name == module) else {
+            continue;
+        };
+        for name in names(source) {
+            let is_module =
+                root().join("src").join(&name).is_dir() || root().join(format!("src/{name}.rs")).is_file();
+            if is_module && name != module && !below.contains(&name.as_str()) {
+                wrong.push(format!("{}: {module} may not name {name}", source.path));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn sockets_tonic_and_databases_stay_in_their_folders() {
+    let mut wrong = Vec::new();
+    for source in gateway_sources().iter().filter(|source| !is_tests(&source.path)) {
+        for (path, owners) in OWNED {
+            let used = source
+                .code
+                .match_indices(path)
+                .any(|(at, _)| !source.code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            if used && !owners.iter().any(|owner| source.path.starts_with(owner)) {
+                wrong.push(format!("{}: {path} belongs to {owners:?}", source.path));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_long_file_says_why() {
+    let all = sources(&["src", "crates", "tools", "tests", "benches", "examples"]);
+    let long: Vec<String> = all
+        .iter()
+        .filter(|source| source.lines > MAX_LINES && !source.says_why)
+        .map(|source| format!("{}: {} lines, more than {MAX_LINES}", source.path, source.lines))
+        .collect();
+    assert!(long.is_empty(), "\n{}", long.join("\n"));
+}
+
+#[test]
+fn the_wall_test_sees_groups_and_super_paths() {
+    let source = Source {
+        path: "src/net/flush.rs".to_owned(),
+        code: "use crate::{auth::{A, b}, tls::C};\nuse super::super::door::D;\ncrate::grpc::e();".to_owned(),
+        lines: 3,
+        says_why: false,
+    };
+    let expected = ["auth", "tls", "door", "grpc"].map(str::to_owned);
+    assert_eq!(names(&source), BTreeSet::from(expected));
+}
+
+/// 3.1.1: [MQTT-7.0.0-1] asks the rules of a client of a server that connects to other servers. This one does not: a
+/// bridge would have to show that it keeps them. The one connection made is to a Unix socket, to see if it is stale.
+#[test]
+fn the_gateway_opens_no_connection_to_another_server() {
+    let allowed = ["src/net/unix.rs", "src/telemetry/otel.rs"];
+    let opens =
+        ["TcpStream::connect", "TcpSocket::", "UnixStream::connect", "ClientConnection::new", "Endpoint::"];
+    let found: Vec<String> = gateway_sources()
+        .iter()
+        .filter(|source| !is_tests(&source.path) && !allowed.contains(&source.path.as_str()))
+        .flat_map(|source| {
+            let used = opens.iter().filter(|open| source.code.contains(**open));
+            used.map(|open| format!("{}: {open}", source.path)).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+/// docs/conformance.md lists every statement, every one that binds a server names a test, and every test it names
+/// exists and is run.
+#[test]
+fn conformance_table_is_whole() {
+    let venv = root().join(".venv/bin/python");
+    let python = if venv.exists() { venv } else { PathBuf::from("python3") };
+    let output = Command::new(python)
+        .args(["scripts/conformance.py", "--strict"])
+        .current_dir(root())
+        .output()
+        .expect("run scripts/conformance.py with Python 3");
+    eprintln!("{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
