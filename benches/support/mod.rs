@@ -87,7 +87,7 @@ pub fn subscribe(broker: &Broker, session: &Arc<dyn Session>, filter: &str) {
         retain_as_published: false,
         retain_handling: 0,
         id: None,
-        ticket: None,
+        commit: None,
     };
     assert!(broker.subscribe(session, &request, Timestamp(0)).is_ok(), "{filter} is refused");
 }

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
 use broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Routing, Spread, Turn};
-use gateway_core::{Durability, Effort, Receipt, ReceiptState, Refused, Ticket, Timestamp, metrics::count};
+use gateway_core::{Commit, Durability, Effort, Receipt, ReceiptState, Refused, Timestamp, metrics::count};
 use prost::Message as _;
 use tokio::{
     sync::{mpsc, watch},
@@ -40,15 +40,15 @@ struct Routed {
     wait: Wait,
     receipt: Option<Arc<Receipt>>,
     /// What must be on disk first.
-    ticket: Option<Arc<Ticket>>,
+    commit: Option<Arc<Commit>>,
 }
 
 impl Routed {
     /// What is known now; `None` if it must be waited for.
     fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
-        if let Some(ticket) = &self.ticket {
+        if let Some(commit) = &self.commit {
             return Some(
-                ticket.result()?.map_err(|Refused| Error::StoreRefused).and_then(|()| self.response(None)),
+                commit.result()?.map_err(|Refused| Error::StoreRefused).and_then(|()| self.response(None)),
             );
         }
         let state = match &self.receipt {
@@ -93,8 +93,8 @@ impl Routed {
 
     /// Waits until done, however long that takes. Cancel safe.
     async fn wait(&self) -> Result<v1::PublishResponse, Error> {
-        if let Some(ticket) = &self.ticket {
-            return ticket
+        if let Some(commit) = &self.commit {
+            return commit
                 .wait()
                 .await
                 .map_err(|Refused| Error::StoreRefused)
@@ -109,7 +109,7 @@ impl Routed {
     /// How far it came by now.
     fn reached(&self) -> Reached {
         let state = self.receipt.as_ref().map_or_else(ReceiptState::default, |receipt| receipt.state());
-        let waits_for_the_disk = self.ticket.is_some();
+        let waits_for_the_disk = self.commit.is_some();
         let all_sent = state.sent.saturating_add(state.dropped) >= self.published.sent;
         let level = if all_sent && !waits_for_the_disk { Level::Sent } else { Level::Accepted };
         Reached { level, state }
@@ -150,7 +150,7 @@ async fn route(
         // Nobody waits for the disk.
         _ => broker.durability(&publication.topic, None).max(Durability::Interval),
     };
-    let (published, ticket) = match &publication.device {
+    let (published, commit) = match &publication.device {
         None => match broker.publish_some(&message, turn) {
             Routing::Done(published) => (published, message.issued().cloned()),
             Routing::More(spread) => spread_all(spread, turn).await,
@@ -160,22 +160,22 @@ async fn route(
             (direct(outcome)?, message.issued().cloned())
         }
     };
-    if let Some(ticket) = &ticket {
-        ticket.done();
+    if let Some(commit) = &commit {
+        commit.done();
     }
     if let Some(refusal) = published.refused {
         return Err(refused(refusal));
     }
     count(|c| c.grpc_published.add(1));
-    Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0), ticket })
+    Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0), commit })
 }
 
 /// Hands a message to the rest of its receivers.
-async fn spread_all(mut spread: Box<Spread>, turn: &mut Turn) -> (Published, Option<Arc<Ticket>>) {
+async fn spread_all(mut spread: Box<Spread>, turn: &mut Turn) -> (Published, Option<Arc<Commit>>) {
     loop {
         pause(turn).await;
         if let Some(published) = spread.go_on(turn) {
-            return (published, spread.ticket().cloned());
+            return (published, spread.commit().cloned());
         }
     }
 }
@@ -513,7 +513,7 @@ mod tests {
         let receipt = Arc::new(Receipt::default());
         let published = Published { matched: 3, sent: 2, queued: 1, ..Published::default() };
         let routed =
-            Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)), ticket: None };
+            Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)), commit: None };
         assert!(routed.ready().is_none());
         receipt.update(|state| state.sent = 2);
         let deadline = Instant::now() + Duration::from_secs(1);

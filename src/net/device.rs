@@ -17,7 +17,7 @@ use broker::{
     SessionCore, Target,
 };
 use codec::reason;
-use gateway_core::{DropReason, Message, QoS, QueueId, Ticket, Timestamp, Yielded, metrics::count};
+use gateway_core::{Commit, DropReason, Message, QoS, QueueId, Timestamp, Yielded, metrics::count};
 use parking_lot::{Mutex, MutexGuard};
 use session::{Env, Left, LinkParams, Offer, Outbound, Take, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
@@ -147,21 +147,21 @@ impl Device {
         self.shared.env(self.core.queue(), now)
     }
 
-    /// Waits for what must be on disk before a new connection is answered: `ticket`, and steps of QoS 2 handshakes that go
-    /// again at once. False if the store refuses the ticket; the steps are not refused.
-    pub(super) async fn is_written(&self, ticket: Option<Arc<Ticket>>) -> bool {
-        if let Some(ticket) = ticket
-            && ticket.wait().await.is_err()
+    /// Waits for what must be on disk before a new connection is answered: `commit`, and steps of QoS 2 handshakes that go
+    /// again at once. False if the store refuses the commit; the steps are not refused.
+    pub(super) async fn is_written(&self, commit: Option<Arc<Commit>>) -> bool {
+        if let Some(commit) = commit
+            && commit.wait().await.is_err()
         {
             return false;
         }
-        for ticket in self.unsafe_releases() {
-            let _ = ticket.wait().await;
+        for commit in self.unsafe_releases() {
+            let _ = commit.wait().await;
         }
         true
     }
 
-    fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
+    fn unsafe_releases(&self) -> Vec<Arc<Commit>> {
         if !self.is_durable() {
             return Vec::new();
         }
@@ -431,7 +431,7 @@ impl Session for Device {
         self.slot.lock().out.restore(&left);
     }
 
-    fn note_sent(&self) -> Option<Arc<Ticket>> {
+    fn note_sent(&self) -> Option<Arc<Commit>> {
         if !self.is_durable() {
             return None;
         }

@@ -15,8 +15,8 @@ use std::{
 
 use broker::{QueueStore, Session, Target};
 use codec::{AckKind, reason};
-use gateway_core::{Page, QoS, QueueId, QueueOp, Refused, Ticket};
-use session::{Load, Refusal, Unsafe, refusal};
+use gateway_core::{Commit, Page, QoS, QueueId, QueueOp, Refused};
+use session::{Load, Refusal, refusal};
 use tracing::warn;
 
 use super::{clock, connection::Connection, ending::End, shard::Work, timers};
@@ -34,7 +34,7 @@ pub(super) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
 /// An answer that must not go yet, and none behind it: acknowledgements keep the order of what they acknowledge
 /// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
 pub(super) struct Held {
-    ticket: Option<Arc<Ticket>>,
+    commit: Option<Arc<Commit>>,
     answer: Answer,
 }
 
@@ -55,16 +55,16 @@ impl Held {
 }
 
 impl Connection {
-    /// Answers a PUBLISH, once its ticket is done, if it has one.
+    /// Answers a PUBLISH, once its commit is done, if it has one.
     pub(super) fn acknowledge(
         &mut self,
         qos: QoS,
         packet_id: u16,
         code: u8,
-        ticket: Option<Arc<Ticket>>,
+        commit: Option<Arc<Commit>>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        self.answer_when(Held { ticket, answer: Answer::Publish { qos, packet_id, code } }, answers)
+        self.answer_when(Held { commit, answer: Answer::Publish { qos, packet_id, code } }, answers)
     }
 
     /// Goes on with a QoS 2 handshake once that is safe.
@@ -72,25 +72,25 @@ impl Connection {
         &mut self,
         kind: AckKind,
         packet_id: u16,
-        held: Unsafe,
+        commit: Arc<Commit>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        self.answer_when(Held { ticket: Some(held.0), answer: Answer::Step { kind, packet_id } }, answers)
+        self.answer_when(Held { commit: Some(commit), answer: Answer::Step { kind, packet_id } }, answers)
     }
 
-    /// Sends a whole packet once the ticket is done.
+    /// Sends a whole packet once the commit is done.
     pub(super) fn send_when_safe(
         &mut self,
         packet: Vec<u8>,
-        ticket: Arc<Ticket>,
+        commit: Arc<Commit>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        self.answer_when(Held { ticket: Some(ticket), answer: Answer::Whole(packet) }, answers)
+        self.answer_when(Held { commit: Some(commit), answer: Answer::Whole(packet) }, answers)
     }
 
     fn answer_when(&mut self, held: Held, answers: &mut Vec<u8>) -> Result<(), End> {
         let waits = self.rare.as_ref().is_some_and(|rare| !rare.held.is_empty());
-        let result = held.ticket.as_ref().map_or(Some(Ok(())), |ticket| ticket.result());
+        let result = held.commit.as_ref().map_or(Some(Ok(())), |commit| commit.result());
         match result {
             Some(result) if !waits => self.answer_now(held.answer, result, answers),
             _ => {
@@ -151,9 +151,9 @@ impl Connection {
         work.answers.clear();
         while let Some(rare) = &mut self.rare {
             let Some(front) = rare.held.front() else { break };
-            let result = match &front.ticket {
+            let result = match &front.commit {
                 None => Ok(()),
-                Some(ticket) => match ticket.poll(cx.waker()) {
+                Some(commit) => match commit.poll(cx.waker()) {
                     Some(result) => result,
                     None => break,
                 },
@@ -234,7 +234,7 @@ impl Connection {
 pub(super) struct Closing {
     queue: QueueId,
     packet_id: u16,
-    unit: Arc<Ticket>,
+    unit: Arc<Commit>,
     /// The identifier is free again already.
     forget: bool,
     queues: Arc<dyn QueueStore>,
@@ -245,7 +245,7 @@ impl Closing {
     pub(super) fn new(
         queue: QueueId,
         packet_id: u16,
-        unit: Arc<Ticket>,
+        unit: Arc<Commit>,
         forget: bool,
         queues: Arc<dyn QueueStore>,
     ) -> Self {
@@ -274,9 +274,9 @@ impl Closing {
             unit.refuse();
         }
         let (queue, packet_id) = (*queue, *packet_id);
-        queues.submit(QueueOp::Receive { queue, packet_id, ticket: Arc::clone(unit) });
+        queues.submit(QueueOp::Receive { queue, packet_id, commit: Arc::clone(unit) });
         if self.forget {
-            queues.submit(QueueOp::Forget { queue, packet_id, ticket: Ticket::new() });
+            queues.submit(QueueOp::Forget { queue, packet_id, commit: Commit::new() });
         }
     }
 }

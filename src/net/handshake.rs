@@ -229,7 +229,7 @@ async fn open(
     // A disk that stands still does not keep the gateway from stopping.
     let written = tokio::select! {
         biased;
-        written = device.is_written(opened.ticket) => written,
+        written = device.is_written(opened.commit) => written,
         () = shared.until_shut() => false,
     };
     if !written {

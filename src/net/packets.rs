@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{Ack, AckKind, Frame, Packet, Publish, reason};
-use gateway_core::{Effort, Message, OpenUnit, Origin, OriginKind, QoS, Ticket, Timestamp, metrics::count};
+use gateway_core::{Commit, Effort, Message, Origin, OriginKind, QoS, Timestamp, Unit, metrics::count};
 use parking_lot::MutexGuard;
 use session::{Begin, PublishError, Refusal, WrongStep, refusal};
 use tracing::info;
@@ -146,12 +146,12 @@ impl Connection {
             };
             match begun {
                 Begin::New => {}
-                Begin::Duplicate(ticket) => {
+                Begin::Duplicate(commit) => {
                     return self.acknowledge(
                         publish.qos,
                         publish.packet_id,
                         reason::SUCCESS,
-                        ticket,
+                        commit,
                         answers,
                     );
                 }
@@ -203,11 +203,11 @@ impl Connection {
         // Its packet identifier goes to disk with it, if both outlive the process.
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let stores = self.device.shared.broker.stores().filter(|_| message.unit);
-        let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
+        let unit = stores.map(|stores| Unit::new(&message, &*stores.queues));
         let published = match self.device.shared.broker.publish_some(&message, turn) {
             Routing::Done(published) => published,
             Routing::More(spread) => {
-                let _ = unit.map(OpenUnit::keep_open);
+                let _ = unit.map(Unit::keep_open);
                 self.put_off(Publishing { spread, qos: publish.qos, packet_id: publish.packet_id });
                 return Ok(());
             }
@@ -227,14 +227,14 @@ impl Connection {
             return self.refuse_publish(publish, reason::QUOTA_EXCEEDED, answers);
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
-        let ticket = message.issued().cloned();
-        if let Some(unit) = unit.and_then(OpenUnit::hand_over) {
+        let commit = message.issued().cloned();
+        if let Some(unit) = unit.and_then(Unit::hand_over) {
             close_unit(&self.device, publish.packet_id, unit);
         }
-        if let Some(ticket) = &ticket {
-            ticket.done();
+        if let Some(commit) = &commit {
+            commit.done();
         }
-        self.acknowledge(publish.qos, publish.packet_id, code, ticket, answers)
+        self.acknowledge(publish.qos, publish.packet_id, code, commit, answers)
     }
 
     fn refuse_publish(&mut self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
@@ -363,30 +363,30 @@ impl Connection {
     pub(super) fn answer(
         &mut self,
         packet: &Packet<'_>,
-        ticket: Option<Arc<Ticket>>,
+        commit: Option<Arc<Commit>>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let Some(max) = self.device.lock_owned(self.epoch).map(|slot| slot.out.maximum_packet_size()) else {
             return Err(End::Superseded);
         };
-        let Some(ticket) = ticket else {
+        let Some(commit) = commit else {
             codec::encode_within(packet, self.inbound.protocol(), max, answers);
             return Ok(());
         };
         let mut bytes = Vec::new();
         codec::encode_within(packet, self.inbound.protocol(), max, &mut bytes);
-        ticket.done();
-        self.send_when_safe(bytes, ticket, answers)
+        commit.done();
+        self.send_when_safe(bytes, commit, answers)
     }
 }
 
 /// Completes a unit with the packet identifier of its QoS 2 message.
-pub(super) fn close_unit(device: &Device, packet_id: u16, ticket: Arc<Ticket>) {
+pub(super) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
     let Some(stores) = device.shared.broker.stores() else { return };
     let queue = device.core().queue();
     // Also if another connection has taken the session meanwhile, and its client may have gone on.
-    let kept = device.lock().out.keep_received(packet_id, Arc::clone(&ticket));
-    Closing::new(queue, packet_id, ticket, !kept, Arc::clone(&stores.queues)).close_when_safe();
+    let kept = device.lock().out.keep_received(packet_id, Arc::clone(&commit));
+    Closing::new(queue, packet_id, commit, !kept, Arc::clone(&stores.queues)).close_when_safe();
 }
 
 /// The v5 reason code of a refused filter.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubAck, Subscribe, SubscribeFilter, Unsubscribe, reason};
-use gateway_core::{Effort, QoS, Ticket, Timestamp};
+use gateway_core::{Commit, Effort, QoS, Timestamp};
 
 use super::{
     connection::Connection,
@@ -31,15 +31,15 @@ pub(super) struct Publishing {
 
 impl Publishing {
     /// All receivers have it: what must be on disk before it is acknowledged.
-    fn conclude(&self, device: &Device) -> Option<Arc<Ticket>> {
-        let ticket = self.spread.ticket().cloned();
+    fn conclude(&self, device: &Device) -> Option<Arc<Commit>> {
+        let commit = self.spread.commit().cloned();
         if let Some(unit) = self.spread.unit() {
             close_unit(device, self.packet_id, unit);
         }
-        if let Some(ticket) = &ticket {
-            ticket.done();
+        if let Some(commit) = &commit {
+            commit.done();
         }
-        ticket
+        commit
     }
 
     /// Hands the message to the rest without its connection, in turns. What the next connection of the client sends may
@@ -68,18 +68,18 @@ pub(super) struct Filters<F> {
     left: std::vec::IntoIter<F>,
     codes: Vec<u8>,
     /// What must be on disk before the answer.
-    ticket: Option<Arc<Ticket>>,
+    commit: Option<Arc<Commit>>,
 }
 
 impl<F> Filters<F> {
     fn new(packet_id: u16, filters: Vec<F>, durable: bool) -> Self {
         let codes = Vec::with_capacity(filters.len());
-        Self { packet_id, left: filters.into_iter(), codes, ticket: durable.then(Ticket::new) }
+        Self { packet_id, left: filters.into_iter(), codes, commit: durable.then(Commit::new) }
     }
 
-    fn into_answer(self) -> (SubAck, Option<Arc<Ticket>>) {
-        let Self { packet_id, codes, ticket, .. } = self;
-        (SubAck { packet_id, reason_string: None, user: Vec::new(), codes }, ticket)
+    fn into_answer(self) -> (SubAck, Option<Arc<Commit>>) {
+        let Self { packet_id, codes, commit, .. } = self;
+        (SubAck { packet_id, reason_string: None, user: Vec::new(), codes }, commit)
     }
 }
 
@@ -137,16 +137,16 @@ impl Connection {
             Unfinished::Subscribe { id, mut filters } => {
                 self.subscribe_some(id, &mut filters, now, &mut turn.effort)?;
                 if filters.left.len() == 0 {
-                    let (suback, ticket) = filters.into_answer();
-                    return self.answer(&Packet::SubAck(suback), ticket, answers);
+                    let (suback, commit) = filters.into_answer();
+                    return self.answer(&Packet::SubAck(suback), commit, answers);
                 }
                 Unfinished::Subscribe { id, filters }
             }
             Unfinished::Unsubscribe(mut filters) => {
                 self.unsubscribe_some(&mut filters, now, &mut turn.effort);
                 if filters.left.len() == 0 {
-                    let (unsuback, ticket) = filters.into_answer();
-                    return self.answer(&Packet::UnsubAck(unsuback), ticket, answers);
+                    let (unsuback, commit) = filters.into_answer();
+                    return self.answer(&Packet::UnsubAck(unsuback), commit, answers);
                 }
                 Unfinished::Unsubscribe(filters)
             }
@@ -163,9 +163,9 @@ impl Connection {
     pub(super) fn put_off(&mut self, publishing: Publishing) {
         // The same PUBLISH on the client's next connection is a duplicate: it is not acknowledged before this one is safe.
         if publishing.qos == QoS::ExactlyOnce
-            && let Some(ticket) = publishing.spread.ticket()
+            && let Some(commit) = publishing.spread.commit()
         {
-            let _ = self.device.lock().out.keep_received(publishing.packet_id, Arc::clone(ticket));
+            let _ = self.device.lock().out.keep_received(publishing.packet_id, Arc::clone(commit));
         }
         self.rare().unfinished = Some(Box::new(Unfinished::Publish(publishing)));
     }
@@ -176,12 +176,12 @@ impl Connection {
         published: Published,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        let ticket = publishing.conclude(&self.device);
+        let commit = publishing.conclude(&self.device);
         if publishing.qos == QoS::AtMostOnce {
             return Ok(());
         }
         let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
-        self.acknowledge(publishing.qos, publishing.packet_id, code, ticket, answers)
+        self.acknowledge(publishing.qos, publishing.packet_id, code, commit, answers)
     }
 
     /// The connection ends: what becomes of the packet that it has not finished.
@@ -210,7 +210,7 @@ impl Connection {
                 retain_as_published: wanted.retain_as_published,
                 retain_handling: wanted.retain_handling,
                 id,
-                ticket: filters.ticket.as_ref(),
+                commit: filters.commit.as_ref(),
             };
             let code = match self.subscribe_one(&request, now, effort) {
                 Ok(qos) => qos as u8,
@@ -262,8 +262,8 @@ impl Connection {
         while !effort.is_spent() {
             let Some(filter) = filters.left.next() else { break };
             effort.spend(Effort::FILTER);
-            let (broker, ticket) = (&self.device.shared.broker, filters.ticket.as_ref());
-            let existed = broker.unsubscribe(&session, &filter, now, ticket);
+            let (broker, commit) = (&self.device.shared.broker, filters.commit.as_ref());
+            let existed = broker.unsubscribe(&session, &filter, now, commit);
             // [MQTT-3.10.4-2]
             self.end_replay(&filter);
             filters.codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });

@@ -291,7 +291,7 @@ fn subscribed(shared: &Arc<Shared>) -> Vec<Arc<Device>> {
             retain_as_published: false,
             retain_handling: 0,
             id: None,
-            ticket: None,
+            commit: None,
         };
         shared.broker.subscribe(&session, &request, Timestamp(1)).expect("allowed");
         device

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use gateway_core::{Effort, Ticket, Timestamp};
+use gateway_core::{Commit, Effort, Timestamp};
 
 use super::{Broker, EventKind, Session, Spread, Turn, Will, sessions::Ended};
 
@@ -36,7 +36,7 @@ struct Clearing {
     /// How many of its subscriptions are removed.
     removed: usize,
     /// Done when nothing of the session is on disk.
-    ticket: Option<Arc<Ticket>>,
+    commit: Option<Arc<Commit>>,
 }
 
 impl Aftermath {
@@ -51,15 +51,15 @@ impl Aftermath {
         self.steps.push_back(Step::Publish(Arc::clone(session), will, slot));
     }
 
-    /// Adds the rest of a session's end, without locks: subscriptions, shared messages, slot, will. `ticket` gets a part
+    /// Adds the rest of a session's end, without locks: subscriptions, shared messages, slot, will. `commit` gets a part
     /// that is done when nothing of it is on disk.
-    pub(super) fn clear(&mut self, ended: Ended, reason: &'static str, ticket: Option<&Arc<Ticket>>) {
+    pub(super) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
-        let ticket = ticket.map(|ticket| {
-            ticket.add();
-            Arc::clone(ticket)
+        let commit = commit.map(|commit| {
+            commit.add();
+            Arc::clone(commit)
         });
-        self.steps.push_back(Step::Clear(Clearing { ended, removed: 0, ticket }));
+        self.steps.push_back(Step::Clear(Clearing { ended, removed: 0, commit }));
     }
 
     /// Does as much as the turn's account affords; what is left then.
@@ -104,7 +104,7 @@ impl Aftermath {
                 if spread.go_on(turn).is_none() {
                     return Some(Step::HandOut(session, spread));
                 }
-                self.broker.conclude_will(&session, spread.ticket().cloned());
+                self.broker.conclude_will(&session, spread.commit().cloned());
                 None
             }
         }
@@ -130,9 +130,9 @@ impl Aftermath {
         broker.redeliver(session.end(), core.queue(), self.now, turn);
         broker.park(&inner.index.groups_of(references));
         // After what goes to others was submitted.
-        broker.remove_after_wills(core, clearing.ticket.as_ref());
-        if let Some(ticket) = clearing.ticket {
-            ticket.done();
+        broker.remove_after_wills(core, clearing.commit.as_ref());
+        if let Some(commit) = clearing.commit {
+            commit.done();
         }
         inner.slots.free(core.slot());
         // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use gateway_core::{
-    ClientId, DropReason, QoS, Ticket, Timestamp,
+    ClientId, Commit, DropReason, QoS, Timestamp,
     limits::{Limits, SharedStrategy},
 };
 
@@ -53,7 +53,7 @@ pub struct Opened {
     /// Whether state was resumed [MQTT-3.2.2-2].
     pub present: bool,
     /// To wait for before CONNACK: the session is new and persistent, or one that was on disk is discarded.
-    pub ticket: Option<Arc<Ticket>>,
+    pub commit: Option<Arc<Commit>>,
     /// What is left to do about the session or connection before it, if that is much.
     pub aftermath: Option<Box<super::Aftermath>>,
     /// Whether it had a connection, which ends now.
@@ -88,7 +88,7 @@ pub struct SubscribeRequest<'a> {
     /// Subscription identifier.
     pub id: Option<u32>,
     /// Gets a part that is done when the subscription is on disk, if the session is persistent.
-    pub ticket: Option<&'a Arc<Ticket>>,
+    pub commit: Option<&'a Arc<Commit>>,
 }
 
 /// A subscription that was made.

@@ -7,7 +7,7 @@ use std::sync::{
 
 use ahash::RandomState;
 use gateway_core::{
-    ClientId, Durability, OriginKind, Page, QoS, QueueId, QueueOp, ReadBack, Refused, Ticket, Timestamp,
+    ClientId, Commit, Durability, OriginKind, Page, QoS, QueueId, QueueOp, ReadBack, Refused, Timestamp,
     matches, metrics::count,
 };
 use hashbrown::HashMap;
@@ -93,7 +93,7 @@ impl Stores {
         // A read comes after all that was submitted before it; there is no such queue. Sessions come later: their wills
         // leave them only when they are safe.
         let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
-        let sessions = Ticket::new();
+        let sessions = Commit::new();
         self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
         let _ = self.flush_retained().await;
         let _ = sessions.wait().await;
@@ -101,10 +101,10 @@ impl Stores {
 
     /// Waits until all changes of retained messages are on disk. Cancel safe.
     pub async fn flush_retained(&self) -> Result<(), Refused> {
-        let ticket = Ticket::new();
+        let commit = Commit::new();
         // There is no such topic [MQTT-4.7.3-1].
-        self.retained.clear(Arc::from(""), Some(Arc::clone(&ticket)));
-        ticket.wait().await
+        self.retained.clear(Arc::from(""), Some(Arc::clone(&commit)));
+        commit.wait().await
     }
 }
 
@@ -155,23 +155,23 @@ impl Durable {
     }
 
     /// Writes a session's record.
-    pub(super) fn put_session(&self, session: StoredSession, ticket: Option<&Arc<Ticket>>) {
-        self.sessions().submit(SessionOp::Put(Box::new(session), part(ticket)));
+    pub(super) fn put_session(&self, session: StoredSession, commit: Option<&Arc<Commit>>) {
+        self.sessions().submit(SessionOp::Put(Box::new(session), part(commit)));
     }
 
     /// The session of a queue is over, and so is all that it has on disk.
-    pub(super) fn remove_session(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
+    pub(super) fn remove_session(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
         self.owners.lock().remove(core);
-        self.sessions().submit(SessionOp::Remove(core.queue(), part(ticket)));
+        self.sessions().submit(SessionOp::Remove(core.queue(), part(commit)));
         self.queues().submit(QueueOp::Purge { queue: core.queue() });
     }
 }
 
-/// One more part of a ticket.
-fn part(ticket: Option<&Arc<Ticket>>) -> Option<Arc<Ticket>> {
-    let ticket = ticket?;
-    ticket.add();
-    Some(Arc::clone(ticket))
+/// One more part of a commit.
+fn part(commit: Option<&Arc<Commit>>) -> Option<Arc<Commit>> {
+    let commit = commit?;
+    commit.add();
+    Some(Arc::clone(commit))
 }
 
 impl Broker {
@@ -440,7 +440,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
                 retain_as_published,
                 retain_handling: 2,
                 id,
-                ticket: None,
+                commit: None,
             };
             if self.broker.resubscribe(&session, &request).is_ok() {
                 self.restored.subscriptions += 1;

@@ -7,7 +7,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use gateway_core::{DropReason, QueueId, Refused, Ticket, Timestamp, Yielded};
+use gateway_core::{Commit, DropReason, QueueId, Refused, Timestamp, Yielded};
 use parking_lot::Mutex;
 use store::StoreHealth;
 
@@ -34,14 +34,14 @@ pub(super) struct Stalled {
 /// Waits for the end of one move.
 struct Move {
     inner: Weak<Inner>,
-    ticket: Weak<Ticket>,
+    commit: Weak<Commit>,
     moved: Mutex<Option<Moved>>,
 }
 
 impl Wake for Move {
     fn wake(self: Arc<Self>) {
-        // Whoever ends the last part of the ticket has it.
-        let result = self.ticket.upgrade().and_then(|ticket| ticket.result());
+        // Whoever ends the last part of the commit has it.
+        let result = self.commit.upgrade().and_then(|commit| commit.result());
         let moved = self.moved.lock().take();
         if result == Some(Err(Refused))
             && let (Some(moved), Some(inner)) = (moved, self.inner.upgrade())
@@ -52,13 +52,13 @@ impl Wake for Move {
 }
 
 impl Durable {
-    /// Ends the caller's own part of the ticket of a move, and has it offered again if it is refused.
-    pub(super) fn watch(&self, ticket: &Arc<Ticket>, moved: Moved) {
+    /// Ends the caller's own part of the commit of a move, and has it offered again if it is refused.
+    pub(super) fn watch(&self, commit: &Arc<Commit>, moved: Moved) {
         let (inner, moved) = (self.inner.clone(), Mutex::new(Some(moved)));
-        let waker = Waker::from(Arc::new(Move { inner, ticket: Arc::downgrade(ticket), moved }));
+        let waker = Waker::from(Arc::new(Move { inner, commit: Arc::downgrade(commit), moved }));
         // There is no result yet: a part is open.
-        ticket.poll(&waker);
-        ticket.done();
+        commit.poll(&waker);
+        commit.done();
     }
 
     /// Whether the store would surely refuse a message now. While it fails, one try a second is let through.

@@ -1,8 +1,7 @@
 //! Routing of one message: retained store, latest value, history, subscribers.
 
 use gateway_core::{
-    DropReason, Effort, Message, OpenUnit, OriginKind, QoS, QueueId, QueueOp, Timestamp, Yielded,
-    metrics::count,
+    DropReason, Effort, Message, OriginKind, QoS, QueueId, QueueOp, Timestamp, Unit, Yielded, metrics::count,
 };
 use store::StoreHealth;
 
@@ -130,7 +129,7 @@ impl Broker {
             // Out of one queue and into another in one step: else a crash or a refusal could leave it in neither, or QoS 2
             // in both.
             borrowed.unit = moved.is_some();
-            let unit = moved.map(|(_, durable)| OpenUnit::new(&borrowed, durable.queues()));
+            let unit = moved.map(|(_, durable)| Unit::new(&borrowed, durable.queues()));
             let mut delivery = self.inner.delivery(&mut turn.dirty, now);
             let outcome = group.deliver(&borrowed, &mut delivery);
             let seq = place.unwrap_or_default();
@@ -147,10 +146,10 @@ impl Broker {
                     state.reason = Some(reason);
                 });
             }
-            let ticket = borrowed.issued().cloned();
+            let commit = borrowed.issued().cloned();
             drop(borrowed);
-            if let (Some(durable), Some(ticket)) = (durable, ticket) {
-                durable.watch(&ticket, Moved::Yielded { yielded, from });
+            if let (Some(durable), Some(commit)) = (durable, commit) {
+                durable.watch(&commit, Moved::Yielded { yielded, from });
             }
         }
     }
@@ -158,7 +157,7 @@ impl Broker {
     /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
     pub(super) fn hurry(&self, message: &Message<'_>) {
         if let Some(durable) = &self.inner.durable
-            && message.issued().is_some_and(|ticket| !ticket.is_unit())
+            && message.issued().is_some_and(|commit| !commit.is_unit())
         {
             durable.queues().hurry();
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, Peer, Protocol, QueueId, Ticket, Timestamp};
+use gateway_core::{ClientId, Commit, Peer, Protocol, QueueId, Timestamp};
 use parking_lot::Mutex;
 use store::{StoredSession, StoredWill};
 
@@ -213,7 +213,7 @@ impl State {
     }
 
     /// One will less is being published. With the last one the session's record may change: who waits for that.
-    pub(super) fn will_is_safe(&mut self) -> Option<Option<Arc<Ticket>>> {
+    pub(super) fn will_is_safe(&mut self) -> Option<Option<Arc<Commit>>> {
         let extra = self.extra.as_mut()?;
         let last = extra.leaving.take_if(|leaving| leaving.release())?;
         Some(last.into_waiting())

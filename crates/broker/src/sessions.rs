@@ -8,7 +8,7 @@ use std::sync::{
     },
 };
 
-use gateway_core::{ClientId, QueueId, Ticket, Timestamp, metrics::count};
+use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
 use super::{
     Aftermath, Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session,
@@ -66,7 +66,7 @@ impl Broker {
         let _change = self.change();
         let (mut opened, former) = self.open_locked(request, make);
         opened.took_over = former.connection.is_some();
-        let Opened { session, present, ticket, .. } = &opened;
+        let Opened { session, present, commit, .. } = &opened;
         let mut aftermath = Aftermath::new(self, now);
         if let Some(epoch) = former.connection {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
@@ -78,11 +78,11 @@ impl Broker {
             aftermath.publish(session, will);
         }
         if let Some(ended) = former.ended {
-            aftermath.clear(ended, "clean_start", ticket.as_ref());
+            aftermath.clear(ended, "clean_start", commit.as_ref());
         }
         let aftermath = aftermath.begin(turn);
-        if let Some(ticket) = ticket {
-            ticket.done();
+        if let Some(commit) = commit {
+            commit.done();
         }
         self.emit_with(now, session.core(), || {
             let info = Box::new(session.core().state.lock().info());
@@ -303,7 +303,7 @@ impl Broker {
                     || state.will().is_some()
                     || state.leaving().is_some()
                     || state.expiry != request.expiry;
-                let ticket = (changes && inner.durable_for(old.core()).is_some()).then(Ticket::new);
+                let commit = (changes && inner.durable_for(old.core()).is_some()).then(Commit::new);
                 let due = state.will_at().is_some_and(|at| at <= request.now)
                     || was_online && state.will().is_some_and(|will| will.delay == 0);
                 inner.account.force(Kind::Sessions, cost(&client_id, request.info.username.as_deref()));
@@ -314,7 +314,7 @@ impl Broker {
                     will
                 });
                 let epoch = state.epoch;
-                inner.keep(old.core(), &mut state, ticket.as_ref());
+                inner.keep(old.core(), &mut state, commit.as_ref());
                 drop(state);
                 if !was_online {
                     self.count_online();
@@ -323,7 +323,7 @@ impl Broker {
                     Opened {
                         session: Arc::clone(old),
                         present: true,
-                        ticket,
+                        commit,
                         aftermath: None,
                         took_over: false,
                         epoch,
@@ -338,18 +338,18 @@ impl Broker {
         let queue = durable.map_or(QueueId::NONE, Durable::next_queue);
         let discards =
             former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
-        let ticket = (durable.is_some() || discards).then(Ticket::new);
+        let commit = (durable.is_some() || discards).then(Commit::new);
         let session = make(SessionCore::new(request, slot, queue));
         if let Some(durable) = durable {
             durable.note_slot(session.core());
-            inner.keep(session.core(), &mut session.core().state.lock(), ticket.as_ref());
+            inner.keep(session.core(), &mut session.core().state.lock(), commit.as_ref());
         }
         inner.account.force(Kind::Sessions, session.core().state.lock().cost(&client_id));
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
         place.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        (Opened { session, present: false, ticket, aftermath: None, took_over: false, epoch: 1 }, former)
+        (Opened { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 }, former)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.

@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{
-    Durability, Effort, Message, OpenUnit, QoS, QueueId, SharedMessage, Ticket, metrics::count,
-};
+use gateway_core::{Commit, Durability, Effort, Message, QoS, QueueId, SharedMessage, Unit, metrics::count};
 
 use super::{
     Broker, Delivered, MatchOptions, Outcome, Published, Target, Turn,
@@ -35,7 +33,7 @@ pub struct Spread {
     message: Arc<SharedMessage>,
     durability: Durability,
     unit: bool,
-    ticket: Option<Arc<Ticket>>,
+    commit: Option<Arc<Commit>>,
     done: bool,
 }
 
@@ -74,7 +72,7 @@ impl Broker {
             return Routing::Done(self.conclude(message, way.published));
         }
         // Receivers to come may need one, and duplicates of the message wait for it from now on.
-        let ticket = message.ticket().cloned();
+        let commit = message.commit().cloned();
         Routing::More(Box::new(Spread {
             broker: self.clone(),
             list,
@@ -82,7 +80,7 @@ impl Broker {
             message: Arc::clone(message.share()),
             durability: message.durability,
             unit: message.unit,
-            ticket,
+            commit,
             done: false,
         }))
     }
@@ -219,30 +217,30 @@ impl Spread {
     pub fn go_on(&mut self, turn: &mut Turn) -> Option<Published> {
         // A receiver that panics takes the rest with it, as in one go.
         self.done = true;
-        let mut message = self.message.borrow().with_ticket(self.ticket.take());
+        let mut message = self.message.borrow().with_commit(self.commit.take());
         (message.durability, message.unit) = (self.durability, self.unit);
         let broker = &self.broker;
         let stores = broker.stores().filter(|_| self.unit);
-        let unit = stores.map(|stores| OpenUnit::new(&message, &*stores.queues));
+        let unit = stores.map(|stores| Unit::new(&message, &*stores.queues));
         broker.hand_out_some(&self.list, &message, &mut self.way, &mut turn.dirty, &mut turn.effort);
         if let Some(unit) = unit {
             unit.keep_open();
         }
-        self.ticket = message.issued().cloned();
+        self.commit = message.issued().cloned();
         self.done = self.way.served >= self.list.len();
         self.done.then(|| broker.conclude(&message, self.way.published))
     }
 
     /// What must be on disk before the message is acknowledged, if there is anything. Its own part is the caller's.
-    pub fn ticket(&self) -> Option<&Arc<Ticket>> {
-        self.ticket.as_ref()
+    pub fn commit(&self) -> Option<&Arc<Commit>> {
+        self.commit.as_ref()
     }
 
     /// The same, if it is a unit, with a part for the operation that closes it: the caller submits that.
-    pub fn unit(&self) -> Option<Arc<Ticket>> {
-        let ticket = self.ticket.as_ref().filter(|ticket| ticket.is_unit())?;
-        ticket.add();
-        Some(Arc::clone(ticket))
+    pub fn unit(&self) -> Option<Arc<Commit>> {
+        let commit = self.commit.as_ref().filter(|commit| commit.is_unit())?;
+        commit.add();
+        Some(Arc::clone(commit))
     }
 }
 
@@ -257,13 +255,13 @@ impl Drop for Spread {
             turn.effort.renew();
         }
         turn.flush();
-        let Some(ticket) = self.ticket.take() else { return };
+        let Some(commit) = self.commit.take() else { return };
         if let Some(stores) = self.broker.stores().filter(|_| self.unit) {
-            let mut message = self.message.borrow().with_ticket(Some(Arc::clone(&ticket)));
+            let mut message = self.message.borrow().with_commit(Some(Arc::clone(&commit)));
             message.unit = true;
-            drop(OpenUnit::new(&message, &*stores.queues));
+            drop(Unit::new(&message, &*stores.queues));
         }
-        ticket.done();
+        commit.done();
     }
 }
 

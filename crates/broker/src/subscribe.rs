@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    QoS, Ticket, Timestamp, TopicFilter, limits::SharedStrategy, metrics::count, parse_shared,
+    Commit, QoS, Timestamp, TopicFilter, limits::SharedStrategy, metrics::count, parse_shared,
 };
 use store::{SessionOp, StoredSubscription};
 
@@ -40,13 +40,13 @@ impl Broker {
         result
     }
 
-    /// Removes one subscription; false if there was none (0x11). `ticket` gets a part that is done when that is on disk.
+    /// Removes one subscription; false if there was none (0x11). `commit` gets a part that is done when that is on disk.
     pub fn unsubscribe(
         &self,
         session: &Arc<dyn Session>,
         filter: &str,
         now: Timestamp,
-        ticket: Option<&Arc<Ticket>>,
+        commit: Option<&Arc<Commit>>,
     ) -> bool {
         let inner = &*self.inner;
         let core = session.core();
@@ -73,9 +73,9 @@ impl Broker {
             if is_shared {
                 left = inner.index.groups_of(&[reference]);
             }
-            if let (Some(durable), Some(ticket)) = (inner.durable_for(core), ticket) {
-                ticket.add();
-                let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), Arc::clone(ticket));
+            if let (Some(durable), Some(commit)) = (inner.durable_for(core), commit) {
+                commit.add();
+                let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), Arc::clone(commit));
                 durable.sessions().submit(op);
             }
         }
@@ -129,12 +129,12 @@ impl Broker {
             if !existed {
                 state.subscriptions.push(reference, shape, charge);
             }
-            if let (Some(durable), Some(ticket)) = (inner.durable_for(core), request.ticket) {
+            if let (Some(durable), Some(commit)) = (inner.durable_for(core), request.commit) {
                 // Before the subscription, so that no message is acknowledged that is in a queue of nobody.
                 for group in inner.index.groups_of(&[reference]) {
                     group.keep_on_disk(durable);
                 }
-                ticket.add();
+                commit.add();
                 let subscription = StoredSubscription {
                     filter: request.filter.to_owned(),
                     qos,
@@ -142,7 +142,7 @@ impl Broker {
                     retain_as_published: request.retain_as_published,
                     id: request.id,
                 };
-                let op = SessionOp::Subscribe(core.queue(), subscription, Arc::clone(ticket));
+                let op = SessionOp::Subscribe(core.queue(), subscription, Arc::clone(commit));
                 durable.sessions().submit(op);
             }
             (reference, existed)

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{ClientId, DropReason, Effort, Message, QoS, QueueId, SharedMessage, Ticket, Yielded};
+use gateway_core::{ClientId, Commit, DropReason, Effort, Message, QoS, QueueId, SharedMessage, Yielded};
 use store::QueueSummary;
 
 use super::{Charge, MatchCache, SessionCore};
@@ -104,9 +104,9 @@ pub trait Session: Target {
     /// What an earlier process left on disk for it. Called once, before anybody else has the session.
     fn restore(&self, stored: &QueueSummary);
 
-    /// The connection has ended: has its queue on disk note what the client may have begun to receive. The ticket is done
+    /// The connection has ended: has its queue on disk note what the client may have begun to receive. The commit is done
     /// when it does; none if it does already, or a new connection has come.
-    fn note_sent(&self) -> Option<Arc<Ticket>> {
+    fn note_sent(&self) -> Option<Arc<Commit>> {
         None
     }
 

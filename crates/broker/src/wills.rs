@@ -11,7 +11,7 @@ use std::{
     task::Wake,
 };
 
-use gateway_core::{OriginKind, SharedMessage, Ticket, Timestamp, metrics::count};
+use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
 use super::{
     Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, session_core::State,
@@ -56,17 +56,17 @@ impl Broker {
         None
     }
 
-    /// All receivers have a will. `ticket` is what must be on disk before it leaves its session, if there is anything.
-    pub(super) fn conclude_will(&self, session: &Arc<dyn Session>, ticket: Option<Arc<Ticket>>) {
-        if let Some(ticket) = &ticket {
-            ticket.done();
+    /// All receivers have a will. `commit` is what must be on disk before it leaves its session, if there is anything.
+    pub(super) fn conclude_will(&self, session: &Arc<dyn Session>, commit: Option<Arc<Commit>>) {
+        if let Some(commit) = &commit {
+            commit.done();
         }
-        self.once_done(session, ticket, Self::will_is_safe);
+        self.once_done(session, commit, Self::will_is_safe);
     }
 
-    /// Writes the record of a session, as it is then, once the ticket is done.
-    pub(super) fn keep_after(&self, session: &Arc<dyn Session>, ticket: &Arc<Ticket>) {
-        self.once_done(session, Some(Arc::clone(ticket)), |broker, core| {
+    /// Writes the record of a session, as it is then, once the commit is done.
+    pub(super) fn keep_after(&self, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
+        self.once_done(session, Some(Arc::clone(commit)), |broker, core| {
             let mut state = core.state.lock();
             if !state.ended {
                 broker.inner.keep(core, &mut state, None);
@@ -77,13 +77,13 @@ impl Broker {
     fn once_done(
         &self,
         session: &Arc<dyn Session>,
-        ticket: Option<Arc<Ticket>>,
+        commit: Option<Arc<Commit>>,
         then: fn(&Self, &SessionCore),
     ) {
         let open = AtomicBool::new(true);
         let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), then, open });
         let waker = Arc::clone(&keeper).into();
-        if ticket.is_none_or(|ticket| ticket.poll(&waker).is_some()) {
+        if commit.is_none_or(|commit| commit.poll(&waker).is_some()) {
             keeper.keep();
         }
     }
@@ -105,14 +105,14 @@ impl Broker {
     }
 
     /// Removes a session that has ended from disk, after its wills are safe.
-    pub(super) fn remove_after_wills(&self, core: &SessionCore, ticket: Option<&Arc<Ticket>>) {
+    pub(super) fn remove_after_wills(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.inner.durable_for(core) else { return };
         let mut state = core.state.lock();
         let Some(leaving) = state.leaving() else {
-            return durable.remove_session(core, ticket);
+            return durable.remove_session(core, commit);
         };
-        if let Some(ticket) = ticket {
-            leaving.wait(ticket);
+        if let Some(commit) = commit {
+            leaving.wait(commit);
         }
         drop(state);
         self.will_is_safe(core);
@@ -140,11 +140,11 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
 impl Inner {
     /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order. While a
     /// will is being published the record keeps that one, and who waits for the new state waits until it is safe.
-    pub(super) fn keep(&self, core: &SessionCore, state: &mut State, ticket: Option<&Arc<Ticket>>) {
+    pub(super) fn keep(&self, core: &SessionCore, state: &mut State, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.durable_for(core) else { return };
-        match (ticket, state.leaving()) {
-            (Some(ticket), Some(leaving)) => leaving.wait(ticket),
-            _ => durable.put_session(state.stored(core), ticket),
+        match (commit, state.leaving()) {
+            (Some(commit), Some(leaving)) => leaving.wait(commit),
+            _ => durable.put_session(state.stored(core), commit),
         }
     }
 }
@@ -155,7 +155,7 @@ pub(super) struct Leaving {
     will: Will,
     /// How many there are, and one more while the end of the session holds its record back.
     left: u32,
-    waiting: Option<Arc<Ticket>>,
+    waiting: Option<Arc<Commit>>,
 }
 
 impl Leaving {
@@ -177,20 +177,20 @@ impl Leaving {
         self.left == 0
     }
 
-    /// A part of `ticket` is done when the record has changed. Whoever waited before was taken over and is refused.
-    pub(super) fn wait(&mut self, ticket: &Arc<Ticket>) {
-        ticket.add();
-        if let Some(earlier) = self.waiting.replace(Arc::clone(ticket)) {
+    /// A part of `commit` is done when the record has changed. Whoever waited before was taken over and is refused.
+    pub(super) fn wait(&mut self, commit: &Arc<Commit>) {
+        commit.add();
+        if let Some(earlier) = self.waiting.replace(Arc::clone(commit)) {
             earlier.refuse();
         }
     }
 
-    pub(super) fn into_waiting(self) -> Option<Arc<Ticket>> {
+    pub(super) fn into_waiting(self) -> Option<Arc<Commit>> {
         self.waiting
     }
 }
 
-/// Waits for a ticket: that of a will, or of what must come before a session's record.
+/// Waits for a commit: that of a will, or of what must come before a session's record.
 struct Keeper {
     broker: Broker,
     session: Arc<dyn Session>,

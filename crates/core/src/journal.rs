@@ -7,7 +7,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{Message, QoS, SharedMessage, Ticket, Timestamp};
+use super::{Commit, Message, QoS, SharedMessage, Timestamp};
 
 /// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,7 @@ pub struct Entry {
     /// When it may be dropped unsent: when its message expires, or sooner.
     pub expires: Option<Timestamp>,
     /// Who waits for it; with none it is written some time.
-    pub ticket: Option<Arc<Ticket>>,
+    pub commit: Option<Arc<Commit>>,
     /// Bytes that its message counts for, as [`SharedMessage::cost`]; known also when the message is gone.
     cost: u32,
     message: Mutex<Option<Arc<SharedMessage>>>,
@@ -50,17 +50,17 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A waiting entry with its part of the ticket, which expires as its message does. `ids` and `group` are set by the
+    /// A waiting entry with its part of the commit, which expires as its message does. `ids` and `group` are set by the
     /// caller.
     pub fn new(
         queue: QueueId,
         seq: u64,
         message: Arc<SharedMessage>,
         qos: QoS,
-        ticket: Option<Arc<Ticket>>,
+        commit: Option<Arc<Commit>>,
     ) -> Self {
-        if let Some(ticket) = &ticket {
-            ticket.add();
+        if let Some(commit) = &commit {
+            commit.add();
         }
         Self {
             queue,
@@ -71,7 +71,7 @@ impl Entry {
             group: QueueId::NONE,
             ids: None,
             expires: message.expires,
-            ticket,
+            commit,
             cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
             message: Mutex::new(Some(message)),
             state: AtomicU8::new(WAITING),
@@ -96,8 +96,8 @@ impl Entry {
         }
         let message = self.message.lock().take();
         drop(message);
-        if let Some(ticket) = &self.ticket {
-            ticket.done();
+        if let Some(commit) = &self.commit {
+            commit.done();
         }
         true
     }
@@ -143,20 +143,20 @@ impl Page {
     pub const BYTES: usize = 512 << 10;
 }
 
-/// One change of a queue. Tickets given along carry a part that the store ends with `done` once the change is durable,
+/// One change of a queue. Commits given along carry a part that the store ends with `done` once the change is durable,
 /// or with `refuse`.
 #[derive(Debug)]
 pub enum QueueOp {
     /// Adds an entry.
     Append(Arc<Entry>),
-    /// Removes an entry, lazily. With a unit's ticket it closes the unit and is written with it.
+    /// Removes an entry, lazily. With a unit's commit it closes the unit and is written with it.
     Remove {
         /// Whose.
         queue: QueueId,
         /// Which.
         seq: u64,
         /// The unit that this closes.
-        unit: Option<Arc<Ticket>>,
+        unit: Option<Arc<Commit>>,
     },
     /// The client has the QoS 2 message of an entry (PUBREC): its content goes, its place stays until PUBCOMP.
     Release {
@@ -165,7 +165,7 @@ pub enum QueueOp {
         /// Which.
         seq: u64,
         /// Who waits.
-        ticket: Arc<Ticket>,
+        commit: Arc<Commit>,
     },
     /// A client's QoS 2 message with this packet identifier was taken over. Closes the unit of its entries.
     Receive {
@@ -174,7 +174,7 @@ pub enum QueueOp {
         /// Packet identifier.
         packet_id: u16,
         /// The unit, and who waits.
-        ticket: Arc<Ticket>,
+        commit: Arc<Commit>,
     },
     /// The packet identifier is free again (PUBREL).
     Forget {
@@ -183,7 +183,7 @@ pub enum QueueOp {
         /// Packet identifier.
         packet_id: u16,
         /// Who waits.
-        ticket: Arc<Ticket>,
+        commit: Arc<Commit>,
     },
     /// The client may have begun to receive what is below this place: the next process sends it again, with DUP.
     NoteSent {
@@ -192,7 +192,7 @@ pub enum QueueOp {
         /// One more than the last such place.
         below: u64,
         /// Who waits.
-        ticket: Arc<Ticket>,
+        commit: Arc<Commit>,
     },
     /// Removes the `count` oldest entries whose place is `from` or later.
     Trim {
@@ -222,29 +222,29 @@ pub trait Journal: Send + Sync {
 
 /// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing behind an
 /// open unit: whatever happens, a panic too, it is closed when this goes.
-pub struct OpenUnit<'a, 'm> {
+pub struct Unit<'a, 'm> {
     message: &'a Message<'m>,
     journal: &'a dyn Journal,
     closed: bool,
 }
 
-impl<'a, 'm> OpenUnit<'a, 'm> {
+impl<'a, 'm> Unit<'a, 'm> {
     /// To be made before the message is routed.
     pub fn new(message: &'a Message<'m>, journal: &'a dyn Journal) -> Self {
         Self { message, journal, closed: false }
     }
 
-    /// Closes the unit with what `close` makes of its ticket, if one was begun; false if none was.
-    pub fn close(mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+    /// Closes the unit with what `close` makes of its commit, if one was begun; false if none was.
+    pub fn close(mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
         self.close_with(close)
     }
 
-    /// The ticket of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
-    pub fn hand_over(mut self) -> Option<Arc<Ticket>> {
+    /// The commit of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
+    pub fn hand_over(mut self) -> Option<Arc<Commit>> {
         self.closed = true;
-        let ticket = self.message.issued().filter(|ticket| ticket.is_unit())?;
-        ticket.add();
-        Some(Arc::clone(ticket))
+        let commit = self.message.issued().filter(|commit| commit.is_unit())?;
+        commit.add();
+        Some(Arc::clone(commit))
     }
 
     /// The message is not routed completely: the unit is for somebody else to close.
@@ -252,19 +252,19 @@ impl<'a, 'm> OpenUnit<'a, 'm> {
         self.closed = true;
     }
 
-    fn close_with(&mut self, close: impl FnOnce(Arc<Ticket>) -> QueueOp) -> bool {
+    fn close_with(&mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
         self.closed = true;
-        let Some(ticket) = self.message.issued().filter(|ticket| ticket.is_unit()) else { return false };
-        ticket.add();
-        self.journal.submit(close(Arc::clone(ticket)));
+        let Some(commit) = self.message.issued().filter(|commit| commit.is_unit()) else { return false };
+        commit.add();
+        self.journal.submit(close(Arc::clone(commit)));
         true
     }
 }
 
-impl Drop for OpenUnit<'_, '_> {
+impl Drop for Unit<'_, '_> {
     fn drop(&mut self) {
         if !self.closed {
-            self.close_with(|ticket| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(ticket) });
+            self.close_with(|commit| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(commit) });
         }
     }
 }
@@ -278,9 +278,9 @@ mod tests {
 
     impl Journal for Closings {
         fn submit(&self, op: QueueOp) {
-            if let QueueOp::Remove { unit: Some(ticket), .. } = op {
+            if let QueueOp::Remove { unit: Some(commit), .. } = op {
                 *self.0.lock() += 1;
-                ticket.done();
+                commit.done();
             }
         }
     }
@@ -291,31 +291,31 @@ mod tests {
         let mut message = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
         (message.qos, message.unit) = (QoS::ExactlyOnce, true);
         let routed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _unit = OpenUnit::new(&message, &closings);
-            let _part = message.ticket();
+            let _unit = Unit::new(&message, &closings);
+            let _part = message.commit();
             panic!("a target fails");
         }));
         assert!(routed.is_err());
         assert_eq!(*closings.0.lock(), 1);
         let plain = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
-        drop(OpenUnit::new(&plain, &closings));
+        drop(Unit::new(&plain, &closings));
         assert_eq!(*closings.0.lock(), 1, "there was no unit");
     }
 
     #[test]
     fn an_entry_is_either_written_or_settled() {
         let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
-        let ticket = Ticket::new();
+        let commit = Commit::new();
         let new =
-            || Entry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&ticket)));
+            || Entry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&commit)));
         let (written, settled) = (new(), new());
         assert!(written.take().is_some());
         assert!(!written.settle() && written.take().is_none());
         assert!(settled.settle() && settled.is_settled());
         assert!(!settled.settle() && settled.take().is_none());
-        ticket.done();
-        assert_eq!(ticket.result(), None, "the entry being written is not done");
-        ticket.done();
-        assert_eq!(ticket.result(), Some(Ok(())));
+        commit.done();
+        assert_eq!(commit.result(), None, "the entry being written is not done");
+        commit.done();
+        assert_eq!(commit.result(), Some(Ok(())));
     }
 }

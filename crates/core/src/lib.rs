@@ -4,6 +4,7 @@
 
 mod budget;
 pub mod clock;
+mod commit;
 mod effort;
 mod id;
 mod journal;
@@ -14,16 +15,15 @@ mod message;
 pub mod metrics;
 mod peer;
 mod receipt;
-mod ticket;
 mod topic;
 pub mod units;
 
 pub use budget::Budget;
+pub use commit::{Commit, Refused};
 pub use effort::Effort;
 pub use id::{ClientId, Protocol, QoS, Timestamp};
-pub use journal::{Entry, Journal, OpenUnit, Page, QueueId, QueueOp, ReadBack};
+pub use journal::{Entry, Journal, Page, QueueId, QueueOp, ReadBack, Unit};
 pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use peer::Peer;
 pub use receipt::{DropReason, Receipt, ReceiptState};
-pub use ticket::{Refused, Ticket};
 pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};

@@ -7,7 +7,7 @@ use std::{cell::OnceCell, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{ClientId, QoS, Receipt, Ticket, Timestamp};
+use super::{ClientId, Commit, QoS, Receipt, Timestamp};
 
 /// MQTT 5 properties that travel with a message from publisher to receivers, in order
 /// [MQTT-3.3.2-15] [MQTT-3.3.2-16] [MQTT-3.3.2-17] [MQTT-3.3.2-20].
@@ -109,9 +109,9 @@ pub struct Message<'a> {
     /// What its acknowledgement promises.
     pub durability: Durability,
     /// Its durable parts are written together or not at all, with the operation that the caller submits then: see
-    /// [`Ticket::unit`].
+    /// [`Commit::of_unit`].
     pub unit: bool,
-    ticket: OnceCell<Arc<Ticket>>,
+    commit: OnceCell<Arc<Commit>>,
     shared: OnceCell<Arc<SharedMessage>>,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Message<'a> {
             receipt: None,
             durability: Durability::Always,
             unit: false,
-            ticket: OnceCell::new(),
+            commit: OnceCell::new(),
             shared: OnceCell::new(),
         }
     }
@@ -141,35 +141,35 @@ impl<'a> Message<'a> {
         self.payload.len() + self.topic.len() + properties + OVERHEAD
     }
 
-    /// The ticket for a part that must be on disk before the message is acknowledged; `None` if its acknowledgement
+    /// The commit for a part that must be on disk before the message is acknowledged; `None` if its acknowledgement
     /// does not promise that.
-    pub fn ticket(&self) -> Option<&Arc<Ticket>> {
+    pub fn commit(&self) -> Option<&Arc<Commit>> {
         if self.durability != Durability::Always || self.qos == QoS::AtMostOnce {
             return None;
         }
-        Some(self.ticket.get_or_init(|| if self.unit { Ticket::unit() } else { Ticket::new() }))
+        Some(self.commit.get_or_init(|| if self.unit { Commit::of_unit() } else { Commit::new() }))
     }
 
-    /// The part of the store of retained messages, if the acknowledgement must wait for it. That of a unit is a ticket
+    /// The part of the store of retained messages, if the acknowledgement must wait for it. That of a unit is a commit
     /// of its own: the unit must not be closed before.
-    pub fn retained_part(&self) -> Option<Arc<Ticket>> {
-        let ticket = self.ticket()?;
+    pub fn retained_part(&self) -> Option<Arc<Commit>> {
+        let commit = self.commit()?;
         if self.unit {
-            return Some(Arc::clone(ticket.make_before()));
+            return Some(Arc::clone(commit.make_before()));
         }
-        ticket.add();
-        Some(Arc::clone(ticket))
+        commit.add();
+        Some(Arc::clone(commit))
     }
 
-    /// The message with a ticket of which parts were given out before.
-    pub fn with_ticket(mut self, ticket: Option<Arc<Ticket>>) -> Self {
-        self.ticket = ticket.map(OnceCell::from).unwrap_or_default();
+    /// The message with a commit of which parts were given out before.
+    pub fn with_commit(mut self, commit: Option<Arc<Commit>>) -> Self {
+        self.commit = commit.map(OnceCell::from).unwrap_or_default();
         self
     }
 
-    /// The ticket, if a part was given out.
-    pub fn issued(&self) -> Option<&Arc<Ticket>> {
-        self.ticket.get()
+    /// The commit, if a part was given out.
+    pub fn issued(&self) -> Option<&Arc<Commit>> {
+        self.commit.get()
     }
 
     /// An owned form that outlives the turn; copied on first use, then shared.
@@ -253,7 +253,7 @@ impl SharedMessage {
             receipt: self.receipt.as_ref(),
             durability: Durability::Always,
             unit: false,
-            ticket: OnceCell::new(),
+            commit: OnceCell::new(),
             shared,
         }
     }

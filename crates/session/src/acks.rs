@@ -3,17 +3,13 @@
 use std::sync::Arc;
 
 use codec::{AckKind, reason};
-use gateway_core::{QoS, QueueOp, Ticket};
+use gateway_core::{Commit, QoS, QueueOp};
 
 use super::{
     Begin, Disk, Env, Outbound,
     inflight::{Entry, Stage},
     outbound::answered,
 };
-
-/// An acknowledgement that must wait until something is on disk.
-#[derive(Debug)]
-pub struct Unsafe(pub Arc<Ticket>);
 
 /// An acknowledgement of a message in flight that is not the next step of its handshake: a protocol error, after which the
 /// two sides cannot agree any more [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
@@ -37,8 +33,13 @@ impl Outbound {
     }
 
     /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What is on
-    /// disk must say so before PUBREL goes: then the caller appends it, when the ticket is done.
-    pub fn handle_pubrec(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<Option<Unsafe>, WrongStep> {
+    /// disk must say so before PUBREL goes: then the caller appends it, when the commit is done.
+    pub fn handle_pubrec(
+        &mut self,
+        id: u16,
+        code: u8,
+        env: &Env<'_>,
+    ) -> Result<Option<Arc<Commit>>, WrongStep> {
         let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
         let mut held = None;
         if let Some(rare) = &mut self.rare
@@ -54,13 +55,13 @@ impl Outbound {
                         return Ok(None);
                     }
                     let released = Self::release(delivery, place, env);
-                    held = released.ticket.clone();
+                    held = released.commit.clone();
                     rare.inflight.release(id, released);
                     rare.settle(env.budget);
                     release = reason::SUCCESS;
                 }
                 Stage::Release(released) => {
-                    held = released.ticket.clone();
+                    held = released.commit.clone();
                     release = reason::SUCCESS;
                 }
                 Stage::Publish(_) => return Err(WrongStep),
@@ -69,8 +70,8 @@ impl Outbound {
         if code >= 0x80 {
             return Ok(None);
         }
-        if let Some(ticket) = held.filter(|ticket| ticket.result().is_none()) {
-            return Ok(Some(Unsafe(ticket)));
+        if let Some(commit) = held.filter(|commit| commit.result().is_none()) {
+            return Ok(Some(commit));
         }
         self.append_ack(AckKind::PubRel, id, release);
         Ok(None)
@@ -94,8 +95,8 @@ impl Outbound {
     /// An inbound QoS 2 PUBLISH arrives.
     pub fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
         let received = &mut self.rare().received;
-        if let Some(ticket) = received.get(&id) {
-            return Begin::Duplicate(ticket.clone());
+        if let Some(commit) = received.get(&id) {
+            return Begin::Duplicate(commit.clone());
         }
         if received.len() >= usize::from(receive_maximum) {
             return Begin::Exceeded;
@@ -107,9 +108,9 @@ impl Outbound {
     /// The PUBLISH of `id` has parts on disk, as the id itself: it is remembered until PUBREL, also by the next process.
     /// False if it was forgotten meanwhile: the disk must forget it too.
     #[must_use]
-    pub fn keep_received(&mut self, id: u16, ticket: Arc<Ticket>) -> bool {
+    pub fn keep_received(&mut self, id: u16, commit: Arc<Commit>) -> bool {
         let place = self.rare.as_mut().and_then(|rare| rare.received.get_mut(&id));
-        place.map(|place| *place = Some(ticket)).is_some()
+        place.map(|place| *place = Some(commit)).is_some()
     }
 
     /// The PUBLISH was refused in its PUBREC: the id is free again [MQTT-4.3.3-9].
@@ -120,22 +121,22 @@ impl Outbound {
     }
 
     /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11]. An id on disk must be gone there first: the client
-    /// may use it again after PUBCOMP. Then the caller appends that, when the ticket is done.
-    pub fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Unsafe> {
+    /// may use it again after PUBCOMP. Then the caller appends that, when the commit is done.
+    pub fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Arc<Commit>> {
         let rare = self.rare();
         let known = rare.received.remove(&id);
-        rare.forgetting.retain(|(_, ticket)| ticket.result().is_none());
+        rare.forgetting.retain(|(_, commit)| commit.result().is_none());
         if let (Some(Some(_)), Some(Disk { journal, queue })) = (&known, env.disk) {
-            let ticket = Ticket::new();
-            journal.submit(QueueOp::Forget { queue, packet_id: id, ticket: Arc::clone(&ticket) });
+            let commit = Commit::new();
+            journal.submit(QueueOp::Forget { queue, packet_id: id, commit: Arc::clone(&commit) });
             rare.forgetting.retain(|(other, _)| *other != id);
-            rare.forgetting.push((id, Arc::clone(&ticket)));
-            return Some(Unsafe(ticket));
+            rare.forgetting.push((id, Arc::clone(&commit)));
+            return Some(commit);
         }
         // Sent again on another connection.
         let forgetting = rare.forgetting.iter().find(|(other, _)| *other == id && known.is_none());
-        if let Some((_, ticket)) = forgetting {
-            return Some(Unsafe(Arc::clone(ticket)));
+        if let Some((_, commit)) = forgetting {
+            return Some(Arc::clone(commit));
         }
         let code = if known.is_some() { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
         self.append_ack(AckKind::PubComp, id, code);

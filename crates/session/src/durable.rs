@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    DropReason, Durability, Entry, Journal, Message, Page, QoS, QueueId, QueueOp, ReadBack, Receipt, Ticket,
+    Commit, DropReason, Durability, Entry, Journal, Message, Page, QoS, QueueId, QueueOp, ReadBack, Receipt,
     Timestamp, limits::OverflowPolicy, metrics::count,
 };
 
@@ -137,15 +137,15 @@ impl Outbound {
     }
 
     /// The connection has ended: has the disk note what the client may have begun to receive, for the next process, if it
-    /// does not know. The ticket is done when it does. What is sent is always at the front of the queue.
-    pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Ticket>> {
+    /// does not know. The commit is done when it does. What is sent is always at the front of the queue.
+    pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Commit>> {
         let Disk { journal, queue } = env.disk?;
         let rare = self.rare.as_mut()?;
         let on_disk_only = rare.tail.as_mut().and_then(|tail| tail.note_sent());
         let below = rare.inflight.note_sent().max(on_disk_only)?;
-        let ticket = Ticket::new();
-        journal.submit(QueueOp::NoteSent { queue, below, ticket: Arc::clone(&ticket) });
-        Some(ticket)
+        let commit = Commit::new();
+        journal.submit(QueueOp::NoteSent { queue, below, commit: Arc::clone(&commit) });
+        Some(commit)
     }
 
     /// Messages on disk only expired there.
@@ -222,7 +222,7 @@ impl Outbound {
     }
 
     /// What must be safe before the next connection may be answered: PUBREL packets go at once there.
-    pub fn unsafe_releases(&self) -> Vec<Arc<Ticket>> {
+    pub fn unsafe_releases(&self) -> Vec<Arc<Commit>> {
         self.rare.as_ref().map_or_else(Vec::new, |rare| rare.inflight.unsafe_releases().cloned().collect())
     }
 
@@ -332,17 +332,17 @@ impl Outbound {
         tail.stop_loading(env.budget);
     }
 
-    /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the ticket, if there is one.
+    /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the commit, if there is one.
     pub(super) fn release(delivery: &Delivery, place: u64, env: &Env<'_>) -> Released {
         let receipt = delivery.receipt().cloned();
         let durable = delivery.durable.clone();
         let disk = env.disk.filter(|_| !matches!(durable, Durable::No));
-        let ticket = disk.map(|Disk { journal, queue }| {
-            let ticket = Ticket::new();
-            journal.submit(QueueOp::Release { queue, seq: place, ticket: Arc::clone(&ticket) });
-            ticket
+        let commit = disk.map(|Disk { journal, queue }| {
+            let commit = Commit::new();
+            journal.submit(QueueOp::Release { queue, seq: place, commit: Arc::clone(&commit) });
+            commit
         });
-        Released { receipt, durable, ticket }
+        Released { receipt, durable, commit }
     }
 }
 
@@ -361,7 +361,7 @@ impl super::outbound::Rare {
         }
         let Some(message) = message.filter(|_| !expired) else {
             if again && qos == QoS::ExactlyOnce {
-                let released = Released { receipt: None, durable: Durable::Stored, ticket: None };
+                let released = Released { receipt: None, durable: Durable::Stored, commit: None };
                 self.inflight.restore(place, Stage::Release(released), sent);
             } else {
                 Durable::Stored.remove(place, env);
@@ -429,8 +429,8 @@ fn submit(
     bound: Bound,
     disk: Disk<'_>,
 ) -> Arc<Entry> {
-    let ticket = message.ticket().cloned();
-    let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, ticket);
+    let commit = message.commit().cloned();
+    let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, commit);
     entry.retain = offer.retain;
     match bound {
         Bound::Sent => entry.sent = true,
@@ -443,9 +443,9 @@ fn submit(
     entry
 }
 
-/// A ticket that is done.
-fn safe() -> Arc<Ticket> {
-    let ticket = Ticket::new();
-    ticket.done();
-    ticket
+/// A commit that is done.
+fn safe() -> Arc<Commit> {
+    let commit = Commit::new();
+    commit.done();
+    commit
 }

@@ -6,7 +6,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use gateway_core::{Receipt, Ticket};
+use gateway_core::{Commit, Receipt};
 
 use super::{durable::Durable, pending::Delivery};
 
@@ -32,7 +32,7 @@ pub(super) struct Released {
     pub(super) receipt: Option<Arc<Receipt>>,
     pub(super) durable: Durable,
     /// PUBREL may go once this is safe.
-    pub(super) ticket: Option<Arc<Ticket>>,
+    pub(super) commit: Option<Arc<Commit>>,
 }
 
 /// One id in flight.
@@ -217,10 +217,10 @@ impl Inflight {
         })
     }
 
-    /// Tickets of PUBREL packets that may not go yet.
-    pub(super) fn unsafe_releases(&self) -> impl Iterator<Item = &Arc<Ticket>> {
+    /// Commits of PUBREL packets that may not go yet.
+    pub(super) fn unsafe_releases(&self) -> impl Iterator<Item = &Arc<Commit>> {
         self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
-            Stage::Release(released) => released.ticket.as_ref().filter(|ticket| ticket.result().is_none()),
+            Stage::Release(released) => released.commit.as_ref().filter(|commit| commit.result().is_none()),
             Stage::Publish(_) => None,
         })
     }

@@ -25,7 +25,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-pub use acks::{Unsafe, WrongStep};
+pub use acks::WrongStep;
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
 pub use durable::{Disk, Left, Load};

@@ -7,7 +7,7 @@ use std::{
 
 use codec::{AckKind, encode_ack};
 use gateway_core::{
-    Budget, DropReason, Message, Protocol, QoS, QueueId, Receipt, Ticket, Timestamp, Yielded,
+    Budget, Commit, DropReason, Message, Protocol, QoS, QueueId, Receipt, Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
     metrics::count,
 };
@@ -85,8 +85,8 @@ pub enum Take {
 pub enum Begin {
     /// First time: route it, then PUBREC.
     New,
-    /// Seen: PUBREC only [MQTT-4.3.3-10], once the ticket is done, if there is one.
-    Duplicate(Option<Arc<Ticket>>),
+    /// Seen: PUBREC only [MQTT-4.3.3-10], once the commit is done, if there is one.
+    Duplicate(Option<Arc<Commit>>),
     /// More than Receive Maximum at once (0x93) [MQTT-3.3.4-7].
     Exceeded,
 }
@@ -96,10 +96,10 @@ pub enum Begin {
 pub(super) struct Rare {
     pub(super) inflight: Inflight,
     pub(super) pending: Pending,
-    /// Inbound QoS 2 ids; with a ticket those that are on disk, or will be.
-    pub(super) received: HashMap<u16, Option<Arc<Ticket>>, ahash::RandomState>,
+    /// Inbound QoS 2 ids; with a commit those that are on disk, or will be.
+    pub(super) received: HashMap<u16, Option<Arc<Commit>>, ahash::RandomState>,
     /// Inbound QoS 2 ids that are still to go from disk; one entry for each.
-    pub(super) forgetting: Vec<(u16, Arc<Ticket>)>,
+    pub(super) forgetting: Vec<(u16, Arc<Commit>)>,
     pub(super) tail: Option<Box<Tail>>,
     pub(super) aliases: Option<OutboundAliases>,
     /// What messages in flight and aliases have of the budget.

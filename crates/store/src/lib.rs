@@ -18,8 +18,8 @@
 //!   tool                             check, compact, back up, export, import
 //! ```
 //!
-//! Whoever submits a change gives a [`Ticket`](gateway_core::Ticket) along if it waits for the disk; the writer ends the
-//! ticket's part after the commit, or refuses it.
+//! Whoever submits a change gives a [`Commit`](gateway_core::Commit) along if it waits for the disk; the writer ends
+//! its part after the transaction, or refuses it.
 
 mod clock_mark;
 mod data_dir;

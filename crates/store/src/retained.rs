@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{SharedMessage, Ticket};
+use gateway_core::{Commit, SharedMessage};
 
 use super::{BoxFuture, StoreError, StoreHealth};
 
@@ -12,12 +12,11 @@ pub type LoadedRetained = Vec<Option<Arc<SharedMessage>>>;
 /// Keeps retained messages.
 pub trait RetainedStore: Send + Sync {
     /// Sets the message of its topic; without blocking. A later change of the topic replaces one not yet written, whose
-    /// part of a ticket then ends with the later one's commit. A ticket carries a part that the store ends once the
-    /// change is durable.
-    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>);
+    /// part of a [`Commit`] then ends with the later one. The store ends its part once the change is durable.
+    fn set(&self, message: Arc<SharedMessage>, commit: Option<Arc<Commit>>);
 
     /// Removes the message of a topic, as [`Self::set`].
-    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>);
+    fn clear(&self, topic: Arc<str>, commit: Option<Arc<Commit>>);
 
     /// Reads the messages of these topics as they are on disk, in their order; `None` where there is none. Changes that
     /// are not written yet are not seen. Cancel safe.

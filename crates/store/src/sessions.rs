@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, Protocol, QoS, QueueId, SharedMessage, Ticket, Timestamp};
+use gateway_core::{ClientId, Commit, Protocol, QoS, QueueId, SharedMessage, Timestamp};
 
 use super::{StoreError, StoreHealth};
 
@@ -53,17 +53,17 @@ pub struct StoredSubscription {
     pub id: Option<u32>,
 }
 
-/// One change. A ticket carries a part that the store ends once the change is durable.
+/// One change. A commit carries a part that the store ends once the change is durable.
 #[derive(Debug)]
 pub enum SessionOp {
     /// Adds or replaces a session's record; its subscriptions stay.
-    Put(Box<StoredSession>, Option<Arc<Ticket>>),
+    Put(Box<StoredSession>, Option<Arc<Commit>>),
     /// Removes a session and its subscriptions.
-    Remove(QueueId, Option<Arc<Ticket>>),
+    Remove(QueueId, Option<Arc<Commit>>),
     /// Adds or replaces a subscription.
-    Subscribe(QueueId, StoredSubscription, Arc<Ticket>),
+    Subscribe(QueueId, StoredSubscription, Arc<Commit>),
     /// Removes a subscription.
-    Unsubscribe(QueueId, String, Arc<Ticket>),
+    Unsubscribe(QueueId, String, Arc<Commit>),
     /// Gives the shared group of this full filter a queue.
     Group(QueueId, String),
     /// Removes a group's queue.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use gateway_core::{DropReason, Entry, Message, OpenUnit, QoS, QueueId, QueueOp, metrics::count};
+use gateway_core::{DropReason, Entry, Message, QoS, QueueId, QueueOp, Unit, metrics::count};
 use store::QueueSummary;
 
 use super::{DRAIN_PER_MESSAGE, Delivery, Group, Member, Queue, Waiting, is_any_online, nudge};
@@ -205,9 +205,9 @@ impl Group {
                     account.release(Kind::Queued, freed);
                     place
                 };
-            let ticket = message.ticket().cloned();
+            let commit = message.commit().cloned();
             let stored = self.make_stored(durable);
-            let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, ticket);
+            let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, commit);
             entry.expires = self.most.until(message.received, message.expires);
             // Submitted under the lock: in the order of places.
             durable.queues().submit(QueueOp::Append(Arc::new(entry)));
@@ -250,7 +250,7 @@ impl Group {
             // From this queue to the member's in one step: else a crash or a refusal could leave it in neither, or QoS 2 in
             // both.
             borrowed.unit = queued.durable.is_some();
-            let unit = queued.durable.map(|durable| OpenUnit::new(&borrowed, durable.queues()));
+            let unit = queued.durable.map(|durable| Unit::new(&borrowed, durable.queues()));
             let outcome = match (slot, only) {
                 (Some(_), None) => None,
                 (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
@@ -269,10 +269,10 @@ impl Group {
                     if !unit.is_some_and(|unit| unit.close(remove)) {
                         self.remove(*place, delivery);
                     }
-                    let ticket = borrowed.issued().cloned();
+                    let commit = borrowed.issued().cloned();
                     drop(borrowed);
-                    if let (Some(durable), Some(ticket)) = (delivery.durable, ticket) {
-                        durable.watch(&ticket, Moved::Waiting { group: self.id, waiting });
+                    if let (Some(durable), Some(commit)) = (delivery.durable, commit) {
+                        durable.watch(&commit, Moved::Waiting { group: self.id, waiting });
                     }
                 }
                 None | Some(Outcome::Dropped(_)) => {

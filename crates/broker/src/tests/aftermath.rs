@@ -93,8 +93,8 @@ fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
     let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
     bench.turn = Turn::default();
     let opened = ready(bench.broker.open(request, make, &mut bench.turn));
-    let ticket = opened.ticket.expect("something is on disk");
-    let is_done = || ticket.poll(std::task::Waker::noop()).is_some();
+    let commit = opened.commit.expect("something is on disk");
+    let is_done = || commit.poll(std::task::Waker::noop()).is_some();
     assert!(!is_done() && disk.count() == 1);
     drop(opened.aftermath);
     assert!(is_done() && disk.count() == 0);

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Entry, Journal, QueueId, QueueOp, Ticket};
+use gateway_core::{Commit, Entry, Journal, QueueId, QueueOp};
 use parking_lot::Mutex;
 use store::{
     BoxFuture, Loaded, LoadedRetained, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
@@ -41,8 +41,8 @@ impl Disk {
     }
 
     pub(super) fn append(&self, queue: QueueId, place: u64, message: &Message<'_>, qos: QoS) {
-        let ticket = message.ticket().cloned();
-        let entry = Entry::new(queue, place, Arc::clone(message.share()), qos, ticket);
+        let commit = message.commit().cloned();
+        let entry = Entry::new(queue, place, Arc::clone(message.share()), qos, commit);
         self.submit(QueueOp::Append(Arc::new(entry)));
     }
 
@@ -61,7 +61,7 @@ impl Disk {
 
     /// Writes what was submitted, or fails to. False if there was nothing to do.
     pub(super) fn commit(&self) -> bool {
-        let mut ended: Vec<(Arc<Ticket>, bool)> = Vec::new();
+        let mut ended: Vec<(Arc<Commit>, bool)> = Vec::new();
         let mut answers = Vec::new();
         let busy = {
             let mut state = self.0.lock();
@@ -76,15 +76,15 @@ impl Disk {
                             let old = state.entries.insert((entry.queue, entry.seq), stored);
                             assert!(old.is_none(), "place {} given twice", entry.seq);
                         }
-                        ended.extend(entry.ticket.clone().map(|ticket| (ticket, refused)));
+                        ended.extend(entry.commit.clone().map(|commit| (commit, refused)));
                     }
-                    Job::Op(QueueOp::Remove { unit: Some(ticket), queue, seq }) => {
+                    Job::Op(QueueOp::Remove { unit: Some(commit), queue, seq }) => {
                         if !refused {
                             state.entries.remove(&(queue, seq));
                         }
-                        ended.push((ticket, refused));
+                        ended.push((commit, refused));
                     }
-                    Job::Op(QueueOp::Receive { ticket, .. }) => ended.push((ticket, refused)),
+                    Job::Op(QueueOp::Receive { commit, .. }) => ended.push((commit, refused)),
                     Job::Op(op) if refused => state.waiting.push_back(Job::Op(op)),
                     Job::Op(QueueOp::Remove { queue, seq, .. }) => {
                         state.entries.remove(&(queue, seq));
@@ -98,8 +98,8 @@ impl Disk {
             }
             busy
         };
-        for (ticket, refused) in ended {
-            if refused { ticket.refuse() } else { ticket.done() }
+        for (commit, refused) in ended {
+            if refused { commit.refuse() } else { commit.done() }
         }
         for (reply, answer) in answers {
             let _ = reply.send(answer);
@@ -177,8 +177,8 @@ struct Forgetful;
 
 impl SessionStore for Forgetful {
     fn submit(&self, op: SessionOp) {
-        if let SessionOp::Put(_, Some(ticket)) | SessionOp::Remove(_, Some(ticket)) = op {
-            ticket.done();
+        if let SessionOp::Put(_, Some(commit)) | SessionOp::Remove(_, Some(commit)) = op {
+            commit.done();
         }
     }
     fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
@@ -251,17 +251,17 @@ impl Shelf {
 }
 
 impl RetainedStore for Shelf {
-    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>) {
+    fn set(&self, message: Arc<SharedMessage>, commit: Option<Arc<Commit>>) {
         let mut shelves = self.0.lock();
         if !shelves.refusing {
             shelves.messages.insert(Arc::clone(&message.topic), message);
         }
         drop(shelves);
-        ticket.inspect(|ticket| ticket.done());
+        commit.inspect(|commit| commit.done());
     }
-    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>) {
+    fn clear(&self, topic: Arc<str>, commit: Option<Arc<Commit>>) {
         self.0.lock().messages.remove(&topic);
-        ticket.inspect(|ticket| ticket.done());
+        commit.inspect(|commit| commit.done());
     }
     fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {
         let mut shelves = self.0.lock();
@@ -295,8 +295,8 @@ impl RetainedStore for Shelf {
 }
 
 impl RetainedStore for Forgetful {
-    fn set(&self, _message: Arc<SharedMessage>, _ticket: Option<Arc<Ticket>>) {}
-    fn clear(&self, _topic: Arc<str>, _ticket: Option<Arc<Ticket>>) {}
+    fn set(&self, _message: Arc<SharedMessage>, _commit: Option<Arc<Commit>>) {}
+    fn clear(&self, _topic: Arc<str>, _commit: Option<Arc<Commit>>) {}
     fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {
         Box::pin(std::future::ready(Ok(vec![None; topics.len()])))
     }

@@ -3,7 +3,7 @@
 
 mod random;
 
-use gateway_core::{OpenUnit, QueueId, QueueOp, Refused, Ticket, Yielded};
+use gateway_core::{Commit, QueueId, QueueOp, Refused, Unit, Yielded};
 use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth};
 
 use super::{disk::Disk, *};
@@ -18,8 +18,8 @@ struct Scene {
     members: Vec<Device>,
     /// What each member has been told so often.
     nudged: Vec<usize>,
-    /// Messages and the tickets of their acknowledgements.
-    published: Vec<(String, QoS, Arc<Ticket>)>,
+    /// Messages and the commits of their acknowledgements.
+    published: Vec<(String, QoS, Arc<Commit>)>,
     most_bytes: usize,
 }
 
@@ -42,14 +42,14 @@ impl Scene {
         let mut message = Message::new("t", payload.as_bytes(), self.bench.now, Origin::BACKEND);
         (message.qos, message.unit) = (qos, qos == QoS::ExactlyOnce);
         let disk = Arc::clone(&self.disk);
-        let unit = message.unit.then(|| OpenUnit::new(&message, &*disk));
+        let unit = message.unit.then(|| Unit::new(&message, &*disk));
         let published = self.bench.broker.publish(&message, &mut self.bench.turn);
         if let Some(unit) = unit {
-            unit.close(|ticket| QueueOp::Receive { queue: QueueId(999), packet_id: 1, ticket });
+            unit.close(|commit| QueueOp::Receive { queue: QueueId(999), packet_id: 1, commit });
         }
-        let ticket = message.issued().cloned().unwrap_or_else(Ticket::new);
-        ticket.done();
-        self.published.push((payload.clone(), qos, ticket));
+        let commit = message.issued().cloned().unwrap_or_else(Commit::new);
+        commit.done();
+        self.published.push((payload.clone(), qos, commit));
         self.look();
         published
     }
@@ -295,14 +295,14 @@ struct Diary(Mutex<Vec<&'static str>>);
 
 impl SessionStore for Diary {
     fn submit(&self, op: SessionOp) {
-        let (name, ticket) = match op {
-            SessionOp::Put(_, ticket) => ("session", ticket),
-            SessionOp::Subscribe(_, _, ticket) => ("subscription", Some(ticket)),
+        let (name, commit) = match op {
+            SessionOp::Put(_, commit) => ("session", commit),
+            SessionOp::Subscribe(_, _, commit) => ("subscription", Some(commit)),
             SessionOp::Group(..) => ("group", None),
             _ => ("other", None),
         };
         self.0.lock().push(name);
-        ticket.into_iter().for_each(|ticket| ticket.done());
+        commit.into_iter().for_each(|commit| commit.done());
     }
     fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
         Ok(())
@@ -326,8 +326,8 @@ fn a_groups_queue_has_its_name_before_a_member_is_told_that_it_has_subscribed() 
         [("a", vec!["session", "group", "subscription"]), ("b", vec!["session", "subscription"])]
     {
         let member = bench.device(name);
-        let ticket = Ticket::new();
-        let request = SubscribeRequest { ticket: Some(&ticket), ..request(FILTER) };
+        let commit = Commit::new();
+        let request = SubscribeRequest { commit: Some(&commit), ..request(FILTER) };
         bench.try_subscribe(&member, &request).unwrap();
         assert_eq!(std::mem::take(&mut *diary.0.lock()), expected);
     }

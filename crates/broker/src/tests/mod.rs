@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use gateway_core::{ClientId, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Ticket, Yielded};
+use gateway_core::{ClientId, Commit, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Yielded};
 use parking_lot::Mutex;
 
 use super::*;
@@ -49,8 +49,8 @@ struct Receiver {
     disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
-    /// Parts of tickets of what it got, if it keeps that on a disk.
-    parts: Mutex<Option<Vec<Arc<Ticket>>>>,
+    /// Parts of commits of what it got, if it keeps that on a disk.
+    parts: Mutex<Option<Vec<Arc<Commit>>>>,
     closes: Mutex<Vec<(u32, CloseReason)>>,
     ended: AtomicBool,
     flushes: AtomicUsize,
@@ -83,10 +83,10 @@ impl Receiver {
             group: options.group,
         });
         if let Some(parts) = &mut *self.parts.lock()
-            && let Some(ticket) = message.ticket()
+            && let Some(commit) = message.commit()
         {
-            ticket.add();
-            parts.push(Arc::clone(ticket));
+            commit.add();
+            parts.push(Arc::clone(commit));
         }
         let outcome = if offline { Outcome::Queued } else { Outcome::Sent };
         Delivered { outcome, flush: !offline }
@@ -236,7 +236,7 @@ pub(super) fn request(filter: &str) -> SubscribeRequest<'_> {
         retain_as_published: false,
         retain_handling: 0,
         id: None,
-        ticket: None,
+        commit: None,
     }
 }
 
@@ -268,7 +268,7 @@ impl Bench {
     }
 
     /// As [`Self::connect`], with what the answer waits for.
-    pub(super) fn open(&mut self, id: &str, connect: Connect) -> (Device, Option<Arc<Ticket>>) {
+    pub(super) fn open(&mut self, id: &str, connect: Connect) -> (Device, Option<Arc<Commit>>) {
         let request = OpenRequest {
             client_id: ClientId::new(id),
             clean_start: connect.clean,
@@ -279,12 +279,12 @@ impl Bench {
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-        let Opened { session, present, epoch, ticket, .. } =
+        let Opened { session, present, epoch, commit, .. } =
             ready(self.broker.open(request, make, &mut self.turn));
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         test.receiver.offline.store(false, SeqCst);
         self.broker.online(&session, self.now, &mut self.turn);
-        (Device { session, test, epoch, present }, ticket)
+        (Device { session, test, epoch, present }, commit)
     }
 
     /// A persistent session.

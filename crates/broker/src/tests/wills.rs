@@ -30,20 +30,20 @@ impl Disk {
 
 impl SessionStore for Disk {
     fn submit(&self, op: SessionOp) {
-        let ticket = match op {
-            SessionOp::Put(session, ticket) => {
+        let commit = match op {
+            SessionOp::Put(session, commit) => {
                 self.sessions.lock().insert(session.queue, *session);
-                ticket
+                commit
             }
-            SessionOp::Remove(queue, ticket) => {
+            SessionOp::Remove(queue, commit) => {
                 self.sessions.lock().remove(&queue);
-                ticket
+                commit
             }
-            SessionOp::Subscribe(.., ticket) | SessionOp::Unsubscribe(.., ticket) => Some(ticket),
+            SessionOp::Subscribe(.., commit) | SessionOp::Unsubscribe(.., commit) => Some(commit),
             SessionOp::Group(..) | SessionOp::RemoveGroup(_) => None,
         };
-        if let Some(ticket) = ticket {
-            ticket.done();
+        if let Some(commit) = commit {
+            commit.done();
         }
     }
     fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError> {
@@ -99,9 +99,9 @@ fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
 /// The answer to a CONNECT: none yet, or whether it is refused.
 type Answer = Option<Result<(), Refused>>;
 
-fn open(bench: &mut Bench, connect: Connect) -> (Device, Arc<Ticket>) {
-    let (device, ticket) = bench.open("d", connect);
-    (device, ticket.expect("what the answer confirms goes to disk"))
+fn open(bench: &mut Bench, connect: Connect) -> (Device, Arc<Commit>) {
+    let (device, commit) = bench.open("d", connect);
+    (device, commit.expect("what the answer confirms goes to disk"))
 }
 
 #[test]

@@ -268,13 +268,13 @@ fn dup_is_set_for_what_an_earlier_process_sent_and_for_nothing_else() {
 #[test]
 fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
     let noted = |bench: &mut Bench| {
-        let ticket = bench.with(0, |out, env| out.note_sent(env));
+        let commit = bench.with(0, |out, env| out.note_sent(env));
         let ops = bench.ops();
         let below = ops.iter().find_map(|op| match op {
             QueueOp::NoteSent { queue: QUEUE, below, .. } => Some(*below),
             _ => None,
         });
-        assert_eq!(ticket.is_some(), below.is_some());
+        assert_eq!(commit.is_some(), below.is_some());
         below
     };
     let mut bench = Bench::new(Limits::default());

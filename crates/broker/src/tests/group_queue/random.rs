@@ -75,9 +75,9 @@ proptest! {
         let stored = scene.stored();
         let mut times = BTreeMap::new();
         stored.iter().for_each(|payload| *times.entry(payload.clone()).or_insert(0) += 1);
-        for (payload, qos, ticket) in &scene.published {
+        for (payload, qos, commit) in &scene.published {
             let times = times.get(payload).copied().unwrap_or(0);
-            let result = ticket.result();
+            let result = commit.result();
             prop_assert!(result.is_some(), "the publisher of {} waits for ever", payload);
             match (result, qos) {
                 (Some(Ok(())), QoS::ExactlyOnce) => prop_assert_eq!(times, 1, "{}", payload),

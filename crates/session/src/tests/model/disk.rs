@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Journal, Page, QoS, QueueId, QueueOp, ReadBack, SharedMessage, Ticket, Timestamp};
+use gateway_core::{Commit, Journal, Page, QoS, QueueId, QueueOp, ReadBack, SharedMessage, Timestamp};
 use parking_lot::Mutex;
 
 use crate::Left;
@@ -94,8 +94,8 @@ impl Disk {
                 state.apply(jobs, &mut done)
             };
         }
-        for (ticket, refused) in done {
-            if refused { ticket.refuse() } else { ticket.done() }
+        for (commit, refused) in done {
+            if refused { commit.refuse() } else { commit.done() }
         }
     }
 
@@ -160,20 +160,20 @@ impl Disk {
     }
 }
 
-type Done = Vec<(Arc<Ticket>, bool)>;
+type Done = Vec<(Arc<Commit>, bool)>;
 
 impl State {
     /// No unit is cut, and none written that is not closed.
     fn length(&self, most: usize) -> usize {
-        let mut open: Vec<*const Ticket> = Vec::new();
+        let mut open: Vec<*const Commit> = Vec::new();
         let mut length = 0;
         for (index, job) in self.waiting.iter().enumerate() {
             match job {
                 Job::Op(QueueOp::Append(entry)) => {
-                    open.extend(entry.ticket.iter().filter(|ticket| ticket.is_unit()).map(Arc::as_ptr));
+                    open.extend(entry.commit.iter().filter(|commit| commit.is_unit()).map(Arc::as_ptr));
                 }
-                Job::Op(QueueOp::Receive { ticket, .. } | QueueOp::Remove { unit: Some(ticket), .. }) => {
-                    open.retain(|unit| *unit != Arc::as_ptr(ticket));
+                Job::Op(QueueOp::Receive { commit, .. } | QueueOp::Remove { unit: Some(commit), .. }) => {
+                    open.retain(|unit| *unit != Arc::as_ptr(commit));
                 }
                 _ => {}
             }
@@ -193,7 +193,7 @@ impl State {
                 Job::Load(from) => self.readable.push_back(from),
                 Job::Op(QueueOp::Append(entry)) => {
                     let Some(message) = entry.take() else { continue };
-                    done.extend(entry.ticket.clone().map(|ticket| (ticket, false)));
+                    done.extend(entry.commit.clone().map(|commit| (commit, false)));
                     let stored = Stored {
                         qos: entry.qos,
                         retain: entry.retain,
@@ -208,9 +208,9 @@ impl State {
                 }
                 Job::Op(QueueOp::Remove { queue, seq, unit }) => {
                     self.entries.remove(&(queue, seq));
-                    done.extend(unit.map(|ticket| (ticket, false)));
+                    done.extend(unit.map(|commit| (commit, false)));
                 }
-                Job::Op(QueueOp::Release { queue, seq, ticket }) => {
+                Job::Op(QueueOp::Release { queue, seq, commit }) => {
                     let stored = self.entries.entry((queue, seq)).or_insert(Stored {
                         qos: QoS::ExactlyOnce,
                         retain: false,
@@ -221,21 +221,21 @@ impl State {
                         message: None,
                     });
                     (stored.message, stored.sent) = (None, true);
-                    done.push((ticket, false));
+                    done.push((commit, false));
                 }
-                Job::Op(QueueOp::Receive { queue, packet_id, ticket }) => {
+                Job::Op(QueueOp::Receive { queue, packet_id, commit }) => {
                     self.received.insert((queue, packet_id));
-                    done.push((ticket, false));
+                    done.push((commit, false));
                 }
-                Job::Op(QueueOp::Forget { queue, packet_id, ticket }) => {
+                Job::Op(QueueOp::Forget { queue, packet_id, commit }) => {
                     self.received.remove(&(queue, packet_id));
-                    done.push((ticket, false));
+                    done.push((commit, false));
                 }
-                Job::Op(QueueOp::NoteSent { queue, below, ticket }) => {
+                Job::Op(QueueOp::NoteSent { queue, below, commit }) => {
                     for (_, stored) in self.entries.range_mut((queue, 0)..(queue, below)) {
                         stored.sent = true;
                     }
-                    done.push((ticket, false));
+                    done.push((commit, false));
                 }
                 Job::Op(QueueOp::Trim { queue, from, count }) => {
                     let places = self.entries.range((queue, from)..(queue, u64::MAX));
@@ -259,11 +259,11 @@ impl State {
             match &job {
                 Job::Op(QueueOp::Append(entry)) => {
                     if entry.take().is_some() {
-                        done.extend(entry.ticket.clone().map(|ticket| (ticket, true)));
+                        done.extend(entry.commit.clone().map(|commit| (commit, true)));
                     }
                 }
-                Job::Op(QueueOp::Receive { ticket, .. } | QueueOp::Remove { unit: Some(ticket), .. }) => {
-                    done.push((Arc::clone(ticket), true));
+                Job::Op(QueueOp::Receive { commit, .. } | QueueOp::Remove { unit: Some(commit), .. }) => {
+                    done.push((Arc::clone(commit), true));
                 }
                 Job::Load(from) if kept.is_empty() => self.readable.push_back(*from),
                 _ => kept.push_back(job),

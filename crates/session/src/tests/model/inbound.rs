@@ -7,7 +7,7 @@ use std::{
 };
 
 use gateway_core::{
-    Budget, Entry, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Ticket, Timestamp,
+    Budget, Commit, Entry, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Timestamp,
     limits::Limits,
 };
 
@@ -50,8 +50,8 @@ enum Step {
 
 /// What the connection answers, in order, once it is safe.
 enum Answer {
-    PubRec(u16, Option<Arc<Ticket>>),
-    PubComp(u16, Option<Arc<Ticket>>),
+    PubRec(u16, Option<Arc<Commit>>),
+    PubComp(u16, Option<Arc<Commit>>),
 }
 
 #[derive(Default)]
@@ -120,12 +120,12 @@ impl World {
         match self.open[&id] {
             Step::Publish(number) => match self.outbound.begin_received(id, 8) {
                 Begin::New => self.route(id, number),
-                Begin::Duplicate(ticket) => self.answers.push_back(Answer::PubRec(id, ticket)),
+                Begin::Duplicate(commit) => self.answers.push_back(Answer::PubRec(id, commit)),
                 Begin::Exceeded => panic!("the client has {IDS} identifiers"),
             },
             Step::Release => {
                 let held = self.with(|outbound, env| outbound.handle_pubrel(id, env));
-                self.answers.push_back(Answer::PubComp(id, held.map(|held| held.0)));
+                self.answers.push_back(Answer::PubComp(id, held));
             }
         }
     }
@@ -134,26 +134,26 @@ impl World {
         let payload = number.to_be_bytes();
         let mut message = Message::new("t", &payload, Timestamp(0), Origin::BACKEND);
         (message.qos, message.unit) = (QoS::ExactlyOnce, true);
-        let ticket = Arc::clone(message.ticket().expect("its acknowledgement promises that it is kept"));
+        let commit = Arc::clone(message.commit().expect("its acknowledgement promises that it is kept"));
         let shared = Arc::clone(message.share());
-        let part = Some(Arc::clone(&ticket));
+        let part = Some(Arc::clone(&commit));
         let entry = Entry::new(SUBSCRIBER, self.places, shared, QoS::ExactlyOnce, part);
         self.places += 1;
         self.disk.submit(QueueOp::Append(Arc::new(entry)));
-        ticket.add();
-        let receive = QueueOp::Receive { queue: PUBLISHER, packet_id: id, ticket: Arc::clone(&ticket) };
+        commit.add();
+        let receive = QueueOp::Receive { queue: PUBLISHER, packet_id: id, commit: Arc::clone(&commit) };
         self.disk.submit(receive);
-        assert!(self.outbound.keep_received(id, Arc::clone(&ticket)));
-        ticket.done();
-        self.answers.push_back(Answer::PubRec(id, Some(ticket)));
+        assert!(self.outbound.keep_received(id, Arc::clone(&commit)));
+        commit.done();
+        self.answers.push_back(Answer::PubRec(id, Some(commit)));
     }
 
     /// The client gets answers that are safe.
     fn answer(&mut self, most: usize) {
         for _ in 0..most {
             let Some(front) = self.answers.front() else { return };
-            let (Answer::PubRec(_, ticket) | Answer::PubComp(_, ticket)) = front;
-            let result = ticket.as_ref().map_or(Some(Ok(())), |ticket| ticket.result());
+            let (Answer::PubRec(_, commit) | Answer::PubComp(_, commit)) = front;
+            let result = commit.as_ref().map_or(Some(Ok(())), |commit| commit.result());
             let Some(result) = result else { return };
             match self.answers.pop_front() {
                 Some(Answer::PubRec(id, _)) => {

@@ -11,7 +11,7 @@ use std::{
 
 use codec::{AckKind, Packet, encode_ack};
 use gateway_core::{
-    Budget, Durability, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Receipt, Ticket,
+    Budget, Commit, Durability, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Receipt,
     Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
     units::ByteSize,
@@ -68,7 +68,7 @@ struct Sent {
     durability: Durability,
     large: bool,
     /// Since its last offer: who waits for the disk, and whether the session took it.
-    ticket: Option<Arc<Ticket>>,
+    commit: Option<Arc<Commit>>,
     /// The publisher offers it again.
     again: bool,
     /// It must arrive.
@@ -102,7 +102,7 @@ struct World {
     /// Of those the places that are still on disk here: the store has refused to move them so far.
     staying: Vec<u64>,
     /// PUBREL packets that wait for the disk.
-    steps: VecDeque<(u16, Arc<Ticket>)>,
+    steps: VecDeque<(u16, Arc<Commit>)>,
 }
 
 impl World {
@@ -198,7 +198,7 @@ impl World {
             expires: expires.map(Timestamp),
             durability,
             large: argument.is_multiple_of(11),
-            ticket: None,
+            commit: None,
             again: false,
             promised: false,
             received: 0,
@@ -233,29 +233,29 @@ impl World {
         if take == Take::Sent && message.receipt.is_some() {
             self.receipts.push(Arc::clone(&receipt));
         }
-        let ticket = message.issued().cloned();
-        if let Some(ticket) = &ticket {
-            ticket.done();
+        let commit = message.issued().cloned();
+        if let Some(commit) = &commit {
+            commit.done();
         }
         let taken = matches!(take, Take::Sent | Take::Queued);
         let sent = &mut self.messages[number];
         sent.again = false;
-        sent.promised = taken && qos > QoS::AtMostOnce && ticket.is_none();
-        sent.ticket = ticket.filter(|_| taken);
+        sent.promised = taken && qos > QoS::AtMostOnce && commit.is_none();
+        sent.commit = commit.filter(|_| taken);
     }
 
     /// What the publisher was told meanwhile.
     fn go_on(&mut self) {
         for sent in &mut self.messages {
-            match sent.ticket.as_ref().and_then(|ticket| ticket.result()) {
-                Some(Ok(())) => (sent.promised, sent.ticket) = (true, None),
-                Some(Err(_)) => (sent.again, sent.ticket) = (true, None),
+            match sent.commit.as_ref().and_then(|commit| commit.result()) {
+                Some(Ok(())) => (sent.promised, sent.commit) = (true, None),
+                Some(Err(_)) => (sent.again, sent.commit) = (true, None),
                 None => {}
             }
         }
         while self.outbound.is_online()
-            && let Some((id, ticket)) = self.steps.front()
-            && ticket.result().is_some()
+            && let Some((id, commit)) = self.steps.front()
+            && commit.result().is_some()
         {
             let mut bytes = Vec::new();
             encode_ack(AckKind::PubRel, *id, 0, self.protocol, &mut bytes);
@@ -399,7 +399,7 @@ impl World {
         for sent in &mut self.messages {
             sent.crashed = true;
             // Not acknowledged: sent again.
-            sent.again |= sent.ticket.take().is_some();
+            sent.again |= sent.commit.take().is_some();
         }
         self.retry();
     }

@@ -110,8 +110,8 @@ impl Batch {
             let mut cut = None;
             match &job {
                 Job::Op(QueueOp::Append(entry)) => {
-                    if let Some(ticket) = entry.ticket.as_ref().filter(|ticket| ticket.is_unit()) {
-                        ticket.close();
+                    if let Some(commit) = entry.commit.as_ref().filter(|commit| commit.is_unit()) {
+                        commit.close();
                     }
                     let Some(message) = entry.take() else {
                         settled += 1;

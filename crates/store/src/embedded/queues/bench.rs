@@ -3,7 +3,7 @@
 
 use std::{fs, sync::Arc, time::Instant};
 
-use gateway_core::{ClientId, Entry, Message, Origin, OriginKind, QoS, QueueOp, SharedMessage, Ticket};
+use gateway_core::{ClientId, Commit, Entry, Message, Origin, OriginKind, QoS, QueueOp, SharedMessage};
 
 use super::*;
 
@@ -43,24 +43,24 @@ fn append_and_drain() {
         let (began, used) = (Instant::now(), cpu());
         let mut open = std::collections::VecDeque::new();
         for (n, message) in (0..MESSAGES).zip(messages) {
-            let ticket = Ticket::new();
+            let commit = Commit::new();
             let (queue, seq) = (QueueId(1 + n % QUEUES), n / QUEUES);
-            let entry = Entry::new(queue, seq, message, QoS::AtLeastOnce, Some(Arc::clone(&ticket)));
+            let entry = Entry::new(queue, seq, message, QoS::AtLeastOnce, Some(Arc::clone(&commit)));
             store.submit(QueueOp::Append(Arc::new(entry)));
             store.hurry();
-            ticket.done();
-            open.push_back(ticket);
+            commit.done();
+            open.push_back(commit);
             if open.len() >= window {
-                while let Some(ticket) = open.pop_front() {
-                    runtime.block_on(ticket.wait()).unwrap();
+                while let Some(commit) = open.pop_front() {
+                    runtime.block_on(commit.wait()).unwrap();
                     if open.len() < window / 2 {
                         break;
                     }
                 }
             }
         }
-        for ticket in open {
-            runtime.block_on(ticket.wait()).unwrap();
+        for commit in open {
+            runtime.block_on(commit.wait()).unwrap();
         }
         report(&format!("append, window {window}"), began, used);
         let commits = gateway_core::metrics::totals().store_commits - commits;

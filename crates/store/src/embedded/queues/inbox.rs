@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-use gateway_core::{QueueId, QueueOp, Ticket, metrics::count};
+use gateway_core::{Commit, QueueId, QueueOp, metrics::count};
 
 use super::load::Request;
 use crate::embedded::committer;
@@ -39,24 +39,24 @@ impl Job {
         }
     }
 
-    /// The part of a ticket that it carries.
-    pub(super) fn ticket(&self) -> Option<&Arc<Ticket>> {
+    /// The part of a commit that it carries.
+    pub(super) fn commit(&self) -> Option<&Arc<Commit>> {
         match self {
-            Self::Op(QueueOp::Append(entry)) => entry.ticket.as_ref(),
+            Self::Op(QueueOp::Append(entry)) => entry.commit.as_ref(),
             Self::Op(QueueOp::Remove { unit, .. }) => unit.as_ref(),
             Self::Op(
-                QueueOp::Release { ticket, .. }
-                | QueueOp::Receive { ticket, .. }
-                | QueueOp::Forget { ticket, .. }
-                | QueueOp::NoteSent { ticket, .. },
-            ) => Some(ticket),
+                QueueOp::Release { commit, .. }
+                | QueueOp::Receive { commit, .. }
+                | QueueOp::Forget { commit, .. }
+                | QueueOp::NoteSent { commit, .. },
+            ) => Some(commit),
             Self::Op(QueueOp::Trim { .. } | QueueOp::Purge { .. }) | Self::Load(_) => None,
         }
     }
 
-    /// The unit that it is a part of, or closes: the address of its ticket.
+    /// The unit that it is a part of, or closes: the address of its commit.
     pub(super) fn unit(&self) -> Option<usize> {
-        self.ticket().filter(|ticket| ticket.is_unit()).map(|ticket| Arc::as_ptr(ticket).addr())
+        self.commit().filter(|commit| commit.is_unit()).map(|commit| Arc::as_ptr(commit).addr())
     }
 
     /// The queue whose order it keeps.

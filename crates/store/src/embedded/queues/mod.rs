@@ -216,8 +216,8 @@ impl Journal for EmbeddedQueues {
                 seq = entry.seq,
                 "place is beyond the format and was refused"
             );
-            if let Some(ticket) = &entry.ticket {
-                ticket.refuse();
+            if let Some(commit) = &entry.commit {
+                commit.refuse();
             }
             return;
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gateway_core::{Entry, QoS, SharedMessage, Ticket};
+use gateway_core::{Commit, Entry, QoS, SharedMessage};
 use proptest::prelude::*;
 
 use super::{
@@ -115,8 +115,8 @@ fn check(actions: &[Action]) {
             }
             Action::Release(queue, n) => {
                 if let Some(seq) = model.nth(queue, n) {
-                    let ticket = Ticket::new();
-                    journal.submit(QueueOp::Release { queue: QueueId(queue), seq, ticket });
+                    let commit = Commit::new();
+                    journal.submit(QueueOp::Release { queue: QueueId(queue), seq, commit });
                     model.entries.insert((queue, seq), None);
                 }
             }
@@ -143,13 +143,13 @@ fn check(actions: &[Action]) {
                 model.received.retain(|&(other, _)| other != queue);
             }
             Action::Receive(queue, packet_id) => {
-                let ticket = Ticket::new();
-                journal.submit(QueueOp::Receive { queue: QueueId(queue), packet_id, ticket });
+                let commit = Commit::new();
+                journal.submit(QueueOp::Receive { queue: QueueId(queue), packet_id, commit });
                 model.received.insert((queue, packet_id));
             }
             Action::Forget(queue, packet_id) => {
-                let ticket = Ticket::new();
-                journal.submit(QueueOp::Forget { queue: QueueId(queue), packet_id, ticket });
+                let commit = Commit::new();
+                journal.submit(QueueOp::Forget { queue: QueueId(queue), packet_id, commit });
                 model.received.remove(&(queue, packet_id));
             }
             Action::Load(queue, n, messages) => {

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::*;
 #[cfg(target_os = "linux")]
-use gateway_core::{Entry, Message, Origin, QoS, SharedMessage, Ticket};
+use gateway_core::{Commit, Entry, Message, Origin, QoS, SharedMessage};
 
 use crate::StoredEntry;
 use crate::embedded::tests::mapped;
@@ -52,7 +52,7 @@ fn entry(queue: QueueId, seq: u64) -> Entry {
 fn append(store: &EmbeddedQueues, entry: Entry) -> Arc<Entry> {
     let entry = Arc::new(entry);
     store.submit(QueueOp::Append(Arc::clone(&entry)));
-    if entry.ticket.as_ref().is_some_and(|ticket| !ticket.is_unit()) {
+    if entry.commit.as_ref().is_some_and(|commit| !commit.is_unit()) {
         store.hurry();
     }
     entry
@@ -82,9 +82,9 @@ async fn seqs(store: &EmbeddedQueues, queue: QueueId) -> Vec<u64> {
 
 /// Waits until the store has written all before this call.
 async fn written(store: &EmbeddedQueues) {
-    let ticket = Ticket::new();
-    store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 1, ticket: Arc::clone(&ticket) });
-    ticket.wait().await.unwrap();
+    let commit = Commit::new();
+    store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 1, commit: Arc::clone(&commit) });
+    commit.wait().await.unwrap();
 }
 
 fn bodies(store: &EmbeddedQueues) -> (u64, u64) {
@@ -123,8 +123,8 @@ impl Disk {
     fn stop(&self, store: &EmbeddedQueues) {
         *self.stopped.lock() = true;
         let commits = self.commits.load(SeqCst);
-        let ticket = Ticket::new();
-        store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 2, ticket });
+        let commit = Commit::new();
+        store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 2, commit });
         while self.commits.load(SeqCst) == commits {
             std::thread::yield_now();
         }
@@ -136,8 +136,8 @@ impl Disk {
     }
 }
 
-fn ticketed(queue: QueueId, seq: u64, ticket: &Arc<Ticket>) -> Entry {
-    Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, Some(Arc::clone(ticket)))
+fn commited(queue: QueueId, seq: u64, commit: &Arc<Commit>) -> Entry {
+    Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, Some(Arc::clone(commit)))
 }
 
 #[tokio::test]
@@ -175,17 +175,17 @@ async fn what_is_added_and_removed_in_one_batch_is_never_written() {
     let (disk, options) = Disk::new();
     let store = open(dir.path(), &options);
     disk.stop(&store);
-    let ticket = Ticket::new();
+    let commit = Commit::new();
     for seq in 0..4 {
-        append(&store, ticketed(Q, seq, &ticket));
+        append(&store, commited(Q, seq, &commit));
     }
     remove(&store, Q, 1);
-    store.submit(QueueOp::Release { queue: Q, seq: 2, ticket: Ticket::new() });
-    store.submit(QueueOp::Release { queue: Q, seq: 3, ticket: Ticket::new() });
+    store.submit(QueueOp::Release { queue: Q, seq: 2, commit: Commit::new() });
+    store.submit(QueueOp::Release { queue: Q, seq: 3, commit: Commit::new() });
     remove(&store, Q, 3);
     disk.go_on();
-    ticket.done();
-    ticket.wait().await.unwrap();
+    commit.done();
+    commit.wait().await.unwrap();
     let found = all(&store, Q).await;
     assert_eq!(
         found.iter().map(|e| (e.seq, e.message.is_some())).collect::<Vec<_>>(),
@@ -214,7 +214,7 @@ async fn a_fan_out_is_stored_once_and_goes_with_its_last_entry() {
     written(&store).await;
     assert_eq!(bodies(&store), (1, 1));
     remove(&store, QueueId(1), 0);
-    store.submit(QueueOp::Release { queue: QueueId(2), seq: 0, ticket: Ticket::new() });
+    store.submit(QueueOp::Release { queue: QueueId(2), seq: 0, commit: Commit::new() });
     written(&store).await;
     assert_eq!(bodies(&store), (1, 1));
     assert_eq!(all(&store, QueueId(3)).await[0].message.as_ref().unwrap().payload, "for all");
@@ -236,8 +236,8 @@ async fn trim_and_purge_stay_within_their_queue_and_what_was_there() {
     store.submit(QueueOp::Trim { queue: Q, from: 26, count: 100 });
     append(&store, entry(Q, 31));
     assert_eq!(seqs(&store, Q).await, [0, 1, 2, 3, 4, 25, 31]);
-    store.submit(QueueOp::Receive { queue: Q, packet_id: 9, ticket: Ticket::new() });
-    store.submit(QueueOp::Receive { queue: OTHER, packet_id: 9, ticket: Ticket::new() });
+    store.submit(QueueOp::Receive { queue: Q, packet_id: 9, commit: Commit::new() });
+    store.submit(QueueOp::Receive { queue: OTHER, packet_id: 9, commit: Commit::new() });
     store.submit(QueueOp::Purge { queue: Q });
     assert!(seqs(&store, Q).await.is_empty());
     assert_eq!(seqs(&store, OTHER).await.len(), 30);
@@ -277,14 +277,14 @@ async fn what_is_added_to_a_queue_that_is_still_being_emptied_is_not_removed_wit
     written(&store).await;
     store.submit(QueueOp::Purge { queue: Q });
     disk.stop(&store);
-    let ticket = Ticket::new();
+    let commit = Commit::new();
     for seq in [30_000, 24_990, 31_000] {
-        append(&store, ticketed(Q, seq, &ticket));
+        append(&store, commited(Q, seq, &commit));
     }
-    ticket.done();
+    commit.done();
     store.hurry();
     disk.go_on();
-    ticket.wait().await.unwrap();
+    commit.wait().await.unwrap();
     assert_eq!(seqs(&store, Q).await, [24_990, 30_000, 31_000]);
 }
 
@@ -293,11 +293,11 @@ async fn a_released_entry_keeps_its_place_even_if_its_message_was_gone() {
     let (dir, store) = new();
     append(&store, entry(Q, 1));
     for seq in [1, 2] {
-        let ticket = Ticket::new();
-        ticket.add();
-        store.submit(QueueOp::Release { queue: Q, seq, ticket: Arc::clone(&ticket) });
-        ticket.done();
-        ticket.wait().await.unwrap();
+        let commit = Commit::new();
+        commit.add();
+        store.submit(QueueOp::Release { queue: Q, seq, commit: Arc::clone(&commit) });
+        commit.done();
+        commit.wait().await.unwrap();
     }
     drop(store);
     let store = open(dir.path(), &QueueOptions::default());

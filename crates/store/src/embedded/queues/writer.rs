@@ -200,8 +200,8 @@ impl Writer {
 
     fn refuse(&self, job: &Job) {
         self.release_bytes(job);
-        if let Some(ticket) = job.ticket() {
-            ticket.refuse();
+        if let Some(commit) = job.commit() {
+            commit.refuse();
         }
     }
 }
@@ -375,8 +375,8 @@ impl Writer {
         let mut jobs = std::mem::take(&mut self.batch.jobs);
         for job in jobs.drain(..) {
             self.release_bytes(&job);
-            if let Some(ticket) = job.ticket() {
-                ticket.done();
+            if let Some(commit) = job.commit() {
+                commit.done();
             }
             if let Job::Load(request) = job {
                 self.readers.submit(request);

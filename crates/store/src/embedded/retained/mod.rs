@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, atomic::AtomicUsize},
 };
 
-use gateway_core::{SharedMessage, Ticket, clock};
+use gateway_core::{Commit, SharedMessage, clock};
 
 use super::{
     DurableOptions,
@@ -67,18 +67,18 @@ impl EmbeddedRetained {
     }
 
     fn submit(&self, op: Op) {
-        let urgent = op.ticket.is_some();
+        let urgent = op.commit.is_some();
         self.committer.submit(op, urgent);
     }
 }
 
 impl RetainedStore for EmbeddedRetained {
-    fn set(&self, message: Arc<SharedMessage>, ticket: Option<Arc<Ticket>>) {
-        self.submit(Op { topic: Arc::clone(&message.topic), message: Some(message), ticket });
+    fn set(&self, message: Arc<SharedMessage>, commit: Option<Arc<Commit>>) {
+        self.submit(Op { topic: Arc::clone(&message.topic), message: Some(message), commit });
     }
 
-    fn clear(&self, topic: Arc<str>, ticket: Option<Arc<Ticket>>) {
-        self.submit(Op { topic, message: None, ticket });
+    fn clear(&self, topic: Arc<str>, commit: Option<Arc<Commit>>) {
+        self.submit(Op { topic, message: None, commit });
     }
 
     fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {

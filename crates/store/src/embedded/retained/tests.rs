@@ -62,29 +62,29 @@ fn what_is_read_by_topic_is_what_is_on_disk_in_the_order_asked_for() {
     let long = |end: &str| format!("{}{end}", "l/".repeat(400));
     let names = ["a", "b", &long("1"), &long("2")];
     for (version, name) in names.iter().enumerate() {
-        sure(|ticket| store.set(message(name, version as u64), ticket)).unwrap();
+        sure(|commit| store.set(message(name, version as u64), commit)).unwrap();
     }
-    sure(|ticket| store.clear(Arc::from("b"), ticket)).unwrap();
+    sure(|commit| store.clear(Arc::from("b"), commit)).unwrap();
     let text = |version: usize| Some(format!("{:?}", message(names[version], version as u64)));
     let asked = [names[3], "none", names[0], names[1], "", names[2], &long("3")];
     assert_eq!(load(&store, &asked), [text(3), None, text(0), None, None, text(2), None]);
     assert!(load(&store, &[]).is_empty());
 }
 
-fn sure(submit: impl FnOnce(Option<Arc<Ticket>>)) -> Result<(), Refused> {
-    let ticket = Ticket::new();
-    ticket.add();
-    submit(Some(Arc::clone(&ticket)));
-    finish(&ticket)
+fn sure(submit: impl FnOnce(Option<Arc<Commit>>)) -> Result<(), Refused> {
+    let commit = Commit::new();
+    commit.add();
+    submit(Some(Arc::clone(&commit)));
+    finish(&commit)
 }
 
-fn finish(ticket: &Ticket) -> Result<(), Refused> {
-    ticket.done();
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(ticket.wait())
+fn finish(commit: &Commit) -> Result<(), Refused> {
+    commit.done();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(commit.wait())
 }
 
 fn set(store: &EmbeddedRetained, topic: &str, version: u64) -> Result<(), Refused> {
-    sure(|ticket| store.set(message(topic, version), ticket))
+    sure(|commit| store.set(message(topic, version), commit))
 }
 
 #[derive(Debug, Clone)]
@@ -115,23 +115,23 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let mut store = open(dir.path());
         let mut model = BTreeMap::new();
-        let mut tickets = Vec::new();
-        let ticket = |wanted: bool, tickets: &mut Vec<Arc<Ticket>>| wanted.then(|| {
-            let ticket = Ticket::new();
-            ticket.add();
-            tickets.push(Arc::clone(&ticket));
-            ticket
+        let mut commits = Vec::new();
+        let commit = |wanted: bool, commits: &mut Vec<Arc<Commit>>| wanted.then(|| {
+            let commit = Commit::new();
+            commit.add();
+            commits.push(Arc::clone(&commit));
+            commit
         });
         for step in steps {
             match step {
                 Step::Set(topic, version, wait) => {
                     let message = message(names[topic], version);
                     model.insert(names[topic].to_owned(), format!("{message:?}"));
-                    store.set(message, ticket(wait, &mut tickets));
+                    store.set(message, commit(wait, &mut commits));
                 }
                 Step::Clear(topic, wait) => {
                     model.remove(names[topic]);
-                    store.clear(Arc::from(names[topic]), ticket(wait, &mut tickets));
+                    store.clear(Arc::from(names[topic]), commit(wait, &mut commits));
                 }
                 Step::Wait => {}
                 Step::Reopen => {
@@ -140,14 +140,14 @@ proptest! {
                 }
             }
             if matches!(step, Step::Wait | Step::Reopen) {
-                for ticket in tickets.drain(..) {
-                    prop_assert_eq!(finish(&ticket), Ok(()));
+                for commit in commits.drain(..) {
+                    prop_assert_eq!(finish(&commit), Ok(()));
                 }
             }
         }
         drop(store);
-        for ticket in tickets {
-            prop_assert_eq!(finish(&ticket), Ok(()));
+        for commit in commits {
+            prop_assert_eq!(finish(&commit), Ok(()));
         }
         let store = open(dir.path());
         prop_assert_eq!(restored(&store), model.into_iter().collect::<Vec<_>>());
@@ -173,7 +173,7 @@ fn a_failed_commit_refuses_what_is_new_and_keeps_the_rest_for_later() {
     assert_eq!(set(&store, "lazy", 3), Err(Refused));
     assert_eq!(set(&store, "same", 2), Err(Refused));
     assert_eq!(set(&store, "new", 2), Err(Refused));
-    assert_eq!(sure(|ticket| store.clear("gone".into(), ticket)), Err(Refused));
+    assert_eq!(sure(|commit| store.clear("gone".into(), commit)), Err(Refused));
     assert_eq!(store.health(), StoreHealth::Failing);
     fails.store(false, Relaxed);
     set(&store, "other", 5).unwrap();
@@ -198,7 +198,7 @@ fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
     };
     let store = open_with(dir.path(), &options).unwrap();
     let stalled = gate.write();
-    let last = Ticket::new();
+    let last = Commit::new();
     last.add();
     for version in 0..2000 {
         store.set(message("busy", version), (version == 1500).then(|| Arc::clone(&last)));
@@ -206,11 +206,11 @@ fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
     last.done();
     assert_eq!(last.result(), None, "a topic that changes for ever takes one place");
     let taken = (0..4000).take_while(|number| {
-        let ticket = Ticket::new();
-        ticket.add();
-        store.set(message(&format!("t/{number:04}"), 0), Some(Arc::clone(&ticket)));
-        ticket.done();
-        ticket.result().is_none()
+        let commit = Commit::new();
+        commit.add();
+        store.set(message(&format!("t/{number:04}"), 0), Some(Arc::clone(&commit)));
+        commit.done();
+        commit.result().is_none()
     });
     let taken = taken.count();
     assert!((100..1000).contains(&taken), "{taken}");
@@ -233,7 +233,7 @@ fn expired_and_damaged_messages_are_left_out_and_removed() {
     let long = format!("{}/long", "x".repeat(keys::CUT));
     let mut old = Message::new("old", b"p", Timestamp(0), Origin::SERVER);
     old.expires = Some(Timestamp(1_700_000_000_000));
-    sure(|ticket| store.set(Arc::clone(old.share()), ticket)).unwrap();
+    sure(|commit| store.set(Arc::clone(old.share()), commit)).unwrap();
     for topic in ["a", "b", "c", &long] {
         set(&store, topic, 1).unwrap();
     }
@@ -275,7 +275,7 @@ fn topics_with_one_hash_are_kept_apart() {
     store.environment.writing(|txn| table.delete(txn, &place)).unwrap();
     set(&store, &mine, 2).unwrap();
     assert_eq!(topics(&store), [mine.as_str()]);
-    sure(|ticket| store.clear(mine.as_str().into(), ticket)).unwrap();
+    sure(|commit| store.clear(mine.as_str().into(), commit)).unwrap();
     assert!(topics(&store).is_empty());
 }
 

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use gateway_core::{SharedMessage, Ticket, metrics::count};
+use gateway_core::{Commit, SharedMessage, metrics::count};
 use heed::RwTxn;
 
 use super::tables::Tables;
@@ -22,7 +22,7 @@ use crate::embedded::{
 pub(super) struct Op {
     pub(super) topic: Arc<str>,
     pub(super) message: Option<Arc<SharedMessage>>,
-    pub(super) ticket: Option<Arc<Ticket>>,
+    pub(super) commit: Option<Arc<Commit>>,
 }
 
 /// Bytes counted for a removal, beside the topic.
@@ -31,7 +31,7 @@ const OVERHEAD: usize = 100;
 /// Changes in the order of topics, and who waits for them.
 pub(super) struct Waiting {
     topics: BTreeMap<Arc<str>, Change<Arc<SharedMessage>>>,
-    tickets: Vec<Arc<Ticket>>,
+    commits: Vec<Arc<Commit>>,
     operations: usize,
     bytes: usize,
     /// Bytes that the writer has in hand.
@@ -42,7 +42,7 @@ pub(super) struct Waiting {
 impl Waiting {
     /// Nothing waits. With more than `limit` bytes here and in hand nothing more is taken.
     pub(super) fn new(limit: usize, in_hand: Arc<AtomicUsize>) -> Self {
-        Self { topics: BTreeMap::new(), tickets: Vec::new(), operations: 0, bytes: 0, in_hand, limit }
+        Self { topics: BTreeMap::new(), commits: Vec::new(), operations: 0, bytes: 0, in_hand, limit }
     }
 
     fn is_full(&self) -> bool {
@@ -53,13 +53,13 @@ impl Waiting {
         for (topic, later) in mem::take(&mut later.topics) {
             self.topics.entry(topic).or_default().merge(later);
         }
-        self.tickets.append(&mut later.tickets);
+        self.commits.append(&mut later.commits);
         later.bytes = 0;
         later.operations = 0;
     }
 
     fn is_empty(&self) -> bool {
-        self.topics.is_empty() && self.tickets.is_empty()
+        self.topics.is_empty() && self.commits.is_empty()
     }
 }
 
@@ -72,20 +72,20 @@ impl Inbox for Waiting {
         let grows = op.message.is_some() || !self.topics.contains_key(&op.topic);
         if grows && self.is_full() {
             count(|c| c.store_refused_retained.add(1));
-            if let Some(ticket) = op.ticket {
-                ticket.refuse();
+            if let Some(commit) = op.commit {
+                commit.refuse();
             }
             return;
         }
         let topic = Arc::clone(&op.topic);
         let known = self.topics.get(&topic).map_or(0, |change| bytes(&topic, change));
         let change = self.topics.entry(op.topic).or_default();
-        match (op.message, op.ticket.is_some()) {
+        match (op.message, op.commit.is_some()) {
             (Some(message), true) => change.offer(message),
             (message, _) => change.keep(message),
         }
         self.bytes = self.bytes + bytes(&topic, change) - known;
-        self.tickets.extend(op.ticket);
+        self.commits.extend(op.commit);
     }
 
     fn len(&self) -> usize {
@@ -147,16 +147,16 @@ impl Work for Writer {
     fn committed(&mut self) {
         self.batch.topics.clear();
         self.batch.in_hand.store(0, Relaxed);
-        for ticket in self.batch.tickets.drain(..) {
-            ticket.done();
+        for commit in self.batch.commits.drain(..) {
+            commit.done();
         }
     }
 
     fn failed(&mut self) {
         self.batch.topics.retain(|_, change| change.fail());
         self.note_bytes();
-        for ticket in self.batch.tickets.drain(..) {
-            ticket.refuse();
+        for commit in self.batch.commits.drain(..) {
+            commit.refuse();
         }
     }
 

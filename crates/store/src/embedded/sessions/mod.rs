@@ -96,7 +96,7 @@ impl EmbeddedSessions {
 impl SessionStore for EmbeddedSessions {
     fn submit(&self, op: SessionOp) {
         let urgent = match &op {
-            SessionOp::Put(_, ticket) | SessionOp::Remove(_, ticket) => ticket.is_some(),
+            SessionOp::Put(_, commit) | SessionOp::Remove(_, commit) => commit.is_some(),
             SessionOp::Subscribe(..) | SessionOp::Unsubscribe(..) => true,
             SessionOp::Group(..) | SessionOp::RemoveGroup(_) => false,
         };

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use gateway_core::{ClientId, Message, Origin, Protocol, QoS, QueueId, Refused, Ticket, Timestamp};
+use gateway_core::{ClientId, Commit, Message, Origin, Protocol, QoS, QueueId, Refused, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -85,29 +85,29 @@ fn subscription(filter: &str, version: u64) -> StoredSubscription {
     }
 }
 
-/// Submits with a ticket and waits for it.
-fn sure(store: &EmbeddedSessions, op: impl FnOnce(Arc<Ticket>) -> SessionOp) -> Result<(), Refused> {
-    let ticket = Ticket::new();
-    ticket.add();
-    store.submit(op(Arc::clone(&ticket)));
-    finish(&ticket)
+/// Submits with a commit and waits for it.
+fn sure(store: &EmbeddedSessions, op: impl FnOnce(Arc<Commit>) -> SessionOp) -> Result<(), Refused> {
+    let commit = Commit::new();
+    commit.add();
+    store.submit(op(Arc::clone(&commit)));
+    finish(&commit)
 }
 
-fn finish(ticket: &Ticket) -> Result<(), Refused> {
-    ticket.done();
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(ticket.wait())
+fn finish(commit: &Commit) -> Result<(), Refused> {
+    commit.done();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(commit.wait())
 }
 
 fn put(store: &EmbeddedSessions, session: StoredSession) -> Result<(), Refused> {
-    sure(store, |ticket| SessionOp::Put(Box::new(session), Some(ticket)))
+    sure(store, |commit| SessionOp::Put(Box::new(session), Some(commit)))
 }
 
 fn subscribe(store: &EmbeddedSessions, number: u64, filter: &str, version: u64) -> Result<(), Refused> {
-    sure(store, |ticket| SessionOp::Subscribe(QueueId(number), subscription(filter, version), ticket))
+    sure(store, |commit| SessionOp::Subscribe(QueueId(number), subscription(filter, version), commit))
 }
 
 fn unsubscribe(store: &EmbeddedSessions, number: u64, filter: &str) -> Result<(), Refused> {
-    sure(store, |ticket| SessionOp::Unsubscribe(QueueId(number), filter.to_owned(), ticket))
+    sure(store, |commit| SessionOp::Unsubscribe(QueueId(number), filter.to_owned(), commit))
 }
 
 /// A switch that makes commits fail, and the options with it.
@@ -157,38 +157,38 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let mut store = open(dir.path());
         let mut model = Model::default();
-        let mut tickets = Vec::new();
-        let ticket = |wanted: bool, tickets: &mut Vec<Arc<Ticket>>| wanted.then(|| {
-            let ticket = Ticket::new();
-            ticket.add();
-            tickets.push(Arc::clone(&ticket));
-            ticket
+        let mut commits = Vec::new();
+        let commit = |wanted: bool, commits: &mut Vec<Arc<Commit>>| wanted.then(|| {
+            let commit = Commit::new();
+            commit.add();
+            commits.push(Arc::clone(&commit));
+            commit
         });
         for step in steps {
             match step {
                 Step::Put(n, version, wait) => {
                     let session = session(n, version);
                     model.sessions.entry(n).or_default().0 = format!("{session:?}");
-                    store.submit(SessionOp::Put(Box::new(session), ticket(wait, &mut tickets)));
+                    store.submit(SessionOp::Put(Box::new(session), commit(wait, &mut commits)));
                 }
                 Step::Remove(n, wait) => {
                     model.sessions.remove(&n);
-                    store.submit(SessionOp::Remove(QueueId(n), ticket(wait, &mut tickets)));
+                    store.submit(SessionOp::Remove(QueueId(n), commit(wait, &mut commits)));
                 }
                 Step::Subscribe(n, filter, version) => {
                     let value = subscription(filters[filter], version);
                     let known = model.sessions.entry(n).or_default();
                     known.1.insert(value.filter.clone(), value.clone());
-                    let ticket = ticket(true, &mut tickets).unwrap();
-                    store.submit(SessionOp::Subscribe(QueueId(n), value, ticket));
+                    let commit = commit(true, &mut commits).unwrap();
+                    store.submit(SessionOp::Subscribe(QueueId(n), value, commit));
                 }
                 Step::Unsubscribe(n, filter) => {
                     let filter = filters[filter].to_owned();
                     if let Some(known) = model.sessions.get_mut(&n) {
                         known.1.remove(&filter);
                     }
-                    let ticket = ticket(true, &mut tickets).unwrap();
-                    store.submit(SessionOp::Unsubscribe(QueueId(n), filter, ticket));
+                    let commit = commit(true, &mut commits).unwrap();
+                    store.submit(SessionOp::Unsubscribe(QueueId(n), filter, commit));
                 }
                 Step::Group(n) => {
                     model.groups.insert(n, format!("$share/{n}/a"));
@@ -205,14 +205,14 @@ proptest! {
                 }
             }
             if matches!(step, Step::Wait | Step::Reopen) {
-                for ticket in tickets.drain(..) {
-                    prop_assert_eq!(finish(&ticket), Ok(()));
+                for commit in commits.drain(..) {
+                    prop_assert_eq!(finish(&commit), Ok(()));
                 }
             }
         }
         drop(store);
-        for ticket in tickets {
-            prop_assert_eq!(finish(&ticket), Ok(()));
+        for commit in commits {
+            prop_assert_eq!(finish(&commit), Ok(()));
         }
         // Subscriptions without a session are not given.
         model.sessions.retain(|_, (session, _)| !session.is_empty());
@@ -239,7 +239,7 @@ fn a_failed_commit_refuses_what_is_new_and_removes_later_what_was_to_go() {
     assert_eq!(put(&store, session(4, 0)), Err(Refused));
     assert_eq!(subscribe(&store, 2, "c", 0), Err(Refused));
     assert_eq!(unsubscribe(&store, 2, "b"), Err(Refused));
-    assert_eq!(sure(&store, |ticket| SessionOp::Remove(QueueId(1), Some(ticket))), Err(Refused));
+    assert_eq!(sure(&store, |commit| SessionOp::Remove(QueueId(1), Some(commit))), Err(Refused));
     assert_eq!(store.health(), StoreHealth::Failing);
     fails.store(false, Relaxed);
     subscribe(&store, 3, "d", 2).unwrap();
@@ -287,29 +287,29 @@ fn a_stalled_disk_does_not_make_waiting_changes_grow_without_end() {
     let store = open_with(dir.path(), &options).unwrap();
     put(&store, session(1, 0)).unwrap();
     let stalled = gate.write();
-    let refused = |ticket: &Arc<Ticket>| {
-        ticket.done();
-        ticket.result() == Some(Err(Refused))
+    let refused = |commit: &Arc<Commit>| {
+        commit.done();
+        commit.result() == Some(Err(Refused))
     };
     // One record that changes for ever takes one place; everybody who waits for it goes on waiting.
-    let ticket = Ticket::new();
+    let commit = Commit::new();
     for version in 0..2000 {
         store.submit(SessionOp::Put(Box::new(session(1, version)), None));
     }
-    ticket.add();
-    store.submit(SessionOp::Put(Box::new(session(1, 7)), Some(Arc::clone(&ticket))));
-    assert!(!refused(&ticket));
+    commit.add();
+    store.submit(SessionOp::Put(Box::new(session(1, 7)), Some(Arc::clone(&commit))));
+    assert!(!refused(&commit));
     let taken = (2..4000).take_while(|&number| {
-        let ticket = Ticket::new();
-        ticket.add();
-        store.submit(SessionOp::Put(Box::new(session(number, 0)), Some(Arc::clone(&ticket))));
-        !refused(&ticket)
+        let commit = Commit::new();
+        commit.add();
+        store.submit(SessionOp::Put(Box::new(session(number, 0)), Some(Arc::clone(&commit))));
+        !refused(&commit)
     });
     let taken = taken.count();
     assert!((200..1000).contains(&taken), "{taken}");
     drop(stalled);
     drop(store);
-    assert_eq!(ticket.result(), Some(Ok(())));
+    assert_eq!(commit.result(), Some(Ok(())));
     let found = restored(&open(dir.path()));
     assert_eq!(found.sessions.len(), taken + 1);
     assert_eq!(found.sessions[&1].0, format!("{:?}", session(1, 7)));
@@ -371,12 +371,12 @@ fn a_million_sessions_are_written_and_restored() {
         let mut session = session_of(number, &format!("device-{number:08}"), 2);
         session.will = None;
         store.submit(SessionOp::Put(Box::new(session), None));
-        let ticket = Ticket::new();
+        let commit = Commit::new();
         let filter = format!("devices/{number}/commands/#");
-        store.submit(SessionOp::Subscribe(QueueId(number), subscription(&filter, 1), Arc::clone(&ticket)));
+        store.submit(SessionOp::Subscribe(QueueId(number), subscription(&filter, 1), Arc::clone(&commit)));
         if number % 1000 == 0 {
             // As many at once as a thousand connections send.
-            while ticket.result().is_none() {
+            while commit.result().is_none() {
                 std::thread::yield_now();
             }
         }

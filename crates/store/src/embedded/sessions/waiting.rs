@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use gateway_core::{QueueId, Ticket, metrics::count};
+use gateway_core::{Commit, QueueId, metrics::count};
 use heed::RwTxn;
 
 use super::tables::Tables;
@@ -38,7 +38,7 @@ struct Session {
 pub(super) struct Waiting {
     sessions: BTreeMap<QueueId, Session>,
     groups: BTreeMap<QueueId, Change<String>>,
-    tickets: Vec<Arc<Ticket>>,
+    commits: Vec<Arc<Commit>>,
     operations: usize,
     /// Bytes of values in memory, here.
     bytes: usize,
@@ -53,7 +53,7 @@ impl Waiting {
         Self {
             sessions: BTreeMap::new(),
             groups: BTreeMap::new(),
-            tickets: Vec::new(),
+            commits: Vec::new(),
             operations: 0,
             bytes: 0,
             in_hand,
@@ -65,24 +65,24 @@ impl Waiting {
         self.bytes + self.in_hand.load(Relaxed) > self.limit
     }
 
-    fn put(&mut self, session: Box<StoredSession>, ticket: Option<Arc<Ticket>>) {
+    fn put(&mut self, session: Box<StoredSession>, commit: Option<Arc<Commit>>) {
         let place = &mut self.sessions.entry(session.queue).or_default().record;
         self.bytes -= records(place);
-        match ticket {
-            Some(ticket) => {
+        match commit {
+            Some(commit) => {
                 place.offer(session);
-                self.tickets.push(ticket);
+                self.commits.push(commit);
             }
             None => place.keep(Some(session)),
         }
         self.bytes += records(place);
     }
 
-    fn remove(&mut self, queue: QueueId, ticket: Option<Arc<Ticket>>) {
+    fn remove(&mut self, queue: QueueId, commit: Option<Arc<Commit>>) {
         let place = self.sessions.entry(queue).or_default();
         self.bytes -= place.bytes();
         *place = Session { cleared: true, ..Session::default() };
-        self.tickets.extend(ticket);
+        self.commits.extend(commit);
     }
 
     fn subscription(&mut self, queue: QueueId, filter: String, value: Option<StoredSubscription>) {
@@ -102,13 +102,13 @@ impl Waiting {
         for (queue, later) in mem::take(&mut later.groups) {
             self.groups.entry(queue).or_default().merge(later);
         }
-        self.tickets.append(&mut later.tickets);
+        self.commits.append(&mut later.commits);
         later.bytes = 0;
         later.operations = 0;
     }
 
     fn is_empty(&self) -> bool {
-        self.sessions.is_empty() && self.groups.is_empty() && self.tickets.is_empty()
+        self.sessions.is_empty() && self.groups.is_empty() && self.commits.is_empty()
     }
 }
 
@@ -118,19 +118,19 @@ impl Inbox for Waiting {
     fn push(&mut self, op: SessionOp) {
         self.operations += 1;
         match op {
-            SessionOp::Put(_, Some(ticket)) | SessionOp::Subscribe(_, _, ticket) if self.is_full() => {
+            SessionOp::Put(_, Some(commit)) | SessionOp::Subscribe(_, _, commit) if self.is_full() => {
                 count(|c| c.store_refused_sessions.add(1));
-                ticket.refuse();
+                commit.refuse();
             }
-            SessionOp::Put(session, ticket) => self.put(session, ticket),
-            SessionOp::Remove(queue, ticket) => self.remove(queue, ticket),
-            SessionOp::Subscribe(queue, value, ticket) => {
+            SessionOp::Put(session, commit) => self.put(session, commit),
+            SessionOp::Remove(queue, commit) => self.remove(queue, commit),
+            SessionOp::Subscribe(queue, value, commit) => {
                 self.subscription(queue, value.filter.clone(), Some(value));
-                self.tickets.push(ticket);
+                self.commits.push(commit);
             }
-            SessionOp::Unsubscribe(queue, filter, ticket) => {
+            SessionOp::Unsubscribe(queue, filter, commit) => {
                 self.subscription(queue, filter, None);
-                self.tickets.push(ticket);
+                self.commits.push(commit);
             }
             SessionOp::Group(queue, name) => self.groups.entry(queue).or_default().keep(Some(name)),
             SessionOp::RemoveGroup(queue) => self.groups.entry(queue).or_default().keep(None),
@@ -255,16 +255,16 @@ impl Work for Writer {
         self.batch.sessions.clear();
         self.batch.groups.clear();
         self.batch.in_hand.store(0, Relaxed);
-        for ticket in self.batch.tickets.drain(..) {
-            ticket.done();
+        for commit in self.batch.commits.drain(..) {
+            commit.done();
         }
     }
 
     fn failed(&mut self) {
         self.batch.sessions.retain(|_, session| session.fail());
         self.note_bytes();
-        for ticket in self.batch.tickets.drain(..) {
-            ticket.refuse();
+        for commit in self.batch.commits.drain(..) {
+            commit.refuse();
         }
     }
 

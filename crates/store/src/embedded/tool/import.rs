@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{QueueId, SharedMessage, Ticket};
+use gateway_core::{Commit, QueueId, SharedMessage};
 
 use super::{
     Progress, StoreReport,
@@ -107,7 +107,7 @@ struct Stores {
     messages: Vec<Arc<SharedMessage>>,
     values: Vec<LatestValue>,
     waiting: usize,
-    ticket: Arc<Ticket>,
+    commit: Arc<Commit>,
     reports: Vec<StoreReport>,
 }
 
@@ -128,7 +128,7 @@ impl Stores {
             messages: Vec::new(),
             values: Vec::new(),
             waiting: 0,
-            ticket: Ticket::new(),
+            commit: Commit::new(),
             reports: ["latest", "sessions", "queues", "retained"].map(report).into(),
         })
     }
@@ -148,8 +148,8 @@ impl Stores {
         };
         self.reports[report].records += 1;
         let part = || {
-            self.ticket.add();
-            Arc::clone(&self.ticket)
+            self.commit.add();
+            Arc::clone(&self.commit)
         };
         match line {
             Line::Session(session) => {
@@ -179,18 +179,18 @@ impl Stores {
 
     /// Writes what was taken; durable after it.
     async fn write(&mut self) -> Result<(), StoreError> {
-        let ticket = std::mem::replace(&mut self.ticket, Ticket::new());
+        let commit = std::mem::replace(&mut self.commit, Commit::new());
         for op in self.session_ops.drain(..) {
             self.sessions.submit(op);
         }
         for message in self.messages.drain(..) {
-            ticket.add();
-            self.retained.set(message, Some(Arc::clone(&ticket)));
+            commit.add();
+            self.retained.set(message, Some(Arc::clone(&commit)));
         }
         // What nobody waits for is written with this at the latest.
-        ticket.add();
-        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&ticket))));
-        ticket.done();
+        commit.add();
+        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&commit))));
+        commit.done();
         if !self.queue_records.is_empty() {
             self.queues.write(&self.queue_records)?;
             self.queue_records.clear();
@@ -200,6 +200,6 @@ impl Stores {
         }
         self.waiting = 0;
         let refused = |_| StoreError::Unavailable("a store did not take what was imported".to_owned());
-        ticket.wait().await.map_err(refused)
+        commit.wait().await.map_err(refused)
     }
 }

@@ -74,7 +74,7 @@ impl World {
             5 => {
                 let held = self.with(|outbound, env| outbound.handle_pubrec(id, 0, env));
                 if let Some(held) = held.expect("the next step") {
-                    self.steps.push_back((id, held.0));
+                    self.steps.push_back((id, held));
                 }
             }
             _ => {

@@ -67,15 +67,15 @@ async fn child_that_appends_until_killed() {
     let start = summaries.iter().filter(|s| s.queue.0 < WIDTH).map(|s| s.next).min().unwrap_or(0);
     let mut out = io::stdout();
     for seq in start.. {
-        let ticket = Ticket::new();
+        let commit = Commit::new();
         for queue in 1..=WIDTH {
-            append(&store, ticketed(QueueId(queue), seq, &ticket));
+            append(&store, commited(QueueId(queue), seq, &commit));
         }
         if seq % 3 == 0 {
             remove(&store, QueueId(WIDTH), seq);
         }
-        ticket.done();
-        ticket.wait().await.unwrap();
+        commit.done();
+        commit.wait().await.unwrap();
         writeln!(out, "\nacked {seq}").unwrap();
         out.flush().unwrap();
     }

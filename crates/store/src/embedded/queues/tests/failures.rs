@@ -23,12 +23,12 @@ fn a_store_that_ends_in_its_own_writer_thread_does_not_wait_for_itself() {
     let store = Arc::new(open(dir.path(), &options));
     let environment = Arc::downgrade(&store.environment);
     disk.stop(&store);
-    let ticket = Ticket::new();
-    append(&store, ticketed(Q, 0, &ticket));
-    ticket.done();
+    let commit = Commit::new();
+    append(&store, commited(Q, 0, &commit));
+    commit.done();
     let (sender, ended) = mpsc::sync_channel(1);
     let last = Arc::new(Last(Mutex::new(Some(Arc::clone(&store))), sender));
-    assert!(ticket.poll(&last.into()).is_none());
+    assert!(commit.poll(&last.into()).is_none());
     drop(store);
     disk.go_on();
     ended.recv().expect("the thread goes on");
@@ -46,18 +46,18 @@ async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
         let (disk, options) = Disk::new();
         let store = open(dir.path(), &options);
         disk.stop(&store);
-        let (before, unit, behind) = (Ticket::new(), Ticket::unit(), Ticket::new());
-        append(&store, ticketed(OTHER, 0, &before));
-        append(&store, ticketed(Q, 0, &unit));
-        append(&store, ticketed(Q, 1, &behind));
+        let (before, unit, behind) = (Commit::new(), Commit::of_unit(), Commit::new());
+        append(&store, commited(OTHER, 0, &before));
+        append(&store, commited(Q, 0, &unit));
+        append(&store, commited(Q, 1, &behind));
         disk.go_on();
         before.done();
         before.wait().await.unwrap();
         assert_eq!(store.summaries().unwrap().iter().map(|s| s.messages).sum::<usize>(), 1);
         disk.fails.store(fails, SeqCst);
-        append(&store, ticketed(Q, 2, &unit));
+        append(&store, commited(Q, 2, &unit));
         unit.add();
-        store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 5, ticket: Arc::clone(&unit) });
+        store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 5, commit: Arc::clone(&unit) });
         unit.done();
         behind.done();
         assert_eq!((unit.wait().await.is_err(), behind.wait().await.is_err()), (fails, fails));
@@ -73,16 +73,16 @@ async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
 #[tokio::test]
 async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
     let (_dir, store) = new();
-    let [open, tied] = [Ticket::unit(), Ticket::unit()];
-    let [free, behind] = [Ticket::new(), Ticket::new()];
-    append(&store, ticketed(Q, 0, &open));
+    let [open, tied] = [Commit::of_unit(), Commit::of_unit()];
+    let [free, behind] = [Commit::new(), Commit::new()];
+    append(&store, commited(Q, 0, &open));
     // A unit that is closed, but has a part behind the open one: it goes as a whole, and what is behind it waits.
-    append(&store, ticketed(OTHER, 0, &tied));
-    append(&store, ticketed(Q, 1, &tied));
+    append(&store, commited(OTHER, 0, &tied));
+    append(&store, commited(Q, 1, &tied));
     tied.add();
-    store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 1, ticket: Arc::clone(&tied) });
-    append(&store, ticketed(OTHER, 1, &behind));
-    append(&store, ticketed(QueueId(9), 0, &free));
+    store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 1, commit: Arc::clone(&tied) });
+    append(&store, commited(OTHER, 1, &behind));
+    append(&store, commited(QueueId(9), 0, &free));
     free.done();
     free.wait().await.unwrap();
     assert_eq!(seqs(&store, QueueId(9)).await, [0], "also read past the open unit");
@@ -93,10 +93,10 @@ async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
     let read = store.load(OTHER, 0, 10, usize::MAX);
     remove(&store, OTHER, 0);
     open.add();
-    store.submit(QueueOp::Receive { queue: QueueId(2), packet_id: 1, ticket: Arc::clone(&open) });
-    for ticket in [&open, &tied, &behind] {
-        ticket.done();
-        ticket.wait().await.unwrap();
+    store.submit(QueueOp::Receive { queue: QueueId(2), packet_id: 1, commit: Arc::clone(&open) });
+    for commit in [&open, &tied, &behind] {
+        commit.done();
+        commit.wait().await.unwrap();
     }
     read.await.unwrap();
     written(&store).await;
@@ -108,27 +108,27 @@ async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
 #[tokio::test]
 async fn units_that_hold_each_other_are_written_whole_once_the_first_is_closed() {
     let (_dir, store) = new();
-    let open = Ticket::unit();
-    let tied: Vec<_> = (0..20).map(|_| Ticket::unit()).collect();
+    let open = Commit::of_unit();
+    let tied: Vec<_> = (0..20).map(|_| Commit::of_unit()).collect();
     // Each unit has its second part in the queue where the one before it in the chain has its first, and they come in
     // the opposite order.
     for (place, unit) in tied.iter().enumerate().rev() {
-        append(&store, ticketed(QueueId(101 + place as u64), 0, unit));
+        append(&store, commited(QueueId(101 + place as u64), 0, unit));
     }
-    append(&store, ticketed(QueueId(100), 0, &open));
+    append(&store, commited(QueueId(100), 0, &open));
     for (place, unit) in tied.iter().enumerate() {
-        append(&store, ticketed(QueueId(100 + place as u64), 1, unit));
+        append(&store, commited(QueueId(100 + place as u64), 1, unit));
         unit.add();
         let queue = QueueId(200 + place as u64);
-        store.submit(QueueOp::Receive { queue, packet_id: 1, ticket: Arc::clone(unit) });
+        store.submit(QueueOp::Receive { queue, packet_id: 1, commit: Arc::clone(unit) });
         unit.done();
     }
-    let free = Ticket::new();
-    append(&store, ticketed(QueueId(50), 0, &free));
+    let free = Commit::new();
+    append(&store, commited(QueueId(50), 0, &free));
     store.submit(QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(Arc::clone(&open)) });
     free.done();
-    for ticket in tied.iter().chain([&free, &open]) {
-        ticket.wait().await.unwrap();
+    for commit in tied.iter().chain([&free, &open]) {
+        commit.wait().await.unwrap();
     }
     for place in 0..20 {
         assert_eq!(seqs(&store, QueueId(100 + place)).await, [0, 1]);
@@ -146,18 +146,18 @@ async fn a_failed_commit_refuses_what_is_new_keeps_the_rest_and_recovers() {
     written(&store).await;
     disk.stop(&store);
     disk.fails.store(true, SeqCst);
-    let (new, moved, release) = (Ticket::new(), Ticket::unit(), Ticket::new());
-    append(&store, ticketed(Q, 4, &new));
+    let (new, moved, release) = (Commit::new(), Commit::of_unit(), Commit::new());
+    append(&store, commited(Q, 4, &new));
     remove(&store, Q, 0);
-    append(&store, ticketed(OTHER, 0, &moved));
+    append(&store, commited(OTHER, 0, &moved));
     moved.add();
     store.submit(QueueOp::Remove { queue: Q, seq: 1, unit: Some(Arc::clone(&moved)) });
     release.add();
-    store.submit(QueueOp::Release { queue: Q, seq: 2, ticket: Arc::clone(&release) });
+    store.submit(QueueOp::Release { queue: Q, seq: 2, commit: Arc::clone(&release) });
     disk.go_on();
-    for ticket in [&new, &moved] {
-        ticket.done();
-        assert!(ticket.wait().await.is_err());
+    for commit in [&new, &moved] {
+        commit.done();
+        assert!(commit.wait().await.is_err());
     }
     assert_eq!(store.health(), StoreHealth::Failing);
     let probes = (0..1000).filter(|_| store.accepts()).count();
@@ -181,10 +181,10 @@ async fn a_full_map_refuses_and_harms_nothing_that_was_there() {
     let large = message(&[7; 1000], None);
     let mut kept = 0;
     loop {
-        let ticket = Ticket::new();
-        append(&store, Entry::new(Q, kept, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&ticket))));
-        ticket.done();
-        match ticket.wait().await {
+        let commit = Commit::new();
+        append(&store, Entry::new(Q, kept, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&commit))));
+        commit.done();
+        match commit.wait().await {
             Ok(()) => kept += 1,
             Err(_) => break,
         }
@@ -201,15 +201,15 @@ async fn a_full_map_refuses_and_harms_nothing_that_was_there() {
     }
     while store.gauges().depth > 0 {
         // A removal that found no room is tried again.
-        let ticket = Ticket::new();
-        store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 1, ticket: Arc::clone(&ticket) });
-        let _ = ticket.wait().await;
+        let commit = Commit::new();
+        store.submit(QueueOp::Forget { queue: QueueId(1 << 30), packet_id: 1, commit: Arc::clone(&commit) });
+        let _ = commit.wait().await;
     }
     for seq in kept..kept + 500 {
-        let ticket = Ticket::new();
-        append(&store, Entry::new(Q, seq, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&ticket))));
-        ticket.done();
-        ticket.wait().await.unwrap();
+        let commit = Commit::new();
+        append(&store, Entry::new(Q, seq, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&commit))));
+        commit.done();
+        commit.wait().await.unwrap();
     }
     assert_eq!(store.health(), StoreHealth::Sound);
     assert_eq!(seqs(&store, Q).await.len(), 500);
@@ -233,10 +233,10 @@ async fn a_full_disk_is_left_by_removals_alone() {
     written(&store).await;
     assert!(reserve.exists());
     full.store(true, SeqCst);
-    let ticket = Ticket::new();
-    append(&store, ticketed(Q, 10, &ticket));
-    ticket.done();
-    assert!(ticket.wait().await.is_err());
+    let commit = Commit::new();
+    append(&store, commited(Q, 10, &commit));
+    commit.done();
+    assert!(commit.wait().await.is_err());
     assert!(!reserve.exists());
     // Nothing can be made where the reserve was: the disk has no room for it.
     std::fs::create_dir(&reserve).unwrap();
@@ -247,18 +247,18 @@ async fn a_full_disk_is_left_by_removals_alone() {
     written(&store).await;
     assert_eq!(store.gauges().depth, 0);
     assert_eq!(store.health(), StoreHealth::Failing, "a removal does not make room for more");
-    let ticket = Ticket::new();
-    append(&store, ticketed(Q, 11, &ticket));
-    ticket.done();
-    assert!(ticket.wait().await.is_err(), "added what only removals have room for");
+    let commit = Commit::new();
+    append(&store, commited(Q, 11, &commit));
+    commit.done();
+    assert!(commit.wait().await.is_err(), "added what only removals have room for");
     std::fs::remove_dir(&reserve).unwrap();
     while store.health() == StoreHealth::Failing {
         std::thread::yield_now();
         let _ = tokio::task::yield_now().await;
-        let ticket = Ticket::new();
-        append(&store, ticketed(Q, 12, &ticket));
-        ticket.done();
-        let _ = ticket.wait().await;
+        let commit = Commit::new();
+        append(&store, commited(Q, 12, &commit));
+        commit.done();
+        let _ = commit.wait().await;
     }
     assert!(reserve.exists());
 }
@@ -270,9 +270,9 @@ async fn a_disk_that_stands_still_costs_no_memory_for_what_is_acknowledged() {
     let options = QueueOptions { max_waiting_bytes: 1 << 20, ..options };
     let store = open(dir.path(), &options);
     disk.stop(&store);
-    let ticket = Ticket::new();
+    let commit = Commit::new();
     for seq in 0..200_000 {
-        let one = append(&store, ticketed(Q, seq, &ticket));
+        let one = append(&store, commited(Q, seq, &commit));
         assert!(one.settle());
         assert!(store.accepts());
     }
@@ -283,6 +283,6 @@ async fn a_disk_that_stands_still_costs_no_memory_for_what_is_acknowledged() {
     disk.go_on();
     written(&store).await;
     assert_eq!(store.gauges(), QueueGauges { waiting_bytes: 0, depth: 20_000 });
-    ticket.done();
-    assert_eq!(ticket.result(), Some(Ok(())));
+    commit.done();
+    assert_eq!(commit.result(), Some(Ok(())));
 }

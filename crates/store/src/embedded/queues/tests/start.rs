@@ -8,10 +8,10 @@ async fn summaries_tell_what_the_start_needs_after_a_drop_that_wrote_all() {
     for seq in 5..8 {
         append(&store, entry(Q, seq));
     }
-    store.submit(QueueOp::Receive { queue: QueueId(2), packet_id: 700, ticket: Ticket::new() });
-    store.submit(QueueOp::Receive { queue: Q, packet_id: 1, ticket: Ticket::new() });
-    store.submit(QueueOp::Receive { queue: Q, packet_id: 2, ticket: Ticket::new() });
-    store.submit(QueueOp::Forget { queue: Q, packet_id: 1, ticket: Ticket::new() });
+    store.submit(QueueOp::Receive { queue: QueueId(2), packet_id: 700, commit: Commit::new() });
+    store.submit(QueueOp::Receive { queue: Q, packet_id: 1, commit: Commit::new() });
+    store.submit(QueueOp::Receive { queue: Q, packet_id: 2, commit: Commit::new() });
+    store.submit(QueueOp::Forget { queue: Q, packet_id: 1, commit: Commit::new() });
     drop(store);
     let store = open(dir.path(), &QueueOptions::default());
     let bytes = 3 * message(&text(5), None).cost() as u64;
@@ -85,9 +85,9 @@ async fn what_was_sent_is_noted_up_to_a_place_and_does_not_expire_by_itself() {
         append(&store, entry);
     }
     append(&store, entry(OTHER, 0));
-    let ticket = Ticket::new();
-    store.submit(QueueOp::NoteSent { queue: Q, below: 2, ticket: Arc::clone(&ticket) });
-    ticket.wait().await.unwrap();
+    let commit = Commit::new();
+    store.submit(QueueOp::NoteSent { queue: Q, below: 2, commit: Arc::clone(&commit) });
+    commit.wait().await.unwrap();
     append(&store, entry(Q, 4));
     drop(store);
     let store = open(dir.path(), &QueueOptions::default());

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 /// Counts the parts of one acknowledgement that are not safe yet. Whoever acknowledges holds one part itself until it
 /// has given out all others, so that the count cannot reach zero before.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct Commit {
     left: AtomicU32,
     refused: AtomicBool,
     unit: bool,
@@ -28,15 +28,15 @@ pub struct Ticket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
-impl Ticket {
-    /// A ticket with the holder's own part open.
+impl Commit {
+    /// A commit with the holder's own part open.
     pub fn new() -> Arc<Self> {
         Self::with(false)
     }
 
     /// As [`Self::new`]; the parts are also written together or not at all: the store leaves them waiting until an
     /// operation that closes the unit has come.
-    pub fn unit() -> Arc<Self> {
+    pub fn of_unit() -> Arc<Self> {
         Self::with(true)
     }
 
@@ -66,7 +66,7 @@ impl Ticket {
         self.closed.store(true, Release);
     }
 
-    /// A ticket that must be done before this unit is closed; made when first asked for. Its own part is the asker's.
+    /// A commit that must be done before this unit is closed; made when first asked for. Its own part is the asker's.
     pub fn make_before(&self) -> &Arc<Self> {
         self.before.get_or_init(Self::new)
     }
@@ -133,15 +133,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_ends_with_its_last_part_and_remembers_a_refusal() {
-        let ticket = Ticket::new();
-        ticket.add();
-        ticket.refuse();
-        assert_eq!(ticket.result(), None);
-        ticket.done();
-        assert_eq!(ticket.result(), Some(Err(Refused)));
-        let ticket = Ticket::new();
-        ticket.done();
-        assert_eq!(ticket.poll(Waker::noop()), Some(Ok(())));
+    fn a_commit_ends_with_its_last_part_and_remembers_a_refusal() {
+        let commit = Commit::new();
+        commit.add();
+        commit.refuse();
+        assert_eq!(commit.result(), None);
+        commit.done();
+        assert_eq!(commit.result(), Some(Err(Refused)));
+        let commit = Commit::new();
+        commit.done();
+        assert_eq!(commit.poll(Waker::noop()), Some(Ok(())));
     }
 }
