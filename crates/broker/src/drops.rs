@@ -17,6 +17,7 @@ pub(super) struct Drops {
     counts: Mutex<HashMap<(ClientId, DropReason), u64, RandomState>>,
 }
 
+/// Drops.
 impl Broker {
     /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches.
     /// Takes a short lock of its own: may be called from a target.

@@ -1,38 +1,36 @@
 //! Routing: who gets a message. Knows topics, subscriptions, retained messages, shared groups, wills and
 //! the registry of sessions; knows receivers only as [`Target`]. Knows no wire format, socket or database.
 //!
+//! Each folder is one concept and has its part of [`Broker`]'s methods:
+//!
+//! ```text
+//! routing    publish, subscribe, match, and hand a message to its receivers
+//! sessions   open, close and end sessions; find, list and describe them; publish wills
+//! shared     shared groups and what waits in them
+//! retained   the last message of each topic, and its replay to new subscriptions
+//! durable    what outlives the process: restore it, and move messages between queues on disk
+//! memory     the account of what peers make the process hold, and shedding when it is short
+//! ```
+//!
+//! The folders use each other through `Inner`, which holds one part of each: a subscription concerns a session, a group,
+//! the index and the disk at once. Inside a folder, files import what they need from beside them, and only `mod.rs` says
+//! what others may use. `api` has the arguments and results of calls, `target` the receivers' side, `drops` the events of
+//! what was dropped.
+//!
 //! Invariant: no lock of this module is held while a target is called, and a target never calls back in.
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
 //! one of timers or index; slots last.
 
-mod account;
-mod aftermath;
 mod api;
-mod devices;
 mod drops;
 mod durable;
-mod groups;
-mod index;
-mod moves;
-mod namespace;
-mod owners;
-mod paging;
-mod publish;
-mod registry;
-mod replay;
-mod retain;
-mod session_core;
+mod memory;
+mod retained;
+mod routing;
 mod sessions;
 mod shared;
-mod shed;
 mod slab;
-mod slots;
-mod spread;
-mod streams;
-mod subscribe;
 mod target;
-mod timers;
-mod wills;
 
 use std::{
     collections::BTreeMap,
@@ -52,22 +50,17 @@ use tokio::sync::broadcast;
 
 use drops::Drops;
 use durable::Durable;
-use index::Index;
-use registry::{Place, Registry};
-use retain::Retained;
-use slots::Slots;
+use retained::Retained;
+use routing::Index;
+use sessions::{Place, Registry, Slots, Timers};
 pub use store::{QueueStore, QueueSummary};
-use timers::Timers;
 
-pub use account::{Account, Charge, Kind};
-pub use aftermath::Aftermath;
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
-pub use index::MatchCache;
-pub use replay::{RetainedCursor, RetainedPage};
-pub use session_core::SessionCore;
-pub use spread::{Routing, Spread};
-pub use streams::StreamHandle;
+pub use memory::{Account, Charge, Kind};
+pub use retained::{RetainedCursor, RetainedPage};
+pub use routing::{MatchCache, Routing, Spread, StreamHandle};
+pub use sessions::{Aftermath, SessionCore};
 pub use target::*;
 
 /// Events that a slow watcher may fall behind before it loses the oldest.
@@ -223,7 +216,7 @@ impl Broker {
 
     /// Whether `filter`, shared or not, lies in the namespace of `client_id`. Always true in broker mode.
     pub fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
-        !self.inner.non_broker || namespace::allows(&self.inner.namespace, client_id, filter)
+        !self.inner.non_broker || routing::namespace_allows(&self.inner.namespace, client_id, filter)
     }
 
     fn retained_store(&self) -> &Retained {

@@ -6,13 +6,17 @@ use std::sync::{Arc, atomic::Ordering};
 use gateway_core::{DropReason, Entry, Message, QoS, QueueId, QueueOp, Unit, metrics::count};
 use store::QueueSummary;
 
-use super::{DRAIN_PER_MESSAGE, Delivery, Group, Member, Queue, Waiting, is_any_online, nudge};
+use super::{
+    Delivery, Group, Member, Waiting,
+    group::{DRAIN_PER_MESSAGE, is_any_online, nudge},
+    queue::Queue,
+};
 use crate::{
     Outcome,
-    account::{Account, Kind},
     drops::count_drop,
     durable::Durable,
-    moves::Moved,
+    durable::Moved,
+    memory::{Account, Kind},
 };
 
 /// What was read of a group's queue.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, sync::atomic::Ordering::Relaxed};
 
-use super::{Broker, account::FLOOR, slots::TURN};
+use crate::{Broker, memory::account::FLOOR, sessions::TURN};
 
 /// Slots that a tick looks at.
 const LOOK: u32 = 64 * TURN;
@@ -11,9 +11,10 @@ const ASKED: usize = 64;
 /// Who holds less is not asked.
 const LARGE: usize = 4 * FLOOR;
 
+/// Shedding.
 impl Broker {
     /// Asks the largest holders among the next stretch of sessions, one after the other, until memory is not short.
-    pub(super) fn shed(&self) {
+    pub(crate) fn shed(&self) {
         let inner = &*self.inner;
         if !inner.account.is_short() {
             return;

@@ -5,18 +5,18 @@ use std::{collections::BTreeMap, sync::Arc};
 use gateway_core::Timestamp;
 use parking_lot::Mutex;
 
-use super::{Session, session_core::State};
+use crate::{Session, sessions::core::State};
 
 /// Sessions by their next deadline. The key follows from the session's state, so that it can be removed
 /// without being remembered.
 #[derive(Default)]
-pub(super) struct Timers {
+pub(crate) struct Timers {
     due: Mutex<BTreeMap<(Timestamp, u32), Arc<dyn Session>>>,
 }
 
 impl Timers {
     /// Changes `state` and moves the session's entry along. The caller holds the state's lock.
-    pub(super) fn update<R>(
+    pub(crate) fn update<R>(
         &self,
         session: &Arc<dyn Session>,
         state: &mut State,
@@ -40,26 +40,26 @@ impl Timers {
     }
 
     /// Adds a session of an earlier process. The caller holds the state's lock.
-    pub(super) fn schedule(&self, session: &Arc<dyn Session>, state: &State) {
+    pub(crate) fn schedule(&self, session: &Arc<dyn Session>, state: &State) {
         if let Some(at) = state.deadline() {
             self.due.lock().insert((at, session.core().slot()), Arc::clone(session));
         }
     }
 
     /// The earliest session whose deadline has passed, still scheduled.
-    pub(super) fn first_due(&self, now: Timestamp) -> Option<(Timestamp, Arc<dyn Session>)> {
+    pub(crate) fn first_due(&self, now: Timestamp) -> Option<(Timestamp, Arc<dyn Session>)> {
         let due = self.due.lock();
         let ((at, _), session) = due.first_key_value()?;
         (*at <= now).then(|| (*at, Arc::clone(session)))
     }
 
     /// The session whose deadline is nearest.
-    pub(super) fn first(&self) -> Option<Arc<dyn Session>> {
+    pub(crate) fn first(&self) -> Option<Arc<dyn Session>> {
         self.due.lock().first_key_value().map(|(_, session)| Arc::clone(session))
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.due.lock().len()
     }
 }

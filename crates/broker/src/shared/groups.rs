@@ -5,12 +5,12 @@ use std::{collections::HashMap, sync::Arc};
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use super::shared::Group;
+use crate::shared::Group;
 
 /// All groups by id and by full name. Ids are never used twice, so that a late message for a group that is
 /// gone finds nobody.
 #[derive(Default)]
-pub(super) struct Groups {
+pub(crate) struct Groups {
     by_id: HashMap<u32, Arc<Group>, RandomState>,
     names: HashTable<u32>,
     hasher: RandomState,
@@ -18,25 +18,25 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub(super) fn find(&self, full_name: &str) -> Option<&Arc<Group>> {
+    pub(crate) fn find(&self, full_name: &str) -> Option<&Arc<Group>> {
         let hash = self.hasher.hash_one(full_name);
         let same = |id: &u32| self.by_id.get(id).is_some_and(|group| group.full_name() == full_name);
         self.by_id.get(self.names.find(hash, same)?)
     }
 
-    pub(super) fn get(&self, id: u32) -> Option<&Arc<Group>> {
+    pub(crate) fn get(&self, id: u32) -> Option<&Arc<Group>> {
         self.by_id.get(&id)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Group>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Group>> {
         self.by_id.values()
     }
 
     /// Adds the group that `make` builds for a new id.
-    pub(super) fn add(&mut self, make: impl FnOnce(u32) -> Group) -> Arc<Group> {
+    pub(crate) fn add(&mut self, make: impl FnOnce(u32) -> Group) -> Arc<Group> {
         // 31 bits; skips 0 and, after wrapping, ids in use.
         loop {
-            self.last = (self.last + 1) & (super::index::GROUP - 1);
+            self.last = (self.last + 1) & (crate::routing::GROUP - 1);
             if self.last != 0 && !self.by_id.contains_key(&self.last) {
                 break;
             }
@@ -50,7 +50,7 @@ impl Groups {
         group
     }
 
-    pub(super) fn remove(&mut self, id: u32) {
+    pub(crate) fn remove(&mut self, id: u32) {
         let Some(group) = self.by_id.remove(&id) else { return };
         let hash = self.hasher.hash_one(group.full_name());
         if let Ok(entry) = self.names.find_entry(hash, |other| *other == id) {
@@ -58,7 +58,7 @@ impl Groups {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 }

@@ -9,37 +9,37 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Session, slots::Slots};
+use crate::{Session, sessions::slots::Slots};
 
 const SHARDS: usize = 64;
 
 /// All sessions.
-pub(super) struct Registry {
+pub(crate) struct Registry {
     hasher: RandomState,
     shards: Box<[Mutex<HashTable<Name>>]>,
 }
 
 /// A session's slot with half of its client id's hash, so that growing the table reads no client id.
-pub(super) struct Name {
+pub(crate) struct Name {
     slot: u32,
     hash: u32,
 }
 
 /// A locked shard with the hash of the client id in question.
-pub(super) struct Place<'a> {
+pub(crate) struct Place<'a> {
     shard: MutexGuard<'a, HashTable<Name>>,
     hash: u32,
     slots: &'a Slots,
 }
 
 impl Registry {
-    pub(super) fn new(hasher: RandomState) -> Self {
+    pub(crate) fn new(hasher: RandomState) -> Self {
         let shards = std::iter::repeat_with(Mutex::default).take(SHARDS).collect();
         Self { hasher, shards }
     }
 
     /// Locks the shard of a client id: opens and ends of one client happen one after the other.
-    pub(super) fn lock<'a>(&'a self, client_id: &str, slots: &'a Slots) -> Place<'a> {
+    pub(crate) fn lock<'a>(&'a self, client_id: &str, slots: &'a Slots) -> Place<'a> {
         let hash = self.hasher.hash_one(client_id);
         let shard = self.shards[(hash >> 48) as usize % SHARDS].lock();
         Place { shard, hash: hash as u32, slots }
@@ -48,7 +48,7 @@ impl Registry {
 
 impl Place<'_> {
     /// The session of the client id that the shard was locked for.
-    pub(super) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+    pub(crate) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
         let mut found = None;
         self.shard.find(spread(self.hash), |name| {
             if name.hash == self.hash {
@@ -60,7 +60,7 @@ impl Place<'_> {
     }
 
     /// Adds a session, whose slot is filled, in the place of `old`.
-    pub(super) fn replace(&mut self, old: Option<&Arc<dyn Session>>, session: &Arc<dyn Session>) {
+    pub(crate) fn replace(&mut self, old: Option<&Arc<dyn Session>>, session: &Arc<dyn Session>) {
         if let Some(old) = old {
             self.remove(old);
         }
@@ -69,7 +69,7 @@ impl Place<'_> {
     }
 
     /// Removes exactly this session, not a later one of the same client id.
-    pub(super) fn remove(&mut self, session: &Arc<dyn Session>) {
+    pub(crate) fn remove(&mut self, session: &Arc<dyn Session>) {
         let slot = session.core().slot();
         if let Ok(entry) = self.shard.find_entry(spread(self.hash), |name| name.slot == slot) {
             entry.remove();
@@ -78,6 +78,6 @@ impl Place<'_> {
 }
 
 /// A table hash from the kept half: the table takes its tag from the top bits and the place from the low ones.
-pub(super) fn spread(hash: u32) -> u64 {
+pub(crate) fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

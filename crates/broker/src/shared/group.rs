@@ -4,9 +4,6 @@
 //! in a member's session, so that whoever returns first gets them; with a store on disk. Members are read as a snapshot:
 //! no lock is held while one is called.
 
-mod queue;
-mod waiting;
-
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -17,64 +14,60 @@ use gateway_core::{DropReason, Message, QoS, QueueId, Timestamp, limits::SharedS
 use parking_lot::{Mutex, RwLock};
 use store::SessionOp;
 
-use self::queue::Queue;
-pub(super) use self::{
-    queue::{Most, Waiting},
-    waiting::GroupPage,
-};
-use super::{Delivered, MatchOptions, Outcome, Target, account::Account, durable::Durable, index::Options};
+use super::queue::{Most, Queue};
+use crate::{Delivered, MatchOptions, Outcome, Target, durable::Durable, memory::Account, routing::Options};
 
 /// Queued messages handed out before one new message, at most.
-const DRAIN_PER_MESSAGE: usize = 64;
+pub(super) const DRAIN_PER_MESSAGE: usize = 64;
 
 /// One session in a group.
 #[derive(Clone)]
-pub(super) struct Member {
-    pub(super) target: Arc<dyn Target>,
-    pub(super) slot: u32,
+pub(crate) struct Member {
+    pub(crate) target: Arc<dyn Target>,
+    pub(crate) slot: u32,
     /// Subscription identifier, 0 for none.
-    pub(super) id: u32,
-    pub(super) options: Options,
+    pub(crate) id: u32,
+    pub(crate) options: Options,
 }
 
 impl Member {
-    pub(super) fn slot(&self) -> u32 {
+    pub(crate) fn slot(&self) -> u32 {
         self.slot
     }
 }
 
 /// Sessions that share one filter under one group name.
-pub(super) struct Group {
-    id: u32,
+pub(crate) struct Group {
+    pub(super) id: u32,
     /// `$share/name/filter`.
     full_name: Box<str>,
     strategy: SharedStrategy,
     hasher: RandomState,
-    members: RwLock<Arc<[Member]>>,
+    pub(super) members: RwLock<Arc<[Member]>>,
     /// Round robin: the next member; random: the generator's state.
     next: AtomicU64,
     /// Sticky: the slot of the chosen member.
     sticky: AtomicU32,
-    queue: Mutex<Queue>,
+    pub(super) queue: Mutex<Queue>,
     /// Whether something is in `queue`, readable without its lock.
-    queued: AtomicBool,
-    most: Most,
+    pub(super) queued: AtomicBool,
+    pub(super) most: Most,
     /// Where the queue is on disk, 0 if it never was.
-    stored: AtomicU64,
+    pub(super) stored: AtomicU64,
 }
 
 /// Where a group's deliveries leave their traces.
-pub(super) struct Delivery<'a> {
-    pub(super) dirty: &'a mut Vec<Arc<dyn Target>>,
-    pub(super) account: &'a Account,
-    pub(super) durable: Option<&'a Durable>,
-    pub(super) now: Timestamp,
+pub(crate) struct Delivery<'a> {
+    pub(crate) dirty: &'a mut Vec<Arc<dyn Target>>,
+    pub(crate) account: &'a Account,
+    pub(crate) durable: Option<&'a Durable>,
+    pub(crate) now: Timestamp,
     /// Members looked at.
-    pub(super) visited: usize,
+    pub(crate) visited: usize,
 }
 
 impl Group {
-    pub(super) fn new(
+    pub(crate) fn new(
         id: u32,
         full_name: &str,
         strategy: SharedStrategy,
@@ -97,17 +90,17 @@ impl Group {
     }
 
     /// Its durable queue, or none.
-    pub(super) fn stored_queue(&self) -> QueueId {
+    pub(crate) fn stored_queue(&self) -> QueueId {
         QueueId(self.stored.load(Ordering::Acquire))
     }
 
     /// Whether what its members take at QoS 1 and 2 goes to disk.
-    pub(super) fn is_durable(&self) -> bool {
+    pub(crate) fn is_durable(&self) -> bool {
         self.members.read().iter().any(|member| member.target.is_durable())
     }
 
     /// The durable queue, made if there is none. Called under the queue's lock, which is not closed.
-    fn make_stored(&self, durable: &Durable) -> QueueId {
+    pub(super) fn make_stored(&self, durable: &Durable) -> QueueId {
         let known = self.stored_queue();
         if known != QueueId::NONE {
             return known;
@@ -121,42 +114,42 @@ impl Group {
 
     /// Its durable queue, made if there is none, unless the group is gone: nobody would remove it then. Its name is on disk
     /// no later than what is submitted to the sessions' store after this.
-    pub(super) fn keep_on_disk(&self, durable: &Durable) -> QueueId {
+    pub(crate) fn keep_on_disk(&self, durable: &Durable) -> QueueId {
         let queue = self.queue.lock();
         if queue.closed { self.stored_queue() } else { self.make_stored(durable) }
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    pub(super) fn full_name(&self) -> &str {
+    pub(crate) fn full_name(&self) -> &str {
         &self.full_name
     }
 
     /// The filter without `$share/name/`.
-    pub(super) fn filter(&self) -> &str {
+    pub(crate) fn filter(&self) -> &str {
         parse_shared(&self.full_name).ok().flatten().map_or("", |(_, filter)| filter)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.members.read().len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    pub(super) fn has_member(&self, slot: u32) -> bool {
+    pub(crate) fn has_member(&self, slot: u32) -> bool {
         self.member_options(slot).is_some()
     }
 
-    pub(super) fn member_options(&self, slot: u32) -> Option<Options> {
+    pub(crate) fn member_options(&self, slot: u32) -> Option<Options> {
         self.members.read().iter().find(|member| member.slot == slot).map(|member| member.options)
     }
 
     /// Adds or replaces a member.
-    pub(super) fn set_member(&self, member: Member) {
+    pub(crate) fn set_member(&self, member: Member) {
         let mut members = self.members.write();
         let mut list = members.to_vec();
         match list.iter_mut().find(|other| other.slot == member.slot) {
@@ -167,7 +160,7 @@ impl Group {
     }
 
     /// Removes a member; false if it is none.
-    pub(super) fn remove_member(&self, slot: u32) -> bool {
+    pub(crate) fn remove_member(&self, slot: u32) -> bool {
         let mut members = self.members.write();
         let list: Arc<[Member]> = members.iter().filter(|member| member.slot != slot).cloned().collect();
         let removed = list.len() < members.len();
@@ -176,7 +169,7 @@ impl Group {
     }
 
     /// Gives one message to one member, or keeps it for the first that returns.
-    pub(super) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+    pub(crate) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
         let members = Arc::clone(&*self.members.read());
         // Messages left by members that could not take all of them come first.
         let mut online = true;
@@ -217,7 +210,7 @@ impl Group {
     }
 
     /// Offers to online members in the strategy's order. `None` if none is online.
-    fn offer(
+    pub(super) fn offer(
         &self,
         message: &Message<'_>,
         members: &[Member],
@@ -247,7 +240,12 @@ impl Group {
         refused
     }
 
-    fn hand(&self, member: &Member, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+    pub(super) fn hand(
+        &self,
+        member: &Member,
+        message: &Message<'_>,
+        delivery: &mut Delivery<'_>,
+    ) -> Outcome {
         let ids = [member.id];
         let options = MatchOptions {
             qos: member.options.qos(),
@@ -320,17 +318,17 @@ impl Group {
     }
 
     #[cfg(test)]
-    pub(super) fn queue_len(&self) -> usize {
+    pub(crate) fn queue_len(&self) -> usize {
         self.queue.lock().len()
     }
 }
 
-fn is_any_online(members: &[Member]) -> bool {
+pub(super) fn is_any_online(members: &[Member]) -> bool {
     members.iter().any(|member| member.target.is_online())
 }
 
 /// Tells members that were full that the queue has something for them. They may have had room, and found nothing, just
 /// before it came there.
-fn nudge(members: &[Member]) {
+pub(super) fn nudge(members: &[Member]) {
     members.iter().for_each(|member| member.target.nudge());
 }

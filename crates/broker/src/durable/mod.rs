@@ -1,5 +1,8 @@
 //! What outlives the process: which store gets what, and the start from it.
 
+mod moves;
+pub(crate) mod paging;
+
 use std::sync::{
     Arc, Weak,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -17,12 +20,15 @@ use store::{
     StoredEntry, StoredSession, StoredSubscription,
 };
 
-use super::{
-    Broker, Inner, Kind, Session, SessionCore, SubscribeRequest, Target, moves::Stalled, owners::Owners,
+use crate::{
+    Broker, Inner, Kind, Session, SessionCore, SubscribeRequest, Target, durable::moves::Stalled,
+    sessions::Owners,
 };
 
+pub(crate) use moves::Moved;
+
 /// Messages read from one queue at once.
-pub(super) const READ_MESSAGES: usize = 512;
+pub(crate) const READ_MESSAGES: usize = 512;
 
 /// The stores of what outlives the process.
 #[derive(Clone)]
@@ -46,14 +52,14 @@ pub struct DurabilityRules {
 
 impl DurabilityRules {
     /// The mode of a message to `topic` from a listener of this mode.
-    pub(super) fn of(&self, topic: &str, listener: Option<Durability>) -> Durability {
+    pub(crate) fn of(&self, topic: &str, listener: Option<Durability>) -> Durability {
         let rule = self.topics.iter().find(|(filter, _)| matches(filter, topic));
         rule.map(|(_, durability)| *durability).or(listener).unwrap_or(self.default)
     }
 }
 
 /// The stores, and who has which queue.
-pub(super) struct Durable {
+pub(crate) struct Durable {
     stores: Stores,
     last: AtomicU64,
     /// Which session has which queue.
@@ -61,9 +67,9 @@ pub(super) struct Durable {
     /// Shared groups by their queues.
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
     /// What the store did not take.
-    pub(super) stalled: Mutex<Stalled>,
+    pub(crate) stalled: Mutex<Stalled>,
     /// Whom to tell what the store says later.
-    pub(super) inner: Weak<Inner>,
+    pub(crate) inner: Weak<Inner>,
 }
 
 /// What the start found.
@@ -109,7 +115,7 @@ impl Stores {
 }
 
 impl Durable {
-    pub(super) fn new(stores: Stores, inner: Weak<Inner>) -> Self {
+    pub(crate) fn new(stores: Stores, inner: Weak<Inner>) -> Self {
         Self {
             stores,
             last: AtomicU64::new(0),
@@ -120,47 +126,47 @@ impl Durable {
         }
     }
 
-    pub(super) fn queues(&self) -> &dyn QueueStore {
+    pub(crate) fn queues(&self) -> &dyn QueueStore {
         &*self.stores.queues
     }
 
-    pub(super) fn sessions(&self) -> &dyn SessionStore {
+    pub(crate) fn sessions(&self) -> &dyn SessionStore {
         &*self.stores.sessions
     }
 
-    pub(super) fn retained(&self) -> &Arc<dyn RetainedStore> {
+    pub(crate) fn retained(&self) -> &Arc<dyn RetainedStore> {
         &self.stores.retained
     }
 
     /// A queue that nobody ever had.
-    pub(super) fn next_queue(&self) -> QueueId {
+    pub(crate) fn next_queue(&self) -> QueueId {
         QueueId(self.last.fetch_add(1, Relaxed) + 1)
     }
 
     /// A session with this queue has the slot.
-    pub(super) fn note_slot(&self, core: &SessionCore) {
+    pub(crate) fn note_slot(&self, core: &SessionCore) {
         self.owners.lock().insert(core);
     }
 
     /// A shared group with this queue has the number.
-    pub(super) fn note_group(&self, queue: QueueId, group: u32) {
+    pub(crate) fn note_group(&self, queue: QueueId, group: u32) {
         self.groups.lock().insert(queue, group);
     }
 
     /// A shared group is gone, and so is its queue.
-    pub(super) fn forget_group(&self, queue: QueueId) {
+    pub(crate) fn forget_group(&self, queue: QueueId) {
         self.groups.lock().remove(&queue);
         self.sessions().submit(SessionOp::RemoveGroup(queue));
         self.queues().submit(QueueOp::Purge { queue });
     }
 
     /// Writes a session's record.
-    pub(super) fn put_session(&self, session: StoredSession, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn put_session(&self, session: StoredSession, commit: Option<&Arc<Commit>>) {
         self.sessions().submit(SessionOp::Put(Box::new(session), part(commit)));
     }
 
     /// The session of a queue is over, and so is all that it has on disk.
-    pub(super) fn remove_session(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn remove_session(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
         self.owners.lock().remove(core);
         self.sessions().submit(SessionOp::Remove(core.queue(), part(commit)));
         self.queues().submit(QueueOp::Purge { queue: core.queue() });
@@ -174,6 +180,7 @@ fn part(commit: Option<&Arc<Commit>>) -> Option<Arc<Commit>> {
     Some(Arc::clone(commit))
 }
 
+/// What outlives the process.
 impl Broker {
     /// The stores in use, if what sessions hold outlives the process.
     pub fn stores(&self) -> Option<&Stores> {
@@ -311,12 +318,12 @@ impl Expiry for QueueExpiry {
 
 impl Inner {
     /// The stores, if they keep this session.
-    pub(super) fn durable_for(&self, core: &SessionCore) -> Option<&Durable> {
+    pub(crate) fn durable_for(&self, core: &SessionCore) -> Option<&Durable> {
         self.durable.as_ref().filter(|_| core.queue() != QueueId::NONE)
     }
 
     /// The session of a durable queue.
-    pub(super) fn session_of(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
+    pub(crate) fn session_of(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
         let slots = self.durable.as_ref()?.owners.lock().candidates(queue);
         let mut sessions = slots.into_iter().filter_map(|slot| self.slots.session(slot));
         sessions.find(|session| session.core().queue() == queue)
@@ -324,7 +331,7 @@ impl Inner {
 
     /// Of what was read from a queue, what may be delivered: in non-broker mode nothing that a device sent before. The
     /// rest is removed.
-    pub(super) fn allowed(
+    pub(crate) fn allowed(
         &self,
         durable: &Durable,
         queue: QueueId,

@@ -4,7 +4,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use super::entry::{Entry, Removal, Subscribers};
-use crate::{registry::spread, slab::Slab};
+use crate::{sessions::spread, slab::Slab};
 
 /// A filter and its subscribers: 32 bytes and the text.
 pub(super) struct Filter {

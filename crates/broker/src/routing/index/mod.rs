@@ -21,15 +21,15 @@ use std::sync::{
 use ahash::RandomState;
 use parking_lot::RwLock;
 
-use super::{
-    groups::Groups,
+use crate::{
+    sessions::Slots,
+    shared::Groups,
     shared::{Group, Member},
-    slots::Slots,
 };
 
 pub use cache::MatchCache;
-pub(super) use cache::{MatchList, Matched};
-pub(super) use entry::{Entry, GROUP, Options};
+pub(crate) use cache::{MatchList, Matched};
+pub(crate) use entry::{Entry, GROUP, Options};
 use exact::Filters;
 use wildcard::Wildcards;
 
@@ -52,7 +52,7 @@ impl Generations {
 }
 
 /// All subscriptions.
-pub(super) struct Index {
+pub(crate) struct Index {
     /// Which index this is, so that a cache never mixes two.
     id: u64,
     hasher: RandomState,
@@ -68,21 +68,21 @@ struct Tables {
 }
 
 /// Result of [`Index::subscribe`].
-pub(super) struct Added {
+pub(crate) struct Added {
     /// Number of the filter, or [`GROUP`] and the group's id, for unsubscribing at the session's end.
-    pub(super) reference: u32,
+    pub(crate) reference: u32,
     /// Whether the subscription was there already and has been replaced [MQTT-3.8.4-3].
-    pub(super) existed: bool,
+    pub(crate) existed: bool,
 }
 
 /// A subscription for `Devices`.
-pub(super) struct Listed {
-    pub(super) filter: String,
-    pub(super) options: Options,
+pub(crate) struct Listed {
+    pub(crate) filter: String,
+    pub(crate) options: Options,
 }
 
 impl Index {
-    pub(super) fn new(hasher: RandomState) -> Self {
+    pub(crate) fn new(hasher: RandomState) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let exact = std::iter::repeat_with(|| AtomicU32::new(0)).take(BUCKETS).collect();
         Self {
@@ -100,7 +100,7 @@ impl Index {
 
     /// Adds or replaces the subscription of `entry.slot` to a valid filter. `None` when it would be a new one
     /// and `may_add` is false.
-    pub(super) fn subscribe(&self, filter: &str, entry: Entry, may_add: bool) -> Option<Added> {
+    pub(crate) fn subscribe(&self, filter: &str, entry: Entry, may_add: bool) -> Option<Added> {
         let mut tables = self.tables.write();
         let existed = tables.entry(filter, entry.slot, &self.hasher).is_some();
         if !existed && !may_add {
@@ -111,7 +111,7 @@ impl Index {
     }
 
     /// Removes the subscription of `slot` to `filter`; its reference if there was one.
-    pub(super) fn unsubscribe(&self, filter: &str, slot: u32) -> Option<u32> {
+    pub(crate) fn unsubscribe(&self, filter: &str, slot: u32) -> Option<u32> {
         let mut tables = self.tables.write();
         let number = tables.filters.find(filter, self.hasher.hash_one(filter))?;
         if !self.remove(&mut tables, number, slot) {
@@ -122,7 +122,7 @@ impl Index {
     }
 
     /// Adds or replaces a member of a shared group, named by its full text, made if needed.
-    pub(super) fn subscribe_shared(
+    pub(crate) fn subscribe_shared(
         &self,
         full: &str,
         filter: &str,
@@ -156,7 +156,7 @@ impl Index {
     }
 
     /// Removes a member of a shared group: its reference, and the group if that was its last member.
-    pub(super) fn unsubscribe_shared(&self, full: &str, slot: u32) -> Option<(u32, Option<Arc<Group>>)> {
+    pub(crate) fn unsubscribe_shared(&self, full: &str, slot: u32) -> Option<(u32, Option<Arc<Group>>)> {
         let mut tables = self.tables.write();
         let id = tables.groups.find(full)?.id();
         let gone = self.leave(&mut tables, id, slot)?;
@@ -164,14 +164,14 @@ impl Index {
     }
 
     /// Removes all subscriptions of an ended session or stream; returns groups that have no members left.
-    pub(super) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+    pub(crate) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
         let gone = self.remove_some(references, slot);
         self.note_ended();
         gone
     }
 
     /// As [`Self::remove_all`], of some of the subscriptions. [`Self::note_ended`] is called behind the last of them.
-    pub(super) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+    pub(crate) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
         let mut gone = Vec::new();
         // In parts, so that publishers wait for none of them long.
         for part in references.chunks(256) {
@@ -189,27 +189,27 @@ impl Index {
     }
 
     /// A session or stream has no subscriptions any more, and its slot may go to another.
-    pub(super) fn note_ended(&self) {
+    pub(crate) fn note_ended(&self) {
         self.generations.ended.fetch_add(1, Ordering::Release);
     }
 
     /// The group of an id, if it still has members.
-    pub(super) fn group(&self, id: u32) -> Option<Arc<Group>> {
+    pub(crate) fn group(&self, id: u32) -> Option<Arc<Group>> {
         self.tables.read().groups.get(id).cloned()
     }
 
     /// The group of this full filter.
-    pub(super) fn group_named(&self, full_name: &str) -> Option<Arc<Group>> {
+    pub(crate) fn group_named(&self, full_name: &str) -> Option<Arc<Group>> {
         self.tables.read().groups.find(full_name).cloned()
     }
 
     /// All groups.
-    pub(super) fn groups(&self) -> Vec<Arc<Group>> {
+    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
         self.tables.read().groups.all().cloned().collect()
     }
 
     /// The groups among a session's references.
-    pub(super) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
+    pub(crate) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
         let mut shared = references.iter().filter(|id| *id & GROUP != 0).map(|id| id & !GROUP).peekable();
         if shared.peek().is_none() {
             return Vec::new();
@@ -219,7 +219,7 @@ impl Index {
     }
 
     /// Filters and options of a session's references.
-    pub(super) fn list(&self, references: &[u32], slot: u32) -> Vec<Listed> {
+    pub(crate) fn list(&self, references: &[u32], slot: u32) -> Vec<Listed> {
         let tables = self.tables.read();
         let mut list = Vec::with_capacity(references.len());
         for reference in references {
@@ -237,7 +237,7 @@ impl Index {
     }
 
     /// Subscriptions and shared groups.
-    pub(super) fn counts(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> (usize, usize) {
         let tables = self.tables.read();
         (tables.subscriptions, tables.groups.len())
     }

@@ -10,10 +10,10 @@ use std::sync::{
 
 use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
-use super::{
+use crate::{
     Aftermath, Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session,
     SessionCore, Target, Turn, Will,
-    session_core::{References, State, cost},
+    sessions::core::{References, State, cost},
     shared::Group,
 };
 
@@ -24,10 +24,10 @@ const TIMERS_PER_TICK: usize = 10_000;
 const DRAIN_PER_CALL: usize = 256;
 
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
-pub(super) struct Ended {
-    pub(super) session: Arc<dyn Session>,
-    pub(super) subscriptions: References,
-    pub(super) will: Option<Will>,
+pub(crate) struct Ended {
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) subscriptions: References,
+    pub(crate) will: Option<Will>,
 }
 
 /// The old half of an open.
@@ -49,6 +49,7 @@ impl Drop for Change<'_> {
     }
 }
 
+/// The life of a session.
 impl Broker {
     /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
     /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
@@ -399,7 +400,7 @@ impl Broker {
     }
 
     /// A member of these groups is not there any more.
-    pub(super) fn park(&self, groups: &[Arc<Group>]) {
+    pub(crate) fn park(&self, groups: &[Arc<Group>]) {
         for group in groups {
             group.park(&self.inner.account);
         }

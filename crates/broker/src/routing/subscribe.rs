@@ -7,10 +7,10 @@ use gateway_core::{
 };
 use store::{SessionOp, StoredSubscription};
 
-use super::{
+use crate::{
     Broker, EventKind, Inner, Kind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed,
-    index::{Added, Entry, Options},
-    session_core::State,
+    routing::index::{Added, Entry, Options},
+    sessions::State,
     shared::{Group, Member, Most},
 };
 
@@ -25,6 +25,7 @@ fn cost(filter: &str) -> u32 {
     u32::try_from(ENTRY + filter.len() + way + group).unwrap_or(u32::MAX)
 }
 
+/// Subscriptions.
 impl Broker {
     /// Adds or replaces one subscription. Refusals are counted here.
     pub fn subscribe(
@@ -115,7 +116,7 @@ impl Broker {
                 && state.subscriptions.may_have(shape, limits.max_filter_shapes);
             let added = match shared {
                 Some((name, filter)) => {
-                    let target = Arc::clone(session) as Arc<dyn super::Target>;
+                    let target = Arc::clone(session) as Arc<dyn crate::Target>;
                     let member = Member { target, slot, id, options };
                     let strategy = self.strategy(name, &state.listener);
                     self.join(request.filter, strategy, filter, member, may_add)
@@ -166,7 +167,7 @@ impl Broker {
     }
 
     /// A subscription of an earlier process: no event, no retained messages, nothing written.
-    pub(super) fn resubscribe(
+    pub(crate) fn resubscribe(
         &self,
         session: &Arc<dyn Session>,
         request: &SubscribeRequest<'_>,

@@ -5,9 +5,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use super::{
+use crate::{
     Broker, Target,
-    index::{Entry, Options},
+    routing::index::{Entry, Options},
 };
 
 /// Keeps a gRPC stream registered; dropping it removes the stream.
@@ -38,6 +38,7 @@ impl Drop for StreamHandle {
     }
 }
 
+/// Receivers that are no session.
 impl Broker {
     /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
     pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {

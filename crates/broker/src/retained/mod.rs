@@ -1,9 +1,11 @@
 //! Retained messages: the last one per topic, in order of topic, within count and byte limits.
 //!
 //! With a store, a message with more than a small payload is in memory only for a while after it was set; then what is
-//! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`super::replay`].
+//! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`replay`].
 //! What is in memory is on the account: a message that does not fit there is not retained, and while half of the share is
 //! taken, messages leave memory as soon as they are on disk.
+
+mod replay;
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +20,12 @@ use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, matches};
 use parking_lot::{Mutex, RwLock};
 use store::{LoadedRetained, RetainedStore, StoreError};
 
-use super::{
+use crate::{
     RetainError,
-    account::{Account, Kind},
+    memory::{Account, Kind},
 };
+
+pub use replay::{RetainedCursor, RetainedPage};
 
 /// Larger payloads do not stay in memory if there is a store.
 const SMALL: usize = 256;
@@ -34,7 +38,7 @@ const EVICT_BYTES: usize = 16 << 20;
 const SWEEP: usize = 10_000;
 
 /// The retained store.
-pub(super) struct Retained {
+pub(crate) struct Retained {
     table: RwLock<Table>,
     max_messages: usize,
     max_bytes: usize,
@@ -157,7 +161,7 @@ impl Table {
 }
 
 impl Retained {
-    pub(super) fn new(
+    pub(crate) fn new(
         max_messages: usize,
         max_bytes: usize,
         available: bool,
@@ -183,7 +187,7 @@ impl Retained {
     }
 
     /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one.
-    pub(super) fn set(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+    pub(crate) fn set(&self, message: &Message<'_>) -> Result<bool, RetainError> {
         if !self.available {
             return Err(RetainError::Unavailable);
         }
@@ -226,7 +230,7 @@ impl Retained {
     }
 
     /// Takes what the store kept, in order of topic; false beyond the limits.
-    pub(super) fn restore(&self, message: &Arc<SharedMessage>) -> bool {
+    pub(crate) fn restore(&self, message: &Arc<SharedMessage>) -> bool {
         let mut table = self.table.write();
         let full = table.messages.len() >= self.max_messages || table.bytes + message.cost() > self.max_bytes;
         if full || !self.available {
@@ -240,19 +244,19 @@ impl Retained {
     }
 
     /// Where the message of a topic is, if it has not expired.
-    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Found> {
+    pub(crate) fn get(&self, topic: &str, now: Timestamp) -> Option<Found> {
         let table = self.table.read();
         let (topic, kept) = table.messages.get_key_value(topic)?;
         (!kept.is_expired(now)).then(|| Found::new(topic, kept))
     }
 
     /// Whether a new subscription to `filter` needs a cursor: surely not when nothing can match.
-    pub(super) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
+    pub(crate) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
         self.len() > 0 && (filter.contains(['+', '#']) || self.get(filter, now).is_some())
     }
 
     /// Reads messages that are on disk only, for [`Self::read`].
-    pub(super) fn load(
+    pub(crate) fn load(
         &self,
         topics: Vec<Arc<str>>,
     ) -> impl Future<Output = Result<LoadedRetained, StoreError>> + Send + use<> {
@@ -266,7 +270,7 @@ impl Retained {
     }
 
     /// Puts messages that were read where they are wanted; `read` has those of [`Found::to_read`] in their order.
-    pub(super) fn fill<'a>(
+    pub(crate) fn fill<'a>(
         &self,
         found: impl IntoIterator<Item = &'a mut Found>,
         read: LoadedRetained,
@@ -279,7 +283,7 @@ impl Retained {
     }
 
     /// The message of a topic for which the disk gave `read`: perhaps another was set meanwhile, or none is any more.
-    pub(super) fn read(
+    pub(crate) fn read(
         &self,
         topic: &str,
         read: Option<Arc<SharedMessage>>,
@@ -293,7 +297,7 @@ impl Retained {
     }
 
     /// The first match after `after` among the next `scan` topics, and how many were looked at.
-    pub(super) fn scan(
+    pub(crate) fn scan(
         &self,
         filter: &str,
         after: Option<&str>,
@@ -328,7 +332,7 @@ impl Retained {
 
     /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to
     /// [`Self::evict`].
-    pub(super) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
+    pub(crate) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
         let stay =
             if self.account.takes(Kind::Retained, self.account.share(Kind::Retained) / 2) { STAY } else { 0 };
         let mut table = self.table.write();
@@ -351,7 +355,7 @@ impl Retained {
 
     /// Lets messages leave memory that are on disk as they are here. The store may have refused what was acknowledged to
     /// nobody, or not have written it yet: such a one stays for now.
-    pub(super) fn evict(&self, topics: Vec<Arc<str>>, loaded: LoadedRetained) {
+    pub(crate) fn evict(&self, topics: Vec<Arc<str>>, loaded: LoadedRetained) {
         let loaded = loaded.into_iter().chain(std::iter::repeat(None));
         for (topic, read) in topics.into_iter().zip(loaded) {
             let mut table = self.table.write();
@@ -369,7 +373,7 @@ impl Retained {
     }
 
     /// Removes expired messages from the next stretch of topics.
-    pub(super) fn sweep(&self, now: Timestamp) {
+    pub(crate) fn sweep(&self, now: Timestamp) {
         let mut swept = self.swept.lock();
         let mut expired = Vec::new();
         {
@@ -404,27 +408,27 @@ impl Retained {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len.load(Relaxed)
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.table.read().bytes
     }
 
     #[cfg(test)]
-    pub(super) fn leaving_len(&self) -> usize {
+    pub(crate) fn leaving_len(&self) -> usize {
         self.table.read().leaving.len()
     }
 }
 
 /// A topic that has a message.
-pub(super) struct Found {
-    pub(super) topic: Arc<str>,
+pub(crate) struct Found {
+    pub(crate) topic: Arc<str>,
     /// None if it is on disk only.
-    pub(super) message: Option<Arc<SharedMessage>>,
+    pub(crate) message: Option<Arc<SharedMessage>>,
     /// What the message costs.
-    pub(super) cost: usize,
+    pub(crate) cost: usize,
 }
 
 impl Found {
@@ -437,13 +441,13 @@ impl Found {
     }
 
     /// Topics of those that are on disk only.
-    pub(super) fn to_read<'a>(found: impl IntoIterator<Item = &'a Self>) -> Vec<Arc<str>> {
+    pub(crate) fn to_read<'a>(found: impl IntoIterator<Item = &'a Self>) -> Vec<Arc<str>> {
         let missing = found.into_iter().filter(|found| found.message.is_none());
         missing.map(|found| Arc::clone(&found.topic)).collect()
     }
 }
 
-pub(super) enum Scanned {
+pub(crate) enum Scanned {
     Found(Found),
     /// Nothing up to this topic.
     Paused(Arc<str>),

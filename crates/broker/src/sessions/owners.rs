@@ -4,11 +4,11 @@ use ahash::RandomState;
 use gateway_core::QueueId;
 use hashbrown::HashTable;
 
-use super::SessionCore;
+use crate::SessionCore;
 
 /// Slots of sessions by the lower half of their queues' numbers.
 #[derive(Default)]
-pub(super) struct Owners {
+pub(crate) struct Owners {
     table: HashTable<Owner>,
     hasher: RandomState,
 }
@@ -23,13 +23,13 @@ fn low(queue: QueueId) -> u32 {
 }
 
 impl Owners {
-    pub(super) fn insert(&mut self, core: &SessionCore) {
+    pub(crate) fn insert(&mut self, core: &SessionCore) {
         let owner = Owner { slot: core.slot(), queue: low(core.queue()) };
         let hasher = &self.hasher;
         self.table.insert_unique(hasher.hash_one(owner.queue), owner, |owner| hasher.hash_one(owner.queue));
     }
 
-    pub(super) fn remove(&mut self, core: &SessionCore) {
+    pub(crate) fn remove(&mut self, core: &SessionCore) {
         // The slot may be another's by now.
         let queue = low(core.queue());
         let hash = self.hasher.hash_one(queue);
@@ -40,7 +40,7 @@ impl Owners {
     }
 
     /// Slots whose session may have the queue: the caller looks.
-    pub(super) fn candidates(&self, queue: QueueId) -> Vec<u32> {
+    pub(crate) fn candidates(&self, queue: QueueId) -> Vec<u32> {
         let hash = self.hasher.hash_one(low(queue));
         let same = self.table.iter_hash(hash).filter(|owner| owner.queue == low(queue));
         same.map(|owner| owner.slot).collect()

@@ -13,7 +13,7 @@ use gateway_core::{Page, QueueId};
 use parking_lot::Mutex;
 use store::{BoxFuture, Loaded, StoreError};
 
-use super::{
+use crate::{
     Inner,
     durable::{Durable, READ_MESSAGES},
     shared::{GroupPage, Waiting},
@@ -28,7 +28,7 @@ struct Errand {
 }
 
 /// Lets a short future go on by itself. The caller holds no lock that it takes.
-pub(super) fn run(future: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn run(future: impl Future<Output = ()> + Send + 'static) {
     Arc::new(Errand { future: Mutex::new(Some(Box::pin(future))), wakes: AtomicUsize::new(0) }).wake();
 }
 
@@ -58,7 +58,7 @@ impl Wake for Errand {
 
 impl Durable {
     /// Reads a group's queue from place `from` on, and gives it what was read. The caller holds no lock of the group.
-    pub(super) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
+    pub(crate) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
         let answer = self.queues().load(queue, from, READ_MESSAGES, Page::BYTES);
         let inner = Weak::clone(&self.inner);
         run(async move {

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::{Session, Target, slab::Slab};
+use crate::{Session, Target, slab::Slab};
 
 /// Slots looked at under one lock.
-pub(super) const TURN: u32 = 256;
+pub(crate) const TURN: u32 = 256;
 
 /// Receivers by slot; slot 0 is nobody.
 #[derive(Default)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     targets: RwLock<Table>,
 }
 
 /// The table behind the lock, for resolving many slots at once.
-pub(super) struct Table(Slab<Arc<dyn Target>>);
+pub(crate) struct Table(Slab<Arc<dyn Target>>);
 
 impl Default for Table {
     fn default() -> Self {
@@ -25,56 +25,56 @@ impl Default for Table {
 }
 
 impl Table {
-    pub(super) fn get(&self, slot: u32) -> Option<&Arc<dyn Target>> {
+    pub(crate) fn get(&self, slot: u32) -> Option<&Arc<dyn Target>> {
         self.0.get(slot)
     }
 
     /// The sessions among `count` slots from `from`, with their slots.
-    pub(super) fn sessions(&self, from: u32, count: u32) -> Vec<(u32, Arc<dyn Session>)> {
+    pub(crate) fn sessions(&self, from: u32, count: u32) -> Vec<(u32, Arc<dyn Session>)> {
         let targets = self.0.range(from, count);
         targets.filter_map(|(slot, target)| Some((slot, Arc::clone(target).into_session()?))).collect()
     }
 
     /// The first slot that nobody ever had.
-    pub(super) fn end(&self) -> u32 {
+    pub(crate) fn end(&self) -> u32 {
         self.0.end()
     }
 }
 
 impl Slots {
     /// A slot for a receiver that is about to be made.
-    pub(super) fn reserve(&self) -> u32 {
+    pub(crate) fn reserve(&self) -> u32 {
         self.targets.write().0.reserve()
     }
 
     /// Fills a reserved slot.
-    pub(super) fn set(&self, slot: u32, target: Arc<dyn Target>) {
+    pub(crate) fn set(&self, slot: u32, target: Arc<dyn Target>) {
         self.targets.write().0.set(slot, target);
     }
 
     /// Frees a slot. The index must hold no entry of it any more, or a message could reach its next owner.
-    pub(super) fn free(&self, slot: u32) {
+    pub(crate) fn free(&self, slot: u32) {
         let target = self.targets.write().0.remove(slot);
         drop(target);
     }
 
     /// The sessions among `count` slots from `from`.
-    pub(super) fn sessions(&self, from: u32, count: u32) -> Vec<Arc<dyn Session>> {
+    pub(crate) fn sessions(&self, from: u32, count: u32) -> Vec<Arc<dyn Session>> {
         self.targets.read().sessions(from, count).into_iter().map(|(_, session)| session).collect()
     }
 
     /// The first slot that nobody ever had.
-    pub(super) fn end(&self) -> u32 {
+    pub(crate) fn end(&self) -> u32 {
         self.targets.read().end()
     }
 
     /// The session of a slot.
-    pub(super) fn session(&self, slot: u32) -> Option<Arc<dyn Session>> {
+    pub(crate) fn session(&self, slot: u32) -> Option<Arc<dyn Session>> {
         Arc::clone(self.targets.read().get(slot)?).into_session()
     }
 
     /// Calls `visit` for every session, under no lock.
-    pub(super) fn for_each_session(&self, mut visit: impl FnMut(Arc<dyn Session>)) {
+    pub(crate) fn for_each_session(&self, mut visit: impl FnMut(Arc<dyn Session>)) {
         let mut from = 1;
         loop {
             let (sessions, end) = {
@@ -92,7 +92,7 @@ impl Slots {
     }
 
     /// Read access for the time of one match.
-    pub(super) fn read(&self) -> parking_lot::RwLockReadGuard<'_, Table> {
+    pub(crate) fn read(&self) -> parking_lot::RwLockReadGuard<'_, Table> {
         self.targets.read()
     }
 }

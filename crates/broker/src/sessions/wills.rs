@@ -13,10 +13,11 @@ use std::{
 
 use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
-use super::{
-    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, session_core::State,
+use crate::{
+    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, sessions::core::State,
 };
 
+/// Wills.
 impl Broker {
     /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
     /// after the last connection was asked to end; wills leave their sessions, so none is published twice.
@@ -38,7 +39,7 @@ impl Broker {
     /// Publishes a will that [`State::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over: the slot may be
     /// another's by now. What is left if not all receivers have it: the caller goes on, and then calls
     /// [`Self::conclude_will`].
-    pub(super) fn publish_will_some(
+    pub(crate) fn publish_will_some(
         &self,
         session: &Arc<dyn Session>,
         will: &Will,
@@ -57,7 +58,7 @@ impl Broker {
     }
 
     /// All receivers have a will. `commit` is what must be on disk before it leaves its session, if there is anything.
-    pub(super) fn conclude_will(&self, session: &Arc<dyn Session>, commit: Option<Arc<Commit>>) {
+    pub(crate) fn conclude_will(&self, session: &Arc<dyn Session>, commit: Option<Arc<Commit>>) {
         if let Some(commit) = &commit {
             commit.done();
         }
@@ -65,7 +66,7 @@ impl Broker {
     }
 
     /// Writes the record of a session, as it is then, once the commit is done.
-    pub(super) fn keep_after(&self, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
+    pub(crate) fn keep_after(&self, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
         self.once_done(session, Some(Arc::clone(commit)), |broker, core| {
             let mut state = core.state.lock();
             if !state.ended {
@@ -105,7 +106,7 @@ impl Broker {
     }
 
     /// Removes a session that has ended from disk, after its wills are safe.
-    pub(super) fn remove_after_wills(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn remove_after_wills(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.inner.durable_for(core) else { return };
         let mut state = core.state.lock();
         let Some(leaving) = state.leaving() else {
@@ -140,7 +141,7 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
 impl Inner {
     /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order. While a
     /// will is being published the record keeps that one, and who waits for the new state waits until it is safe.
-    pub(super) fn keep(&self, core: &SessionCore, state: &mut State, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn keep(&self, core: &SessionCore, state: &mut State, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.durable_for(core) else { return };
         match (commit, state.leaving()) {
             (Some(commit), Some(leaving)) => leaving.wait(commit),
@@ -151,7 +152,7 @@ impl Inner {
 
 /// Wills of one session that are on their way. Its record has the first of them until all are safe: the others are those
 /// of connections that were not answered yet.
-pub(super) struct Leaving {
+pub(crate) struct Leaving {
     will: Will,
     /// How many there are, and one more while the end of the session holds its record back.
     left: u32,
@@ -159,33 +160,33 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    pub(super) fn new(will: Will) -> Self {
+    pub(crate) fn new(will: Will) -> Self {
         Self { will, left: 1, waiting: None }
     }
 
-    pub(super) fn will(&self) -> &Will {
+    pub(crate) fn will(&self) -> &Will {
         &self.will
     }
 
-    pub(super) fn hold(&mut self) {
+    pub(crate) fn hold(&mut self) {
         self.left += 1;
     }
 
     /// Whether it was the last.
-    pub(super) fn release(&mut self) -> bool {
+    pub(crate) fn release(&mut self) -> bool {
         self.left -= 1;
         self.left == 0
     }
 
     /// A part of `commit` is done when the record has changed. Whoever waited before was taken over and is refused.
-    pub(super) fn wait(&mut self, commit: &Arc<Commit>) {
+    pub(crate) fn wait(&mut self, commit: &Arc<Commit>) {
         commit.add();
         if let Some(earlier) = self.waiting.replace(Arc::clone(commit)) {
             earlier.refuse();
         }
     }
 
-    pub(super) fn into_waiting(self) -> Option<Arc<Commit>> {
+    pub(crate) fn into_waiting(self) -> Option<Arc<Commit>> {
         self.waiting
     }
 }

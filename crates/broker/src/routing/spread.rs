@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use gateway_core::{Commit, Durability, Effort, Message, QoS, QueueId, SharedMessage, Unit, metrics::count};
 
-use super::{
+use crate::{
     Broker, Delivered, MatchOptions, Outcome, Published, Target, Turn,
-    index::{MatchList, Matched},
+    routing::index::{MatchList, Matched},
     shared::Group,
 };
 
@@ -47,10 +47,11 @@ struct Way {
     published: Published,
 }
 
+/// Publishing to many, in parts.
 impl Broker {
     /// Hands the message to all receivers, or to as many as the account affords.
     #[inline(always)]
-    pub(super) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
+    pub(crate) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
         // The seam for more nodes: the one place to ask who else wants this message.
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);

@@ -4,11 +4,12 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use gateway_core::QoS;
 
-use super::{Broker, DeviceInfo, DevicePage, Gauges, Kind, QueueInfo, Session, slots::TURN};
+use crate::{Broker, DeviceInfo, DevicePage, Gauges, Kind, QueueInfo, Session, sessions::slots::TURN};
 
 /// Slots that one page of devices looks at.
 const PAGE_SLOTS: u32 = 8 * 1024;
 
+/// What operators see.
 impl Broker {
     /// One device.
     pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {

@@ -5,11 +5,12 @@ use gateway_core::{
 };
 use store::StoreHealth;
 
-use super::{
+use crate::{
     Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError,
-    Routing, Turn, drops::drop_message, moves::Moved,
+    Routing, Turn, drops::drop_message, durable::Moved,
 };
 
+/// Publishing.
 impl Broker {
     /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers.
     ///
@@ -155,7 +156,7 @@ impl Broker {
     }
 
     /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
-    pub(super) fn hurry(&self, message: &Message<'_>) {
+    pub(crate) fn hurry(&self, message: &Message<'_>) {
         if let Some(durable) = &self.inner.durable
             && message.issued().is_some_and(|commit| !commit.is_unit())
         {

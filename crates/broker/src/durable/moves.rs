@@ -11,10 +11,10 @@ use gateway_core::{Commit, DropReason, QueueId, Refused, Timestamp, Yielded};
 use parking_lot::Mutex;
 use store::StoreHealth;
 
-use super::{Broker, Inner, Kind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
+use crate::{Broker, Inner, Kind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
 
 /// What goes to somebody else.
-pub(super) enum Moved {
+pub(crate) enum Moved {
     /// A message out of the group's own queue.
     Waiting { group: u32, waiting: Waiting },
     /// A message that a member gave back, which was in its durable queue `from` if it has a place.
@@ -24,7 +24,7 @@ pub(super) enum Moved {
 /// What the store did not take, for the next tick. Groups are bounded by their number; what members gave back was in
 /// their memory before and counts against the budget.
 #[derive(Default)]
-pub(super) struct Stalled {
+pub(crate) struct Stalled {
     groups: BTreeSet<u32>,
     /// Groups whose queue could not be read.
     unread: BTreeSet<u32>,
@@ -53,7 +53,7 @@ impl Wake for Move {
 
 impl Durable {
     /// Ends the caller's own part of the commit of a move, and has it offered again if it is refused.
-    pub(super) fn watch(&self, commit: &Arc<Commit>, moved: Moved) {
+    pub(crate) fn watch(&self, commit: &Arc<Commit>, moved: Moved) {
         let (inner, moved) = (self.inner.clone(), Mutex::new(Some(moved)));
         let waker = Waker::from(Arc::new(Move { inner, commit: Arc::downgrade(commit), moved }));
         // There is no result yet: a part is open.
@@ -62,17 +62,17 @@ impl Durable {
     }
 
     /// Whether the store would surely refuse a message now. While it fails, one try a second is let through.
-    pub(super) fn is_stalled(&self) -> bool {
+    pub(crate) fn is_stalled(&self) -> bool {
         self.queues().health() != StoreHealth::Sound && !self.queues().accepts()
     }
 
     /// Members of the group are told at the next tick that it has something for them.
-    pub(super) fn stall(&self, group: u32) {
+    pub(crate) fn stall(&self, group: u32) {
         self.stalled.lock().groups.insert(group);
     }
 
     /// The group's queue could not be read: it is not tried again before the next tick.
-    pub(super) fn stall_reading(&self, group: u32) {
+    pub(crate) fn stall_reading(&self, group: u32) {
         self.stalled.lock().unread.insert(group);
     }
 }
@@ -100,9 +100,10 @@ impl Inner {
     }
 }
 
+/// What the store did not take.
 impl Broker {
     /// Offers again what the store did not take.
-    pub(super) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
+    pub(crate) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
         let inner = &*self.inner;
         let Some(durable) = &inner.durable else { return };
         let Stalled { mut groups, unread, yielded } = {

@@ -12,7 +12,7 @@ use std::{
 
 use gateway_core::{Commit, Effort, Timestamp};
 
-use super::{Broker, EventKind, Session, Spread, Turn, Will, sessions::Ended};
+use crate::{Broker, EventKind, Session, Spread, Turn, Will, sessions::lifecycle::Ended};
 
 /// What is left to do. It is done in any case: at once when this is dropped.
 pub struct Aftermath {
@@ -40,20 +40,20 @@ struct Clearing {
 }
 
 impl Aftermath {
-    pub(super) fn new(broker: &Broker, now: Timestamp) -> Self {
+    pub(crate) fn new(broker: &Broker, now: Timestamp) -> Self {
         broker.inner.changes.fetch_add(1, Relaxed);
         Self { broker: broker.clone(), steps: VecDeque::new(), now }
     }
 
     /// Adds the publication of a will that its session gave away.
-    pub(super) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
+    pub(crate) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
         let slot = session.core().slot();
         self.steps.push_back(Step::Publish(Arc::clone(session), will, slot));
     }
 
     /// Adds the rest of a session's end, without locks: subscriptions, shared messages, slot, will. `commit` gets a part
     /// that is done when nothing of it is on disk.
-    pub(super) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
         let commit = commit.map(|commit| {
             commit.add();
@@ -63,12 +63,12 @@ impl Aftermath {
     }
 
     /// Does as much as the turn's account affords; what is left then.
-    pub(super) fn begin(mut self, turn: &mut Turn) -> Option<Box<Self>> {
+    pub(crate) fn begin(mut self, turn: &mut Turn) -> Option<Box<Self>> {
         (!self.go_on(turn)).then(|| Box::new(self))
     }
 
     /// Does everything.
-    pub(super) fn finish(mut self, turn: &mut Turn) {
+    pub(crate) fn finish(mut self, turn: &mut Turn) {
         self.finish_in(turn);
     }
 

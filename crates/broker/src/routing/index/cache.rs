@@ -12,9 +12,9 @@ use hashbrown::HashTable;
 use super::{Entry, GROUP, Index};
 use crate::{
     Target,
-    groups::Groups,
+    sessions::{Slots, Table},
     shared::Group,
-    slots::{Slots, Table},
+    shared::Groups,
 };
 
 /// Most topics remembered.

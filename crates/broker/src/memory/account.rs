@@ -86,7 +86,7 @@ impl Kind {
 }
 
 /// Any holder may have so much, as long as there is any room.
-pub(super) const FLOOR: usize = 64 << 10;
+pub(crate) const FLOOR: usize = 64 << 10;
 /// In the last quarter nobody may hold more than such a part of what is left, or the floor.
 const PART: usize = 16;
 
@@ -117,7 +117,7 @@ impl Account {
     }
 
     /// Whether retained messages may take `bytes` more. They belong to nobody: while memory is short only small ones may.
-    pub(super) fn takes_retained(&self, bytes: usize) -> bool {
+    pub(crate) fn takes_retained(&self, bytes: usize) -> bool {
         self.takes(Kind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
     }
 

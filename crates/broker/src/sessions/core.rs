@@ -6,7 +6,7 @@ use gateway_core::{ClientId, Commit, Peer, Protocol, QueueId, Timestamp};
 use parking_lot::Mutex;
 use store::{StoredSession, StoredWill};
 
-use super::{Account, Charge, ConnectionInfo, Kind, OpenRequest, Will, wills::Leaving};
+use crate::{Account, Charge, ConnectionInfo, Kind, OpenRequest, Will, sessions::wills::Leaving};
 
 /// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
 pub struct SessionCore {
@@ -15,27 +15,27 @@ pub struct SessionCore {
     queue: QueueId,
     slot: u32,
     /// Locked after a registry shard and before the index; never while a target is called.
-    pub(super) state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
 }
 
 /// What changes in a session.
-pub(super) struct State {
+pub(crate) struct State {
     /// Number of the connection that owns the session, counted from 1 in each session.
-    pub(super) epoch: u32,
+    pub(crate) epoch: u32,
     /// When `online` last changed.
-    pub(super) since: Timestamp,
+    pub(crate) since: Timestamp,
     peer: Peer,
-    pub(super) listener: Arc<String>,
+    pub(crate) listener: Arc<String>,
     protocol: Protocol,
     keep_alive: u16,
     /// Boxed: most sessions have none of it.
     extra: Option<Box<Extra>>,
-    pub(super) subscriptions: References,
+    pub(crate) subscriptions: References,
     /// Seconds after the connection's end; `u32::MAX` never.
-    pub(super) expiry: u32,
-    pub(super) online: bool,
+    pub(crate) expiry: u32,
+    pub(crate) online: bool,
     /// The session is over: it takes no subscription and its connection no longer counts.
-    pub(super) ended: bool,
+    pub(crate) ended: bool,
 }
 
 #[derive(Default)]
@@ -47,7 +47,7 @@ struct Extra {
 }
 
 impl SessionCore {
-    pub(super) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
+    pub(crate) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
         let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
         let state = State {
             epoch: 1,
@@ -66,7 +66,7 @@ impl SessionCore {
     }
 
     /// A session of an earlier process. Its deadlines count from `now` if it was connected when that ended.
-    pub(super) fn restored(
+    pub(crate) fn restored(
         session: StoredSession,
         slot: u32,
         now: Timestamp,
@@ -116,7 +116,7 @@ impl SessionCore {
 }
 
 /// Bytes of a session on the memory account, beside its subscriptions and its will.
-pub(super) fn cost(client_id: &ClientId, username: Option<&str>) -> usize {
+pub(crate) fn cost(client_id: &ClientId, username: Option<&str>) -> usize {
     const SESSION: usize = 512;
     SESSION + client_id.as_str().len() + username.map_or(0, str::len)
 }
@@ -129,7 +129,7 @@ impl Extra {
 
 impl State {
     /// As it is kept on disk.
-    pub(super) fn stored(&self, core: &SessionCore) -> StoredSession {
+    pub(crate) fn stored(&self, core: &SessionCore) -> StoredSession {
         let extra = self.extra.as_ref();
         let leaving = extra.and_then(|extra| extra.leaving.as_ref()).map(|leaving| leaving.will());
         let will = leaving.or_else(|| self.will());
@@ -150,7 +150,7 @@ impl State {
     }
 
     /// The connection that owns the session, or owned it last.
-    pub(super) fn info(&self) -> ConnectionInfo {
+    pub(crate) fn info(&self) -> ConnectionInfo {
         ConnectionInfo {
             peer: self.peer,
             listener: Arc::clone(&self.listener),
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// A new connection owns the session. A will that is left of the earlier one is forgotten.
-    pub(super) fn reconnect(&mut self, request: OpenRequest) {
+    pub(crate) fn reconnect(&mut self, request: OpenRequest) {
         let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
         let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
         self.epoch = self.epoch.wrapping_add(1);
@@ -177,17 +177,17 @@ impl State {
     }
 
     /// Bytes of the session on the memory account, as [`cost`].
-    pub(super) fn cost(&self, client_id: &ClientId) -> usize {
+    pub(crate) fn cost(&self, client_id: &ClientId) -> usize {
         cost(client_id, self.extra.as_ref().and_then(|extra| extra.username.as_deref()))
     }
 
     /// The will, if there is one that is not being published.
-    pub(super) fn will(&self) -> Option<&Will> {
+    pub(crate) fn will(&self) -> Option<&Will> {
         self.extra.as_ref()?.will.as_ref()
     }
 
     /// Takes the will out; it is not published.
-    pub(super) fn forget_will(&mut self) {
+    pub(crate) fn forget_will(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.will = None;
         }
@@ -195,7 +195,7 @@ impl State {
 
     /// Takes the will out to be published. Of a session that is kept on disk it stays there until
     /// [`Self::will_is_safe`] was called for it.
-    pub(super) fn give_will(&mut self, queue: QueueId) -> Option<Will> {
+    pub(crate) fn give_will(&mut self, queue: QueueId) -> Option<Will> {
         let extra = self.extra.as_mut()?;
         let will = extra.will.take()?;
         if queue != QueueId::NONE {
@@ -208,12 +208,12 @@ impl State {
     }
 
     /// The wills that are being published, if there are any.
-    pub(super) fn leaving(&mut self) -> Option<&mut Leaving> {
+    pub(crate) fn leaving(&mut self) -> Option<&mut Leaving> {
         self.extra.as_mut()?.leaving.as_deref_mut()
     }
 
     /// One will less is being published. With the last one the session's record may change: who waits for that.
-    pub(super) fn will_is_safe(&mut self) -> Option<Option<Arc<Commit>>> {
+    pub(crate) fn will_is_safe(&mut self) -> Option<Option<Arc<Commit>>> {
         let extra = self.extra.as_mut()?;
         let last = extra.leaving.take_if(|leaving| leaving.release())?;
         Some(last.into_waiting())
@@ -221,7 +221,7 @@ impl State {
 
     /// When the will is due, if the session waits with one: after its delay or when the session expires,
     /// whichever is first [MQTT-3.1.3-9].
-    pub(super) fn will_at(&self) -> Option<Timestamp> {
+    pub(crate) fn will_at(&self) -> Option<Timestamp> {
         let will = self.will()?;
         if self.online || self.ended {
             return None;
@@ -230,7 +230,7 @@ impl State {
     }
 
     /// When the session expires, if it waits to [MQTT-3.1.2-23].
-    pub(super) fn expires_at(&self) -> Option<Timestamp> {
+    pub(crate) fn expires_at(&self) -> Option<Timestamp> {
         if self.online || self.ended || self.expiry == u32::MAX {
             return None;
         }
@@ -238,7 +238,7 @@ impl State {
     }
 
     /// The next thing to do without a connection.
-    pub(super) fn deadline(&self) -> Option<Timestamp> {
+    pub(crate) fn deadline(&self) -> Option<Timestamp> {
         match (self.will_at(), self.expires_at()) {
             (Some(will), Some(expiry)) => Some(will.min(expiry)),
             (will, expiry) => will.or(expiry),
@@ -249,7 +249,7 @@ impl State {
 /// A session's subscriptions as the index numbers them, and their bytes on the memory account; filter texts are only in
 /// the index.
 #[derive(Debug, Default)]
-pub(super) enum References {
+pub(crate) enum References {
     #[default]
     None,
     One(u32, u32),
@@ -260,7 +260,7 @@ pub(super) enum References {
 
 /// The subscriptions of a session that has several.
 #[derive(Debug)]
-pub(super) struct Many {
+pub(crate) struct Many {
     references: Vec<u32>,
     /// Shapes of its wildcard filters and how many have each; those of the first two are not counted.
     shapes: Vec<(u64, u32)>,
@@ -268,7 +268,7 @@ pub(super) struct Many {
 }
 
 impl References {
-    pub(super) fn as_slice(&self) -> &[u32] {
+    pub(crate) fn as_slice(&self) -> &[u32] {
         match self {
             Self::None => &[],
             Self::One(reference, _) => std::slice::from_ref(reference),
@@ -277,12 +277,12 @@ impl References {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.as_slice().len()
     }
 
     /// Their bytes on the memory account.
-    pub(super) fn bytes(&self) -> u32 {
+    pub(crate) fn bytes(&self) -> u32 {
         match self {
             Self::None => 0,
             Self::One(_, bytes) | Self::Two(_, bytes) => *bytes,
@@ -291,13 +291,13 @@ impl References {
     }
 
     /// Whether a filter of this shape may come beside `most` others.
-    pub(super) fn may_have(&self, shape: Option<u64>, most: usize) -> bool {
+    pub(crate) fn may_have(&self, shape: Option<u64>, most: usize) -> bool {
         let (Self::Many(many), Some(shape)) = (self, shape) else { return true };
         many.shapes.len() < most || many.shapes.iter().any(|(other, _)| *other == shape)
     }
 
     /// Adds a subscription of so many bytes; its filter's shape if it has wildcards.
-    pub(super) fn push(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
+    pub(crate) fn push(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
         let all = self.bytes() + bytes;
         *self = match self {
             Self::None => Self::One(reference, all),
@@ -315,7 +315,7 @@ impl References {
     }
 
     /// Removes a subscription, which is there.
-    pub(super) fn remove(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
+    pub(crate) fn remove(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
         let all = self.bytes().saturating_sub(bytes);
         *self = match self {
             Self::One(first, _) if *first == reference => Self::None,

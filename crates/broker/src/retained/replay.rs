@@ -12,11 +12,11 @@ use std::{
 use gateway_core::{QueueId, SharedMessage, Timestamp, metrics::count};
 use store::{BoxFuture, LoadedRetained, StoreError};
 
-use super::{
+use crate::{
     Broker, Inner, MatchOptions,
-    index::Options,
-    paging,
-    retain::{Found, Scanned},
+    durable::paging,
+    retained::{Found, Scanned},
+    routing::Options,
 };
 
 /// Topics looked at under one lock.
@@ -43,7 +43,7 @@ pub struct RetainedCursor {
 
 impl RetainedCursor {
     /// `limit` 0 is none.
-    pub(super) fn new(filter: &str, options: Options, id: u32, limit: usize) -> Self {
+    pub(crate) fn new(filter: &str, options: Options, id: u32, limit: usize) -> Self {
         Self {
             filter: Box::from(filter),
             position: None,
@@ -148,6 +148,7 @@ impl RetainedCursor {
     }
 }
 
+/// Reading retained messages.
 impl Broker {
     /// A retained message, if set and not expired. Cancel safe.
     pub async fn retained(
@@ -235,7 +236,7 @@ pub struct RetainedPage {
 
 impl Inner {
     /// Lets retained messages leave memory that have been there for long and are on disk.
-    pub(super) fn evict_retained(&self, now: Timestamp) {
+    pub(crate) fn evict_retained(&self, now: Timestamp) {
         let Some(durable) = &self.durable else { return };
         let topics = self.retained.leaving(now);
         if topics.is_empty() {

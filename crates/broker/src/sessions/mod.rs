@@ -1,0 +1,24 @@
+//! Sessions from their first connection to their end.
+//!
+//! [`lifecycle`] opens, closes and ends them; [`core`] is what routing keeps of each. They are found by client id
+//! ([`registry`]), by number ([`slots`]), by deadline ([`timers`]) and by durable queue ([`owners`]). What their end leaves
+//! to be done is an [`Aftermath`], a will ([`wills`]) among it. [`devices`] shows them to operators.
+
+mod aftermath;
+mod core;
+mod devices;
+mod lifecycle;
+mod owners;
+mod registry;
+mod slots;
+mod timers;
+mod wills;
+
+pub use self::{aftermath::Aftermath, core::SessionCore};
+pub(crate) use self::{
+    core::State,
+    owners::Owners,
+    registry::{Place, Registry, spread},
+    slots::{Slots, TURN, Table},
+    timers::Timers,
+};

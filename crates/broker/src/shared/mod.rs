@@ -1,0 +1,16 @@
+//! Shared subscriptions: groups of sessions of which one gets each message [MQTT-4.8.2-4].
+//!
+//! A [`Group`] chooses the member; what no member takes waits in its [`queue`], and [`waiting`] gives it to members later.
+//! [`groups`] are found by number and by name.
+
+mod group;
+mod groups;
+mod queue;
+mod waiting;
+
+pub(crate) use self::{
+    group::{Delivery, Group, Member},
+    groups::Groups,
+    queue::{Most, Waiting},
+    waiting::GroupPage,
+};
