@@ -1,4 +1,9 @@
 //! Durations and sizes as people write them: `30s`, `2 MB`.
+//!
+//! Written here, and not taken from humantime and bytesize, because configurations mean what they say: humantime 2.4
+//! also reads `1w`, `1M` (a month), `1.5s` and a bare `0` and prints `1m 30s` for 90 seconds; bytesize 2.7 reads `2 mb`,
+//! turns a number that is too large into the largest there is, and prints `64.0 KiB`. To refuse that and to print what
+//! can be read again would take the table of units all the same, which is most of the forty lines they would save.
 
 use std::{fmt, str::FromStr, time::Duration};
 
