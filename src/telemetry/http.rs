@@ -1,21 +1,27 @@
-//! The page for operators: `/metrics`, `/healthz`, `/readyz` over HTTP/1.1.
+//! Serves the [pages](super::pages) for operators over HTTP/1.1.
 //!
-//! Whoever does not send or does not read holds a place only until somebody else needs it, and health never waits for
-//! those who read metrics.
+//! axum answers the requests. Accepting is ours, since a connection that does not send or does not read keeps its
+//! place only until another needs it, and those who read metrics never keep health from being answered.
 
-use std::{convert::Infallible, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use gateway_core::metrics::count;
-use http_body_util::Full;
-use hyper::{
-    Method, Request, Response, StatusCode,
-    body::Incoming,
-    header::{ALLOW, CONNECTION, CONTENT_TYPE, HOST, HeaderValue},
-    server::conn::http1,
-    service::service_fn,
+use axum::{
+    Router,
+    http::{
+        Request, StatusCode,
+        header::{CONNECTION, HOST},
+    },
+    response::{IntoResponse, Response},
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use gateway_core::metrics::count;
+use hyper::{
+    server::conn::http1,
+    service::{Service, service_fn},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -24,20 +30,8 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::write_timeout::WriteTimeout;
+use super::{pages::Pages, write_timeout::WriteTimeout};
 use crate::door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine};
-
-const TEXT: &str = "text/plain; charset=utf-8";
-const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// What the pages show.
-#[derive(Clone)]
-pub(crate) struct Pages {
-    /// Text of `/metrics`.
-    pub render: Arc<dyn Fn() -> String + Send + Sync>,
-    /// What to say when the gateway takes connections; if it does not, why.
-    pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
-}
 
 /// Bounds of the server.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +40,7 @@ pub(crate) struct HttpLimits {
     pub max_connections: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Duration,
-    /// An answer of which nothing is read for so long ends the connection.
+    /// How long a client may read nothing of an answer before its connection ends.
     pub write_timeout: Duration,
 }
 
@@ -57,18 +51,18 @@ impl Default for HttpLimits {
     }
 }
 
-/// How long a connection is left alone when others wait for its place, at most.
+/// How long at most a connection keeps its place when others wait for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Sockets that may wait for a place, as a multiple of the places.
 const LOBBY: usize = 16;
 
-/// What every connection has at hand.
+/// What all connections share.
 struct Server {
-    pages: Pages,
+    router: TowerToHyperService<Router>,
     limits: HttpLimits,
     readers: Arc<Semaphore>,
     health: Arc<Semaphore>,
-    /// Bound to this machine only: so must be the host that requests name.
+    /// Whether only this machine can connect: then requests must name it as their host.
     loopback: bool,
     stopped: watch::Receiver<bool>,
 }
@@ -83,7 +77,7 @@ pub(crate) async fn serve(
     let (stop, stopped) = watch::channel(false);
     let seats = limits.max_connections.clamp(1, Semaphore::MAX_PERMITS);
     let server = Arc::new(Server {
-        pages,
+        router: TowerToHyperService::new(pages.router()),
         limits,
         readers: Arc::new(Semaphore::new(seats)),
         health: Arc::new(Semaphore::new(seats)),
@@ -131,9 +125,9 @@ pub(crate) async fn serve(
 /// One connection.
 async fn run(server: Arc<Server>, stream: TcpStream, seat: Seat, guest: Guest) {
     let held = Arc::new(Mutex::new(None));
-    let service = service_fn(|request| {
-        let response = server.answer(&request, &held);
-        async move { Ok::<_, Infallible>(response) }
+    let service = service_fn(async |request| match server.refusal(&request, &held) {
+        Some(refusal) => Ok(refusal),
+        None => server.router.call(request).await,
     });
     let stream = WriteTimeout::new(stream, server.limits.write_timeout);
     let mut connection = pin!(
@@ -167,21 +161,15 @@ async fn run(server: Arc<Server>, stream: TcpStream, seat: Seat, guest: Guest) {
     drop(seat);
 }
 
-/// Why a request is not answered as it wishes.
-fn refuse(status: StatusCode, why: &'static str) -> Response<Full<Bytes>> {
-    let mut response = text(status, TEXT, why);
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    response
-}
-
 impl Server {
-    /// The answer; `held` is the connection's place among those who read pages or ask for health, kept until its next
-    /// request: the answer is not read when it is made.
-    fn answer(
+    /// Takes a seat among those who read pages or among those who ask for health; `Some` if it may not have one. The
+    /// seat stays in `held` until the connection's next request, since the client has yet to read the answer.
+    fn refusal<B>(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<B>,
         held: &Mutex<Option<OwnedSemaphorePermit>>,
-    ) -> Response<Full<Bytes>> {
+    ) -> Option<Response> {
+        let refuse = |status, why: &'static str| Some((status, [(CONNECTION, "close")], why).into_response());
         if self.loopback && !names_this_machine(request) {
             let why = "this page is for this machine only: ask for localhost, 127.0.0.1 or [::1]\n";
             return refuse(StatusCode::MISDIRECTED_REQUEST, why);
@@ -197,7 +185,7 @@ impl Server {
             count(|c| c.http_refused_busy.add(1));
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many connections read this\n");
         }
-        answer(&self.pages, request)
+        None
     }
 }
 
@@ -206,33 +194,6 @@ fn names_this_machine<B>(request: &Request<B>) -> bool {
     let hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let target = request.uri().authority().map(|authority| authority.as_str());
     hosts.chain(target).all(is_this_machine)
-}
-
-fn answer(pages: &Pages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    let known = matches!(request.uri().path(), "/metrics" | "/healthz" | "/readyz");
-    if !known {
-        return text(StatusCode::NOT_FOUND, TEXT, "not found; try /metrics, /healthz or /readyz\n");
-    }
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n");
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return response;
-    }
-    match request.uri().path() {
-        "/metrics" => text(StatusCode::OK, PROMETHEUS, (pages.render)()),
-        "/readyz" => match (pages.ready)() {
-            Ok(state) => text(StatusCode::OK, TEXT, state),
-            Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("not ready: {why}\n")),
-        },
-        _ => text(StatusCode::OK, TEXT, "ok\n"),
-    }
-}
-
-fn text(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
 }
 
 #[cfg(test)]
@@ -299,6 +260,8 @@ mod tests {
         let answer = get(server.addr, "POST /metrics").await.to_lowercase();
         assert!(answer.starts_with("http/1.1 405") && answer.contains("allow: get, head"), "{answer}");
         assert!(get(server.addr, "HEAD /metrics").await.ends_with("\r\n\r\n"));
+        assert!(get(server.addr, "OPTIONS *").await.starts_with("HTTP/1.1 404"));
+        assert!(get(server.addr, "CONNECT localhost:80").await.starts_with("HTTP/1.1 404"));
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Logs, the HTTP page that shows the metrics, and OTLP export. A leaf beside `config`.
+//! Logs, the HTTP pages for operators, and OTLP export. A leaf beside `config`.
 
 mod export;
 mod http;
@@ -7,11 +7,13 @@ mod logs;
 mod metrics;
 #[cfg(feature = "otel")]
 mod otel;
+mod pages;
 mod process;
 mod write_timeout;
 
 pub(crate) use export::{ReadRows, Telemetry};
-pub(crate) use http::{HttpLimits, Pages, serve};
+pub(crate) use http::{HttpLimits, serve};
 pub use logs::trace_clients;
 pub(crate) use metrics::{render, rows};
+pub(crate) use pages::Pages;
 pub(crate) use process::ProcessStats;

@@ -22,6 +22,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 
 /// Dependencies that few folders use: path in the code, folders.
 const OWNED: &[(&str, &[&str])] = &[
+    ("axum::", &["src/telemetry"]),
     ("tonic::", &["src/grpc", "src/telemetry"]),
     ("prost::", &["src/grpc"]),
     ("tungstenite::", &["src/net"]),

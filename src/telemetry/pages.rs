@@ -1,0 +1,51 @@
+//! What operators read over HTTP: `/metrics`, `/healthz` and `/readyz`.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{
+        StatusCode,
+        header::{ALLOW, CONTENT_TYPE},
+    },
+    response::IntoResponse,
+    routing::get,
+};
+
+/// The text format of Prometheus.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What the pages show.
+#[derive(Clone)]
+pub(crate) struct Pages {
+    /// Text of `/metrics`.
+    pub render: Arc<dyn Fn() -> String + Send + Sync>,
+    /// What to say when the gateway takes connections; if it does not, why.
+    pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
+}
+
+impl Pages {
+    pub(super) fn router(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get("ok\n"))
+            .route("/readyz", get(readyz))
+            .fallback((StatusCode::NOT_FOUND, "not found; try /metrics, /healthz or /readyz\n"))
+            .method_not_allowed_fallback(async || {
+                (StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "GET, HEAD")], "only GET and HEAD\n")
+            })
+            .with_state(self)
+    }
+}
+
+async fn metrics(State(pages): State<Pages>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, PROMETHEUS)], (pages.render)())
+}
+
+async fn readyz(State(pages): State<Pages>) -> (StatusCode, String) {
+    match (pages.ready)() {
+        Ok(state) => (StatusCode::OK, state),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+    }
+}
