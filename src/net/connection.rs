@@ -83,8 +83,6 @@ pub(super) struct Connection {
     pub(super) epoch: u32,
     pub(super) inbound: Inbound,
     pub(super) identity: Arc<dyn Identity>,
-    /// Session expiry granted at CONNECT.
-    pub(super) expiry: u32,
     /// What the listener promises.
     pub(super) durability: Option<Durability>,
     pub(super) io: Io,
@@ -108,7 +106,6 @@ impl Connection {
         io: Io,
         inbound: Inbound,
         identity: Arc<dyn Identity>,
-        expiry: u32,
         durability: Option<Durability>,
         early: Vec<u8>,
         limiter: Option<Box<Limiter>>,
@@ -119,7 +116,6 @@ impl Connection {
             epoch,
             inbound,
             identity,
-            expiry,
             durability,
             io,
             partial: Partial::of(early),

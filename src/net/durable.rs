@@ -16,7 +16,7 @@ use std::{
 use broker::{QueueStore, Session, Target};
 use codec::{AckKind, reason};
 use gateway_core::{Commit, Page, QoS, QueueId, QueueOp, Refused};
-use session::{Load, Refusal, refusal};
+use session::{Load, Reply};
 use tracing::warn;
 
 use super::{clock, connection::Connection, ending::End, shard::Work, timers};
@@ -39,10 +39,8 @@ pub(super) struct Held {
 }
 
 enum Answer {
-    /// PUBACK or PUBREC.
-    Publish { qos: QoS, packet_id: u16, code: u8 },
-    /// PUBREL or PUBCOMP.
-    Step { kind: AckKind, packet_id: u16 },
+    /// PUBACK, PUBREC, PUBREL or PUBCOMP.
+    Reply { kind: AckKind, packet_id: u16, code: u8 },
     /// SUBACK or UNSUBACK.
     Whole(Vec<u8>),
 }
@@ -55,27 +53,10 @@ impl Held {
 }
 
 impl Connection {
-    /// Answers a PUBLISH, once its commit is done, if it has one.
-    pub(super) fn acknowledge(
-        &mut self,
-        qos: QoS,
-        packet_id: u16,
-        code: u8,
-        commit: Option<Arc<Commit>>,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        self.answer_when(Held { commit, answer: Answer::Publish { qos, packet_id, code } }, answers)
-    }
-
-    /// Goes on with a QoS 2 handshake once that is safe.
-    pub(super) fn step_when_safe(
-        &mut self,
-        kind: AckKind,
-        packet_id: u16,
-        commit: Arc<Commit>,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        self.answer_when(Held { commit: Some(commit), answer: Answer::Step { kind, packet_id } }, answers)
+    /// Sends an acknowledgement once its commit is done, if it has one.
+    pub(super) fn reply(&mut self, reply: Reply, answers: &mut Vec<u8>) -> Result<(), End> {
+        let Reply { kind, packet_id, code, after } = reply;
+        self.answer_when(Held { commit: after, answer: Answer::Reply { kind, packet_id, code } }, answers)
     }
 
     /// Sends a whole packet once the commit is done.
@@ -108,30 +89,14 @@ impl Connection {
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
         match answer {
-            Answer::Publish { qos, packet_id, code } => {
+            Answer::Reply { kind, packet_id, code } => {
+                let answers_publish = matches!(kind, AckKind::PubAck | AckKind::PubRec);
                 let code = match result {
-                    Ok(()) => code,
-                    Err(Refused) => {
-                        if qos == QoS::ExactlyOnce
-                            && let Some(mut slot) = self.device.lock_owned(self.epoch)
-                        {
-                            slot.out.abort_received(packet_id);
-                        }
-                        self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
-                        match refusal(protocol, qos, reason::QUOTA_EXCEEDED) {
-                            Refusal::Acknowledge(code) => code,
-                            Refusal::Drop | Refusal::Close => {
-                                return Err(End::Protocol(reason::QUOTA_EXCEEDED));
-                            }
-                        }
-                    }
+                    Err(Refused) if answers_publish => self.refuse_kept(kind, packet_id)?,
+                    // The store refuses no other step: it tries until it can.
+                    _ => code,
                 };
-                let kind = if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
                 codec::encode_ack(kind, packet_id, code, protocol, answers);
-            }
-            // The store refuses no step: it tries until it can.
-            Answer::Step { kind, packet_id } => {
-                codec::encode_ack(kind, packet_id, reason::SUCCESS, protocol, answers);
             }
             Answer::Whole(packet) => {
                 result.map_err(|Refused| End::Protocol(reason::QUOTA_EXCEEDED))?;
@@ -139,6 +104,21 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// The code for a PUBLISH of which the disk has refused a part.
+    fn refuse_kept(&mut self, kind: AckKind, packet_id: u16) -> Result<u8, End> {
+        let qos = if kind == AckKind::PubRec { QoS::ExactlyOnce } else { QoS::AtLeastOnce };
+        if qos == QoS::ExactlyOnce
+            && let Some(mut slot) = self.device.lock_owned(self.epoch)
+        {
+            slot.out.abort_received(packet_id);
+        }
+        self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
+        match self.inbound.refused(qos, packet_id, reason::QUOTA_EXCEEDED)? {
+            Some(reply) => Ok(reply.code),
+            None => Err(End::Protocol(reason::QUOTA_EXCEEDED)),
+        }
     }
 
     /// Sends the answers that may go now. The task is woken when the next one may. True if so many wait that reading must

@@ -1,29 +1,27 @@
-//! What each packet of a connected client does.
+//! The frames of a connected client, one after the other: the session says what each asks for, and it is done here.
 
 use std::sync::Arc;
 
 use broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn};
-use codec::{Ack, AckKind, Frame, Packet, Publish, reason};
-use gateway_core::{Commit, Effort, Message, Origin, OriginKind, QoS, Timestamp, Unit, metrics::count};
-use parking_lot::MutexGuard;
-use session::{Begin, PublishError, Refusal, WrongStep, refusal};
+use codec::{Frame, Packet, reason};
+use gateway_core::{
+    Commit, Effort, Message, Origin, OriginKind, QoS, Timestamp, Unit, limits::Limits, metrics::count,
+};
+use session::{Effect, Env, Inbound, Incoming, Outbound, Owner, Violation};
 use tracing::info;
 
 use super::{
-    connection::Connection,
-    device::{Device, Slot},
+    connection::{Connection, Rare},
+    device::Device,
     durable::Closing,
     ending::End,
     shard::Work,
     unfinished::Publishing,
 };
-use crate::telemetry::trace_clients;
+use crate::{auth::Identity, telemetry::trace_clients};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
-
-/// PUBACK packets that are handled under one lock: whoever delivers to the device waits for them.
-const ACKS_PER_LOCK: usize = 16;
 
 /// What came of a piece of input.
 pub(super) struct Handled {
@@ -59,35 +57,66 @@ impl Connection {
             debug_assert!(!self.is_unfinished(), "only a spent account leaves a packet unfinished");
             let rest = &bytes[handled.used..];
             if !traced {
-                let acks = self.handle_plain_pubacks(rest, *now, turn)?;
+                let (inbound, effort, mut owner) = self.split(*now, turn);
+                let acks = inbound.handle_plain_pubacks(rest, effort, &mut owner)?;
                 if acks > 0 {
                     handled.used += acks * codec::PLAIN_PUBACK;
                     continue;
                 }
             }
-            let frame = codec::frame(rest, max).map_err(|error| End::Protocol(error.reason_code()))?;
+            let frame = codec::frame(rest, max).map_err(Violation::from)?;
             let Some(frame) = frame else { return Ok(()) };
-            count(|c| c.packets_in.add(1));
-            turn.effort.spend(Effort::PACKET);
             if traced {
                 self.trace(&frame);
             }
             handled.used += frame.len;
+            handled.messages += u32::from(frame.is_publish());
+            let (inbound, effort, mut owner) = self.split(*now, turn);
+            let effect = inbound.handle(&frame, effort, &mut owner);
             let answered = answers.len();
-            let result = if frame.first >> 4 == 3 {
-                handled.messages += 1;
-                let routed = self.handle_publish_frame(&frame, *now, turn, answers);
-                if handled.messages.is_multiple_of(MESSAGES_PER_FLUSH) {
-                    turn.flush();
-                }
-                routed
-            } else {
-                self.handle_other(&frame, *now, turn, answers)
-            };
+            let result = effect.and_then(|effect| self.carry_out(effect, *now, turn, answers));
+            if frame.is_publish() && handled.messages.is_multiple_of(MESSAGES_PER_FLUSH) {
+                turn.flush();
+            }
             if answers.len() > answered {
                 count(|c| c.packets_out.add(1));
             }
             result?;
+        }
+    }
+
+    /// The inbound half of the session, and what it needs of us.
+    #[inline]
+    fn split<'a>(
+        &'a mut self,
+        now: Timestamp,
+        turn: &'a mut Turn,
+    ) -> (&'a mut Inbound, &'a mut Effort, Owned<'a>) {
+        let Self { device, epoch, inbound, identity, rare, .. } = self;
+        let owned = Owned { device, epoch: *epoch, identity: &**identity, rare, now, dirty: &mut turn.dirty };
+        (inbound, &mut turn.effort, owned)
+    }
+
+    /// Does what the session leaves to us.
+    #[inline]
+    fn carry_out(
+        &mut self,
+        effect: Effect<'_>,
+        now: Timestamp,
+        turn: &mut Turn,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), End> {
+        match effect {
+            Effect::Publish(incoming) => self.route(&incoming, now, turn, answers),
+            Effect::Done => Ok(()),
+            Effect::Subscribe(filters) => self.handle_subscribe(filters, now, turn, answers),
+            Effect::Unsubscribe(filters) => self.handle_unsubscribe(filters, now, turn, answers),
+            Effect::Reply(reply) => self.reply(reply, answers),
+            Effect::Pong => {
+                codec::encode_pingresp(answers);
+                Ok(())
+            }
+            Effect::Disconnect { code, expiry } => Err(End::Disconnect { code, expiry }),
         }
     }
 
@@ -105,93 +134,19 @@ impl Connection {
         traced.any() && traced.is_traced(self.device.core().client_id().as_str())
     }
 
-    fn handle_publish_frame(
-        &mut self,
-        frame: &Frame<'_>,
-        now: Timestamp,
-        turn: &mut Turn,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        let protocol = self.inbound.protocol();
-        let publish = frame
-            .check_length(protocol)
-            .and_then(|()| codec::decode_publish(frame.first, frame.body, protocol))
-            .map_err(|error| End::Protocol(error.reason_code()))?;
-        count(|c| {
-            let (messages, bytes) = match publish.qos {
-                QoS::AtMostOnce => (&c.messages_in_0, &c.payload_bytes_in_0),
-                QoS::AtLeastOnce => (&c.messages_in_1, &c.payload_bytes_in_1),
-                QoS::ExactlyOnce => (&c.messages_in_2, &c.payload_bytes_in_2),
-            };
-            messages.add(1);
-            bytes.add(publish.payload.len() as u64);
-        });
-        let alias = match self.inbound.check_publish(&publish, &self.device.shared.limits) {
-            Ok(alias) => alias,
-            Err(PublishError::Fatal(code)) => return Err(End::Protocol(code)),
-            Err(PublishError::Refused(code)) => return self.refuse_publish(&publish, code, answers),
-        };
-        if publish.alias.is_some() {
-            self.settle_aliases()?;
-        }
-        let topic = alias.as_deref().unwrap_or(publish.topic);
-        if !self.identity.may_publish(topic) {
-            return self.refuse_publish(&publish, reason::NOT_AUTHORIZED, answers);
-        }
-        if publish.qos == QoS::ExactlyOnce {
-            let maximum = self.device.shared.limits.receive_maximum;
-            let begun = match self.device.lock_owned(self.epoch) {
-                Some(mut slot) => slot.out.begin_received(publish.packet_id, maximum),
-                None => return Err(End::Superseded),
-            };
-            match begun {
-                Begin::New => {}
-                Begin::Duplicate(commit) => {
-                    return self.acknowledge(
-                        publish.qos,
-                        publish.packet_id,
-                        reason::SUCCESS,
-                        commit,
-                        answers,
-                    );
-                }
-                Begin::Exceeded => return Err(End::Protocol(reason::RECEIVE_MAXIMUM_EXCEEDED)),
-            }
-        }
-        self.route(&publish, topic, now, turn, answers)
-    }
-
-    /// Charges the client's topic aliases. Their number was granted, so that nothing else than the connection's end says
-    /// that one cannot be kept.
-    fn settle_aliases(&mut self) -> Result<(), End> {
-        let bytes = self.inbound.alias_bytes();
-        let charged = self.rare.as_ref().and_then(|rare| rare.aliases.as_ref()).map_or(0, Charge::bytes);
-        if bytes == charged {
-            return Ok(());
-        }
-        let device = Arc::clone(&self.device);
-        let charge = self
-            .rare()
-            .aliases
-            .get_or_insert_with(|| Charge::new(device.shared.broker.account(), Kind::Aliases));
-        if charge.set(bytes) {
-            return Ok(());
-        }
-        count(|c| c.memory_aliases.add(1));
-        Err(End::Close(CloseReason::Memory))
-    }
-
+    /// Routes a message and answers its PUBLISH; leaves it unfinished if it has very many receivers.
     fn route(
         &mut self,
-        publish: &Publish<'_>,
-        topic: &str,
+        incoming: &Incoming<'_>,
         now: Timestamp,
         turn: &mut Turn,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
+        let publish = &incoming.publish;
         let core = self.device.core();
         let origin =
             Origin { kind: OriginKind::Device, client_id: Some(core.client_id()), slot: core.slot() };
+        let topic = incoming.topic();
         let mut message = Message::new(topic, publish.payload, now, origin);
         message.qos = publish.qos;
         message.retain = publish.retain;
@@ -216,17 +171,9 @@ impl Connection {
             return Ok(());
         }
         if published.refused.is_some() {
-            self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
-        }
-        if published.refused.is_some() {
-            if publish.qos == QoS::ExactlyOnce {
-                // Also if another connection has the session now: this message was not routed.
-                self.device.lock().out.abort_received(publish.packet_id);
-            }
             drop(unit);
-            return self.refuse_publish(publish, reason::QUOTA_EXCEEDED, answers);
+            return self.refuse_routed(publish.qos, publish.packet_id, answers);
         }
-        let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
         let commit = message.issued().cloned();
         if let Some(unit) = unit.and_then(Unit::hand_over) {
             close_unit(&self.device, publish.packet_id, unit);
@@ -234,128 +181,19 @@ impl Connection {
         if let Some(commit) = &commit {
             commit.done();
         }
-        self.acknowledge(publish.qos, publish.packet_id, code, commit, answers)
+        let reply = self.inbound.routed(publish.qos, publish.packet_id, published.matched, commit);
+        reply.map_or(Ok(()), |reply| self.reply(reply, answers))
     }
 
-    fn refuse_publish(&mut self, publish: &Publish<'_>, code: u8, answers: &mut Vec<u8>) -> Result<(), End> {
-        if code != reason::QUOTA_EXCEEDED {
-            count(|c| c.refused_not_accepted.add(1));
+    /// Answers a PUBLISH whose message the broker has refused.
+    fn refuse_routed(&mut self, qos: QoS, packet_id: u16, answers: &mut Vec<u8>) -> Result<(), End> {
+        self.log_refusal("PUBLISH", reason::QUOTA_EXCEEDED);
+        if qos == QoS::ExactlyOnce {
+            // Also if another connection has the session now: this message was not routed.
+            self.device.lock().out.abort_received(packet_id);
         }
-        match refusal(self.inbound.protocol(), publish.qos, code) {
-            // In its turn, behind those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
-            Refusal::Acknowledge(code) => {
-                self.acknowledge(publish.qos, publish.packet_id, code, None, answers)
-            }
-            Refusal::Drop => Ok(()),
-            Refusal::Close => Err(End::Protocol(code)),
-        }
-    }
-
-    fn handle_other(
-        &mut self,
-        frame: &Frame<'_>,
-        now: Timestamp,
-        turn: &mut Turn,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        let protocol = self.inbound.protocol();
-        let filters = codec::count_filters(frame, protocol);
-        if filters > self.device.shared.limits.max_filters_per_packet {
-            return Err(End::Protocol(reason::QUOTA_EXCEEDED));
-        }
-        turn.effort.spend_each(Effort::NODE, filters);
-        let packet =
-            codec::decode_from_client(frame, protocol).map_err(|error| End::Protocol(error.reason_code()))?;
-        match packet {
-            Packet::PubAck(ack) | Packet::PubRec(ack) | Packet::PubRel(ack) | Packet::PubComp(ack) => {
-                self.handle_ack(frame.first, &ack, now, turn, answers)
-            }
-            Packet::Subscribe(subscribe) => self.handle_subscribe(subscribe, now, turn, answers),
-            Packet::Unsubscribe(unsubscribe) => self.handle_unsubscribe(unsubscribe, now, turn, answers),
-            Packet::PingReq => {
-                codec::encode_pingresp(answers); // [MQTT-3.12.4-1]
-                Ok(())
-            }
-            Packet::Disconnect(disconnect) => {
-                if self.expiry == 0 && disconnect.session_expiry.is_some_and(|seconds| seconds != 0) {
-                    return Err(End::Protocol(reason::PROTOCOL_ERROR)); // [MQTT-3.14.2-2]
-                }
-                let most = self.device.shared.limits.session_expiry_max;
-                let expiry = disconnect.session_expiry.map(|seconds| seconds.min(most));
-                Err(End::Disconnect { code: disconnect.code, expiry })
-            }
-            // A second CONNECT [MQTT-3.1.0-2], AUTH without a method [MQTT-4.12.0-6], and what only servers send.
-            _ => Err(End::Protocol(reason::PROTOCOL_ERROR)),
-        }
-    }
-
-    fn handle_ack(
-        &mut self,
-        first: u8,
-        ack: &Ack,
-        now: Timestamp,
-        turn: &mut Turn,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), End> {
-        turn.effort.spend(Effort::STEP);
-        let env = self.device.env(now);
-        let mut slot = self.lock_open()?;
-        let step = match first >> 4 {
-            4 => slot.out.handle_puback(ack.packet_id, ack.code, &env).map(|_| None),
-            5 => {
-                let held = slot.out.handle_pubrec(ack.packet_id, ack.code, &env);
-                held.map(|held| held.map(|held| (AckKind::PubRel, held)))
-            }
-            6 => Ok(slot.out.handle_pubrel(ack.packet_id, &env).map(|held| (AckKind::PubComp, held))),
-            _ => slot.out.handle_pubcomp(ack.packet_id, &env).map(|_| None),
-        };
-        self.let_go(slot, turn);
-        match step.map_err(|WrongStep| End::Protocol(reason::PROTOCOL_ERROR))? {
-            Some((kind, held)) => self.step_when_safe(kind, ack.packet_id, held, answers),
-            None => Ok(()),
-        }
-    }
-
-    /// Handles PUBACK packets that `bytes` begin with, if they are plain, some under one lock. Says how many.
-    fn handle_plain_pubacks(&mut self, bytes: &[u8], now: Timestamp, turn: &mut Turn) -> Result<usize, End> {
-        let mut ids = codec::plain_pubacks(bytes).take(ACKS_PER_LOCK).peekable();
-        if ids.peek().is_none() {
-            return Ok(0);
-        }
-        let env = self.device.env(now);
-        let mut slot = self.lock_open()?;
-        let mut acks = 0;
-        let mut result = Ok(());
-        for id in ids {
-            acks += 1;
-            if let Err(WrongStep) = slot.out.handle_puback(id, 0, &env) {
-                result = Err(End::Protocol(reason::PROTOCOL_ERROR));
-                break;
-            }
-        }
-        self.let_go(slot, turn);
-        turn.effort.spend_each(Effort::STEP, acks);
-        count(|c| c.packets_in.add(acks as u64));
-        result.map(|()| acks)
-    }
-
-    /// Unlocks the slot; what acknowledgements made room for is sent at the end of the turn.
-    fn let_go(&self, mut slot: MutexGuard<'_, Slot>, turn: &mut Turn) {
-        let dirty = slot.mark_dirty();
-        drop(slot);
-        if dirty {
-            turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
-        }
-    }
-
-    /// The slot, while the session is ours and we need not close.
-    fn lock_open(&self) -> Result<MutexGuard<'_, Slot>, End> {
-        let Some(slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-        // The next connection has looked at what it must wait for: nothing may be added to that.
-        match slot.link.as_ref().and_then(|link| link.close) {
-            Some(close) => Err(End::Close(close)),
-            None => Ok(slot),
-        }
+        let reply = self.inbound.refused(qos, packet_id, reason::QUOTA_EXCEEDED)?;
+        reply.map_or(Ok(()), |reply| self.reply(reply, answers))
     }
 
     /// Appends an answer whose length depends on the request. One above the client's maximum is discarded, as if it
@@ -377,6 +215,65 @@ impl Connection {
         codec::encode_within(packet, self.inbound.protocol(), max, &mut bytes);
         commit.done();
         self.send_when_safe(bytes, commit, answers)
+    }
+}
+
+/// A connection as its session's inbound half sees it.
+struct Owned<'a> {
+    device: &'a Arc<Device>,
+    epoch: u32,
+    identity: &'a dyn Identity,
+    rare: &'a mut Option<Box<Rare>>,
+    now: Timestamp,
+    dirty: &'a mut Vec<Arc<dyn Target>>,
+}
+
+impl Owner for Owned<'_> {
+    type End = End;
+
+    fn limits(&self) -> &Limits {
+        &self.device.shared.limits
+    }
+
+    fn may_publish(&self, topic: &str) -> bool {
+        self.identity.may_publish(topic)
+    }
+
+    fn hold_aliases(&mut self, bytes: usize) -> Result<(), End> {
+        let charged = self.rare.as_ref().and_then(|rare| rare.aliases.as_ref()).map_or(0, Charge::bytes);
+        if bytes == charged {
+            return Ok(());
+        }
+        let aliases = &mut self.rare.get_or_insert_with(Box::default).aliases;
+        let account = self.device.shared.broker.account();
+        if aliases.get_or_insert_with(|| Charge::new(account, Kind::Aliases)).set(bytes) {
+            return Ok(());
+        }
+        count(|c| c.memory_aliases.add(1));
+        Err(End::Close(CloseReason::Memory))
+    }
+
+    #[inline]
+    fn outbound<R>(&mut self, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> Result<R, End> {
+        let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+        // The next connection has looked at what it must wait for: nothing may be added to that.
+        if let Some(close) = slot.link.as_ref().and_then(|link| link.close) {
+            return Err(End::Close(close));
+        }
+        let result = act(&mut slot.out, &self.device.env(self.now));
+        // What acknowledgements made room for is sent at the end of the turn.
+        let dirty = slot.mark_dirty();
+        drop(slot);
+        if dirty {
+            self.dirty.push(Arc::clone(self.device) as Arc<dyn Target>);
+        }
+        Ok(result)
+    }
+}
+
+impl From<Violation> for End {
+    fn from(Violation(code): Violation) -> Self {
+        Self::Protocol(code)
     }
 }
 

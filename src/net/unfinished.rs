@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
-use codec::{Packet, SubAck, Subscribe, SubscribeFilter, Unsubscribe, reason};
+use codec::{Packet, SubscribeFilter, reason};
 use gateway_core::{Commit, Effort, QoS, Timestamp};
+use session::{Filters, Inbound};
 
 use super::{
     connection::Connection,
@@ -15,10 +16,10 @@ use super::{
     packets::{close_unit, subscribe_code},
 };
 
-/// What is left of a packet.
+/// What is left of a packet, and what must be on disk before it is answered.
 pub(super) enum Unfinished {
-    Subscribe { id: Option<u32>, filters: Filters<SubscribeFilter> },
-    Unsubscribe(Filters<String>),
+    Subscribe(Filters<SubscribeFilter>, Option<Arc<Commit>>),
+    Unsubscribe(Filters<String>, Option<Arc<Commit>>),
     Publish(Publishing),
 }
 
@@ -62,49 +63,27 @@ impl Publishing {
     }
 }
 
-/// The filters of a packet that are left, and the answers to the others.
-pub(super) struct Filters<F> {
-    packet_id: u16,
-    left: std::vec::IntoIter<F>,
-    codes: Vec<u8>,
-    /// What must be on disk before the answer.
-    commit: Option<Arc<Commit>>,
-}
-
-impl<F> Filters<F> {
-    fn new(packet_id: u16, filters: Vec<F>, durable: bool) -> Self {
-        let codes = Vec::with_capacity(filters.len());
-        Self { packet_id, left: filters.into_iter(), codes, commit: durable.then(Commit::new) }
-    }
-
-    fn into_answer(self) -> (SubAck, Option<Arc<Commit>>) {
-        let Self { packet_id, codes, commit, .. } = self;
-        (SubAck { packet_id, reason_string: None, user: Vec::new(), codes }, commit)
-    }
-}
-
 impl Connection {
     pub(super) fn handle_subscribe(
         &mut self,
-        subscribe: Subscribe,
+        filters: Filters<SubscribeFilter>,
         now: Timestamp,
         turn: &mut Turn,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        self.inbound.check_subscribe(&subscribe, &self.device.shared.limits).map_err(End::Protocol)?;
-        let filters = Filters::new(subscribe.packet_id, subscribe.filters, self.device.is_durable());
-        self.go_on_with(Unfinished::Subscribe { id: subscribe.id, filters }, now, turn, answers)
+        let commit = self.device.is_durable().then(Commit::new);
+        self.go_on_with(Unfinished::Subscribe(filters, commit), now, turn, answers)
     }
 
     pub(super) fn handle_unsubscribe(
         &mut self,
-        unsubscribe: Unsubscribe,
+        filters: Filters<String>,
         now: Timestamp,
         turn: &mut Turn,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        let filters = Filters::new(unsubscribe.packet_id, unsubscribe.filters, self.device.is_durable());
-        self.go_on_with(Unfinished::Unsubscribe(filters), now, turn, answers)
+        let commit = self.device.is_durable().then(Commit::new);
+        self.go_on_with(Unfinished::Unsubscribe(filters, commit), now, turn, answers)
     }
 
     /// Whether a packet is not done yet.
@@ -134,21 +113,19 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let left = match unfinished {
-            Unfinished::Subscribe { id, mut filters } => {
-                self.subscribe_some(id, &mut filters, now, &mut turn.effort)?;
-                if filters.left.len() == 0 {
-                    let (suback, commit) = filters.into_answer();
-                    return self.answer(&Packet::SubAck(suback), commit, answers);
+            Unfinished::Subscribe(mut filters, commit) => {
+                self.subscribe_some(&mut filters, commit.as_ref(), now, &mut turn.effort);
+                if filters.is_done() {
+                    return self.answer(&Packet::SubAck(filters.into_answer()), commit, answers);
                 }
-                Unfinished::Subscribe { id, filters }
+                Unfinished::Subscribe(filters, commit)
             }
-            Unfinished::Unsubscribe(mut filters) => {
-                self.unsubscribe_some(&mut filters, now, &mut turn.effort);
-                if filters.left.len() == 0 {
-                    let (unsuback, commit) = filters.into_answer();
-                    return self.answer(&Packet::UnsubAck(unsuback), commit, answers);
+            Unfinished::Unsubscribe(mut filters, commit) => {
+                self.unsubscribe_some(&mut filters, commit.as_ref(), now, &mut turn.effort);
+                if filters.is_done() {
+                    return self.answer(&Packet::UnsubAck(filters.into_answer()), commit, answers);
                 }
-                Unfinished::Unsubscribe(filters)
+                Unfinished::Unsubscribe(filters, commit)
             }
             Unfinished::Publish(mut publishing) => match publishing.spread.go_on(turn) {
                 Some(published) => return self.conclude_publish(&publishing, published, answers),
@@ -177,11 +154,8 @@ impl Connection {
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let commit = publishing.conclude(&self.device);
-        if publishing.qos == QoS::AtMostOnce {
-            return Ok(());
-        }
-        let code = if published.matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
-        self.acknowledge(publishing.qos, publishing.packet_id, code, commit, answers)
+        let reply = self.inbound.routed(publishing.qos, publishing.packet_id, published.matched, commit);
+        reply.map_or(Ok(()), |reply| self.reply(reply, answers))
     }
 
     /// The connection ends: what becomes of the packet that it has not finished.
@@ -194,38 +168,33 @@ impl Connection {
 
     fn subscribe_some(
         &mut self,
-        id: Option<u32>,
         filters: &mut Filters<SubscribeFilter>,
+        commit: Option<&Arc<Commit>>,
         now: Timestamp,
         effort: &mut Effort,
-    ) -> Result<(), End> {
-        let protocol = self.inbound.protocol();
-        let most = QoS::from_bits(self.device.shared.limits.max_qos).unwrap_or(QoS::ExactlyOnce);
+    ) {
         while !effort.is_spent() {
-            let Some(wanted) = filters.left.next() else { break };
+            let Some(wanted) = filters.next_filter() else { break };
             let request = SubscribeRequest {
                 filter: &wanted.filter,
-                qos: wanted.qos.min(most),
+                qos: wanted.qos,
                 no_local: wanted.no_local,
                 retain_as_published: wanted.retain_as_published,
                 retain_handling: wanted.retain_handling,
-                id,
-                commit: filters.commit.as_ref(),
+                id: filters.id,
+                commit,
             };
-            let code = match self.subscribe_one(&request, now, effort) {
+            filters.answer(match self.subscribe_one(&request, now, effort) {
                 Ok(qos) => qos as u8,
-                Err(SubscribeError::NoLocalShared) => return Err(End::Protocol(reason::PROTOCOL_ERROR)),
                 Err(error) => {
                     let code = subscribe_code(error);
                     if code == reason::QUOTA_EXCEEDED {
                         self.log_refusal("SUBSCRIBE", code);
                     }
-                    if protocol.is_v5() { code } else { 0x80 }
+                    self.inbound.suback_code(code)
                 }
-            };
-            filters.codes.push(code);
+            });
         }
-        Ok(())
     }
 
     fn subscribe_one(
@@ -235,12 +204,7 @@ impl Connection {
         effort: &mut Effort,
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
-        let limits = &self.device.shared.limits;
-        let levels = request.filter.bytes().filter(|b| *b == b'/').count() + 1;
-        if request.filter.len() > limits.max_topic_bytes || levels > limits.max_topic_levels {
-            return Err(SubscribeError::Invalid);
-        }
-        effort.spend_each(Effort::NODE, levels);
+        effort.spend_each(Effort::NODE, request.filter.bytes().filter(|byte| *byte == b'/').count() + 1);
         if !self.identity.may_subscribe(request.filter) {
             return Err(SubscribeError::NotAuthorized);
         }
@@ -257,16 +221,21 @@ impl Connection {
         Ok(subscribed.qos)
     }
 
-    fn unsubscribe_some(&mut self, filters: &mut Filters<String>, now: Timestamp, effort: &mut Effort) {
+    fn unsubscribe_some(
+        &mut self,
+        filters: &mut Filters<String>,
+        commit: Option<&Arc<Commit>>,
+        now: Timestamp,
+        effort: &mut Effort,
+    ) {
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         while !effort.is_spent() {
-            let Some(filter) = filters.left.next() else { break };
+            let Some(filter) = filters.next_filter() else { break };
             effort.spend(Effort::FILTER);
-            let (broker, commit) = (&self.device.shared.broker, filters.commit.as_ref());
-            let existed = broker.unsubscribe(&session, &filter, now, commit);
+            let existed = self.device.shared.broker.unsubscribe(&session, &filter, now, commit);
             // [MQTT-3.10.4-2]
             self.end_replay(&filter);
-            filters.codes.push(if existed { reason::SUCCESS } else { reason::NO_SUBSCRIPTION_EXISTED });
+            filters.answer(Inbound::unsuback_code(existed));
         }
     }
 }

@@ -30,6 +30,6 @@ pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
 pub use durable::{Disk, Left, Load};
 pub use fuzz::fuzz_session;
-pub use inbound::{Inbound, PublishError, Refusal, refusal};
+pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Reply, Violation};
 
 pub use outbound::{Begin, Env, LinkParams, OUT_BUFFER, Offer, Outbound, Take};

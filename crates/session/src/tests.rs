@@ -265,10 +265,10 @@ fn aliases_end_with_the_connection() {
         outbound.detach(&env(&limits, 0));
     }
     let unknown = Publish { alias: Some(1), ..publish("") };
-    let mut first = Inbound::new(Protocol::V5);
+    let mut first = Inbound::new(Protocol::V5, 0);
     assert!(first.check_publish(&Publish { alias: Some(1), ..publish("t") }, &limits).is_ok());
     assert!(first.check_publish(&unknown, &limits).is_ok());
-    assert!(Inbound::new(Protocol::V5).check_publish(&unknown, &limits).is_err());
+    assert!(Inbound::new(Protocol::V5, 0).check_publish(&unknown, &limits).is_err());
 }
 
 /// [MQTT-4.9.0-2]: with the window full QoS 1 waits, QoS 0 does not.

@@ -2,7 +2,10 @@
 
 use codec::Connect;
 
-use super::{super::inbound::Refusal, *};
+use super::{
+    super::inbound::{PublishError, Refusal, refusal},
+    *,
+};
 
 fn connect() -> Connect {
     Connect { keep_alive: 60, ..Connect::new(Protocol::V5, "c") }
@@ -103,7 +106,7 @@ fn client_ids_and_wills_are_judged_by_the_limits() {
 fn inbound_publish_is_checked_and_its_alias_resolved() {
     let limits =
         Limits { max_qos: 1, retain_available: false, validate_payload_format: true, ..Limits::default() };
-    let mut inbound = Inbound::new(Protocol::V5);
+    let mut inbound = Inbound::new(Protocol::V5, 0);
     let mut check = |publish: Publish<'_>| inbound.check_publish(&publish, &limits);
     assert_eq!(check(publish("t")), Ok(None));
     assert_eq!(
@@ -161,7 +164,7 @@ fn a_subscribe_for_what_is_switched_off_is_an_error_in_5_0_only() {
         };
         let filters = vec![wanted("plain"), wanted(filter)];
         let subscribe = codec::Subscribe { packet_id: 1, id, user: Vec::new(), filters };
-        Inbound::new(protocol).check_subscribe(&subscribe, limits)
+        Inbound::new(protocol, 0).check_subscribe(&subscribe, limits)
     };
     for (filter, id, code) in [
         ("a/+", None, reason::WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED),

@@ -1,0 +1,231 @@
+//! What the client sends: the half of a session that ends with its connection. Frames in, effects out.
+//!
+//! [`Inbound::handle`] takes one frame, checks it, does what the session can do alone, and says what is left for the
+//! connection's owner: route a message, subscribe to filters, answer, end. It needs no socket, broker or clock. The other
+//! half of the session, which other threads deliver into, is the owner's: it is reached through [`Owner::outbound`].
+
+mod filters;
+mod publish;
+
+use std::sync::Arc;
+
+use codec::{Ack, AckKind, DecodeError, Disconnect, Frame, Packet, SubscribeFilter, reason};
+use gateway_core::{Commit, Effort, Protocol, limits::Limits, metrics::count};
+
+use super::{Env, Outbound, WrongStep, alias::InboundAliases};
+
+pub use filters::Filters;
+pub use publish::Incoming;
+pub(super) use publish::may_publish_to;
+#[cfg(test)]
+pub(super) use publish::{PublishError, Refusal, refusal};
+
+/// PUBACK packets that are handled under one lock: whoever delivers to the session waits for them.
+const ACKS_PER_LOCK: usize = 16;
+
+/// What the inbound half needs of the one who has the connection.
+pub trait Owner {
+    /// Why the connection ends.
+    type End: From<Violation>;
+
+    /// Bounds in force.
+    fn limits(&self) -> &Limits;
+
+    /// Whether the client may publish to this topic name.
+    fn may_publish(&self, topic: &str) -> bool;
+
+    /// Takes memory for the client's topic aliases, `bytes` in all. Their number was granted, so that nothing else than the
+    /// connection's end says that one cannot be kept.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    fn hold_aliases(&mut self, bytes: usize) -> Result<(), Self::End>;
+
+    /// Runs `act` on the outbound half, which nobody else uses meanwhile. What it leaves in the out-buffer is sent.
+    ///
+    /// # Errors
+    /// The session is another connection's now, or this one is to end.
+    fn outbound<R>(&mut self, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> Result<R, Self::End>;
+}
+
+/// The client broke the protocol, or was refused where nothing else can say so: the connection ends with this reason code
+/// of version 5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Violation(pub u8);
+
+impl From<DecodeError> for Violation {
+    fn from(error: DecodeError) -> Self {
+        Self(error.reason_code())
+    }
+}
+
+/// What is left to do for a packet, in the order of the packets.
+#[derive(Debug)]
+pub enum Effect<'p> {
+    /// Nothing.
+    Done,
+    /// Route the message, then answer as [`Inbound::routed`] or [`Inbound::refused`] says.
+    Publish(Incoming<'p>),
+    /// Subscribe to each of the filters, then send SUBACK.
+    Subscribe(Filters<SubscribeFilter>),
+    /// End the subscription of each of the filters, then send UNSUBACK.
+    Unsubscribe(Filters<String>),
+    /// Send an acknowledgement.
+    Reply(Reply),
+    /// Send PINGRESP [MQTT-3.12.4-1].
+    Pong,
+    /// End the connection: the client said so.
+    Disconnect {
+        /// Its reason code.
+        code: u8,
+        /// The session's expiry from now on, if it is to change; seconds.
+        expiry: Option<u32>,
+    },
+}
+
+/// An acknowledgement, to be sent behind those before it, and not before what it waits for is on disk.
+#[derive(Debug)]
+pub struct Reply {
+    /// Which packet.
+    pub kind: AckKind,
+    /// Packet identifier.
+    pub packet_id: u16,
+    /// Reason code of version 5.
+    pub code: u8,
+    /// What it waits for.
+    pub after: Option<Arc<Commit>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Inbound {
+    protocol: Protocol,
+    /// Session expiry granted at CONNECT, seconds.
+    expiry: u32,
+    aliases: Option<Box<InboundAliases>>,
+}
+
+impl Inbound {
+    /// For a new connection of a session with this expiry, in seconds.
+    pub fn new(protocol: Protocol, expiry: u32) -> Self {
+        Self { protocol, expiry, aliases: None }
+    }
+
+    /// Protocol level.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Bytes that the client's topic aliases take.
+    pub(crate) fn alias_bytes(&self) -> usize {
+        self.aliases.as_ref().map_or(0, |aliases| aliases.bytes())
+    }
+
+    /// Handles a frame of the client and spends what that costs.
+    ///
+    /// # Errors
+    /// The connection must end: for what the client sent, or for what `owner` says.
+    #[inline]
+    pub fn handle<'p, O: Owner>(
+        &mut self,
+        frame: &Frame<'p>,
+        effort: &mut Effort,
+        owner: &mut O,
+    ) -> Result<Effect<'p>, O::End> {
+        count(|c| c.packets_in.add(1));
+        effort.spend(Effort::PACKET);
+        if frame.is_publish() {
+            self.handle_publish(frame, owner)
+        } else {
+            self.handle_other(frame, effort, owner)
+        }
+    }
+
+    /// Handles the plain PUBACK packets that `bytes` begin with, some under one lock; says how many. It is what
+    /// [`Self::handle`] would do, faster: a client that keeps up sends little else.
+    ///
+    /// # Errors
+    /// As [`Self::handle`].
+    pub fn handle_plain_pubacks<O: Owner>(
+        &self,
+        bytes: &[u8],
+        effort: &mut Effort,
+        owner: &mut O,
+    ) -> Result<usize, O::End> {
+        let mut ids = codec::plain_pubacks(bytes).take(ACKS_PER_LOCK).peekable();
+        if ids.peek().is_none() {
+            return Ok(0);
+        }
+        let mut acks = 0;
+        let result = owner.outbound(|out, env| {
+            ids.try_for_each(|id| {
+                acks += 1;
+                out.handle_puback(id, reason::SUCCESS, env).map(drop)
+            })
+        })?;
+        effort.spend_each(Effort::STEP, acks);
+        count(|c| c.packets_in.add(acks as u64));
+        result.map_err(Violation::from)?;
+        Ok(acks)
+    }
+
+    fn handle_other<'p, O: Owner>(
+        &mut self,
+        frame: &Frame<'p>,
+        effort: &mut Effort,
+        owner: &mut O,
+    ) -> Result<Effect<'p>, O::End> {
+        // Before so many are decoded.
+        let filters = codec::count_filters(frame, self.protocol);
+        if filters > owner.limits().max_filters_per_packet {
+            return Err(Violation(reason::QUOTA_EXCEEDED).into());
+        }
+        effort.spend_each(Effort::NODE, filters);
+        match codec::decode_from_client(frame, self.protocol).map_err(Violation::from)? {
+            Packet::PubAck(ack) | Packet::PubRec(ack) | Packet::PubRel(ack) | Packet::PubComp(ack) => {
+                effort.spend(Effort::STEP);
+                Self::handle_ack(frame.first >> 4, &ack, owner)
+            }
+            Packet::Subscribe(subscribe) => Ok(Effect::Subscribe(self.subscribe(subscribe, owner.limits())?)),
+            Packet::Unsubscribe(unsubscribe) => Ok(Effect::Unsubscribe(Self::unsubscribe(unsubscribe))),
+            Packet::PingReq => Ok(Effect::Pong),
+            Packet::Disconnect(disconnect) => Ok(self.disconnect(&disconnect, owner.limits())?),
+            // A second CONNECT [MQTT-3.1.0-2], AUTH without a method [MQTT-4.12.0-6], and what only servers send.
+            _ => Err(Violation(reason::PROTOCOL_ERROR).into()),
+        }
+    }
+
+    /// A step of a QoS 1 or 2 handshake.
+    fn handle_ack<'p, O: Owner>(kind: u8, ack: &Ack, owner: &mut O) -> Result<Effect<'p>, O::End> {
+        let step = owner.outbound(|out, env| match kind {
+            4 => out.handle_puback(ack.packet_id, ack.code, env).map(|_| None),
+            5 => {
+                let held = out.handle_pubrec(ack.packet_id, ack.code, env);
+                held.map(|held| held.map(|held| (AckKind::PubRel, held)))
+            }
+            6 => Ok(out.handle_pubrel(ack.packet_id, env).map(|held| (AckKind::PubComp, held))),
+            _ => out.handle_pubcomp(ack.packet_id, env).map(|_| None),
+        })?;
+        let reply = step.map_err(Violation::from)?.map(|(kind, held)| Reply {
+            kind,
+            packet_id: ack.packet_id,
+            code: reason::SUCCESS,
+            after: Some(held),
+        });
+        Ok(reply.map_or(Effect::Done, Effect::Reply))
+    }
+
+    fn disconnect<'p>(&self, disconnect: &Disconnect, limits: &Limits) -> Result<Effect<'p>, Violation> {
+        if self.expiry == 0 && disconnect.session_expiry.is_some_and(|seconds| seconds != 0) {
+            return Err(Violation(reason::PROTOCOL_ERROR)); // [MQTT-3.14.2-2]
+        }
+        let expiry = disconnect.session_expiry.map(|seconds| seconds.min(limits.session_expiry_max));
+        Ok(Effect::Disconnect { code: disconnect.code, expiry })
+    }
+}
+
+impl From<WrongStep> for Violation {
+    fn from(WrongStep: WrongStep) -> Self {
+        Self(reason::PROTOCOL_ERROR)
+    }
+}

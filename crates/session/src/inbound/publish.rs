@@ -1,0 +1,198 @@
+//! A PUBLISH of the client: whether it is routed, and how it is answered.
+
+use std::sync::Arc;
+
+use codec::{AckKind, Frame, Publish, reason};
+use gateway_core::{Commit, Protocol, QoS, limits::Limits, metrics::count};
+
+use super::{Effect, Inbound, Owner, Reply, Violation};
+use crate::Begin;
+
+/// Why a PUBLISH is not routed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PublishError {
+    /// The connection must end with this reason code.
+    Fatal(u8),
+    /// The message is refused with this code in its acknowledgement; at QoS 0 the connection ends (v5) with it.
+    Refused(u8),
+}
+
+/// A message of the client that is to be routed.
+#[derive(Debug)]
+pub struct Incoming<'p> {
+    /// The packet. With a topic alias its topic may be empty: see [`Self::topic`].
+    pub publish: Publish<'p>,
+    alias: Option<Arc<str>>,
+}
+
+impl Incoming<'_> {
+    /// The topic name, which an alias may stand for.
+    #[inline]
+    pub fn topic(&self) -> &str {
+        self.alias.as_deref().unwrap_or(self.publish.topic)
+    }
+}
+
+impl Inbound {
+    pub(super) fn handle_publish<'p, O: Owner>(
+        &mut self,
+        frame: &Frame<'p>,
+        owner: &mut O,
+    ) -> Result<Effect<'p>, O::End> {
+        let publish = frame
+            .check_length(self.protocol)
+            .and_then(|()| codec::decode_publish(frame.first, frame.body, self.protocol))
+            .map_err(Violation::from)?;
+        count(|c| {
+            let (messages, bytes) = match publish.qos {
+                QoS::AtMostOnce => (&c.messages_in_0, &c.payload_bytes_in_0),
+                QoS::AtLeastOnce => (&c.messages_in_1, &c.payload_bytes_in_1),
+                QoS::ExactlyOnce => (&c.messages_in_2, &c.payload_bytes_in_2),
+            };
+            messages.add(1);
+            bytes.add(publish.payload.len() as u64);
+        });
+        let (qos, packet_id) = (publish.qos, publish.packet_id);
+        let alias = match self.check_publish(&publish, owner.limits()) {
+            Ok(alias) => alias,
+            Err(PublishError::Fatal(code)) => return Err(Violation(code).into()),
+            Err(PublishError::Refused(code)) => return Ok(self.refuse(qos, packet_id, code)?),
+        };
+        if publish.alias.is_some() {
+            owner.hold_aliases(self.alias_bytes())?;
+        }
+        let incoming = Incoming { publish, alias };
+        if !owner.may_publish(incoming.topic()) {
+            return Ok(self.refuse(qos, packet_id, reason::NOT_AUTHORIZED)?);
+        }
+        if qos == QoS::ExactlyOnce {
+            let maximum = owner.limits().receive_maximum;
+            match owner.outbound(|out, _| out.begin_received(packet_id, maximum))? {
+                Begin::New => {}
+                // Its message was routed when it came first [MQTT-4.3.3-10].
+                Begin::Duplicate(after) => {
+                    return Ok(Effect::Reply(Reply {
+                        code: reason::SUCCESS,
+                        ..Reply::to(qos, packet_id, after)
+                    }));
+                }
+                Begin::Exceeded => return Err(Violation(reason::RECEIVE_MAXIMUM_EXCEEDED).into()),
+            }
+        }
+        Ok(Effect::Publish(incoming))
+    }
+
+    /// What becomes of a PUBLISH that is refused before it is routed.
+    fn refuse<'p>(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Effect<'p>, Violation> {
+        count(|c| c.refused_not_accepted.add(1));
+        Ok(self.refused(qos, packet_id, code)?.map_or(Effect::Done, Effect::Reply))
+    }
+
+    /// The answer to a PUBLISH that was routed to so many receivers, to be sent after what must be on disk first. None at
+    /// QoS 0.
+    #[inline]
+    pub fn routed(
+        &self,
+        qos: QoS,
+        packet_id: u16,
+        matched: u32,
+        after: Option<Arc<Commit>>,
+    ) -> Option<Reply> {
+        let code = if matched == 0 { reason::NO_MATCHING_SUBSCRIBERS } else { reason::SUCCESS };
+        (qos != QoS::AtMostOnce).then(|| Reply { code, ..Reply::to(qos, packet_id, after) })
+    }
+
+    /// The answer to a PUBLISH that is refused with `code`; none where there is no acknowledgement and the protocol has the
+    /// message forgotten. In its turn, behind those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
+    ///
+    /// # Errors
+    /// Nothing but the connection's end can tell the client.
+    pub fn refused(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Option<Reply>, Violation> {
+        match refusal(self.protocol, qos, code) {
+            Refusal::Acknowledge(code) => Ok(Some(Reply { code, ..Reply::to(qos, packet_id, None) })),
+            Refusal::Drop => Ok(None),
+            Refusal::Close => Err(Violation(code)),
+        }
+    }
+
+    /// Checks a decoded PUBLISH against the limits and resolves its alias. `Ok(Some)` is the topic behind an
+    /// alias; `Ok(None)` means that the packet carries its topic itself.
+    pub(crate) fn check_publish(
+        &mut self,
+        publish: &Publish<'_>,
+        limits: &Limits,
+    ) -> Result<Option<Arc<str>>, PublishError> {
+        if publish.qos as u8 > limits.max_qos {
+            return Err(PublishError::Fatal(reason::QOS_NOT_SUPPORTED)); // [MQTT-3.2.2-11]
+        }
+        if publish.retain && !limits.retain_available {
+            return Err(PublishError::Fatal(reason::RETAIN_NOT_SUPPORTED)); // [MQTT-3.2.2-14]
+        }
+        let topic = match publish.alias {
+            None => None,
+            Some(alias) => self.resolve(alias, publish.topic, limits)?,
+        };
+        if !may_publish_to(topic.as_deref().unwrap_or(publish.topic), limits) {
+            return Err(PublishError::Refused(reason::TOPIC_NAME_INVALID));
+        }
+        let claims_text = publish.properties.as_ref().is_some_and(|p| p.payload_format == Some(1));
+        if claims_text && limits.validate_payload_format && std::str::from_utf8(publish.payload).is_err() {
+            return Err(PublishError::Refused(reason::PAYLOAD_FORMAT_INVALID));
+        }
+        Ok(topic)
+    }
+
+    fn resolve(
+        &mut self,
+        alias: u16,
+        topic: &str,
+        limits: &Limits,
+    ) -> Result<Option<Arc<str>>, PublishError> {
+        if alias == 0 || alias > limits.topic_alias_maximum {
+            return Err(PublishError::Fatal(reason::TOPIC_ALIAS_INVALID)); // [MQTT-3.3.2-8] [MQTT-3.3.2-9]
+        }
+        let aliases = self.aliases.get_or_insert_with(Box::default);
+        if topic.is_empty() {
+            return aliases.get(alias).map(Some).ok_or(PublishError::Fatal(reason::PROTOCOL_ERROR));
+        }
+        aliases.set(alias, topic);
+        Ok(None)
+    }
+}
+
+impl Reply {
+    /// PUBACK or PUBREC.
+    fn to(qos: QoS, packet_id: u16, after: Option<Arc<Commit>>) -> Self {
+        let kind = if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+        Self { kind, packet_id, code: reason::SUCCESS, after }
+    }
+}
+
+/// What becomes of a PUBLISH that is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Acknowledged with this code.
+    Acknowledge(u8),
+    /// Forgotten: there is no acknowledgement at QoS 0.
+    Drop,
+    /// The connection must end, since nothing else can say it.
+    Close,
+}
+
+/// What becomes of a PUBLISH of `qos` that is refused with `code`. 3.1.1 may close or acknowledge what is not allowed
+/// [MQTT-3.3.5-2]; 3.1 must acknowledge it (its section 3.3), but not what may be accepted when it comes again.
+pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> Refusal {
+    let for_good = matches!(code, reason::NOT_AUTHORIZED | reason::TOPIC_NAME_INVALID);
+    match (protocol, qos) {
+        (Protocol::V3, QoS::AtMostOnce) if for_good => Refusal::Drop,
+        (Protocol::V3, _) if for_good => Refusal::Acknowledge(reason::SUCCESS),
+        (Protocol::V5, QoS::AtLeastOnce | QoS::ExactlyOnce) => Refusal::Acknowledge(code),
+        _ => Refusal::Close,
+    }
+}
+
+/// Whether the gateway takes messages for this topic name, which is well formed, from a client: in a PUBLISH or as its will.
+pub(crate) fn may_publish_to(topic: &str, limits: &Limits) -> bool {
+    let levels = topic.bytes().filter(|b| *b == b'/').count() + 1;
+    topic.len() <= limits.max_topic_bytes && levels <= limits.max_topic_levels && !topic.starts_with("$SYS/")
+}
