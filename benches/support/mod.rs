@@ -10,13 +10,15 @@ use std::{
 };
 
 use broker::{
-    Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, MatchOptions, OpenRequest, Outcome,
-    QueueInfo, QueueSummary, Session, SessionCore, SubscribeRequest, Target, Turn,
+    Broker, BrokerConfig, CloseReason, ConnectionInfo, Delivered, OpenRequest, QueueInfo, QueueSummary,
+    Session, SessionCore, SubscribeRequest, Target, Turn,
 };
 use codec::PublishFrame;
-use gateway_core::{Budget, ClientId, Message, Protocol, QoS, QueueId, Timestamp, Yielded, limits::Limits};
+use gateway_core::{
+    Budget, ClientId, Message, Offer, Outcome, Protocol, QoS, Timestamp, Yielded, limits::Limits,
+};
 use parking_lot::Mutex;
-use session::{Env, LinkParams, Offer, Outbound, Take, recycle};
+use session::{Env, LinkParams, Outbound, recycle};
 
 /// What a subscriber does with a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -127,21 +129,13 @@ struct Subscriber {
 }
 
 impl Target for Subscriber {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
         if self.keeps == Keeps::Nothing {
             return Delivered { outcome: Outcome::Sent, flush: false };
         }
-        let offer = Offer {
-            qos: options.qos,
-            retain: false,
-            ids: options.ids,
-            group: options.group,
-            queue_offline: options.queue_offline,
-            group_queue: QueueId::NONE,
-        };
         let env = Env { limits: &self.limits, now: message.received, budget: &Unbounded, disk: None };
         let took = self.out.lock().offer(message, offer, &env);
-        assert!(took == Take::Sent, "{took:?}");
+        assert!(took == Outcome::Sent, "{took:?}");
         Delivered { outcome: Outcome::Sent, flush: true }
     }
 

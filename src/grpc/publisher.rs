@@ -2,8 +2,10 @@
 
 use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
-use broker::{Broker, DirectOutcome, Outcome, Published, Refusal, Routing, Spread, Turn};
-use gateway_core::{Commit, Durability, Effort, Receipt, ReceiptState, Refused, Timestamp, metrics::count};
+use broker::{Broker, DirectOutcome, Published, Refusal, Routing, Spread, Turn};
+use gateway_core::{
+    Commit, Durability, Effort, Outcome, Receipt, ReceiptState, Refused, Timestamp, metrics::count,
+};
 use prost::Message as _;
 use tokio::{
     sync::{mpsc, watch},

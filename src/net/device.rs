@@ -13,13 +13,14 @@ use std::{
 };
 
 use broker::{
-    Account, Charge, CloseReason, Delivered, Kind, MatchOptions, Outcome, QueueInfo, QueueSummary, Session,
-    SessionCore, Target,
+    Account, Charge, CloseReason, Delivered, Kind, QueueInfo, QueueSummary, Session, SessionCore, Target,
 };
 use codec::reason;
-use gateway_core::{Commit, DropReason, Message, QoS, QueueId, Timestamp, Yielded, metrics::count};
+use gateway_core::{
+    Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, metrics::count,
+};
 use parking_lot::{Mutex, MutexGuard};
-use session::{Env, Left, LinkParams, Offer, Outbound, Take, recycle};
+use session::{Env, Left, LinkParams, Outbound, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{Shared, clock, flush, wheel::PAUSED};
@@ -287,45 +288,32 @@ impl Slot {
 }
 
 impl Target for Device {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
-        let offer = Offer {
-            qos: options.qos,
-            retain: options.replay || (options.retain_as_published && message.retain),
-            ids: options.ids,
-            group: options.group,
-            group_queue: options.group_queue,
-            queue_offline: options.queue_offline,
-        };
-        if options.qos.min(message.qos) != QoS::AtMostOnce {
+    fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
+        if offer.qos.min(message.qos) != QoS::AtMostOnce {
             // It will be kept until it is acknowledged: made here, it keeps nobody waiting for the lock.
             message.share();
         }
         let mut slot = self.slot.lock();
         let before = slot.out.dropped();
-        let take = slot.out.offer(message, offer, &self.env(message.received));
+        let outcome = slot.out.offer(message, offer, &self.env(message.received));
         let lost = slot.out.dropped() - before;
         // What a shared group offers to one after the other is lost with none of them.
-        if lost > 0 || (matches!(take, Take::Dropped(_)) && options.group == 0) {
+        if lost > 0 || (matches!(outcome, Outcome::Dropped(_)) && offer.group == 0) {
             // What is dropped for a message that was taken is what it pushed out of the queue.
-            let reason = if let Take::Dropped(reason) = take { reason } else { DropReason::QueueFull };
+            let reason = if let Outcome::Dropped(reason) = outcome { reason } else { DropReason::QueueFull };
             self.shared.broker.note_dropped(self.core.client_id(), reason, lost.max(1));
         }
-        let outcome = match take {
-            Take::Sent => Outcome::Sent,
-            Take::Queued => Outcome::Queued,
-            Take::Dropped(reason) => Outcome::Dropped(reason),
-            Take::Overflow => {
-                let waker = slot.link.as_mut().map(|link| {
-                    link.close = Some(CloseReason::SlowConsumer);
-                    link.waker.clone()
-                });
-                drop(slot);
-                if let Some(waker) = waker {
-                    waker.wake();
-                }
-                return Delivered { outcome: Outcome::Dropped(DropReason::QueueFull), flush: false };
+        if lost > 0 && slot.out.take_overflow() {
+            let waker = slot.link.as_mut().map(|link| {
+                link.close = Some(CloseReason::SlowConsumer);
+                link.waker.clone()
+            });
+            drop(slot);
+            if let Some(waker) = waker {
+                waker.wake();
             }
-        };
+            return Delivered { outcome, flush: false };
+        }
         let flush = slot.mark_dirty();
         let loader = slot.loader();
         drop(slot);

@@ -11,10 +11,8 @@ use std::{
     time::Duration,
 };
 
-use broker::{
-    Broker, BrokerConfig, CloseReason, ConnectionInfo, MatchOptions, OpenRequest, Session, Target, Turn,
-};
-use gateway_core::{ClientId, Message, Origin, Protocol, QoS, QueueId, Timestamp};
+use broker::{Broker, BrokerConfig, CloseReason, ConnectionInfo, OpenRequest, Session, Target, Turn};
+use gateway_core::{ClientId, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp};
 use session::LinkParams;
 use tokio::{
     io::AsyncReadExt,
@@ -105,10 +103,9 @@ pub(super) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Wr
     device.attach(link, params, b"connack", NOW).is_ok()
 }
 
-const TO_A_MEMBER: MatchOptions<'_> = MatchOptions {
+const TO_A_MEMBER: Offer<'_> = Offer {
     qos: QoS::AtLeastOnce,
-    retain_as_published: false,
-    replay: false,
+    retain: false,
     ids: &[],
     group: 1,
     group_queue: QueueId::NONE,

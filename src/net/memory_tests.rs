@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use broker::{CloseReason, Kind, MatchOptions, Session, Target, Turn};
-use gateway_core::{Message, Origin, QoS, QueueId, Timestamp};
+use broker::{CloseReason, Kind, Session, Target, Turn};
+use gateway_core::{Message, Offer, Origin, QoS, QueueId, Timestamp};
 
 use super::{
     device::{Device, Writer},
@@ -20,15 +20,7 @@ fn deliver(device: &Device, qos: QoS, bytes: usize) {
     message.qos = qos;
     device.deliver(
         &message,
-        MatchOptions {
-            qos,
-            retain_as_published: false,
-            replay: false,
-            ids: &[],
-            group: 0,
-            group_queue: QueueId::NONE,
-            queue_offline: true,
-        },
+        Offer { qos, retain: false, ids: &[], group: 0, group_queue: QueueId::NONE, queue_offline: true },
     );
 }
 

@@ -175,7 +175,7 @@ impl Connection {
                 message.durability = Durability::Interval;
                 // Its time with us counts against its expiry [MQTT-3.3.2-6], not against the age of what waits.
                 message.received = now;
-                let delivered = device.deliver(&message, first.get().options());
+                let delivered = device.deliver(&message, first.get().offer());
                 effort.spend(Effort::DELIVERY);
                 if delivered.flush {
                     work.turn.dirty.push(Arc::clone(device) as Arc<dyn Target>);

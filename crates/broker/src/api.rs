@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use gateway_core::{
-    ClientId, Commit, DropReason, QoS, Timestamp,
+    ClientId, Commit, DropReason, Outcome, QoS, Timestamp,
     limits::{Limits, SharedStrategy},
 };
 
-use super::{ConnectionInfo, DurabilityRules, Outcome, QueueInfo, RetainedCursor, Session, Stores, Will};
+use super::{ConnectionInfo, DurabilityRules, QueueInfo, RetainedCursor, Session, Stores, Will};
 
 /// Start parameters.
 pub struct BrokerConfig {

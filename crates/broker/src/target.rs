@@ -6,42 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{ClientId, Commit, DropReason, Effort, Message, QoS, QueueId, SharedMessage, Yielded};
+use gateway_core::{
+    ClientId, Commit, DropReason, Effort, Message, Offer, Outcome, QoS, SharedMessage, Yielded,
+};
 use store::QueueSummary;
 
 use super::{Charge, MatchCache, SessionCore};
-
-/// How one target receives one message.
-#[derive(Debug, Clone, Copy)]
-pub struct MatchOptions<'a> {
-    /// Highest QoS granted by the matching subscriptions.
-    pub qos: QoS,
-    /// Any matching subscription has Retain As Published [MQTT-3.3.1-13].
-    pub retain_as_published: bool,
-    /// The message is replayed because of a new subscription; RETAIN is set [MQTT-3.3.1-8].
-    pub replay: bool,
-    /// Subscription identifiers of all matching subscriptions [MQTT-3.3.4-4].
-    pub ids: &'a [u32],
-    /// The shared group that chose this target, 0 for none; see [`super::Broker::redeliver`].
-    pub group: u32,
-    /// The durable queue of that group, or none.
-    pub group_queue: QueueId,
-    /// Whether the message may wait while the target has no connection.
-    pub queue_offline: bool,
-}
-
-/// What a target did with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Encoded into the out-buffer, or waiting for a connected receiver.
-    Sent,
-    /// Waiting for a receiver that is not connected.
-    Queued,
-    /// Not taken.
-    Dropped(DropReason),
-    /// Not wanted: a stream's own rules leave this message out. Counts neither as matched nor as dropped.
-    Ignored,
-}
 
 /// Result of [`Target::deliver`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +25,7 @@ pub struct Delivered {
 /// Receives messages. Called under no broker lock; must not call back into the broker.
 pub trait Target: Any + Send + Sync {
     /// Takes or refuses one message without blocking and without a system call.
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered;
+    fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered;
 
     /// Sends what earlier deliveries left. Called once for each `flush: true`, at the end of the turn.
     fn flush(self: Arc<Self>);
@@ -312,7 +282,7 @@ mod tests {
     }
 
     impl Target for Flushed {
-        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
+        fn deliver(&self, _: &Message<'_>, _: Offer<'_>) -> Delivered {
             Delivered { outcome: Outcome::Sent, flush: true }
         }
         fn flush(self: Arc<Self>) {

@@ -8,12 +8,12 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    Commit, DropReason, Durability, Entry, Journal, Message, Page, QoS, QueueId, QueueOp, ReadBack, Receipt,
-    Timestamp, limits::OverflowPolicy, metrics::count,
+    Commit, DropReason, Durability, Entry, Journal, Message, Offer, Outcome, Page, QoS, QueueId, QueueOp,
+    ReadBack, Receipt, Timestamp, limits::OverflowPolicy, metrics::count,
 };
 
 use super::{
-    Env, Offer, Outbound, Take,
+    Env, Outbound,
     inflight::{Released, Stage},
     outbound::dropped,
     pending::{Awaited, Delivery},
@@ -234,7 +234,7 @@ impl Outbound {
         offer: Offer<'_>,
         env: &Env<'_>,
         disk: Disk<'_>,
-    ) -> Take {
+    ) -> Outcome {
         let can_send = self.can_send_now();
         let online = self.is_online();
         let window = usize::from(self.window);
@@ -250,7 +250,7 @@ impl Outbound {
             self.rare()
                 .inflight
                 .push(place, Delivery::submitted(message, qos, offer, place, Bound::Sent, disk));
-            return Take::Sent;
+            return Outcome::Sent;
         }
         let rare = self.rare();
         let held = rare.held();
@@ -263,12 +263,12 @@ impl Outbound {
             let place = rare.tail.get_or_insert_with(Box::default).pass();
             let bound = Bound::waiting(env.now, env);
             rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
-            return Take::Sent;
+            return Outcome::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
             // Another member may have room, and what is on disk only cannot be given to another member. Not a drop: it
             // waits in the group's queue then.
-            return Take::Dropped(DropReason::QueueFull);
+            return Outcome::Dropped(DropReason::QueueFull);
         }
         self.append_to_tail(message, qos, offer, env, disk)
     }
@@ -280,7 +280,7 @@ impl Outbound {
         offer: Offer<'_>,
         env: &Env<'_>,
         disk: Disk<'_>,
-    ) -> Take {
+    ) -> Outcome {
         let online = self.is_online();
         let cost = message.cost() as u64;
         let rare = self.rare();
@@ -295,11 +295,8 @@ impl Outbound {
             if keeps || disconnect || tail.messages == 0 {
                 rare.dropped += 1;
                 count(|c| c.dropped_queue_full.add(1));
-                return if disconnect && !keeps {
-                    Take::Overflow
-                } else {
-                    Take::Dropped(DropReason::QueueFull)
-                };
+                rare.overflowed = disconnect && !keeps;
+                return Outcome::Dropped(DropReason::QueueFull);
             }
             rare.dropped += 1;
             count(|c| c.dropped_queue_full.add(1));
@@ -310,7 +307,7 @@ impl Outbound {
         let place = tail.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
         tail.limit_awaited(env.limits.offline_messages + WINDOW);
         submit(message, qos, offer, place, bound, disk);
-        if online { Take::Sent } else { Take::Queued }
+        if online { Outcome::Sent } else { Outcome::Queued }
     }
 
     /// The connection ended: what waits and is on disk too leaves memory, but for what a shared group may give to others.

@@ -8,10 +8,11 @@ use std::{
 
 use codec::Packet;
 use gateway_core::{
-    Budget, Message, Origin, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
+    Budget, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Timestamp, limits::Limits,
+    units::ByteSize,
 };
 
-use super::{Begin, Env, LinkParams, Offer, Outbound, Take};
+use super::{Begin, Env, LinkParams, Outbound};
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
 /// pass) and checks after them: QoS 1 at least once and QoS 2 exactly once for everything taken, in order,
@@ -111,7 +112,7 @@ impl World {
         let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
         let take = self.outbound.offer(&message, offer, &env);
         if qos != QoS::AtMostOnce {
-            assert!(matches!(take, Take::Sent | Take::Queued), "nothing limits this queue");
+            assert!(matches!(take, Outcome::Sent | Outcome::Queued), "nothing limits this queue");
             self.taken.insert(self.next, qos);
         }
         self.next += 1;

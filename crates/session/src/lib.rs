@@ -32,4 +32,4 @@ pub use durable::{Disk, Left, Load};
 pub use fuzz::fuzz_session;
 pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Reply, Violation};
 
-pub use outbound::{Begin, Env, LinkParams, OUT_BUFFER, Offer, Outbound, Take};
+pub use outbound::{Begin, Env, LinkParams, OUT_BUFFER, Outbound};

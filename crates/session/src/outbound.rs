@@ -7,7 +7,7 @@ use std::{
 
 use codec::{AckKind, encode_ack};
 use gateway_core::{
-    Budget, Commit, DropReason, Message, Protocol, QoS, QueueId, Receipt, Timestamp, Yielded,
+    Budget, Commit, DropReason, Message, Offer, Outcome, Protocol, QoS, Receipt, Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
     metrics::count,
 };
@@ -50,36 +50,6 @@ pub struct LinkParams {
     pub topic_alias_maximum: u16,
 }
 
-/// How a message is offered.
-#[derive(Debug, Clone, Copy)]
-pub struct Offer<'a> {
-    /// Highest QoS.
-    pub qos: QoS,
-    /// RETAIN flag to send.
-    pub retain: bool,
-    /// Subscription identifiers.
-    pub ids: &'a [u32],
-    /// Shared group, 0 for none.
-    pub group: u32,
-    /// The shared group's durable queue, or none.
-    pub group_queue: QueueId,
-    /// May wait while there is no connection.
-    pub queue_offline: bool,
-}
-
-/// What became of an offer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Take {
-    /// Encoded, or waiting for a connected client.
-    Sent,
-    /// Waiting for a connection.
-    Queued,
-    /// Not taken.
-    Dropped(DropReason),
-    /// Not taken, and the policy is to end the connection.
-    Overflow,
-}
-
 /// Answer to an inbound QoS 2 PUBLISH.
 #[derive(Debug, Clone)]
 pub enum Begin {
@@ -106,6 +76,8 @@ pub(super) struct Rare {
     pub(super) ledger: Ledger,
     pub(super) marks: VecDeque<Mark>,
     pub(super) dropped: u64,
+    /// The queue is full, and the policy is to end the connection then.
+    pub(super) overflowed: bool,
 }
 
 /// A place in the stream of bytes; when the socket has taken what is before it, `receipt` is told.
@@ -216,6 +188,12 @@ impl Outbound {
         self.rare.as_ref().map_or(0, |rare| rare.dropped)
     }
 
+    /// Whether the last offer was dropped because the queue is full and the policy is to end the connection then; told
+    /// once.
+    pub fn take_overflow(&mut self) -> bool {
+        self.rare.as_mut().is_some_and(|rare| std::mem::take(&mut rare.overflowed))
+    }
+
     /// Whether a paced replay may offer more now without queueing.
     pub fn has_room(&self) -> bool {
         self.is_online()
@@ -226,10 +204,10 @@ impl Outbound {
     }
 
     /// Takes one message: into the out-buffer if it can go now, else into the queue, else drops it.
-    pub fn offer(&mut self, message: &Message<'_>, offer: Offer<'_>, env: &Env<'_>) -> Take {
+    pub fn offer(&mut self, message: &Message<'_>, offer: Offer<'_>, env: &Env<'_>) -> Outcome {
         if self.ended {
             count(|c| c.dropped_session_ended.add(1));
-            return Take::Dropped(DropReason::SessionEnded);
+            return Outcome::Dropped(DropReason::SessionEnded);
         }
         let qos = offer.qos.min(message.qos);
         if let Some(disk) = env.disk
@@ -257,7 +235,7 @@ impl Outbound {
             if let Some(rare) = &mut self.rare {
                 rare.dropped += 1;
             }
-            return Take::Dropped(DropReason::Offline);
+            return Outcome::Dropped(DropReason::Offline);
         }
         self.enqueue(message, qos, offer, env)
     }

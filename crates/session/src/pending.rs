@@ -2,9 +2,9 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use gateway_core::{Message, QoS, QueueId, Receipt, SharedMessage, Timestamp, Yielded};
+use gateway_core::{Message, Offer, QoS, QueueId, Receipt, SharedMessage, Timestamp, Yielded};
 
-use super::{Offer, durable::Durable};
+use super::durable::Durable;
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]

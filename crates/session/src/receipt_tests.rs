@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    Budget, DropReason, Message, Origin, Protocol, QoS, QueueId, Receipt, Timestamp, limits::Limits,
+    Budget, DropReason, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Receipt, Timestamp,
+    limits::Limits,
 };
 
 use super::*;
@@ -52,7 +53,7 @@ impl Bench {
         self.out.attach(link, &[], &Self::env(&self.limits));
     }
 
-    fn offer(&mut self, qos: QoS, group: u32) -> Take {
+    fn offer(&mut self, qos: QoS, group: u32) -> Outcome {
         let mut message = Message::new("t", b"payload", Timestamp(1), Origin::BACKEND);
         message.qos = qos;
         message.receipt = Some(&self.receipt);
@@ -81,8 +82,8 @@ impl Bench {
 #[test]
 fn what_was_queued_for_an_offline_session_never_counts_for_a_receiver_that_is_waited_for() {
     let mut bench = Bench::new();
-    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Queued);
-    assert_eq!(bench.offer(QoS::ExactlyOnce, 0), Take::Queued);
+    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Outcome::Queued);
+    assert_eq!(bench.offer(QoS::ExactlyOnce, 0), Outcome::Queued);
     bench.attach(u16::MAX, u32::MAX);
     bench.write();
     bench.puback(1);
@@ -95,9 +96,9 @@ fn what_was_queued_for_an_offline_session_never_counts_for_a_receiver_that_is_wa
 fn what_is_queued_offline_and_dropped_later_ends_no_wait() {
     let mut bench = Bench::new();
     bench.limits.offline_messages = 1;
-    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Queued);
+    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Outcome::Queued);
     bench.limits.overflow = gateway_core::limits::OverflowPolicy::DropOldest;
-    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Queued);
+    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Outcome::Queued);
     bench.out.end(&Bench::env(&bench.limits));
     assert_eq!(bench.told(), (0, 0, 0));
 }
@@ -105,8 +106,8 @@ fn what_is_queued_offline_and_dropped_later_ends_no_wait() {
 #[test]
 fn a_message_that_waits_for_the_window_counts_once_when_it_goes() {
     let mut bench = Bench::online(1);
-    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Sent);
-    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Take::Sent);
+    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Outcome::Sent);
+    assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Outcome::Sent);
     bench.write();
     assert_eq!(bench.told(), (1, 0, 0));
     bench.puback(1);

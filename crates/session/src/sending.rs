@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use codec::{AckKind, PublishFrame, reason};
-use gateway_core::{DropReason, Message, QoS, Receipt, Timestamp, limits::OverflowPolicy, metrics::count};
+use gateway_core::{
+    DropReason, Message, Offer, Outcome, QoS, Receipt, Timestamp, limits::OverflowPolicy, metrics::count,
+};
 
 use super::{
-    Env, Offer, Outbound, Take,
+    Env, Outbound,
     alias::{AliasUse, OutboundAliases},
     durable::waits_until,
     inflight::{Stage, id},
@@ -15,7 +17,7 @@ use super::{
 };
 
 impl Outbound {
-    pub(super) fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Take {
+    pub(super) fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Outcome {
         let frame = Frame {
             message,
             qos: QoS::AtMostOnce,
@@ -31,7 +33,7 @@ impl Outbound {
         if let Some(receipt) = message.receipt {
             self.mark(receipt, 0);
         }
-        Take::Sent
+        Outcome::Sent
     }
 
     /// Sends a new message of a session that is not persistent. The caller has checked `can_send_now`.
@@ -41,13 +43,13 @@ impl Outbound {
         qos: QoS,
         offer: Offer<'_>,
         now: Timestamp,
-    ) -> Take {
+    ) -> Outcome {
         let place = self.rare().inflight.next_place();
         if !self.append_publish(message, qos, offer, place, now) {
             return self.too_large();
         }
         self.rare().inflight.push(place, Delivery::keep(message, qos, offer));
-        Take::Sent
+        Outcome::Sent
     }
 
     /// Appends a QoS 1 or 2 message for `place`; false if it is too large for the client.
@@ -77,7 +79,7 @@ impl Outbound {
         qos: QoS,
         offer: Offer<'_>,
         env: &Env<'_>,
-    ) -> Take {
+    ) -> Outcome {
         let online = self.is_online();
         let (most, most_bytes) = if online {
             (env.limits.mailbox_messages, env.limits.mailbox_bytes.0)
@@ -90,12 +92,13 @@ impl Outbound {
             rare.dropped += 1;
             count(|c| c.dropped_queue_full.add(1));
             if qos == QoS::AtMostOnce || env.limits.overflow == OverflowPolicy::DropNewest {
-                return Take::Dropped(DropReason::QueueFull);
+                return Outcome::Dropped(DropReason::QueueFull);
             }
             if env.limits.overflow == OverflowPolicy::Disconnect && online {
-                return Take::Overflow;
+                rare.overflowed = true;
+                return Outcome::Dropped(DropReason::QueueFull);
             }
-            let Some(oldest) = rare.pending.pop() else { return Take::Dropped(DropReason::QueueFull) };
+            let Some(oldest) = rare.pending.pop() else { return Outcome::Dropped(DropReason::QueueFull) };
             env.budget.release(oldest.message.cost());
             dropped(oldest.receipt(), DropReason::QueueFull);
             oldest.durable.remove(oldest.place, env);
@@ -103,18 +106,18 @@ impl Outbound {
         if !env.budget.charge(rare.held(), cost) {
             rare.dropped += 1;
             count(|c| c.dropped_memory.add(1));
-            return Take::Dropped(DropReason::Memory);
+            return Outcome::Dropped(DropReason::Memory);
         }
         let mut delivery = Delivery::keep(message, qos, offer);
         if online {
             rare.pending.push(delivery);
-            return Take::Sent;
+            return Outcome::Sent;
         }
         // Not waited for, also not when it is sent before what is.
         delivery.awaited = Awaited::No;
         delivery.until = waits_until(env.now, env);
         rare.pending.push(delivery);
-        Take::Queued
+        Outcome::Queued
     }
 
     pub(super) fn resend_one(&mut self, env: &Env<'_>) -> bool {
@@ -193,14 +196,14 @@ impl Outbound {
         let offer = delivery.offer();
         let taken = match delivery.qos {
             QoS::AtMostOnce => self.send_qos0(&message, offer, env.now),
-            qos if self.append_publish(&message, qos, offer, place, env.now) => Take::Sent,
+            qos if self.append_publish(&message, qos, offer, place, env.now) => Outcome::Sent,
             _ => self.too_large(),
         };
         drop(message);
-        if let Take::Dropped(reason) = taken {
+        if let Outcome::Dropped(reason) = taken {
             dropped(delivery.receipt(), reason);
         }
-        if taken == Take::Sent && delivery.qos != QoS::AtMostOnce {
+        if taken == Outcome::Sent && delivery.qos != QoS::AtMostOnce {
             self.rare().inflight.push(place, delivery);
         } else {
             delivery.durable.remove(place, env);
@@ -208,11 +211,11 @@ impl Outbound {
         true
     }
 
-    pub(super) fn too_large(&mut self) -> Take {
+    pub(super) fn too_large(&mut self) -> Outcome {
         // A packet above the client's maximum is dropped as if sent [MQTT-3.1.2-25].
         self.rare().dropped += 1;
         count(|c| c.dropped_too_large.add(1));
-        Take::Dropped(DropReason::TooLarge)
+        Outcome::Dropped(DropReason::TooLarge)
     }
 
     fn mark(&mut self, receipt: &Arc<Receipt>, id: u16) {

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use codec::{Packet, Publish, reason};
 use gateway_core::{
-    Budget, DropReason, Message, Origin, Properties, Protocol, QoS, QueueId, Timestamp,
+    Budget, DropReason, Message, Offer, Origin, Outcome, Properties, Protocol, QoS, QueueId, Timestamp,
     limits::{Limits, OverflowPolicy},
     units::{ByteSize, Span},
 };
@@ -298,7 +298,7 @@ fn expiry_counts_down_while_waiting() {
     for (payload, expires) in [(b"a", 5_000), (b"b", 60_000)] {
         let mut message = message(payload, QoS::AtLeastOnce);
         message.expires = Some(Timestamp(expires));
-        assert_eq!(outbound.offer(&message, offer(QoS::AtLeastOnce), &env(&limits, 0)), Take::Queued);
+        assert_eq!(outbound.offer(&message, offer(QoS::AtLeastOnce), &env(&limits, 0)), Outcome::Queued);
     }
     outbound.attach(link(Protocol::V5), &[], &env(&limits, 20_000));
     assert_eq!(
@@ -315,7 +315,7 @@ fn what_waited_offline_for_longer_than_the_age_limit_is_not_sent() {
     for (at, payload, expires) in [(0, b"a", None), (5_001, b"b", None), (5_001, b"c", Some(60_000))] {
         let mut message = message(payload, QoS::AtLeastOnce);
         message.expires = expires.map(Timestamp);
-        assert_eq!(outbound.offer(&message, offer(QoS::AtLeastOnce), &env(&limits, at)), Take::Queued);
+        assert_eq!(outbound.offer(&message, offer(QoS::AtLeastOnce), &env(&limits, at)), Outcome::Queued);
     }
     let window = LinkParams { receive_maximum: 2, ..link(Protocol::V5) };
     outbound.attach(window, &[], &env(&limits, 15_000));
@@ -360,16 +360,16 @@ fn packets_above_the_clients_maximum_are_dropped() {
     outbound.attach(LinkParams { maximum_packet_size: 20, ..link(Protocol::V5) }, &[], &env(&limits, 0));
     let big = [b'x'; 64];
     let taken = outbound.offer(&message(&big, QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
-    assert_eq!(taken, Take::Dropped(DropReason::TooLarge));
+    assert_eq!(taken, Outcome::Dropped(DropReason::TooLarge));
     assert_eq!(outbound.sizes().0, 0, "nothing stays in flight");
 }
 
 #[test]
 fn full_queues_follow_the_policy() {
     for (policy, third) in [
-        (OverflowPolicy::DropNewest, Take::Dropped(DropReason::QueueFull)),
-        (OverflowPolicy::DropOldest, Take::Queued),
-        (OverflowPolicy::Disconnect, Take::Queued),
+        (OverflowPolicy::DropNewest, Outcome::Dropped(DropReason::QueueFull)),
+        (OverflowPolicy::DropOldest, Outcome::Queued),
+        (OverflowPolicy::Disconnect, Outcome::Queued),
     ] {
         let limits = Limits { offline_messages: 2, overflow: policy, ..Limits::default() };
         let mut outbound = Outbound::new();
@@ -387,7 +387,8 @@ fn full_queues_follow_the_policy() {
     outbound.attach(LinkParams { receive_maximum: 1, ..link(Protocol::V5) }, &[], &env(&limits, 0));
     outbound.offer(&message(b"a", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
     let taken = outbound.offer(&message(b"b", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
-    assert_eq!(taken, Take::Overflow);
+    assert_eq!(taken, Outcome::Dropped(DropReason::QueueFull));
+    assert!(outbound.take_overflow() && !outbound.take_overflow());
 }
 
 /// Budget that counts.
@@ -421,7 +422,7 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
     let mut taken = 0;
     for qos in [QoS::AtLeastOnce, QoS::ExactlyOnce].into_iter().cycle().take(10) {
         let take = outbound.offer(&message(&[b'x'; 30_000], qos), offer(qos), &env);
-        taken += u16::from(take == Take::Sent);
+        taken += u16::from(take == Outcome::Sent);
         outbound.take_out();
     }
     assert_eq!(taken, 6, "what does not fit is dropped");

@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use ahash::RandomState;
-use broker::Outcome;
-use gateway_core::{DropReason, metrics::count};
+
+use gateway_core::{DropReason, Outcome, metrics::count};
 use hashbrown::HashMap;
 
 use super::{

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, task::Context};
 
-use broker::{Broker, Delivered, Kind, MatchOptions, Outcome, Target};
+use broker::{Broker, Delivered, Kind, Target};
 use bytes::Bytes;
-use gateway_core::{DropReason, Message, matches, metrics::count};
+use gateway_core::{DropReason, Message, Offer, Outcome, matches, metrics::count};
 use parking_lot::Mutex;
 
 use super::{
@@ -348,7 +348,7 @@ impl Drop for StreamTarget {
 }
 
 impl Target for StreamTarget {
-    fn deliver(&self, message: &Message<'_>, _options: MatchOptions<'_>) -> Delivered {
+    fn deliver(&self, message: &Message<'_>, _offer: Offer<'_>) -> Delivered {
         let mut flush = false;
         let outcome = if self.selector.wants(message) {
             let mut state = self.state.lock();

@@ -1,8 +1,8 @@
 use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
 
-use broker::{BrokerConfig, Delivered, Kind, MatchOptions, Outcome, Target};
+use broker::{BrokerConfig, Delivered, Kind, Target};
 use gateway_core::{
-    ClientId, DropReason, Message, Origin, OriginKind, QoS, Receipt, ReceiptState, Timestamp,
+    ClientId, DropReason, Message, Offer, Origin, OriginKind, Outcome, QoS, Receipt, ReceiptState, Timestamp,
 };
 use prost::Message as _;
 use tokio_stream::StreamExt as _;
@@ -14,10 +14,9 @@ use crate::{
     grpc::encode::Form,
 };
 
-const OPTIONS: MatchOptions<'_> = MatchOptions {
+const OPTIONS: Offer<'_> = Offer {
     qos: QoS::AtMostOnce,
-    retain_as_published: false,
-    replay: false,
+    retain: false,
     ids: &[],
     group: 0,
     group_queue: gateway_core::QueueId::NONE,

@@ -9,11 +9,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use gateway_core::{QueueId, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{Offer, QueueId, SharedMessage, Timestamp, metrics::count};
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 use crate::{
-    Broker, Inner, MatchOptions,
+    Broker, Inner,
     durable::paging,
     retained::{Found, Scanned},
     routing::Options,
@@ -134,12 +134,11 @@ impl RetainedCursor {
         scanned
     }
 
-    /// Options for delivering what [`Self::poll_next`] yields (replay is set).
-    pub fn options(&self) -> MatchOptions<'_> {
-        MatchOptions {
+    /// How to offer what [`Self::poll_next`] yields: with RETAIN, whatever the subscription says [MQTT-3.3.1-8].
+    pub fn offer(&self) -> Offer<'_> {
+        Offer {
             qos: self.options.qos(),
-            retain_as_published: self.options.retain_as_published(),
-            replay: true,
+            retain: true,
             ids: if self.id[0] == 0 { &[] } else { &self.id },
             group: 0,
             group_queue: QueueId::NONE,

@@ -1,13 +1,14 @@
 //! Routing of one message: retained store, latest value, history, subscribers.
 
 use gateway_core::{
-    DropReason, Effort, Message, OriginKind, QoS, QueueId, QueueOp, Timestamp, Unit, Yielded, metrics::count,
+    DropReason, Effort, Message, Offer, OriginKind, Outcome, QoS, QueueId, QueueOp, Timestamp, Unit, Yielded,
+    metrics::count,
 };
 use store::StoreHealth;
 
 use crate::{
-    Broker, Delivered, DirectOutcome, MatchOptions, Offline, Outcome, Published, Refusal, RetainError,
-    Routing, Turn, drops::drop_message, durable::Moved,
+    Broker, Delivered, DirectOutcome, Offline, Published, Refusal, RetainError, Routing, Turn,
+    drops::drop_message, durable::Moved,
 };
 
 /// Publishing.
@@ -86,16 +87,15 @@ impl Broker {
         {
             return DirectOutcome::Refused(refusal);
         }
-        let options = MatchOptions {
+        let offer = Offer {
             qos: QoS::ExactlyOnce,
-            retain_as_published: false,
-            replay: false,
+            retain: false,
             ids: &[],
             group: 0,
             group_queue: QueueId::NONE,
             queue_offline: offline == Offline::Queue,
         };
-        let Delivered { outcome, flush } = session.deliver(message, options);
+        let Delivered { outcome, flush } = session.deliver(message, offer);
         if flush {
             turn.dirty.push(session);
         }

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use gateway_core::{Commit, Durability, Effort, Message, QoS, QueueId, SharedMessage, Unit, metrics::count};
+use gateway_core::{
+    Commit, Durability, Effort, Message, Offer, Outcome, QoS, QueueId, SharedMessage, Unit, metrics::count,
+};
 
 use crate::{
-    Broker, Delivered, MatchOptions, Outcome, Published, Target, Turn,
+    Broker, Delivered, Published, Target, Turn,
     routing::index::{MatchList, Matched},
     shared::Group,
 };
@@ -163,16 +165,15 @@ impl Broker {
                 continue;
             }
             let Some(merged) = matched.for_sender(message.origin.slot) else { continue };
-            let options = MatchOptions {
+            let offer = Offer {
                 qos: merged.qos,
-                retain_as_published: merged.retain_as_published,
-                replay: false,
+                retain: merged.retain_as_published && message.retain,
                 ids: list.ids(&merged),
                 group: 0,
                 group_queue: QueueId::NONE,
                 queue_offline: offline_qos0 || message.qos.min(merged.qos) > QoS::AtMostOnce,
             };
-            let Delivered { outcome, flush } = matched.target.deliver(message, options);
+            let Delivered { outcome, flush } = matched.target.deliver(message, offer);
             if flush {
                 dirty.push(Arc::clone(&matched.target));
             }

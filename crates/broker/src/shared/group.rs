@@ -10,12 +10,14 @@ use std::sync::{
 };
 
 use ahash::RandomState;
-use gateway_core::{DropReason, Message, QoS, QueueId, Timestamp, limits::SharedStrategy, parse_shared};
+use gateway_core::{
+    DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, limits::SharedStrategy, parse_shared,
+};
 use parking_lot::{Mutex, RwLock};
 use store::SessionOp;
 
 use super::queue::{Most, Queue};
-use crate::{Delivered, MatchOptions, Outcome, Target, durable::Durable, memory::Account, routing::Options};
+use crate::{Delivered, Target, durable::Durable, memory::Account, routing::Options};
 
 /// Queued messages handed out before one new message, at most.
 pub(super) const DRAIN_PER_MESSAGE: usize = 64;
@@ -247,16 +249,15 @@ impl Group {
         delivery: &mut Delivery<'_>,
     ) -> Outcome {
         let ids = [member.id];
-        let options = MatchOptions {
+        let offer = Offer {
             qos: member.options.qos(),
-            retain_as_published: member.options.retain_as_published(),
-            replay: false,
+            retain: member.options.retain_as_published() && message.retain,
             ids: if member.id == 0 { &[] } else { &ids },
             group: self.id,
             group_queue: self.group_queue(member, delivery.durable),
             queue_offline: false,
         };
-        let Delivered { outcome, flush } = member.target.deliver(message, options);
+        let Delivered { outcome, flush } = member.target.deliver(message, offer);
         if flush {
             delivery.dirty.push(Arc::clone(&member.target));
         }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use gateway_core::{DropReason, Entry, Message, QoS, QueueId, QueueOp, Unit, metrics::count};
+use gateway_core::{DropReason, Entry, Message, Outcome, QoS, QueueId, QueueOp, Unit, metrics::count};
 use store::QueueSummary;
 
 use super::{
@@ -12,7 +12,6 @@ use super::{
     queue::Queue,
 };
 use crate::{
-    Outcome,
     drops::count_drop,
     durable::Durable,
     durable::Moved,

@@ -18,7 +18,9 @@ use std::{
     },
 };
 
-use gateway_core::{ClientId, Commit, DropReason, Origin, OriginKind, Protocol, QoS, SharedMessage, Yielded};
+use gateway_core::{
+    ClientId, Commit, DropReason, Offer, Origin, OriginKind, Outcome, Protocol, QoS, SharedMessage, Yielded,
+};
 use parking_lot::Mutex;
 
 use super::*;
@@ -59,13 +61,13 @@ struct Receiver {
 }
 
 impl Receiver {
-    fn take(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
+    fn take(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
         let dropped = |reason| Delivered { outcome: Outcome::Dropped(reason), flush: false };
         if self.ended.load(SeqCst) {
             return dropped(DropReason::SessionEnded);
         }
         let offline = self.offline.load(SeqCst);
-        if offline && !options.queue_offline {
+        if offline && !offer.queue_offline {
             return dropped(DropReason::Offline);
         }
         if let Some(room) = &mut *self.room.lock() {
@@ -77,10 +79,10 @@ impl Receiver {
         self.got.lock().push(Got {
             topic: message.topic.to_owned(),
             payload: String::from_utf8_lossy(message.payload).into_owned(),
-            qos: message.qos.min(options.qos),
-            retain: message.retain && (options.retain_as_published || options.replay),
-            ids: options.ids.to_vec(),
-            group: options.group,
+            qos: message.qos.min(offer.qos),
+            retain: offer.retain,
+            ids: offer.ids.to_vec(),
+            group: offer.group,
         });
         if let Some(parts) = &mut *self.parts.lock()
             && let Some(commit) = message.commit()
@@ -100,9 +102,9 @@ pub(super) struct TestSession {
 }
 
 impl Target for TestSession {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
-        let delivered = self.receiver.take(message, options);
-        let qos = message.qos.min(options.qos);
+    fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
+        let delivered = self.receiver.take(message, offer);
+        let qos = message.qos.min(offer.qos);
         if let Some((disk, place)) = &mut *self.receiver.disk.lock()
             && qos > QoS::AtMostOnce
             && !matches!(delivered.outcome, Outcome::Dropped(_))
@@ -172,8 +174,8 @@ pub(super) struct TestStream {
 }
 
 impl Target for TestStream {
-    fn deliver(&self, message: &Message<'_>, options: MatchOptions<'_>) -> Delivered {
-        self.receiver.take(message, options)
+    fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
+        self.receiver.take(message, offer)
     }
     fn flush(self: Arc<Self>) {}
     fn is_online(&self) -> bool {

@@ -1,4 +1,4 @@
-use gateway_core::{Durability, Effort, units::ByteSize};
+use gateway_core::{Durability, Effort, Offer, Outcome, units::ByteSize};
 
 use super::*;
 
@@ -164,7 +164,7 @@ fn dirty_targets_are_flushed_once_per_turn_end() {
 fn a_stream_that_leaves_a_message_out_is_neither_a_match_nor_a_drop() {
     struct Picky;
     impl Target for Picky {
-        fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
+        fn deliver(&self, _: &Message<'_>, _: Offer<'_>) -> Delivered {
             Delivered { outcome: Outcome::Ignored, flush: false }
         }
         fn flush(self: Arc<Self>) {}

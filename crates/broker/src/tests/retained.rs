@@ -111,7 +111,7 @@ fn a_cursor_over_100_000_topics_is_complete_and_bounded() {
         ("u/#", 0, 0),
     ] {
         let cursor = bench.subscribe(&device, filter).replay.unwrap();
-        assert!(cursor.options().replay);
+        assert!(cursor.offer().retain);
         let (topics, calls) = replay(&bench, cursor);
         assert_eq!(topics.len(), matching, "{filter}");
         assert!(topics.is_sorted() && calls <= most_calls, "{filter}: {calls}");
@@ -135,7 +135,7 @@ fn replay_follows_retain_handling_and_its_limit() {
     let mut replays = |filter: &str, handling| {
         let request = SubscribeRequest { retain_handling: handling, id: Some(9), ..request(filter) };
         let replay = bench.try_subscribe(&device, &request).unwrap().replay;
-        assert!(replay.iter().all(|cursor| cursor.options().ids == [9]));
+        assert!(replay.iter().all(|cursor| cursor.offer().ids == [9]));
         replay.map(|cursor| replay_all(&bench, cursor))
     };
     assert_eq!(replays("a/+", 2), None);

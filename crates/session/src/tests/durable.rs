@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use gateway_core::{Budget, Journal, Page, QueueOp, ReadBack, Receipt};
+use gateway_core::{Budget, Journal, Outcome, Page, QueueOp, ReadBack, Receipt};
 use parking_lot::Mutex;
 
 use super::*;
@@ -63,7 +63,7 @@ impl Bench {
         self.with(now, |out, env| out.attach(link, &[], env));
     }
 
-    fn offer(&mut self, now: u64, payload: &[u8], qos: QoS) -> Take {
+    fn offer(&mut self, now: u64, payload: &[u8], qos: QoS) -> Outcome {
         let mut message = message(payload, qos);
         message.received = Timestamp(now);
         self.with(now, |out, env| out.offer(&message, offer(qos), env))
@@ -155,14 +155,14 @@ fn qos_2_that_an_earlier_process_may_have_sent_is_neither_trimmed_nor_swept() {
     };
     let mut bench = Bench::new(limits());
     bench.out.restore(&left(0, 10, 5, 10, 1_000));
-    assert_eq!(bench.offer(0, b"new", QoS::ExactlyOnce), Take::Queued);
+    assert_eq!(bench.offer(0, b"new", QoS::ExactlyOnce), Outcome::Queued);
     assert_eq!(trims(bench.ops()), [5]);
     assert!(bench.out.may_have_sent(4, QoS::ExactlyOnce));
     assert!(!bench.out.may_have_sent(4, QoS::AtLeastOnce), "its client loses nothing but the message");
     assert!(!bench.out.may_have_sent(5, QoS::ExactlyOnce));
     let mut bench = Bench::new(limits());
     bench.out.restore(&left(0, 10, 10, 10, 1_000));
-    assert_eq!(bench.offer(0, b"new", QoS::ExactlyOnce), Take::Dropped(DropReason::QueueFull));
+    assert_eq!(bench.offer(0, b"new", QoS::ExactlyOnce), Outcome::Dropped(DropReason::QueueFull));
     assert!(trims(bench.ops()).is_empty());
 }
 
@@ -175,7 +175,7 @@ fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
     bench.attach(0, 10);
     assert_eq!(bench.load(), from(0));
     for payload in [b"1", b"2"] {
-        assert_eq!(bench.offer(0, payload, QoS::AtLeastOnce), Take::Sent);
+        assert_eq!(bench.offer(0, payload, QoS::AtLeastOnce), Outcome::Sent);
     }
     assert!(bench.ops().iter().any(|op| matches!(op, QueueOp::Trim { from: 1, .. })));
     let page = Page { entries: vec![stored(0, b"0"), stored(1, b"1"), stored(2, b"2")], next: 3, end: true };
@@ -233,7 +233,7 @@ fn a_durable_session_that_may_hold_no_more_gets_its_messages_from_disk() {
     bench.attach(0, 1000);
     bench.purse.limit = 64 << 10;
     for _ in 0..10 {
-        assert_eq!(bench.offer(0, &[b'x'; 10_000], QoS::AtLeastOnce), Take::Sent);
+        assert_eq!(bench.offer(0, &[b'x'; 10_000], QoS::AtLeastOnce), Outcome::Sent);
     }
     assert!((32 << 10..=64 << 10).contains(&bench.purse.used.get()), "{}", bench.purse.used.get());
     assert_eq!(bench.out.dropped(), 0);
@@ -311,7 +311,10 @@ impl Bench {
         let mut message = message(b"p", QoS::ExactlyOnce);
         (message.received, message.expires) = (Timestamp(now), expires.map(Timestamp));
         message.receipt = Some(receipt);
-        assert_eq!(self.with(now, |out, env| out.offer(&message, offer(QoS::ExactlyOnce), env)), Take::Sent);
+        assert_eq!(
+            self.with(now, |out, env| out.offer(&message, offer(QoS::ExactlyOnce), env)),
+            Outcome::Sent
+        );
     }
 }
 

@@ -1,14 +1,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use gateway_core::{Effort, Message, QoS, matches};
+use gateway_core::{Effort, Message, Offer, Outcome, QoS, matches};
 
 use super::{wildcard::MAX_SHAPES, *};
-use crate::{Delivered, MatchOptions, Outcome, Target};
+use crate::{Delivered, Target};
 
 struct Nobody;
 
 impl Target for Nobody {
-    fn deliver(&self, _: &Message<'_>, _: MatchOptions<'_>) -> Delivered {
+    fn deliver(&self, _: &Message<'_>, _: Offer<'_>) -> Delivered {
         Delivered { outcome: Outcome::Sent, flush: false }
     }
     fn flush(self: Arc<Self>) {}

@@ -11,14 +11,14 @@ use std::{
 
 use codec::{AckKind, Packet, encode_ack};
 use gateway_core::{
-    Budget, Commit, Durability, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Receipt,
-    Timestamp, Yielded,
+    Budget, Commit, Durability, Journal, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, QueueOp,
+    Receipt, Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
     units::ByteSize,
 };
 
 use super::disk::Disk;
-use crate::{Env, Left, LinkParams, Load, Offer, Outbound, Take};
+use crate::{Env, Left, LinkParams, Load, Outbound};
 
 const QUEUE: QueueId = QueueId(7);
 /// The shared group of some deliveries, on disk and in memory.
@@ -230,14 +230,14 @@ impl World {
             queue_offline: group == 0,
         };
         let take = self.with(|outbound, env| outbound.offer(&message, offer, env));
-        if take == Take::Sent && message.receipt.is_some() {
+        if take == Outcome::Sent && message.receipt.is_some() {
             self.receipts.push(Arc::clone(&receipt));
         }
         let commit = message.issued().cloned();
         if let Some(commit) = &commit {
             commit.done();
         }
-        let taken = matches!(take, Take::Sent | Take::Queued);
+        let taken = matches!(take, Outcome::Sent | Outcome::Queued);
         let sent = &mut self.messages[number];
         sent.again = false;
         sent.promised = taken && qos > QoS::AtMostOnce && commit.is_none();
