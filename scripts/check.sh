@@ -7,6 +7,7 @@ set -euo pipefail
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 step tools cargo clippy --locked -p mqload -p grpcload --all-targets -- -D warnings
+step "features of the store" store_features_check
 step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 if command -v cargo-deny >/dev/null; then

@@ -185,6 +185,7 @@ start_deny_install
 
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
+step "features of the store" store_features_check
 step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 step "documentation tests" cargo test --locked --doc

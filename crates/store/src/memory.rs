@@ -18,12 +18,12 @@ type Key = (ClientId, Arc<str>);
 /// A [`LatestStore`] that ends with the process.
 #[derive(Debug)]
 pub struct MemoryLatest {
-    state: RwLock<State>,
+    state: RwLock<Contents>,
     topics_per_device: usize,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Contents {
     values: BTreeMap<Key, LatestValue>,
     newest: HashMap<Arc<str>, (u64, ClientId)>,
     topics: HashMap<ClientId, usize>,
@@ -61,7 +61,7 @@ impl MemoryLatest {
 
     fn drop_value(&self, value: &LatestValue) {
         let mut state = self.state.write();
-        let State { values, newest, topics } = &mut *state;
+        let Contents { values, newest, topics } = &mut *state;
         let key = (value.device.clone(), Arc::clone(&value.topic));
         if values.get(&key).is_none_or(|stored| stored.version > value.version) {
             return;

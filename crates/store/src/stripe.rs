@@ -22,12 +22,12 @@ const OVERHEAD: usize = 224;
 
 /// What an entry's changes do to the process-wide sums.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct Sums {
     pub(super) values: isize,
     pub(super) bytes: isize,
 }
 
-impl std::ops::AddAssign for Change {
+impl std::ops::AddAssign for Sums {
     fn add_assign(&mut self, other: Self) {
         self.values += other.values;
         self.bytes += other.bytes;
@@ -38,7 +38,7 @@ impl std::ops::AddAssign for Change {
 #[derive(Debug)]
 pub(super) struct Recorded {
     pub(super) version: u64,
-    pub(super) change: Change,
+    pub(super) change: Sums,
     /// It replaced a value that now is never written.
     pub(super) coalesced: bool,
 }
@@ -65,7 +65,7 @@ pub(super) struct Bounds {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken(u32);
 
-struct Entry {
+struct StripeEntry {
     hash: u64,
     device: ClientId,
     topic: Arc<str>,
@@ -85,7 +85,7 @@ struct Entry {
 
 #[derive(Default)]
 pub(super) struct Stripe {
-    slots: Vec<Option<Entry>>,
+    slots: Vec<Option<StripeEntry>>,
     free: Vec<u32>,
     index: HashTable<u32>,
     topics: HashMap<ClientId, u32, ahash::RandomState>,
@@ -178,21 +178,21 @@ impl Stripe {
 
     /// Ends the flight of an entry. `written` tells whether the store has what was taken. A clean entry stays
     /// for a while unless it is large or clean entries exceed `keep_bytes`.
-    pub(super) fn landed(&mut self, taken: Taken, written: bool, round: u64, keep_bytes: usize) -> Change {
-        let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Change::default() };
+    pub(super) fn landed(&mut self, taken: Taken, written: bool, round: u64, keep_bytes: usize) -> Sums {
+        let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Sums::default() };
         entry.in_flight = false;
         if entry.dirty {
             if written {
                 entry.since = entry.received;
             }
-            return Change::default();
+            return Sums::default();
         }
         if !written {
             entry.dirty = true;
             self.dirty.push_back(taken.0);
-            return Change::default();
+            return Sums::default();
         }
-        let change = Change { values: -1, bytes: -(entry.charged as isize) };
+        let change = Sums { values: -1, bytes: -(entry.charged as isize) };
         entry.charged = 0;
         let size = entry.size();
         if entry.payload.capacity() > KEEP_BUFFER || self.clean_bytes + size > keep_bytes {
@@ -205,15 +205,15 @@ impl Stripe {
     }
 
     /// Drops what waits of these topics of `device`, unless it is newer than `version`. Nothing of them is in flight.
-    pub(super) fn forget(&mut self, device: &str, topics: &[(u64, &str)], version: u64) -> Change {
-        let mut change = Change::default();
+    pub(super) fn forget(&mut self, device: &str, topics: &[(u64, &str)], version: u64) -> Sums {
+        let mut change = Sums::default();
         let mut forgotten = Vec::new();
         for (hash, topic) in topics {
             let Some(slot) = self.find(*hash, device, topic) else { continue };
             let Some(entry) = self.slots[slot as usize].as_ref() else { continue };
             debug_assert!(!entry.in_flight, "forgotten on its way to the store");
             if entry.dirty && !entry.in_flight && entry.version <= version {
-                change += Change { values: -1, bytes: -(entry.charged as isize) };
+                change += Sums { values: -1, bytes: -(entry.charged as isize) };
                 forgotten.push(slot);
             }
         }
@@ -243,21 +243,21 @@ impl Stripe {
     /// The pending value of (device, topic).
     pub(super) fn get(&self, hash: u64, device: &str, topic: &str) -> Option<LatestValue> {
         let slot = self.find(hash, device, topic)?;
-        self.pending(slot as usize).map(Entry::value)
+        self.pending(slot as usize).map(StripeEntry::value)
     }
 
     /// Calls `visit` for the pending entries among `count` slots from `from`. False after the last slot.
-    pub(super) fn visit(&self, from: usize, count: usize, mut visit: impl FnMut(Pending<'_>)) -> bool {
+    pub(super) fn visit(&self, from: usize, count: usize, mut visit: impl FnMut(Unflushed<'_>)) -> bool {
         let to = (from + count).min(self.slots.len());
         for slot in from..to {
             if let Some(entry) = self.pending(slot) {
-                visit(Pending(entry));
+                visit(Unflushed(entry));
             }
         }
         to < self.slots.len()
     }
 
-    fn pending(&self, slot: usize) -> Option<&Entry> {
+    fn pending(&self, slot: usize) -> Option<&StripeEntry> {
         self.slots[slot].as_ref().filter(|entry| entry.dirty || entry.in_flight)
     }
 
@@ -270,7 +270,7 @@ impl Stripe {
     }
 
     fn insert(&mut self, hash: u64, device: &ClientId, topic: &str) -> u32 {
-        let entry = Entry {
+        let entry = StripeEntry {
             hash,
             device: device.clone(),
             topic: Arc::from(topic),
@@ -321,9 +321,9 @@ impl Stripe {
 }
 
 /// A pending entry, seen under the lock.
-pub(super) struct Pending<'a>(&'a Entry);
+pub(super) struct Unflushed<'a>(&'a StripeEntry);
 
-impl Pending<'_> {
+impl Unflushed<'_> {
     pub(super) fn names(&self) -> (&ClientId, &Arc<str>) {
         (&self.0.device, &self.0.topic)
     }
@@ -342,7 +342,7 @@ impl Pending<'_> {
     }
 }
 
-impl Entry {
+impl StripeEntry {
     fn size(&self) -> usize {
         let properties = self.properties.as_ref().map_or(0, |p| properties_size(p));
         OVERHEAD + self.topic.len() + self.device.as_str().len() + self.payload.capacity() + properties
@@ -366,10 +366,10 @@ impl Entry {
     }
 
     /// Counts the entry, which is now pending, at its present size.
-    fn charge(&mut self) -> Change {
+    fn charge(&mut self) -> Sums {
         let size = self.size();
         let values = isize::from(self.charged == 0);
-        let change = Change { values, bytes: size as isize - self.charged as isize };
+        let change = Sums { values, bytes: size as isize - self.charged as isize };
         self.charged = size;
         change
     }

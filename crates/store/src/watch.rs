@@ -82,12 +82,12 @@ pub(super) struct Watchers {
 struct Inner {
     devices: AHashSet<String>,
     filter: Option<String>,
-    state: Mutex<State>,
+    state: Mutex<Unread>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct Unread {
     values: HashMap<(ClientId, Arc<str>), LatestValue, ahash::RandomState>,
     bytes: usize,
     lagged: bool,
@@ -155,7 +155,7 @@ impl Inner {
     }
 }
 
-impl State {
+impl Unread {
     fn push(&mut self, value: &LatestValue) {
         let key = (value.device.clone(), Arc::clone(&value.topic));
         let known = self.values.get(&key);

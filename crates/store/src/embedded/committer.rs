@@ -86,7 +86,7 @@ pub(super) struct Committer<W: Work> {
 }
 
 struct Shared<I> {
-    state: Mutex<State<I>>,
+    state: Mutex<Submitted<I>>,
     wake: Condvar,
     failing: AtomicBool,
     started: Instant,
@@ -95,7 +95,7 @@ struct Shared<I> {
     lazy: Lazy,
 }
 
-struct State<I> {
+struct Submitted<I> {
     inbox: I,
     /// Somebody waits for an operation in the inbox.
     urgent: bool,
@@ -114,7 +114,7 @@ impl<W: Work> Committer<W> {
         lazy: Lazy,
     ) -> Result<Self, StoreError> {
         let [inbox, spare] = inboxes;
-        let state = State { inbox, urgent: false, since: None, closing: false };
+        let state = Submitted { inbox, urgent: false, since: None, closing: false };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             wake: Condvar::new(),

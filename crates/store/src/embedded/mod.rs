@@ -30,6 +30,7 @@ pub mod tool;
 mod verify;
 #[cfg(test)]
 mod verify_tests;
+mod waiting;
 mod write;
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
@@ -100,7 +101,7 @@ impl EmbeddedLatest {
         })?;
         let shared = Arc::new(Shared { environment, latest, newest });
         let (jobs, inbox) = mpsc::channel(JOBS);
-        let writer = write::Writer::new(Arc::clone(&shared), options.topics_per_device);
+        let writer = write::LatestWriter::new(Arc::clone(&shared), options.topics_per_device);
         let writer = std::thread::Builder::new()
             .name("latest-writer".to_owned())
             .spawn(move || writer.run(inbox))

@@ -81,7 +81,7 @@ pub(super) struct Walk<'a> {
 
 /// Which tree is walked.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TreeKind {
     /// Free pages by transaction; up to this one.
     Free(u64),
     /// Tables by name.
@@ -105,7 +105,7 @@ struct Tree {
 
 /// A tree and where in it the walk is.
 struct Place<'k> {
-    kind: Kind,
+    kind: TreeKind,
     depth: u16,
     level: u16,
     /// All keys are at or above this, and below that.
@@ -133,7 +133,7 @@ impl<'a> Walk<'a> {
 
     /// The list of free pages, as of `transaction`.
     pub(super) fn free_pages(&mut self, db: &Db, transaction: u64) -> Result<(), Fault> {
-        self.tree(db, Kind::Free(transaction))?;
+        self.tree(db, TreeKind::Free(transaction))?;
         self.beyond.sort_unstable();
         let missing = self.length.saturating_sub(self.present);
         let in_order = self.beyond.iter().zip(self.present..).all(|(page, expected)| *page == expected);
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
 
     /// The table of tables, and all of them.
     pub(super) fn tables(&mut self, db: &Db) -> Result<(), Fault> {
-        let tables = self.tree(db, Kind::Main)?.tables;
+        let tables = self.tree(db, TreeKind::Main)?.tables;
         let known = |name: &[u8]| {
             let mut known = self.terms.tables.iter().copied().chain([format::META]);
             known.any(|known| known.as_bytes() == name)
@@ -166,7 +166,7 @@ impl<'a> Walk<'a> {
             if db.flags != 0 {
                 return Err(of(damage("it is of another kind")));
             }
-            let kind = if name == format::META.as_bytes() { Kind::Meta } else { Kind::Table };
+            let kind = if name == format::META.as_bytes() { TreeKind::Meta } else { TreeKind::Table };
             let tree = self.tree(db, kind).map_err(of)?;
             if !format::is_sound(&tree.format) {
                 return Err(of(damage("the note of the format is not what it was")));
@@ -176,7 +176,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn tree(&mut self, db: &Db, kind: Kind) -> Result<Tree, Fault> {
+    fn tree(&mut self, db: &Db, kind: TreeKind) -> Result<Tree, Fault> {
         let mut tree = Tree::default();
         if db.root != NO_PAGE {
             if !(1..=MAX_DEPTH).contains(&db.depth) {
@@ -190,7 +190,7 @@ impl<'a> Walk<'a> {
         }
         let found = (tree.branches, tree.leaves, tree.overflow, tree.entries);
         // Of the free pages LMDB uses none of these.
-        if !matches!(kind, Kind::Free(_)) && found != (db.branches, db.leaves, db.overflow, db.entries) {
+        if !matches!(kind, TreeKind::Free(_)) && found != (db.branches, db.leaves, db.overflow, db.entries) {
             return Err(damage("a tree has more or less than is noted of it"));
         }
         Ok(tree)
@@ -207,7 +207,7 @@ impl<'a> Walk<'a> {
         });
         let nodes = nodes.ok_or_else(|| bad(number, "it is not a page of its tree"))?;
         // A branch with one child ends the process, but for the tree of free pages.
-        let least = if branch && !matches!(place.kind, Kind::Free(_)) { 2 } else { 1 };
+        let least = if branch && !matches!(place.kind, TreeKind::Free(_)) { 2 } else { 1 };
         if nodes.len() < least || !in_order(&nodes, branch, place) {
             return Err(bad(number, "its keys are not in order"));
         }
@@ -230,38 +230,38 @@ impl<'a> Walk<'a> {
     }
 
     /// A key and its value, on page `number`.
-    fn entry(&mut self, number: u64, node: &Node<'_>, kind: Kind, tree: &mut Tree) -> Result<(), Fault> {
+    fn entry(&mut self, number: u64, node: &Node<'_>, kind: TreeKind, tree: &mut Tree) -> Result<(), Fault> {
         let wrong = || bad(number, "a value is not of its tree");
-        let expected = if kind == Kind::Main { SUB_DATABASE } else { 0 };
+        let expected = if kind == TreeKind::Main { SUB_DATABASE } else { 0 };
         if node.flags & !BIG_DATA != expected {
             return Err(wrong());
         }
         let mut large = Vec::new();
         if node.flags & BIG_DATA != 0 {
-            if kind == Kind::Main {
+            if kind == TreeKind::Main {
                 return Err(wrong());
             }
             let first = u64_at(node.data, 0).ok_or_else(wrong)?;
-            let wanted = matches!(kind, Kind::Free(_));
+            let wanted = matches!(kind, TreeKind::Free(_));
             tree.overflow += self.large(first, node.number, wanted.then_some(&mut large))?;
         }
         let data = if node.flags & BIG_DATA != 0 { &large[..] } else { node.data };
         match kind {
-            Kind::Free(transaction) => {
+            TreeKind::Free(transaction) => {
                 let by = u64_at(node.key, 0).filter(|by| (1..=transaction).contains(by));
                 by.and_then(|_| self.list(data))
                     .ok_or_else(|| bad(number, "it lists free pages that are not"))
             }
-            Kind::Main => {
+            TreeKind::Main => {
                 let db = Db::read(data).filter(|_| data.len() == Db::SIZE).ok_or_else(wrong)?;
                 tree.tables.push((node.key.to_vec(), db));
                 Ok(())
             }
-            Kind::Meta if node.flags & BIG_DATA == 0 => {
+            TreeKind::Meta if node.flags & BIG_DATA == 0 => {
                 tree.format.push((node.key.to_vec(), data.to_vec()));
                 Ok(())
             }
-            Kind::Meta | Kind::Table => Ok(()),
+            TreeKind::Meta | TreeKind::Table => Ok(()),
         }
     }
 
@@ -383,7 +383,7 @@ fn nodes(page: &[u8], branch: bool) -> Option<Vec<Node<'_>>> {
 
 /// Whether keys are as long as they may be, in order, and between those of the page above.
 fn in_order(nodes: &[Node<'_>], branch: bool, place: &Place<'_>) -> bool {
-    let by_number = matches!(place.kind, Kind::Free(_));
+    let by_number = matches!(place.kind, TreeKind::Free(_));
     let compare = |one: &[u8], other: &[u8]| match by_number {
         true => u64_at(one, 0).cmp(&u64_at(other, 0)),
         false => one.cmp(other),

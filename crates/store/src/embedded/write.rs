@@ -25,7 +25,7 @@ pub(super) struct Job {
 }
 
 /// Owns all write transactions.
-pub(super) struct Writer {
+pub(super) struct LatestWriter {
     shared: Arc<Shared>,
     topics_per_device: usize,
     /// Topics per device, counted from the table when first needed.
@@ -33,7 +33,7 @@ pub(super) struct Writer {
     buffer: Vec<u8>,
 }
 
-impl Writer {
+impl LatestWriter {
     pub(super) fn new(shared: Arc<Shared>, topics_per_device: usize) -> Self {
         Self { shared, topics_per_device, topics: HashMap::default(), buffer: Vec::new() }
     }

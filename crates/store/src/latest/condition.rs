@@ -34,9 +34,9 @@ impl Condition {
 }
 
 /// The [`Condition`], for those who wait for it to change.
-pub(super) struct State(watch::Sender<Condition>);
+pub(super) struct ConditionWatch(watch::Sender<Condition>);
 
-impl State {
+impl ConditionWatch {
     /// `remote`: nothing is known before the first contact.
     pub(super) fn new(remote: bool) -> Self {
         Self(watch::Sender::new(if remote { Condition::Unknown } else { Condition::Up }))

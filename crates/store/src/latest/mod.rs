@@ -40,10 +40,10 @@ use tokio::{
     time::Instant,
 };
 
-use self::{condition::State, spill::Spill};
+use self::{condition::ConditionWatch, spill::Spill};
 use super::{
     LatestStore, SpillStore, StoreError, VersionClock, Watch, WatchSelector,
-    stripe::{Bounds, Change, Pending, Refusal, Stripe},
+    stripe::{Bounds, Refusal, Stripe, Sums, Unflushed},
     watch::Watchers,
 };
 
@@ -81,7 +81,7 @@ pub struct Latest {
     watchers: Arc<Watchers>,
     pending_values: AtomicIsize,
     pending_bytes: AtomicIsize,
-    state: State,
+    state: ConditionWatch,
     latency: Histogram,
     round: AtomicU64,
     /// The stripe where the next batch begins: all have their turn, also if values change faster than they are written.
@@ -123,7 +123,7 @@ impl Latest {
             watchers: Arc::default(),
             pending_values: AtomicIsize::new(0),
             pending_bytes: AtomicIsize::new(0),
-            state: State::new(options.probe.is_some()),
+            state: ConditionWatch::new(options.probe.is_some()),
             latency: Histogram::new(LATENCY),
             round: AtomicU64::new(0),
             next_stripe: AtomicUsize::new(0),
@@ -241,7 +241,7 @@ impl Latest {
         ((device % STRIPES as u64) as usize, hash)
     }
 
-    fn apply(&self, change: Change) {
+    fn apply(&self, change: Sums) {
         if change.values != 0 {
             self.pending_values.fetch_add(change.values, Relaxed);
         }
@@ -250,7 +250,7 @@ impl Latest {
         }
     }
 
-    fn visit_pending(&self, mut visit: impl FnMut(Pending<'_>)) {
+    fn visit_pending(&self, mut visit: impl FnMut(Unflushed<'_>)) {
         if self.pending_values.load(Relaxed) == 0 {
             return;
         }

@@ -24,11 +24,11 @@ use tokio::{
 
 use super::{
     Consistency, ScyllaOptions, StoreError,
-    errors::{self, Kind},
+    errors::{self, ErrorKind},
     history::Statements,
     limit::{Limit, Permit},
     row,
-    schema::{self, Tables},
+    schema::{self, TableIds},
     topics::KnownTopics,
     write::unhurried,
 };
@@ -56,17 +56,17 @@ pub(super) struct Cluster {
     pub(super) known: KnownTopics,
     pub(super) writes: Limit,
     reads: Limit,
-    state: Mutex<State>,
+    state: Mutex<Contact>,
     opening: AsyncMutex<Option<Opening>>,
 }
 
 #[derive(Default)]
-struct State {
+struct Contact {
     /// Outlives the connections.
     session: Option<Arc<Session>>,
     connection: Option<Arc<Connection>>,
     /// Of the newest connection.
-    tables: Tables,
+    tables: TableIds,
     failed: Option<(Instant, StoreError)>,
 }
 
@@ -74,7 +74,7 @@ struct State {
 pub(super) struct Connection {
     pub(super) session: Arc<Session>,
     /// Those that were there when the statements were made.
-    pub(super) tables: Tables,
+    pub(super) tables: TableIds,
     pub(super) put_by_device: PreparedStatement,
     pub(super) put_by_topic: PreparedStatement,
     pub(super) drop_by_device: PreparedStatement,
@@ -158,9 +158,9 @@ impl Cluster {
     ) {
         match answer.as_ref().err().map(errors::kind) {
             None => permit.good(),
-            Some(Kind::Overloaded) => permit.overloaded(),
-            Some(Kind::Schema | Kind::Rejected) => self.suspect(connection),
-            Some(Kind::Away | Kind::Denied | Kind::Clock) => {}
+            Some(ErrorKind::Overloaded) => permit.overloaded(),
+            Some(ErrorKind::Schema | ErrorKind::Rejected) => self.suspect(connection),
+            Some(ErrorKind::Away | ErrorKind::Denied | ErrorKind::Clock) => {}
         }
     }
 
@@ -224,7 +224,7 @@ async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
     match timeout(CONNECT_LIMIT, builder.build()).await {
         Ok(built) => built.map_err(|e| errors::not_connected(&e, options)),
         Err(_) => {
-            errors::counted(Kind::Away);
+            errors::counted(ErrorKind::Away);
             let nodes = options.contact_points.join(",");
             Err(StoreError::Unavailable(format!("connect to {nodes}: no answer in {CONNECT_LIMIT:?}")))
         }
@@ -234,7 +234,7 @@ async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
 impl Connection {
     async fn prepare(
         session: Arc<Session>,
-        tables: Tables,
+        tables: TableIds,
         options: &ScyllaOptions,
     ) -> Result<Self, StoreError> {
         let keyspace = &options.keyspace;

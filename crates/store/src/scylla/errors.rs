@@ -10,7 +10,7 @@ use super::{ScyllaOptions, StoreError};
 
 /// Kinds of errors, as they are counted and answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ErrorKind {
     /// Nodes are absent, or too few of them: later.
     Away,
     /// It took too long, or the database says that it is too much: later, and less at once.
@@ -41,69 +41,69 @@ const SCHEMA_WORDS: &[&str] = &[
 /// may change: disks are nearly full, or a consistency level or timestamps are not allowed.
 const VALUE_GUARDRAILS: &[&str] = &["size", "items_per_collection", "minimum_timestamp"];
 
-pub(super) fn kind(error: &ExecutionError) -> Kind {
+pub(super) fn kind(error: &ExecutionError) -> ErrorKind {
     match error {
         ExecutionError::LastAttemptError(error) => attempt(error),
         ExecutionError::PrepareError(error) => preparing(error),
-        ExecutionError::BadQuery(_) => Kind::Rejected,
-        ExecutionError::RequestTimeout(_) => Kind::Overloaded,
-        ExecutionError::ConnectionPoolError(error) if denied(error) => Kind::Denied,
-        _ => Kind::Away,
+        ExecutionError::BadQuery(_) => ErrorKind::Rejected,
+        ExecutionError::RequestTimeout(_) => ErrorKind::Overloaded,
+        ExecutionError::ConnectionPoolError(error) if denied(error) => ErrorKind::Denied,
+        _ => ErrorKind::Away,
     }
 }
 
-fn preparing(error: &PrepareError) -> Kind {
+fn preparing(error: &PrepareError) -> ErrorKind {
     match error {
         PrepareError::AllAttemptsFailed { first_attempt } => attempt(first_attempt),
-        PrepareError::ConnectionPoolError(error) if denied(error) => Kind::Denied,
-        _ => Kind::Away,
+        PrepareError::ConnectionPoolError(error) if denied(error) => ErrorKind::Denied,
+        _ => ErrorKind::Away,
     }
 }
 
-fn attempt(error: &RequestAttemptError) -> Kind {
+fn attempt(error: &RequestAttemptError) -> ErrorKind {
     match error {
         RequestAttemptError::SerializationError(_) | RequestAttemptError::CqlRequestSerialization(_) => {
-            Kind::Rejected
+            ErrorKind::Rejected
         }
-        RequestAttemptError::UnableToAllocStreamId => Kind::Overloaded,
+        RequestAttemptError::UnableToAllocStreamId => ErrorKind::Overloaded,
         RequestAttemptError::RepreparedIdChanged { .. } | RequestAttemptError::RepreparedIdMissingInBatch => {
-            Kind::Schema
+            ErrorKind::Schema
         }
         RequestAttemptError::DbError(error, text) => answered(error, text),
-        _ => Kind::Away,
+        _ => ErrorKind::Away,
     }
 }
 
-fn answered(error: &DbError, text: &str) -> Kind {
+fn answered(error: &DbError, text: &str) -> ErrorKind {
     match error {
         DbError::WriteTimeout { .. }
         | DbError::ReadTimeout { .. }
         | DbError::Overloaded
-        | DbError::RateLimitReached { .. } => Kind::Overloaded,
-        DbError::AuthenticationError | DbError::Unauthorized => Kind::Denied,
-        DbError::Unprepared { .. } => Kind::Schema,
+        | DbError::RateLimitReached { .. } => ErrorKind::Overloaded,
+        DbError::AuthenticationError | DbError::Unauthorized => ErrorKind::Denied,
+        DbError::Unprepared { .. } => ErrorKind::Schema,
         // What Cassandra makes of a prepared statement whose table was dropped while it ran.
-        DbError::ServerError if text.to_lowercase().contains("unknown cf") => Kind::Schema,
+        DbError::ServerError if text.to_lowercase().contains("unknown cf") => ErrorKind::Schema,
         DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => refused(&text.to_lowercase()),
-        _ => Kind::Away,
+        _ => ErrorKind::Away,
     }
 }
 
 /// What the database does not take, and says so in lower-case `text`.
-fn refused(text: &str) -> Kind {
+fn refused(text: &str) -> ErrorKind {
     // Scylla of a timestamp some days ahead (`restrict_future_timestamp`), and the guardrail of Cassandra.
     if text.contains("timestamp")
         && (text.contains("future") || text.starts_with("guardrail maximum_timestamp"))
     {
-        return Kind::Clock;
+        return ErrorKind::Clock;
     }
     if SCHEMA_WORDS.iter().any(|words| text.contains(words)) {
-        return Kind::Schema;
+        return ErrorKind::Schema;
     }
     let guardrail = text.strip_prefix("guardrail ").and_then(|rest| rest.split_once(" violated"));
     match guardrail {
-        Some((name, _)) if !VALUE_GUARDRAILS.iter().any(|words| name.contains(words)) => Kind::Denied,
-        _ => Kind::Rejected,
+        Some((name, _)) if !VALUE_GUARDRAILS.iter().any(|words| name.contains(words)) => ErrorKind::Denied,
+        _ => ErrorKind::Rejected,
     }
 }
 
@@ -119,19 +119,19 @@ fn denied(error: &ConnectionPoolError) -> bool {
 }
 
 /// Counts an error of a request.
-pub(super) fn counted(kind: Kind) {
+pub(super) fn counted(kind: ErrorKind) {
     count(|c| {
         match kind {
-            Kind::Away => &c.database_errors_unavailable,
-            Kind::Overloaded => &c.database_errors_overloaded,
-            Kind::Schema => &c.database_errors_schema,
-            Kind::Rejected => &c.database_errors_rejected,
-            Kind::Denied => &c.database_errors_denied,
-            Kind::Clock => &c.database_errors_clock,
+            ErrorKind::Away => &c.database_errors_unavailable,
+            ErrorKind::Overloaded => &c.database_errors_overloaded,
+            ErrorKind::Schema => &c.database_errors_schema,
+            ErrorKind::Rejected => &c.database_errors_rejected,
+            ErrorKind::Denied => &c.database_errors_denied,
+            ErrorKind::Clock => &c.database_errors_clock,
         }
         .add(1);
     });
-    if kind == Kind::Clock {
+    if kind == ErrorKind::Clock {
         warn_limited!(
             "the database refuses values as they are from the future: set the clock of this machine or of the database \
              right; values wait meanwhile, see docs/storage.md"
@@ -154,7 +154,7 @@ pub(super) fn not_connected(error: &NewSessionError, options: &ScyllaOptions) ->
     if let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(error)) = error
         && denied(error)
     {
-        counted(Kind::Denied);
+        counted(ErrorKind::Denied);
         let user = &options.username;
         return StoreError::Unavailable(if user.is_empty() {
             format!("connect: the cluster wants a user and a password: {error}")
@@ -162,7 +162,7 @@ pub(super) fn not_connected(error: &NewSessionError, options: &ScyllaOptions) ->
             format!("connect: the cluster refuses user {user:?} or the password: {error}")
         });
     }
-    counted(Kind::Away);
+    counted(ErrorKind::Away);
     StoreError::Unavailable(format!("connect to {}: {error}", options.contact_points.join(",")))
 }
 
@@ -184,18 +184,21 @@ mod tests {
     #[test]
     fn a_missing_table_is_not_taken_for_a_value_that_is_refused() {
         for (text, expected) in [
-            ("unconfigured table latest_by_device", Kind::Schema),
-            ("table latest_by_topic does not exist", Kind::Schema),
-            ("Keyspace 'mqtt' does not exist", Kind::Schema),
-            ("Can't find a column family latest_by_device in keyspace mqtt", Kind::Schema),
-            ("Undefined column name server in table mqtt.latest_by_device", Kind::Schema),
-            ("Key length of 70000 is longer than maximum of 65535", Kind::Rejected),
-            ("Guardrail column_value_size violated: value of column 'payload' has size 2MiB", Kind::Rejected),
+            ("unconfigured table latest_by_device", ErrorKind::Schema),
+            ("table latest_by_topic does not exist", ErrorKind::Schema),
+            ("Keyspace 'mqtt' does not exist", ErrorKind::Schema),
+            ("Can't find a column family latest_by_device in keyspace mqtt", ErrorKind::Schema),
+            ("Undefined column name server in table mqtt.latest_by_device", ErrorKind::Schema),
+            ("Key length of 70000 is longer than maximum of 65535", ErrorKind::Rejected),
+            (
+                "Guardrail column_value_size violated: value of column 'payload' has size 2MiB",
+                ErrorKind::Rejected,
+            ),
         ] {
             assert_eq!(answered(&DbError::Invalid, text), expected, "{text}");
         }
         let text = "java.lang.IllegalArgumentException: Unknown CF 8f5552a0-e603-11f1-ba57-6b756d61dbb1";
-        assert_eq!(answered(&DbError::ServerError, text), Kind::Schema);
+        assert_eq!(answered(&DbError::ServerError, text), ErrorKind::Schema);
     }
 
     #[test]
@@ -209,11 +212,11 @@ mod tests {
             ("user_timestamps", "User provided timestamps (USING TIMESTAMP) is not allowed"),
         ] {
             let text = format!("Guardrail {name} violated: {text}");
-            assert_eq!(answered(&DbError::Invalid, &text), Kind::Denied, "{text}");
+            assert_eq!(answered(&DbError::Invalid, &text), ErrorKind::Denied, "{text}");
         }
         for name in ["collection_size", "items_per_collection", "minimum_timestamp"] {
             let text = format!("Guardrail {name} violated: more than it may be");
-            assert_eq!(answered(&DbError::Invalid, &text), Kind::Rejected, "never taken: {text}");
+            assert_eq!(answered(&DbError::Invalid, &text), ErrorKind::Rejected, "never taken: {text}");
         }
     }
 
@@ -226,7 +229,7 @@ mod tests {
             "Guardrail maximum_timestamp violated: The modification to table latest_by_topic has a timestamp 2 after \
              the maximum allowable timestamp 1",
         ] {
-            assert_eq!(answered(&DbError::Invalid, text), Kind::Clock, "{text}");
+            assert_eq!(answered(&DbError::Invalid, text), ErrorKind::Clock, "{text}");
         }
     }
 
@@ -235,9 +238,9 @@ mod tests {
         for error in
             [DbError::ServerError, DbError::Overloaded, DbError::IsBootstrapping, DbError::Unauthorized]
         {
-            assert_ne!(answered(&error, ""), Kind::Rejected, "{error}");
+            assert_ne!(answered(&error, ""), ErrorKind::Rejected, "{error}");
         }
-        assert_eq!(kind(&ExecutionError::EmptyPlan), Kind::Away);
-        assert_eq!(kind(&ExecutionError::RequestTimeout(std::time::Duration::ZERO)), Kind::Overloaded);
+        assert_eq!(kind(&ExecutionError::EmptyPlan), ErrorKind::Away);
+        assert_eq!(kind(&ExecutionError::RequestTimeout(std::time::Duration::ZERO)), ErrorKind::Overloaded);
     }
 }

@@ -8,10 +8,10 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 pub(super) struct Limit {
     semaphore: Semaphore,
     most: usize,
-    state: Mutex<State>,
+    state: Mutex<Allowance>,
 }
 
-struct State {
+struct Allowance {
     allowed: usize,
     /// Permits to withdraw as they come back.
     debt: usize,
@@ -31,7 +31,7 @@ pub(super) struct Permit<'a> {
 impl Limit {
     pub(super) fn new(most: usize) -> Self {
         let most = most.clamp(1, Semaphore::MAX_PERMITS);
-        let state = State { allowed: most, debt: 0, good: 0, halvings: 0 };
+        let state = Allowance { allowed: most, debt: 0, good: 0, halvings: 0 };
         Self { semaphore: Semaphore::new(most), most, state: Mutex::new(state) }
     }
 

@@ -64,13 +64,13 @@ pub(super) fn check_keyspace(name: &str) -> Result<(), StoreError> {
 }
 
 /// Tables by name, each with the id that the database gave it: one that is dropped and made again has another.
-pub(super) type Tables = HashMap<String, CqlValue>;
+pub(super) type TableIds = HashMap<String, CqlValue>;
 
 /// Brings the schema to this version, or checks that it is there. Returns the tables.
 ///
 /// # Errors
 /// [`StoreError::Format`] if the schema is newer, or not there and not to be made.
-pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<Tables, StoreError> {
+pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<TableIds, StoreError> {
     let keyspace = &options.keyspace;
     let found = Found::read(session, options).await?;
     let (needed, applied) = (MIGRATIONS.len(), found.applied);
@@ -119,7 +119,7 @@ fn tables() -> impl Iterator<Item = &'static str> {
 /// What is there.
 struct Found {
     keyspace: bool,
-    tables: Tables,
+    tables: TableIds,
     applied: usize,
 }
 
@@ -132,10 +132,10 @@ impl Found {
         };
         let found = ask(session, options, names("keyspace_name", "keyspaces")).await?;
         if found.rows_num() == 0 {
-            return Ok(Self { keyspace: false, tables: Tables::new(), applied: 0 });
+            return Ok(Self { keyspace: false, tables: TableIds::new(), applied: 0 });
         }
         let found = ask(session, options, names("table_name, id", "tables")).await?;
-        let tables: Result<Tables, _> = found.rows::<(String, CqlValue)>().map_err(damaged)?.collect();
+        let tables: Result<TableIds, _> = found.rows::<(String, CqlValue)>().map_err(damaged)?.collect();
         let tables = tables.map_err(damaged)?;
         let mut applied = 0;
         if tables.contains_key("migrations") {

@@ -23,13 +23,13 @@ pub(super) struct KnownTopics {
     bound: usize,
     most: usize,
     hashing: RandomState,
-    state: Mutex<State>,
+    state: Mutex<Devices>,
     /// Whether anything of the future was ever read.
     any_ahead: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct Devices {
     devices: HashMap<String, Device, RandomState>,
     known: usize,
 }
@@ -140,11 +140,11 @@ impl KnownTopics {
     }
 
     pub(super) fn clear(&self) {
-        *self.state.lock() = State::default();
+        *self.state.lock() = Devices::default();
     }
 }
 
-impl State {
+impl Devices {
     fn admit(&mut self, device: &str, hashes: &[u64], bound: usize) -> Option<Admitted> {
         let known = self.devices.get_mut(device)?;
         let before = known.topics.len();

@@ -28,7 +28,7 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{
     ScyllaOptions, StoreError,
     cluster::{Cluster, Connection},
-    errors::{self, Kind},
+    errors::{self, ErrorKind},
 };
 
 /// An unlogged batch stays under this, in bytes: where Cassandra begins to warn.
@@ -109,7 +109,7 @@ pub(super) async fn all<P: Put>(
     let order = Arc::new(plan.order);
     let mut connection = Arc::clone(connection);
     for _ in 0..2 {
-        let state = Mutex::new(State::new(Arc::clone(&order), plan.groups.clone()));
+        let state = Mutex::new(Progress::new(Arc::clone(&order), plan.groups.clone()));
         let (cluster, put) = (Arc::clone(cluster), Arc::clone(&put));
         let round = Arc::new(Round { cluster, put, order: Arc::clone(&order), state });
         if round.whole(&mut connection).await? {
@@ -126,10 +126,10 @@ struct Round<P: Put> {
     put: Arc<P>,
     /// Of the [`Plan`].
     order: Arc<Vec<usize>>,
-    state: Mutex<State<P::Table>>,
+    state: Mutex<Progress<P::Table>>,
 }
 
-struct State<T> {
+struct Progress<T> {
     order: Arc<Vec<usize>>,
     queue: VecDeque<Group<T>>,
     /// What the database does not take.
@@ -201,7 +201,7 @@ impl<P: Put> Round<P> {
         let mut state = self.state.lock();
         let mut dropped = BTreeMap::new();
         for (group, error) in std::mem::take(&mut state.refused) {
-            if errors::kind(&error) == Kind::Rejected {
+            if errors::kind(&error) == ErrorKind::Rejected {
                 dropped.extend(self.order[group.places].iter().map(|number| (*number, error.to_string())));
             } else {
                 state.fail(&group, &error, &self.cluster.options);
@@ -214,7 +214,7 @@ impl<P: Put> Round<P> {
     }
 }
 
-impl<T> State<T> {
+impl<T> Progress<T> {
     fn new(order: Arc<Vec<usize>>, queue: VecDeque<Group<T>>) -> Self {
         let (refused, unwritten) = (Vec::new(), BTreeSet::new());
         Self { order, queue, refused, unwritten, error: None, good: 0, bad: 0 }
@@ -231,12 +231,12 @@ impl<T> State<T> {
             return;
         };
         match errors::kind(&error) {
-            kind @ (Kind::Schema | Kind::Rejected) => {
+            kind @ (ErrorKind::Schema | ErrorKind::Rejected) => {
                 errors::counted(kind);
                 self.refused.push((group, error));
                 return;
             }
-            Kind::Overloaded if group.attempt < ATTEMPTS => {
+            ErrorKind::Overloaded if group.attempt < ATTEMPTS => {
                 self.note(&error, options);
                 self.queue.push_back(Group { attempt: group.attempt + 1, ..group });
             }
@@ -271,7 +271,7 @@ impl<T> State<T> {
     }
 }
 
-impl<T: Copy> State<T> {
+impl<T: Copy> Progress<T> {
     /// Whether something was refused; each value of it alone is next.
     fn ask_alone(&mut self) -> bool {
         let refused = std::mem::take(&mut self.refused).into_iter();

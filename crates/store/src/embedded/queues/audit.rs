@@ -2,26 +2,26 @@
 
 use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
-use super::tables::{self, EntryKey, Head, NAMES, Tables};
+use super::tables::{self, EntryKey, Head, NAMES, QueueTables};
 use crate::embedded::message;
 
 /// The tables of an environment that is only read; none if it was never used.
 pub(in crate::embedded) fn tables(
     env: &Env<WithoutTls>,
     txn: &RoTxn<'_>,
-) -> Result<Option<Tables>, heed::Error> {
+) -> Result<Option<QueueTables>, heed::Error> {
     let mut found = Vec::new();
     for name in NAMES {
         found.extend(env.open_database::<Bytes, Bytes>(txn, Some(name))?);
     }
     let &[bodies, refs, entries, received, expiry] = &found[..] else { return Ok(None) };
-    Ok(Some(Tables { bodies, refs, entries, received, expiry }))
+    Ok(Some(QueueTables { bodies, refs, entries, received, expiry }))
 }
 
 /// Looks at everything and tells `seen` of each record whether it is sound. Returns what is wrong beside that: messages
 /// that entries name and that are missing, counts and times that belong to none. Needs 8 bytes of memory per entry.
 pub(in crate::embedded) fn audit(
-    tables: &Tables,
+    tables: &QueueTables,
     txn: &RoTxn<'_>,
     seen: &mut dyn FnMut(bool),
 ) -> Result<u64, heed::Error> {
@@ -88,7 +88,7 @@ pub(in crate::embedded) fn audit(
 }
 
 /// Records that [`audit`] will tell of.
-pub(in crate::embedded) fn records(tables: &Tables, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
+pub(in crate::embedded) fn records(tables: &QueueTables, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
     let mut records = 0;
     for table in [tables.entries, tables.bodies, tables.received] {
         records += table.len(txn)?;
@@ -110,7 +110,7 @@ mod tests {
     };
 
     /// Records and what is wrong after `change`.
-    fn after(change: impl Fn(&Tables, &mut RwTxn<'_>) -> Result<(), heed::Error>) -> (u64, u64) {
+    fn after(change: impl Fn(&QueueTables, &mut RwTxn<'_>) -> Result<(), heed::Error>) -> (u64, u64) {
         let dir = tempfile::tempdir().unwrap();
         let store = open(dir.path(), &QueueOptions::default());
         let shared = message(b"shared", Some(1_900_000_000_000));

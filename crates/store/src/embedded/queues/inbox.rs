@@ -7,7 +7,7 @@ use std::sync::{
 
 use gateway_core::{Commit, QueueId, QueueOp, metrics::count};
 
-use super::load::Request;
+use super::load::PageRequest;
 use crate::embedded::committer;
 
 /// Shorter lists are not searched for settled entries.
@@ -17,7 +17,7 @@ const COMPACT_FROM: usize = 10_000;
 pub(super) enum Job {
     Op(QueueOp),
     /// Read after all before it is written.
-    Load(Request),
+    Load(PageRequest),
 }
 
 impl Job {
@@ -101,7 +101,7 @@ pub(super) struct Gauges {
 /// Operations in the order of their submission. Settled entries are thrown out whenever the list, or what it holds in
 /// bytes, has grown by as much as it kept the last time, so that a disk that stands still costs memory only for what is
 /// not acknowledged.
-pub(super) struct Inbox {
+pub(super) struct QueueInbox {
     pub(super) jobs: Vec<Job>,
     gauges: Arc<Gauges>,
     bytes: usize,
@@ -111,7 +111,7 @@ pub(super) struct Inbox {
     step: usize,
 }
 
-impl Inbox {
+impl QueueInbox {
     /// An empty one; `max_bytes` is when the store takes no more messages.
     pub(super) fn new(gauges: &Arc<Gauges>, max_bytes: usize) -> Self {
         let step = max_bytes / 8;
@@ -142,7 +142,7 @@ impl Inbox {
     }
 }
 
-impl committer::Inbox for Inbox {
+impl committer::Inbox for QueueInbox {
     type Op = Job;
 
     fn push(&mut self, job: Job) {

@@ -14,7 +14,7 @@ use heed::{RoTxn, WithoutTls};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
-use super::tables::{self, Head, Tables};
+use super::tables::{self, Head, QueueTables};
 use crate::{
     Loaded, StoreError, StoredEntry,
     embedded::{
@@ -33,7 +33,7 @@ const MAX_REQUESTS: usize = 64;
 const CLOCK_EVERY: usize = 64;
 
 /// One stretch that somebody waits for.
-pub(super) struct Request {
+pub(super) struct PageRequest {
     pub(super) queue: QueueId,
     pub(super) from: u64,
     pub(super) messages: usize,
@@ -50,13 +50,13 @@ pub(super) struct Readers {
 
 #[derive(Default)]
 struct Requests {
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<PageRequest>,
     closed: bool,
 }
 
 impl Readers {
     /// Starts a reader thread. It ends after [`Self::close`].
-    pub(super) fn start(self: &Arc<Self>, reader: Reader) -> Result<JoinHandle<()>, StoreError> {
+    pub(super) fn start(self: &Arc<Self>, reader: QueueReader) -> Result<JoinHandle<()>, StoreError> {
         let readers = Arc::clone(self);
         std::thread::Builder::new()
             .name("queue-reader".to_owned())
@@ -65,7 +65,7 @@ impl Readers {
     }
 
     /// Hands over a request.
-    pub(super) fn submit(&self, request: Request) {
+    pub(super) fn submit(&self, request: PageRequest) {
         self.requests.lock().waiting.push_back(request);
         self.wake.notify_one();
     }
@@ -76,7 +76,7 @@ impl Readers {
         self.wake.notify_all();
     }
 
-    fn run(&self, reader: &Reader) {
+    fn run(&self, reader: &QueueReader) {
         let mut taken = Vec::new();
         loop {
             {
@@ -99,9 +99,9 @@ impl Readers {
 }
 
 /// What a reader thread reads from.
-pub(super) struct Reader {
+pub(super) struct QueueReader {
     pub(super) environment: Arc<Environment>,
-    pub(super) tables: Tables,
+    pub(super) tables: QueueTables,
     /// Where to put what cannot be read, for the writer to remove.
     pub(super) damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
     /// The time, by which entries expire.
@@ -110,14 +110,14 @@ pub(super) struct Reader {
 
 type Known = HashMap<u64, Arc<SharedMessage>, ahash::RandomState>;
 
-enum Body {
+enum MessageBody {
     Message(Arc<SharedMessage>),
     Damaged,
 }
 
-impl Reader {
+impl QueueReader {
     /// Answers requests from the end of `requests` until there are none or the transaction is old.
-    fn answer(&self, requests: &mut Vec<Request>) {
+    fn answer(&self, requests: &mut Vec<PageRequest>) {
         let mut known = Known::default();
         let started = now();
         let mut answers = Vec::new();
@@ -154,7 +154,7 @@ impl Reader {
     fn load(
         &self,
         txn: &RoTxn<'_, WithoutTls>,
-        request: &Request,
+        request: &PageRequest,
         started: Instant,
         known: &mut Known,
     ) -> Result<Loaded, heed::Error> {
@@ -205,8 +205,8 @@ impl Reader {
             None
         } else {
             match self.message(txn, &head, known)? {
-                Body::Message(message) => Some(message),
-                Body::Damaged => return Ok(None),
+                MessageBody::Message(message) => Some(message),
+                MessageBody::Damaged => return Ok(None),
             }
         };
         // An entry may expire before its message, and the sweep may be late or leave it to the session.
@@ -228,17 +228,17 @@ impl Reader {
         txn: &RoTxn<'_, WithoutTls>,
         head: &Head,
         known: &mut Known,
-    ) -> Result<Body, heed::Error> {
+    ) -> Result<MessageBody, heed::Error> {
         if let Some(message) = known.get(&head.number) {
-            return Ok(Body::Message(Arc::clone(message)));
+            return Ok(MessageBody::Message(Arc::clone(message)));
         }
         let record = self.tables.bodies.get(txn, &tables::number_key(head.number))?;
-        let Some(message) = record.and_then(message::decode) else { return Ok(Body::Damaged) };
+        let Some(message) = record.and_then(message::decode) else { return Ok(MessageBody::Damaged) };
         let message = Arc::new(message);
         if !head.sole {
             known.insert(head.number, Arc::clone(&message));
         }
-        Ok(Body::Message(message))
+        Ok(MessageBody::Message(message))
     }
 
     fn skip(&self, queue: QueueId, seq: u64) {

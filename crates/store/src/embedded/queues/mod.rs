@@ -37,11 +37,11 @@ use super::{
     environment::{Environment, EnvironmentOptions},
 };
 use crate::{BoxFuture, DataDir, Expiry, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth};
-use inbox::{Gauges, Inbox, Job};
-use load::{Reader, Readers, Request};
+use inbox::{Gauges, Job, QueueInbox};
+use load::{PageRequest, QueueReader, Readers};
 pub(super) use tables::NAMES as TABLES;
-use tables::Tables;
-use writer::Writer;
+use tables::QueueTables;
+use writer::QueueWork;
 
 const READERS: usize = 2;
 
@@ -98,12 +98,12 @@ pub struct QueueGauges {
 /// A [`QueueStore`] in the data directory. Dropping it writes what was submitted.
 pub struct EmbeddedQueues {
     environment: Arc<Environment>,
-    tables: Tables,
+    tables: QueueTables,
     gauges: Arc<Gauges>,
     max_waiting_bytes: usize,
     begun: usize,
     expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
-    committer: Option<Committer<Writer>>,
+    committer: Option<Committer<QueueWork>>,
     readers: Arc<Readers>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -120,7 +120,7 @@ impl EmbeddedQueues {
             hook: options.hook.clone(),
         };
         let environment = Arc::new(Environment::open(directory, settings)?);
-        let tables = Tables::open(&environment)?;
+        let tables = QueueTables::open(&environment)?;
         let gauges = Arc::new(Gauges::default());
         let first_due = environment.reading(|txn| {
             gauges.depth.store(tables.entries.len(txn)?, Relaxed);
@@ -129,7 +129,7 @@ impl EmbeddedQueues {
         let damaged = Arc::new(Mutex::new(Vec::new()));
         let expiry = Arc::default();
         let readers = Arc::new(Readers::default());
-        let writer = Writer::new(
+        let writer = QueueWork::new(
             tables,
             Arc::clone(&gauges),
             Arc::clone(&readers),
@@ -138,7 +138,7 @@ impl EmbeddedQueues {
             Arc::clone(&expiry),
             first_due,
         );
-        let inbox = || Inbox::new(&gauges, options.max_waiting_bytes);
+        let inbox = || QueueInbox::new(&gauges, options.max_waiting_bytes);
         let lazy = Lazy {
             interval: options.lazy_interval,
             count: options.lazy_count,
@@ -159,7 +159,7 @@ impl EmbeddedQueues {
         };
         for _ in 0..READERS {
             let (environment, damaged) = (Arc::clone(&environment), Arc::clone(&damaged));
-            let reader = Reader { environment, tables, damaged, clock: options.clock };
+            let reader = QueueReader { environment, tables, damaged, clock: options.clock };
             store.threads.push(store.readers.start(reader)?);
         }
         Ok(store)
@@ -240,7 +240,7 @@ impl QueueStore for EmbeddedQueues {
         bytes: usize,
     ) -> BoxFuture<'static, Result<Loaded, StoreError>> {
         let (reply, answer) = oneshot::channel();
-        self.push(Job::Load(Request { queue, from, messages, bytes, reply }));
+        self.push(Job::Load(PageRequest { queue, from, messages, bytes, reply }));
         Box::pin(async move { answer.await.map_err(|_| super::closed())? })
     }
 

@@ -6,7 +6,7 @@ use gateway_core::{QoS, QueueId};
 use hashbrown::HashMap;
 use heed::RwTxn;
 
-use super::tables::{self, EntryKey, Head, Tables};
+use super::tables::{self, EntryKey, Head, QueueTables};
 use crate::{QueueSummary, StoreError, embedded::environment::Environment};
 
 /// Entries moved in one transaction.
@@ -15,7 +15,7 @@ const MAX_MOVED: usize = 10_000;
 /// All queues with entries or received identifiers, in order. Of each the first `begun` entries may have been sent.
 pub(super) fn summaries(
     environment: &Environment,
-    tables: &Tables,
+    tables: &QueueTables,
     begun: usize,
 ) -> Result<Vec<QueueSummary>, StoreError> {
     environment.reading(|txn| {
@@ -60,7 +60,7 @@ pub(super) fn summaries(
 
 /// Moves what shared groups had given to a member at QoS 1 and it did not acknowledge to the end of the group's queue,
 /// in the order of the messages [MQTT-4.8.2-5]. QoS 2 stays with its member [MQTT-4.8.2-4].
-pub(super) fn regroup(environment: &Environment, tables: &Tables) -> Result<usize, StoreError> {
+pub(super) fn regroup(environment: &Environment, tables: &QueueTables) -> Result<usize, StoreError> {
     let mut moves: Vec<(QueueId, u64, EntryKey)> = environment.reading(|txn| {
         let mut moves = Vec::new();
         for entry in tables.entries.iter(txn)? {
@@ -99,7 +99,7 @@ pub(super) fn regroup(environment: &Environment, tables: &Tables) -> Result<usiz
 }
 
 /// One more than the last place in use.
-fn end(tables: &Tables, txn: &RwTxn<'_>, queue: QueueId) -> Result<u64, heed::Error> {
+fn end(tables: &QueueTables, txn: &RwTxn<'_>, queue: QueueId) -> Result<u64, heed::Error> {
     let (Some(first), Some(last)) = (tables::entry_key(queue, 0), tables::last_key(queue)) else {
         return Ok(0);
     };
@@ -109,7 +109,7 @@ fn end(tables: &Tables, txn: &RwTxn<'_>, queue: QueueId) -> Result<u64, heed::Er
 }
 
 fn move_entry(
-    tables: &Tables,
+    tables: &QueueTables,
     txn: &mut RwTxn<'_>,
     key: &EntryKey,
     group: QueueId,

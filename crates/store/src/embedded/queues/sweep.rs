@@ -7,7 +7,7 @@ use heed::{RoTxn, RwTxn};
 
 use super::{
     batch::Cut,
-    tables::{self, EntryKey, Head, Tables},
+    tables::{self, EntryKey, Head, QueueTables},
 };
 use crate::Expiry;
 
@@ -22,7 +22,7 @@ pub(super) struct Sweep {
 
 impl Sweep {
     /// What `cut` removes of what is there now; `None` if there is nothing.
-    pub(super) fn new(tables: &Tables, txn: &RwTxn<'_>, cut: Cut) -> Result<Option<Self>, heed::Error> {
+    pub(super) fn new(tables: &QueueTables, txn: &RwTxn<'_>, cut: Cut) -> Result<Option<Self>, heed::Error> {
         let (queue, from, count) = match cut {
             Cut::Trim { queue, from, count } => (queue, from, count),
             Cut::Purge { queue } => (queue, 0, usize::MAX),
@@ -49,7 +49,7 @@ impl Sweep {
     /// Removes up to `room` entries: how many, and whether all are gone.
     pub(super) fn run(
         &mut self,
-        tables: &Tables,
+        tables: &QueueTables,
         txn: &mut RwTxn<'_>,
         room: usize,
     ) -> Result<(usize, bool), heed::Error> {
@@ -75,7 +75,7 @@ impl Sweep {
 /// Removes up to `room` entries whose second has come, unless `keeps` says otherwise: adds (queue, messages, bytes) to
 /// `expired`. True if more are due.
 pub(super) fn expire(
-    tables: &Tables,
+    tables: &QueueTables,
     txn: &mut RwTxn<'_>,
     now: u64,
     room: usize,
@@ -120,7 +120,7 @@ pub(super) fn expire(
 }
 
 /// The second at which the next message expires.
-pub(super) fn first_due(tables: &Tables, txn: &RoTxn<'_>) -> Result<Option<u64>, heed::Error> {
+pub(super) fn first_due(tables: &QueueTables, txn: &RoTxn<'_>) -> Result<Option<u64>, heed::Error> {
     let first = tables.expiry.first(txn)?;
     Ok(first.and_then(|(key, _)| tables::expiry(key)).map(|(second, ..)| second))
 }

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// The tables, in the order of [`Tables`].
+/// The tables, in the order of [`QueueTables`].
 pub(in crate::embedded) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 /// How many tables there are.
 pub(super) const COUNT: u32 = NAMES.len() as u32;
@@ -237,7 +237,7 @@ fn encode(out: &mut Vec<u8>, head: &Head, ids: Option<&[u32]>) {
 
 /// The open tables.
 #[derive(Clone, Copy)]
-pub(in crate::embedded) struct Tables {
+pub(in crate::embedded) struct QueueTables {
     pub(super) bodies: Table,
     pub(super) refs: Table,
     pub(super) entries: Table,
@@ -245,7 +245,7 @@ pub(in crate::embedded) struct Tables {
     pub(super) expiry: Table,
 }
 
-impl Tables {
+impl QueueTables {
     /// Opens them, new ones in an empty environment; refuses those of a newer format.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
         environment.open_tables(|txn| {

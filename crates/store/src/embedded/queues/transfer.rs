@@ -8,7 +8,7 @@ use heed::{RoTxn, RwTxn};
 
 use super::{
     audit,
-    tables::{self, EntryKey, Tables},
+    tables::{self, EntryKey, QueueTables},
 };
 pub(in crate::embedded) use tables::Head as StoredHead;
 
@@ -44,7 +44,7 @@ impl<E> From<heed::Error> for ExportError<E> {
 
 /// Gives every record to `sink`; how many are damaged and were left out. Needs 8 bytes of memory per entry.
 pub(in crate::embedded) fn export<E>(
-    tables: &Tables,
+    tables: &QueueTables,
     txn: &RoTxn<'_>,
     sink: &mut impl FnMut(QueueRecord) -> Result<(), E>,
 ) -> Result<u64, ExportError<E>> {
@@ -97,7 +97,7 @@ pub(in crate::embedded) fn export<E>(
 /// Writes records into queues that are new.
 pub(in crate::embedded) struct Import {
     environment: Environment,
-    tables: Tables,
+    tables: QueueTables,
     buffer: Vec<u8>,
 }
 
@@ -112,7 +112,7 @@ impl Import {
             hook: None,
         };
         let environment = Environment::open(directory, settings)?;
-        let tables = Tables::open(&environment)?;
+        let tables = QueueTables::open(&environment)?;
         Ok(Self { environment, tables, buffer: Vec::new() })
     }
 
@@ -136,7 +136,7 @@ impl Import {
 }
 
 fn put(
-    tables: &Tables,
+    tables: &QueueTables,
     txn: &mut RwTxn<'_>,
     record: &QueueRecord,
     buffer: &mut Vec<u8>,

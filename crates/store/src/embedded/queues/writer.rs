@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 
 use super::{
     batch::{Batch, Cut, Then},
-    inbox::{Gauges, Inbox, Job},
+    inbox::{Gauges, Job, QueueInbox},
     load::Readers,
     sweep::{self, Sweep},
-    tables::{self, Head, Tables},
+    tables::{self, Head, QueueTables},
     uses::Uses,
 };
 use crate::{
@@ -33,9 +33,9 @@ const MAX_KEPT: usize = 1 << 16;
 /// Entries that one transaction removes for sweeps and expiry.
 const MAX_SWEPT: usize = 10_000;
 
-/// State of the writer thread.
-pub(super) struct Writer {
-    pub(super) tables: Tables,
+/// What the writer thread has to do for queues.
+pub(super) struct QueueWork {
+    pub(super) tables: QueueTables,
     pub(super) gauges: Arc<Gauges>,
     pub(super) readers: Arc<Readers>,
     /// Places of damaged entries that readers met.
@@ -78,9 +78,9 @@ struct Effects {
     depth: u64,
 }
 
-impl Writer {
+impl QueueWork {
     pub(super) fn new(
-        tables: Tables,
+        tables: QueueTables,
         gauges: Arc<Gauges>,
         readers: Arc<Readers>,
         damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
@@ -206,10 +206,10 @@ impl Writer {
     }
 }
 
-impl Work for Writer {
-    type Inbox = Inbox;
+impl Work for QueueWork {
+    type Inbox = QueueInbox;
 
-    fn accept(&mut self, inbox: &mut Inbox) {
+    fn accept(&mut self, inbox: &mut QueueInbox) {
         self.waiting.extend(inbox.drain());
         inbox.jobs.shrink_to(MAX_KEPT);
     }
@@ -364,7 +364,7 @@ impl Work for Writer {
     }
 }
 
-impl Writer {
+impl QueueWork {
     fn is_due(&self) -> bool {
         self.expiry.get().is_some() && self.first_due.is_some_and(|second| second <= self.second())
     }

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::tables::Tables;
+use super::tables::RetainedTables;
 use crate::{
     BoxFuture, LoadedRetained, StoreError,
     embedded::{
@@ -22,27 +22,27 @@ use crate::{
 const READ_TIME: Duration = Duration::from_millis(50);
 
 /// Topics that somebody waits for.
-struct Request {
+struct TopicsRequest {
     topics: Vec<Arc<str>>,
     reply: oneshot::Sender<Result<LoadedRetained, StoreError>>,
 }
 
 /// Answers requests in their order.
-pub(super) struct Reader {
+pub(super) struct RetainedReader {
     /// None while it is dropped.
-    requests: Option<mpsc::Sender<Request>>,
+    requests: Option<mpsc::Sender<TopicsRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Reader {
-    pub(super) fn start(environment: Arc<Environment>, tables: Tables) -> Result<Self, StoreError> {
+impl RetainedReader {
+    pub(super) fn start(environment: Arc<Environment>, tables: RetainedTables) -> Result<Self, StoreError> {
         #[expect(
             clippy::disallowed_methods,
             reason = "whoever asks waits for one answer before it asks again"
         )]
-        let (requests, inbox) = mpsc::channel::<Request>();
+        let (requests, inbox) = mpsc::channel::<TopicsRequest>();
         let run = move || {
-            for Request { topics, reply } in inbox {
+            for TopicsRequest { topics, reply } in inbox {
                 // Nobody waits any more for one whose future was dropped.
                 if !reply.is_closed() {
                     let _ = reply.send(read(&environment, &tables, &topics));
@@ -63,13 +63,13 @@ impl Reader {
         let (reply, answer) = oneshot::channel();
         if let Some(requests) = &self.requests {
             // Without the thread the answer's sender is dropped.
-            let _ = requests.send(Request { topics, reply });
+            let _ = requests.send(TopicsRequest { topics, reply });
         }
         Box::pin(async move { answer.await.map_err(|_| embedded::closed())? })
     }
 }
 
-impl Drop for Reader {
+impl Drop for RetainedReader {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
@@ -85,7 +85,7 @@ fn now() -> Instant {
 
 fn read(
     environment: &Environment,
-    tables: &Tables,
+    tables: &RetainedTables,
     topics: &[Arc<str>],
 ) -> Result<LoadedRetained, StoreError> {
     let mut loaded = LoadedRetained::with_capacity(topics.len());

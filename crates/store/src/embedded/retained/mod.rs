@@ -1,18 +1,15 @@
-//! Retained messages in LMDB: the table in `tables`, what waits to be written in `waiting`.
+//! Retained messages in LMDB: the table in `tables`, what waits to be written in `changes`.
 //!
 //! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
 //! removed when everything is read at the start.
 
+mod changes;
 mod load;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::{path::PathBuf, sync::Arc};
 
 use gateway_core::{Commit, SharedMessage, clock};
 
@@ -20,18 +17,19 @@ use super::{
     DurableOptions,
     committer::{Committer, Lazy},
     environment::Environment,
+    waiting::{Waiting, WaitingWork},
 };
 use crate::{BoxFuture, DataDir, LoadedRetained, RetainedStore, StoreError, StoreHealth};
-use load::Reader;
-use tables::Tables;
-use waiting::{Op, Waiting, Writer};
+use changes::{RetainedChanges, RetainedOp};
+use load::RetainedReader;
+use tables::RetainedTables;
 
 /// A [`RetainedStore`] in the data directory.
 pub struct EmbeddedRetained {
     environment: Arc<Environment>,
-    tables: Tables,
-    committer: Committer<Writer>,
-    reader: Reader,
+    tables: RetainedTables,
+    committer: Committer<WaitingWork<RetainedChanges>>,
+    reader: RetainedReader,
 }
 
 impl EmbeddedRetained {
@@ -41,17 +39,16 @@ impl EmbeddedRetained {
     /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("retained", 1))?);
-        let tables = Tables::open(&environment)?;
-        let in_hand = Arc::new(AtomicUsize::new(0));
-        let waiting = || Waiting::new(options.max_waiting_bytes, Arc::clone(&in_hand));
+        let tables = RetainedTables::open(&environment)?;
+        let (batch, inboxes) = Waiting::three(options.max_waiting_bytes);
         let committer = Committer::start(
             "retained-writer",
             Arc::clone(&environment),
-            Writer::new(tables, waiting()),
-            [waiting(), waiting()],
+            WaitingWork::new(tables, batch),
+            inboxes,
             Lazy::default(),
         )?;
-        let reader = Reader::start(Arc::clone(&environment), tables)?;
+        let reader = RetainedReader::start(Arc::clone(&environment), tables)?;
         Ok(Self { environment, tables, committer, reader })
     }
 
@@ -66,7 +63,7 @@ impl EmbeddedRetained {
         self.environment.note_closed();
     }
 
-    fn submit(&self, op: Op) {
+    fn submit(&self, op: RetainedOp) {
         let urgent = op.commit.is_some();
         self.committer.submit(op, urgent);
     }
@@ -74,11 +71,11 @@ impl EmbeddedRetained {
 
 impl RetainedStore for EmbeddedRetained {
     fn set(&self, message: Arc<SharedMessage>, commit: Option<Arc<Commit>>) {
-        self.submit(Op { topic: Arc::clone(&message.topic), message: Some(message), commit });
+        self.submit(RetainedOp { topic: Arc::clone(&message.topic), message: Some(message), commit });
     }
 
     fn clear(&self, topic: Arc<str>, commit: Option<Arc<Commit>>) {
-        self.submit(Op { topic, message: None, commit });
+        self.submit(RetainedOp { topic, message: None, commit });
     }
 
     fn load(&self, topics: Vec<Arc<str>>) -> BoxFuture<'static, Result<LoadedRetained, StoreError>> {

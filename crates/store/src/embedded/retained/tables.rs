@@ -15,11 +15,11 @@ use crate::{
 
 /// The tables.
 #[derive(Clone, Copy)]
-pub(super) struct Tables {
+pub(super) struct RetainedTables {
     retained: Table,
 }
 
-impl Tables {
+impl RetainedTables {
     /// Opens or creates them, in the newest format.
     ///
     /// # Errors

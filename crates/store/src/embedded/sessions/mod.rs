@@ -1,20 +1,20 @@
-//! Sessions in LMDB: tables in `tables`, records in `record`, what waits to be written in `waiting`.
+//! Sessions in LMDB: tables in `tables`, records in `record`, what waits to be written in `changes`.
 //!
 //! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
 //! removed when everything is read at the start.
 
+mod changes;
 mod record;
 mod restore;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
 use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -24,19 +24,20 @@ use super::{
     DurableOptions,
     committer::{Committer, Lazy},
     environment::Environment,
+    waiting::{Waiting, WaitingWork},
 };
 use crate::{
     DataDir, Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession, StoredSubscription,
 };
+use changes::{CountedTables, SessionChanges};
 use restore::Useless;
-use tables::Tables;
-use waiting::{Waiting, Writer};
+use tables::SessionTables;
 
 /// A [`SessionStore`] in the data directory.
 pub struct EmbeddedSessions {
     environment: Arc<Environment>,
-    tables: Tables,
-    committer: Committer<Writer>,
+    tables: SessionTables,
+    committer: Committer<WaitingWork<SessionChanges>>,
     stored: Arc<AtomicU64>,
 }
 
@@ -47,15 +48,14 @@ impl EmbeddedSessions {
     /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("sessions", 3))?);
-        let tables = Tables::open(&environment)?;
+        let tables = SessionTables::open(&environment)?;
         let stored = Arc::new(AtomicU64::new(environment.reading(|txn| tables.sessions.len(txn))?));
-        let in_hand = Arc::new(AtomicUsize::new(0));
-        let waiting = || Waiting::new(options.max_waiting_bytes, Arc::clone(&in_hand));
+        let (batch, inboxes) = Waiting::three(options.max_waiting_bytes);
         let committer = Committer::start(
             "sessions-writer",
             Arc::clone(&environment),
-            Writer::new(tables, waiting(), Arc::clone(&stored)),
-            [waiting(), waiting()],
+            WaitingWork::new(CountedTables::new(tables, Arc::clone(&stored)), batch),
+            inboxes,
             Lazy::default(),
         )?;
         Ok(Self { environment, tables, committer, stored })

@@ -8,7 +8,7 @@ use heed::RoTxn;
 
 use super::{
     record,
-    tables::{Tables, number},
+    tables::{SessionTables, number},
 };
 use crate::Restore;
 
@@ -39,7 +39,7 @@ impl Useless {
 
 /// Gives everything to `into`.
 pub(super) fn restore(
-    tables: &Tables,
+    tables: &SessionTables,
     txn: &RoTxn<'_>,
     into: &mut dyn Restore,
 ) -> Result<Useless, heed::Error> {
@@ -117,7 +117,7 @@ pub(super) fn restore(
 
 /// Numbers of sessions whose client id also has a later one, in order. A process that ended between writing the new
 /// session and removing the old leaves such.
-fn older(tables: &Tables, txn: &RoTxn<'_>) -> Result<Vec<QueueId>, heed::Error> {
+fn older(tables: &SessionTables, txn: &RoTxn<'_>) -> Result<Vec<QueueId>, heed::Error> {
     let sessions = usize::try_from(tables.sessions.len(txn)?).unwrap_or(0);
     let mut newest: HashMap<&str, QueueId, ahash::RandomState> =
         HashMap::with_capacity_and_hasher(sessions, ahash::RandomState::new());

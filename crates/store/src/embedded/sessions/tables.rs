@@ -19,7 +19,7 @@ pub(super) const NUMBER: usize = 8;
 
 /// The tables.
 #[derive(Clone, Copy)]
-pub(super) struct Tables {
+pub(super) struct SessionTables {
     /// Number -> session.
     pub(super) sessions: Table,
     /// Number and hash of the filter -> subscription. Of filters with one hash the later takes the next free one.
@@ -28,7 +28,7 @@ pub(super) struct Tables {
     pub(super) groups: Table,
 }
 
-impl Tables {
+impl SessionTables {
     /// Opens or creates them, in the newest format.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
 use super::{
     Progress, STORES, StoreReport, TABLES, close, failed,
-    file::{Latest, Line, Message, Session, Subscription, Writer},
+    file::{ExportWriter, LatestLine, Line, MessageLine, SessionLine, SubscriptionLine},
     own,
 };
 use crate::{
@@ -35,7 +35,7 @@ pub fn export(
 ) -> Result<Vec<StoreReport>, StoreError> {
     let directory = own(path)?;
     let unwritable = |e: io::Error| StoreError::Unavailable(format!("cannot write {}: {e}", file.display()));
-    let mut out = Writer::create(file).map_err(unwritable)?;
+    let mut out = ExportWriter::create(file).map_err(unwritable)?;
     let result = (|| {
         let mut reports = Vec::new();
         for &(store, _) in STORES {
@@ -82,7 +82,7 @@ type Done = Result<(), ExportError<io::Error>>;
 
 struct Export<'a> {
     env: &'a Env<WithoutTls>,
-    out: &'a mut Writer,
+    out: &'a mut ExportWriter,
     report: &'a mut StoreReport,
     progress: &'a mut dyn FnMut(Progress),
     total: u64,
@@ -94,11 +94,11 @@ impl Export<'_> {
         match self.report.store {
             "sessions" => {
                 self.table(&txn, "sessions", |key, value| {
-                    Some(Line::Session(Session::of(&sessions::session(key, value)?)))
+                    Some(Line::Session(SessionLine::of(&sessions::session(key, value)?)))
                 })?;
                 self.table(&txn, "subscriptions", |key, value| {
                     let (session, subscription) = sessions::subscription(key, value)?;
-                    Some(Line::Subscription(Subscription::of(session, subscription)))
+                    Some(Line::Subscription(SubscriptionLine::of(session, subscription)))
                 })?;
                 self.table(&txn, "groups", |key, value| {
                     let (queue, name) = sessions::group(key, value)?;
@@ -107,11 +107,11 @@ impl Export<'_> {
             }
             "queues" => self.queues(&txn),
             "retained" => self.table(&txn, "retained", |_, value| {
-                Some(Line::Retained(Message::of(&message::decode(value)?)))
+                Some(Line::Retained(MessageLine::of(&message::decode(value)?)))
             }),
             // Which device has the newest value of a topic follows from the values.
             _ => self.table(&txn, "latest", |_, value| {
-                Some(Line::Latest(Latest::of(&record::decode_value(value)?)))
+                Some(Line::Latest(LatestLine::of(&record::decode_value(value)?)))
             }),
         }
     }

@@ -28,23 +28,23 @@ pub(super) enum Line {
     MqttServerExport {
         version: u32,
     },
-    Session(Session),
-    Subscription(Subscription),
+    Session(SessionLine),
+    Subscription(SubscriptionLine),
     Group {
         number: u64,
         filter: String,
     },
     Message {
         number: u64,
-        message: Message,
+        message: MessageLine,
     },
-    Entry(Entry),
+    Entry(EntryLine),
     Received {
         queue: u64,
         packet_id: u16,
     },
-    Retained(Message),
-    Latest(Latest),
+    Retained(MessageLine),
+    Latest(LatestLine),
     Versions {
         ceiling: u64,
     },
@@ -61,7 +61,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Session {
+pub(super) struct SessionLine {
     number: u64,
     client_id: String,
     expiry: u32,
@@ -72,21 +72,21 @@ pub(super) struct Session {
     #[serde(default, skip_serializing_if = "is_default")]
     username: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    will: Option<Will>,
+    will: Option<WillLine>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Will {
+struct WillLine {
     delay: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     expiry: Option<u32>,
-    message: Message,
+    message: MessageLine,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Subscription {
+pub(super) struct SubscriptionLine {
     session: u64,
     filter: String,
     qos: u8,
@@ -100,7 +100,7 @@ pub(super) struct Subscription {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Message {
+pub(super) struct MessageLine {
     topic: String,
     qos: u8,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -112,7 +112,7 @@ pub(super) struct Message {
     #[serde(default, skip_serializing_if = "is_default")]
     client_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    properties: Option<Props>,
+    properties: Option<MessageProperties>,
     payload: String,
 }
 
@@ -126,7 +126,7 @@ enum From {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Props {
+struct MessageProperties {
     #[serde(default, skip_serializing_if = "is_default")]
     payload_format: Option<u8>,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -141,7 +141,7 @@ struct Props {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct EntryLine {
     queue: u64,
     place: u64,
     /// Number of the message; absent if only PUBCOMP is awaited.
@@ -167,7 +167,7 @@ pub(super) struct Entry {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Latest {
+pub(super) struct LatestLine {
     device: String,
     topic: String,
     qos: u8,
@@ -176,7 +176,7 @@ pub(super) struct Latest {
     received: u64,
     version: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    properties: Option<Props>,
+    properties: Option<MessageProperties>,
     payload: String,
 }
 
@@ -188,7 +188,7 @@ fn payload(text: &str) -> Result<Bytes, String> {
     STANDARD.decode(text).map(Bytes::from).map_err(|e| format!("not base64: {e}"))
 }
 
-impl Props {
+impl MessageProperties {
     fn of(properties: Option<&Properties>) -> Option<Self> {
         let properties = properties.filter(|properties| !properties.is_empty())?;
         Some(Self {
@@ -211,7 +211,7 @@ impl Props {
     }
 }
 
-impl Message {
+impl MessageLine {
     pub(super) fn of(message: &SharedMessage) -> Self {
         Self {
             topic: message.topic.as_ref().to_owned(),
@@ -225,7 +225,7 @@ impl Message {
                 OriginKind::Server => From::Server,
             },
             client_id: message.client_id.as_ref().map(|id| id.as_str().to_owned()),
-            properties: Props::of(message.properties.as_deref()),
+            properties: MessageProperties::of(message.properties.as_deref()),
             payload: STANDARD.encode(&message.payload),
         }
     }
@@ -236,7 +236,7 @@ impl Message {
             payload: payload(&self.payload)?,
             qos: qos(self.qos)?,
             retain: self.retain,
-            properties: self.properties.map(Props::read).transpose()?,
+            properties: self.properties.map(MessageProperties::read).transpose()?,
             expires: self.expires.map(Timestamp),
             received: Timestamp(self.received),
             kind: match self.from {
@@ -251,7 +251,7 @@ impl Message {
     }
 }
 
-impl Session {
+impl SessionLine {
     pub(super) fn of(session: &StoredSession) -> Self {
         Self {
             number: session.queue.0,
@@ -261,16 +261,16 @@ impl Session {
             protocol: session.protocol as u8,
             listener: session.listener.as_ref().clone(),
             username: session.username.as_deref().map(str::to_owned),
-            will: session.will.as_ref().map(|will| Will {
+            will: session.will.as_ref().map(|will| WillLine {
                 delay: will.delay,
                 expiry: will.expiry,
-                message: Message::of(&will.message),
+                message: MessageLine::of(&will.message),
             }),
         }
     }
 
     pub(super) fn read(self) -> Result<StoredSession, String> {
-        let will = |will: Will| {
+        let will = |will: WillLine| {
             let message = Arc::new(will.message.read()?);
             Ok::<_, String>(StoredWill { message, expiry: will.expiry, delay: will.delay })
         };
@@ -292,7 +292,7 @@ impl Session {
     }
 }
 
-impl Subscription {
+impl SubscriptionLine {
     pub(super) fn of(session: QueueId, subscription: StoredSubscription) -> Self {
         let StoredSubscription { filter, qos, no_local, retain_as_published, id } = subscription;
         Self { session: session.0, filter, qos: qos as u8, no_local, retain_as_published, id }
@@ -305,7 +305,7 @@ impl Subscription {
     }
 }
 
-impl Latest {
+impl LatestLine {
     pub(super) fn of(value: &LatestValue) -> Self {
         Self {
             device: value.device.as_str().to_owned(),
@@ -314,7 +314,7 @@ impl Latest {
             retain: value.retain,
             received: value.received.0,
             version: value.version,
-            properties: Props::of(value.properties.as_deref()),
+            properties: MessageProperties::of(value.properties.as_deref()),
             payload: STANDARD.encode(&value.payload),
         }
     }
@@ -326,7 +326,7 @@ impl Latest {
             payload: payload(&self.payload)?,
             qos: qos(self.qos)?,
             retain: self.retain,
-            properties: self.properties.map(Props::read).transpose()?,
+            properties: self.properties.map(MessageProperties::read).transpose()?,
             received: Timestamp(self.received),
             version: self.version,
             server: None,
@@ -337,9 +337,11 @@ impl Latest {
 impl Line {
     pub(super) fn of_queue(record: QueueRecord) -> Self {
         match record {
-            QueueRecord::Message(number, message) => Self::Message { number, message: Message::of(&message) },
+            QueueRecord::Message(number, message) => {
+                Self::Message { number, message: MessageLine::of(&message) }
+            }
             QueueRecord::Received(queue, packet_id) => Self::Received { queue: queue.0, packet_id },
-            QueueRecord::Entry(queue, place, head) => Self::Entry(Entry {
+            QueueRecord::Entry(queue, place, head) => Self::Entry(EntryLine {
                 queue: queue.0,
                 place,
                 message: head.number,
@@ -356,7 +358,7 @@ impl Line {
     }
 }
 
-impl Entry {
+impl EntryLine {
     pub(super) fn read(self) -> Result<QueueRecord, String> {
         let head = StoredHead {
             number: self.message,
@@ -374,14 +376,14 @@ impl Entry {
 }
 
 /// Writes a file, line by line.
-pub(super) struct Writer {
+pub(super) struct ExportWriter {
     out: BufWriter<File>,
     crc: crc32fast::Hasher,
     lines: u64,
     buffer: Vec<u8>,
 }
 
-impl Writer {
+impl ExportWriter {
     /// A new file.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let out = BufWriter::new(File::create_new(path)?);
@@ -408,7 +410,7 @@ impl Writer {
 }
 
 /// Reads a file, line by line.
-pub(super) struct Reader {
+pub(super) struct ExportReader {
     input: BufReader<File>,
     crc: crc32fast::Hasher,
     /// Lines read.
@@ -430,7 +432,7 @@ struct Header {
     version: u32,
 }
 
-impl Reader {
+impl ExportReader {
     /// Refuses what is not an export, or one of a newer version.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let file = File::open(path).map_err(|e| e.to_string())?;

@@ -10,7 +10,7 @@ use gateway_core::{Commit, QueueId, SharedMessage};
 
 use super::{
     Progress, StoreReport,
-    file::{Line, Reader},
+    file::{ExportReader, Line},
 };
 use crate::{
     DataDir, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions,
@@ -40,7 +40,7 @@ pub fn import(
     if fs::read_dir(target).is_ok_and(|mut found| found.next().is_some()) {
         return Err(unusable(&"it is not empty"));
     }
-    let reader = Reader::open(file).map_err(|e| bad(file, &e))?;
+    let reader = ExportReader::open(file).map_err(|e| bad(file, &e))?;
     let mut name = target.file_name().ok_or_else(|| unusable(&"it has no name"))?.to_owned();
     name.push(".importing");
     let beside = target.with_file_name(name);
@@ -64,7 +64,7 @@ fn bad(file: &Path, problem: &dyn std::fmt::Display) -> StoreError {
 
 fn fill(
     file: &Path,
-    mut reader: Reader,
+    mut reader: ExportReader,
     target: &Path,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<StoreReport>, StoreError> {

@@ -1,0 +1,166 @@
+//! What waits to be written where of the changes of one key only the last counts, so that a disk that stands still
+//! cannot make more of them than there are keys: retained messages and sessions.
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use gateway_core::Commit;
+use heed::RwTxn;
+
+use super::committer::{Inbox, Work};
+
+/// The last change of each key, in the order of keys.
+pub(super) trait Changes: Default + Send + 'static {
+    /// One change, and who waits for it.
+    type Op: Send;
+    /// What changes are written to.
+    type Tables: Send + 'static;
+
+    /// Adds a change to them and to `tally`, or refuses it if that is full and somebody can be told.
+    fn push(&mut self, op: Self::Op, tally: &mut Tally);
+
+    /// Adds what came later.
+    fn merge(&mut self, later: Self);
+
+    fn is_empty(&self) -> bool;
+
+    /// Bytes that the values count for.
+    fn bytes(&self) -> usize;
+
+    /// Whether a new value is to be written that somebody waits for.
+    fn has_offer(&self) -> bool;
+
+    /// What was offered could not be written and goes; all else stays, to be tried again.
+    fn fail(&mut self);
+
+    /// Writes them; `buffer` is for records.
+    fn apply(
+        &self,
+        tables: &mut Self::Tables,
+        txn: &mut RwTxn<'_>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), heed::Error>;
+
+    /// The transaction of the last `apply` is durable.
+    fn committed(_tables: &Self::Tables) {}
+}
+
+/// What changes amount to, and who waits for them.
+pub(super) struct Tally {
+    pub(super) commits: Vec<Arc<Commit>>,
+    /// Bytes that the values here count for.
+    pub(super) bytes: usize,
+    operations: usize,
+    /// Bytes of values that the writer has taken.
+    in_hand: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+impl Tally {
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes + self.in_hand.load(Relaxed) > self.limit
+    }
+}
+
+/// Changes on their way to the writer, and with it.
+pub(super) struct Waiting<C> {
+    changes: C,
+    tally: Tally,
+}
+
+impl<C: Changes> Waiting<C> {
+    /// The writer's and its two inboxes, all empty. They are full with more than `limit` bytes in an inbox and in the
+    /// writer's together.
+    pub(super) fn three(limit: usize) -> (Self, [Self; 2]) {
+        let in_hand = Arc::default();
+        let tally =
+            || Tally { commits: Vec::new(), bytes: 0, operations: 0, in_hand: Arc::clone(&in_hand), limit };
+        let new = || Self { changes: C::default(), tally: tally() };
+        (new(), [new(), new()])
+    }
+}
+
+impl<C: Changes> Inbox for Waiting<C> {
+    type Op = C::Op;
+
+    fn push(&mut self, op: C::Op) {
+        self.tally.operations += 1;
+        self.changes.push(op, &mut self.tally);
+    }
+
+    fn len(&self) -> usize {
+        self.tally.operations
+    }
+}
+
+/// Writes what waits.
+pub(super) struct WaitingWork<C: Changes> {
+    tables: C::Tables,
+    batch: Waiting<C>,
+    buffer: Vec<u8>,
+}
+
+impl<C: Changes> WaitingWork<C> {
+    /// `batch` is an empty one.
+    pub(super) fn new(tables: C::Tables, batch: Waiting<C>) -> Self {
+        Self { tables, batch, buffer: Vec::new() }
+    }
+
+    fn note_bytes(&self) {
+        self.batch.tally.in_hand.store(self.batch.changes.bytes(), Relaxed);
+    }
+}
+
+impl<C: Changes> Work for WaitingWork<C> {
+    type Inbox = Waiting<C>;
+
+    fn accept(&mut self, inbox: &mut Waiting<C>) {
+        self.batch.changes.merge(mem::take(&mut inbox.changes));
+        self.batch.tally.commits.append(&mut inbox.tally.commits);
+        (inbox.tally.bytes, inbox.tally.operations) = (0, 0);
+        self.note_bytes();
+    }
+
+    fn plan(&mut self) -> bool {
+        self.more()
+    }
+
+    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
+        self.batch.changes.apply(&mut self.tables, txn, &mut self.buffer)
+    }
+
+    /// What nobody waits for is written even from the reserve: it cannot be refused, and there is a bound to it.
+    fn adds(&self) -> bool {
+        self.batch.changes.has_offer()
+    }
+
+    fn committed(&mut self) {
+        C::committed(&self.tables);
+        self.batch.changes = C::default();
+        self.batch.tally.in_hand.store(0, Relaxed);
+        for commit in self.batch.tally.commits.drain(..) {
+            commit.done();
+        }
+    }
+
+    fn failed(&mut self) {
+        self.batch.changes.fail();
+        self.note_bytes();
+        for commit in self.batch.tally.commits.drain(..) {
+            commit.refuse();
+        }
+    }
+
+    fn more(&self) -> bool {
+        !self.batch.changes.is_empty() || !self.batch.tally.commits.is_empty()
+    }
+
+    fn close(&mut self) {
+        self.failed();
+    }
+}
