@@ -16,6 +16,7 @@ pub mod metrics;
 mod offer;
 mod peer;
 mod receipt;
+mod tail;
 mod topic;
 pub mod units;
 
@@ -28,4 +29,5 @@ pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMes
 pub use offer::{Offer, Outcome};
 pub use peer::Peer;
 pub use receipt::{DropReason, Receipt, ReceiptState};
+pub use tail::Tail;
 pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};

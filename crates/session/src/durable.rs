@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use gateway_core::{
     Commit, DropReason, Durability, Entry, Journal, Message, Offer, Outcome, Page, QoS, QueueId, QueueOp,
-    ReadBack, Receipt, Timestamp, limits::OverflowPolicy, metrics::count,
+    ReadBack, Receipt, Tail, Timestamp, limits::OverflowPolicy, metrics::count,
 };
 
 use super::{
     Env, Outbound,
+    backlog::{Backlog, LOW_BYTES},
     inflight::{Released, Stage},
     outbound::dropped,
     pending::{Awaited, Delivery},
-    tail::{LOW, LOW_BYTES, Tail},
 };
 
 /// Messages and bytes that wait in memory for a connected client of a persistent session.
@@ -131,7 +131,7 @@ impl Outbound {
     pub fn restore(&mut self, left: &Left<'_>) {
         let rare = self.rare();
         if left.next > 0 {
-            rare.tail = Some(Box::new(Tail::restored(left)));
+            rare.backlog = Some(Box::new(Backlog::restored(left)));
         }
         rare.received.extend(left.received.iter().map(|id| (*id, Some(safe()))));
     }
@@ -141,7 +141,7 @@ impl Outbound {
     pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Commit>> {
         let Disk { journal, queue } = env.disk?;
         let rare = self.rare.as_mut()?;
-        let on_disk_only = rare.tail.as_mut().and_then(|tail| tail.note_sent());
+        let on_disk_only = rare.backlog.as_mut().and_then(|backlog| backlog.note_sent());
         let below = rare.inflight.note_sent().max(on_disk_only)?;
         let commit = Commit::new();
         journal.submit(QueueOp::NoteSent { queue, below, commit: Arc::clone(&commit) });
@@ -152,16 +152,16 @@ impl Outbound {
     pub fn note_expired(&mut self, messages: usize, bytes: u64, now: Timestamp) {
         let Some(rare) = &mut self.rare else { return };
         rare.dropped += messages as u64;
-        if let Some(tail) = &mut rare.tail {
-            tail.subtract(messages, bytes);
-            tail.give_up_expired(now);
+        if let Some(backlog) = &mut rare.backlog {
+            backlog.tail.note_gone(messages, bytes);
+            backlog.give_up_expired(now);
         }
     }
 
     /// Whether the client may have begun to receive what is on disk in this place, so that it must stay there although it
     /// has expired: the session removes it when it is done with it.
     pub fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
-        self.tail().is_some_and(|tail| tail.may_have_sent(place, qos))
+        self.backlog().is_some_and(|backlog| backlog.may_have_sent(place, qos))
     }
 
     /// Where more is to be read from disk, if there is room and it is not being read already. The caller reads and then
@@ -171,41 +171,41 @@ impl Outbound {
             return Load::Nothing;
         }
         let held = self.rare.as_ref().map_or(0, |rare| rare.held());
-        match self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
-            Some(tail) => match tail.begin_load(held, env.budget) {
-                Some(bytes) => Load::From(tail.from, bytes),
+        match self.rare.as_mut().and_then(|rare| rare.backlog.as_mut()) {
+            Some(backlog) => match backlog.begin_load(held, env.budget) {
+                Some(bytes) => Load::From(backlog.tail.from(), bytes),
                 None => Load::NoRoom,
             },
             None => Load::Nothing,
         }
     }
 
-    fn tail(&self) -> Option<&Tail> {
-        self.rare.as_ref()?.tail.as_deref()
+    fn backlog(&self) -> Option<&Backlog> {
+        self.rare.as_ref()?.backlog.as_deref()
     }
 
     /// Whether [`Self::begin_load`] would, if the memory budget had room.
     pub fn wants_load(&self) -> bool {
         self.is_online()
             && self.rare.as_ref().is_some_and(|rare| {
-                rare.pending.len() + rare.inflight.unsent() < LOW
+                rare.pending.len() + rare.inflight.unsent() < Tail::LOW
                     && rare.pending.bytes() < LOW_BYTES
-                    && rare.tail.as_ref().is_some_and(|tail| !tail.is_loading() && !tail.is_empty())
+                    && rare.backlog.as_ref().is_some_and(|backlog| backlog.wants_load())
             })
     }
 
     /// What was read.
     pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
         let Some(mut rare) = self.rare.take() else { return };
-        if let Some(tail) = &mut rare.tail
-            && let Some(entries) = tail.loaded(page, env.budget)
+        if let Some(backlog) = &mut rare.backlog
+            && let Some(entries) = backlog.loaded(page, env.budget)
         {
             let bytes =
                 entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
-            tail.subtract(entries.len(), bytes);
-            let receipts: Vec<_> = entries.iter().map(|entry| tail.take_receipt(entry.place)).collect();
-            tail.give_up_before(tail.from);
-            let sent: Vec<_> = entries.iter().map(|entry| tail.is_sent(entry)).collect();
+            backlog.tail.note_gone(entries.len(), bytes);
+            let receipts: Vec<_> = entries.iter().map(|entry| backlog.take_receipt(entry.place)).collect();
+            backlog.give_up_before(backlog.tail.from());
+            let sent: Vec<_> = entries.iter().map(|entry| backlog.is_sent(entry)).collect();
             for ((entry, receipt), again) in entries.into_iter().zip(receipts).zip(sent) {
                 rare.take_up(entry, again, receipt, env);
             }
@@ -216,8 +216,8 @@ impl Outbound {
 
     /// Reading failed; it is tried again.
     pub fn load_failed(&mut self, env: &Env<'_>) {
-        if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
-            tail.stop_loading(env.budget);
+        if let Some(backlog) = self.rare.as_mut().and_then(|rare| rare.backlog.as_mut()) {
+            backlog.stop_loading(env.budget);
         }
     }
 
@@ -239,11 +239,11 @@ impl Outbound {
         let online = self.is_online();
         let window = usize::from(self.window);
         let rare = self.rare();
-        let tail = rare.tail.get_or_insert_with(Box::default);
-        let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && !tail.is_loading();
-        let fits = passes && can_send && rare.inflight.has_room(window, tail.next);
+        let tail = &rare.backlog.get_or_insert_with(Box::default).tail;
+        let passes = online && qos == QoS::AtLeastOnce && tail.is_empty() && tail.loading().is_none();
+        let fits = passes && can_send && rare.inflight.has_room(window, tail.next());
         if fits && self.affords(message.cost(), env) {
-            let place = self.rare().tail.get_or_insert_with(Box::default).pass();
+            let place = self.rare().backlog.get_or_insert_with(Box::default).tail.pass(1);
             if !self.append_publish(message, qos, offer, place, env.now) {
                 return self.too_large();
             }
@@ -260,7 +260,7 @@ impl Outbound {
             // Else it waits on disk, which is where memory is short the place for it.
             && env.budget.charge(held, message.cost())
         {
-            let place = rare.tail.get_or_insert_with(Box::default).pass();
+            let place = rare.backlog.get_or_insert_with(Box::default).tail.pass(1);
             let bound = Bound::waiting(env.now, env);
             rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
             return Outcome::Sent;
@@ -284,15 +284,17 @@ impl Outbound {
         let online = self.is_online();
         let cost = message.cost() as u64;
         let rare = self.rare();
-        let tail = rare.tail.get_or_insert_with(Box::default);
+        let backlog = rare.backlog.get_or_insert_with(Box::default);
         let most_bytes = env.limits.offline_bytes.0 as u64;
-        while tail.messages >= env.limits.offline_messages || tail.bytes + cost > most_bytes {
+        while backlog.tail.messages() >= env.limits.offline_messages
+            || backlog.tail.bytes() + cost > most_bytes
+        {
             let disconnect = env.limits.overflow == OverflowPolicy::Disconnect && online;
-            let oldest = tail.oldest();
+            let oldest = backlog.oldest();
             let keeps = qos == QoS::AtMostOnce
                 || env.limits.overflow == OverflowPolicy::DropNewest
-                || oldest >= tail.next;
-            if keeps || disconnect || tail.messages == 0 {
+                || oldest >= backlog.tail.next();
+            if keeps || disconnect || backlog.tail.messages() == 0 {
                 rare.dropped += 1;
                 count(|c| c.dropped_queue_full.add(1));
                 rare.overflowed = disconnect && !keeps;
@@ -301,11 +303,11 @@ impl Outbound {
             rare.dropped += 1;
             count(|c| c.dropped_queue_full.add(1));
             disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
-            tail.note_trimmed();
+            backlog.note_trimmed();
         }
         let bound = Bound::waiting(env.now, env);
-        let place = tail.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
-        tail.limit_awaited(env.limits.offline_messages + WINDOW);
+        let place = backlog.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
+        backlog.limit_awaited(env.limits.offline_messages + WINDOW);
         submit(message, qos, offer, place, bound, disk);
         if online { Outcome::Sent } else { Outcome::Queued }
     }
@@ -314,7 +316,7 @@ impl Outbound {
     pub(super) fn offload(&mut self, env: &Env<'_>) {
         let Some(disk) = env.disk else { return };
         let Some(rare) = &mut self.rare else { return };
-        let Some(tail) = &mut rare.tail else { return };
+        let Some(backlog) = &mut rare.backlog else { return };
         for (place, delivery) in rare.inflight.publishes() {
             delivery.write(place, Bound::Sent, disk);
         }
@@ -324,9 +326,9 @@ impl Outbound {
             let bound = Bound::waiting(delivery.message.received, env);
             delivery.write(delivery.place, bound, disk);
             let until = bound.until(delivery.message.expires);
-            tail.take_back(delivery.place, cost as u64, delivery.receipt(), until);
+            backlog.take_back(delivery.place, cost as u64, delivery.receipt(), until);
         }
-        tail.stop_loading(env.budget);
+        backlog.stop_loading(env.budget);
     }
 
     /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the commit, if there is one.

@@ -9,6 +9,7 @@
 
 mod acks;
 mod alias;
+mod backlog;
 mod buffers;
 mod connect;
 mod durable;
@@ -21,7 +22,6 @@ mod pending;
 #[cfg(test)]
 mod receipt_tests;
 mod sending;
-mod tail;
 #[cfg(test)]
 mod tests;
 

@@ -14,12 +14,12 @@ use gateway_core::{
 
 use super::{
     alias::OutboundAliases,
+    backlog::Backlog,
     buffers::{recycle, take_buffer},
     durable::{Disk, waits_until},
     inflight::{Entry, Inflight, Stage},
     ledger::{self, Ledger},
     pending::{Awaited, Pending},
-    tail::Tail,
 };
 
 /// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
@@ -70,7 +70,7 @@ pub(super) struct Rare {
     pub(super) received: HashMap<u16, Option<Arc<Commit>>, ahash::RandomState>,
     /// Inbound QoS 2 ids that are still to go from disk; one entry for each.
     pub(super) forgetting: Vec<(u16, Arc<Commit>)>,
-    pub(super) tail: Option<Box<Tail>>,
+    pub(super) backlog: Option<Box<Backlog>>,
     pub(super) aliases: Option<OutboundAliases>,
     /// What messages in flight and aliases have of the budget.
     pub(super) ledger: Ledger,
@@ -177,7 +177,8 @@ impl Outbound {
     /// (in flight, waiting, bytes waiting, dropped).
     pub fn sizes(&self) -> (usize, usize, usize, u64) {
         self.rare.as_ref().map_or((0, 0, 0, 0), |rare| {
-            let (on_disk, bytes) = rare.tail.as_ref().map_or((0, 0), |tail| tail.sizes());
+            let tail = rare.backlog.as_ref().map(|backlog| &backlog.tail);
+            let (on_disk, bytes) = tail.map_or((0, 0), |tail| (tail.messages(), tail.bytes()));
             let bytes = rare.pending.bytes() + usize::try_from(bytes).unwrap_or(usize::MAX);
             (rare.inflight.len(), rare.pending.len() + on_disk, bytes, rare.dropped)
         })
@@ -199,7 +200,7 @@ impl Outbound {
         self.is_online()
             && self.out.len() < OUT_BUFFER / 2
             && self.rare.as_ref().is_none_or(|rare| {
-                rare.can_send(self.window) && rare.tail.as_ref().is_none_or(|tail| tail.has_room())
+                rare.can_send(self.window) && rare.backlog.as_ref().is_none_or(|backlog| backlog.has_room())
             })
     }
 
@@ -317,8 +318,8 @@ impl Outbound {
             })
             .collect();
         self.offload(env);
-        if let Some(tail) = self.rare.as_mut().and_then(|rare| rare.tail.as_mut()) {
-            tail.give(yielded.iter().filter_map(|yielded| yielded.place));
+        if let Some(backlog) = self.rare.as_mut().and_then(|rare| rare.backlog.as_mut()) {
+            backlog.give(yielded.iter().filter_map(|yielded| yielded.place));
         }
         yielded
     }
@@ -331,8 +332,8 @@ impl Outbound {
         let Some(mut rare) = self.rare.take() else { return Vec::new() };
         let mut shared = Vec::new();
         rare.ledger.settle(0, env.budget);
-        if let Some(tail) = &mut rare.tail {
-            tail.give_up(env.budget);
+        if let Some(backlog) = &mut rare.backlog {
+            backlog.give_up(env.budget);
         }
         // What is on disk the caller removes as a whole.
         for (place, entry) in rare.inflight.drain() {

@@ -7,13 +7,14 @@
 //!
 //! Invariant: places in the window are below the tail's, those below the fresh ones'. Each place is in one of them, or
 //! in the hands of somebody who gives it to a member.
+//!
+//! A persistent session's queue has a [`Tail`] as well. The rest differs: a session never has newer messages in memory than
+//! on disk only, and nobody else has its messages in hand; it does have packet identifiers, trims and waiting publishers.
 
 use std::{collections::VecDeque, sync::Arc};
 
-use gateway_core::{SharedMessage, Timestamp, limits::Limits};
+use gateway_core::{SharedMessage, Tail, Timestamp, limits::Limits};
 
-/// Below so many messages of the window more are read.
-const LOW: usize = 128;
 /// Messages and bytes that are kept in memory as they come.
 const FRESH: usize = 512;
 const FRESH_BYTES: usize = 512 << 10;
@@ -48,18 +49,10 @@ impl Most {
 pub(super) struct Queue {
     window: Stretch,
     fresh: Stretch,
-    /// The first place that is on disk only; that of the next message if there is none.
-    from: u64,
-    /// Messages and bytes of the tail; not exact while messages expire there or are refused by the disk, exact again when
-    /// all is read.
-    messages: usize,
-    bytes: u64,
-    /// Place of the next message.
-    next: u64,
+    /// Its next place is that of the first fresh message.
+    tail: Tail,
     /// Places below may be in somebody's hands.
     handed: u64,
-    /// While more is being read: `next` of when that began.
-    loading: Option<u64>,
     /// The group is gone: nothing may be added.
     pub(super) closed: bool,
 }
@@ -110,12 +103,12 @@ impl Stretch {
 impl Queue {
     /// Messages that wait, wherever they are.
     pub(super) fn len(&self) -> usize {
-        self.window.messages.len() + self.fresh.messages.len() + self.messages
+        self.window.messages.len() + self.fresh.messages.len() + self.tail.messages()
     }
 
     /// Whether nothing waits. [`Self::len`] may be wrong about the tail.
     pub(super) fn is_empty(&self) -> bool {
-        self.window.messages.is_empty() && self.fresh.messages.is_empty() && !self.has_tail()
+        self.window.messages.is_empty() && self.fresh.messages.is_empty() && self.tail.is_empty()
     }
 
     /// Whether something can be given away at once.
@@ -130,26 +123,24 @@ impl Queue {
 
     /// Whether a message of this cost is too much.
     pub(super) fn is_full(&self, cost: usize, most: &Most) -> bool {
-        let bytes = self.window.bytes as u64 + self.fresh.bytes as u64 + self.bytes;
+        let bytes = self.window.bytes as u64 + self.fresh.bytes as u64 + self.tail.bytes();
         self.len() >= most.messages || bytes + cost as u64 > most.bytes as u64
     }
 
     /// Whether memory may have one more that is on disk too.
     pub(super) fn may_keep(&self, cost: usize) -> bool {
-        let kept = if self.has_tail() { &self.fresh } else { &self.window };
+        let kept = if self.tail.is_empty() { &self.window } else { &self.fresh };
         kept.messages.len() < FRESH && kept.bytes + cost <= FRESH_BYTES
     }
 
     /// Adds a message that is in memory, and on disk if there is a store; its place.
     pub(super) fn keep(&mut self, message: Arc<SharedMessage>) -> u64 {
-        let place = self.next;
-        let has_tail = self.has_tail();
-        self.next += 1;
-        if has_tail {
-            self.fresh.push(Waiting { message, place });
-        } else {
-            self.from = self.next;
+        let place = self.next();
+        if self.tail.is_empty() {
+            self.tail.pass(1);
             self.window.push(Waiting { message, place });
+        } else {
+            self.fresh.push(Waiting { message, place });
         }
         place
     }
@@ -157,11 +148,7 @@ impl Queue {
     /// Adds a message that is on disk only: its place, and the bytes of memory that are free now.
     pub(super) fn leave(&mut self, cost: usize) -> (u64, usize) {
         let freed = self.leave_fresh();
-        let place = self.next;
-        self.next += 1;
-        self.messages += 1;
-        self.bytes += cost as u64;
-        (place, freed)
+        (self.tail.append(1, cost as u64), freed)
     }
 
     /// Takes out the first message, if it is in memory.
@@ -181,51 +168,47 @@ impl Queue {
     /// Where more is to be read, if there is room and it is not being read already. The caller reads and then calls
     /// [`Self::loaded`] or [`Self::load_failed`].
     pub(super) fn begin_load(&mut self) -> Option<u64> {
-        if self.loading.is_some() || !self.has_tail() || self.window.messages.len() >= LOW {
+        if self.tail.loading().is_some() || self.tail.is_empty() || self.window.messages.len() >= Tail::LOW {
             return None;
         }
-        self.loading = Some(self.next);
-        Some(self.from)
+        self.tail.begin_load(self.next());
+        Some(self.tail.from())
     }
 
     /// What was read, where to read on and whether nothing more was there; how many bytes of memory it takes.
     pub(super) fn loaded(&mut self, page: Vec<Waiting>, next: u64, end: bool) -> usize {
-        let Some(mark) = self.loading.take() else { return 0 };
-        let limit = self.tail_end();
-        self.from = if end { next.max(mark) } else { next }.min(limit);
-        let before = self.window.bytes;
         // What came meanwhile may be in the page and is in memory already.
-        for waiting in page.into_iter().filter(|waiting| waiting.place < limit) {
+        let limit = self.tail.next();
+        let Some(read) = self.tail.loaded(next, end, limit) else { return 0 };
+        let before = self.window.bytes;
+        for waiting in page.into_iter().filter(|waiting| waiting.place < read.end) {
             self.note_gone(1, waiting.message.cost() as u64);
             self.window.push(waiting);
         }
         let charged = self.window.bytes - before;
-        if !self.has_tail() {
-            (self.messages, self.bytes) = (0, 0);
+        if self.tail.is_empty() {
+            self.tail.pass(self.fresh.messages.len() as u64);
             self.window.append(std::mem::take(&mut self.fresh));
-            self.from = self.next;
         }
         charged
     }
 
     /// Reading failed, or nobody wants it any more.
     pub(super) fn load_failed(&mut self) {
-        self.loading = None;
+        self.tail.stop_loading();
     }
 
     /// Nobody is there to take anything: what is on disk too leaves memory; how many bytes. What has been in somebody's
     /// hands stays: it may still come back from there, and must not be read as well.
     pub(super) fn park(&mut self) -> usize {
-        if self.loading.is_some() {
+        if self.tail.loading().is_some() {
             return 0;
         }
         let mut freed = self.leave_fresh();
         let index = self.window.messages.partition_point(|waiting| waiting.place < self.handed);
         let left = self.window.split_off(index);
         if let Some(first) = left.messages.front() {
-            self.from = first.place;
-            self.messages += left.messages.len();
-            self.bytes += left.bytes as u64;
+            self.tail.take_back(first.place, left.messages.len(), left.bytes as u64);
             freed += left.bytes;
         }
         freed
@@ -233,13 +216,12 @@ impl Queue {
 
     /// Messages of the tail have gone from the disk.
     pub(super) fn note_gone(&mut self, messages: usize, bytes: u64) {
-        self.messages = self.messages.saturating_sub(messages);
-        self.bytes = self.bytes.saturating_sub(bytes);
+        self.tail.note_gone(messages, bytes);
     }
 
     /// What an earlier process left on disk: places `first` to `next`.
     pub(super) fn restore(&mut self, first: u64, next: u64, messages: usize, bytes: u64) {
-        (self.from, self.next, self.messages, self.bytes) = (first, next, messages, bytes);
+        self.tail = Tail::restored(first..next, messages, bytes);
     }
 
     /// Closes it: how many messages waited, and what they cost in memory.
@@ -249,19 +231,14 @@ impl Queue {
         gone
     }
 
-    /// One more than the last place that is on disk only.
-    fn tail_end(&self) -> u64 {
-        self.fresh.messages.front().map_or(self.next, |waiting| waiting.place)
-    }
-
-    fn has_tail(&self) -> bool {
-        self.from < self.tail_end()
+    /// Place of the next message.
+    fn next(&self) -> u64 {
+        self.tail.next() + self.fresh.messages.len() as u64
     }
 
     fn leave_fresh(&mut self) -> usize {
         let left = std::mem::take(&mut self.fresh);
-        self.messages += left.messages.len();
-        self.bytes += left.bytes as u64;
+        self.tail.append(left.messages.len(), left.bytes as u64);
         left.bytes
     }
 }

@@ -1,4 +1,8 @@
-//! The part of a persistent session's queue that is on disk only.
+//! What of a persistent session's queue is on disk only: its [`Tail`], and what the session must know of messages there.
+//!
+//! A shared group's queue has a tail as well and the rest is its own, for other reasons. A session's messages are the client's:
+//! it may have begun to receive them, so their packet identifiers are kept; the oldest are trimmed where the policy says so;
+//! and publishers wait until they are sent. A group's messages may go to any member until one has them.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -6,36 +10,32 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Budget, DropReason, Page, QoS, ReadBack, Receipt, Timestamp};
+use gateway_core::{Budget, DropReason, Page, QoS, ReadBack, Receipt, Tail, Timestamp};
 
 use super::{durable::Left, outbound::dropped};
 
-/// Below so many waiting messages and bytes more are read.
-pub(super) const LOW: usize = 128;
+/// Below so many waiting bytes more are read.
 pub(super) const LOW_BYTES: usize = Page::BYTES / 2;
 /// What is read at least: one message, and more if they are small.
 const LEAST: usize = 4 << 10;
 
-/// What is on disk only.
+/// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Tail {
-    /// The next delivery's place.
-    pub(super) next: u64,
-    /// First place that is on disk only; `next` if there is none.
-    pub(super) from: u64,
-    /// Messages and bytes from there on; not exact while messages expire there, exact again when all is read.
-    pub(super) messages: usize,
-    pub(super) bytes: u64,
+pub(super) struct Backlog {
+    /// Its next place is the next delivery's.
+    pub(super) tail: Tail,
     /// Places below are of an earlier process, which may have sent them: their entries say whether it has.
     restored: u64,
     /// Places below it may have sent although their entries do not say so.
     begun: u64,
     /// QoS 2 in places below may be what the client began to receive from an earlier process.
     exact: u64,
-    /// While more is being read.
-    loading: Option<Loading>,
+    /// Bytes of the budget for what is being read.
+    reserved: usize,
+    /// What was trimmed since a read began, all from its mark on, may be in what is read.
+    trimmed_meanwhile: bool,
     /// Publishers that wait for messages of the tail, by place.
-    awaited: VecDeque<Waiting>,
+    awaited: VecDeque<Publisher>,
     /// Places of which nothing is left, because of the last trims in a row.
     trimmed: Range<u64>,
     /// Places of the tail whose message was given to the session's shared group: they are on disk until another queue has
@@ -45,29 +45,19 @@ pub(super) struct Tail {
 
 /// A publisher that waits for one message.
 #[derive(Debug)]
-struct Waiting {
+struct Publisher {
     place: u64,
     /// When the message may go from disk unsent.
     until: Option<Timestamp>,
     receipt: Arc<Receipt>,
 }
 
-/// A read that is under way.
-#[derive(Debug)]
-struct Loading {
-    /// `next` of when it began.
-    mark: u64,
-    /// What was trimmed meanwhile, all from `mark` on, may be in what is read.
-    trimmed: bool,
-    /// Bytes of the budget for what is read.
-    reserved: usize,
-}
-
-impl Tail {
+impl Backlog {
     /// What an earlier process left.
     pub(super) fn restored(left: &Left<'_>) -> Self {
         let &Left { first, next, exact, begun, messages, bytes, .. } = left;
-        Self { next, from: first, messages, bytes, restored: next, begun, exact, ..Self::default() }
+        let tail = Tail::restored(first..next, messages, bytes);
+        Self { tail, restored: next, begun, exact, ..Self::default() }
     }
 
     /// Whether an earlier process may have sent what was read.
@@ -78,23 +68,7 @@ impl Tail {
     /// One more than the last place here of which the disk does not know that it may have been sent, but does from now on.
     pub(super) fn note_sent(&mut self) -> Option<u64> {
         let begun = std::mem::take(&mut self.begun);
-        (begun > self.from).then_some(begun)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.from >= self.next
-    }
-
-    pub(super) fn is_loading(&self) -> bool {
-        self.loading.is_some()
-    }
-
-    /// Gives the next place to a delivery that stays in memory.
-    pub(super) fn pass(&mut self) -> u64 {
-        let place = self.next;
-        self.next += 1;
-        self.from = self.next;
-        place
+        (begun > self.tail.from()).then_some(begun)
     }
 
     /// Gives the next place to a delivery on disk only. Whoever waits for it is told if it must go from disk unsent.
@@ -104,11 +78,8 @@ impl Tail {
         receipt: Option<&Arc<Receipt>>,
         until: Option<Timestamp>,
     ) -> u64 {
-        let place = self.next;
-        self.next += 1;
-        self.messages += 1;
-        self.bytes += cost;
-        self.awaited.extend(receipt.map(|receipt| Waiting { place, until, receipt: Arc::clone(receipt) }));
+        let place = self.tail.append(1, cost);
+        self.awaited.extend(receipt.map(|receipt| Publisher { place, until, receipt: Arc::clone(receipt) }));
         place
     }
 
@@ -120,18 +91,16 @@ impl Tail {
         receipt: Option<&Arc<Receipt>>,
         until: Option<Timestamp>,
     ) {
-        self.from = self.from.min(place);
-        self.messages += 1;
-        self.bytes += cost;
+        self.tail.take_back(place, 1, cost);
         if let Some(receipt) = receipt {
-            self.awaited.push_front(Waiting { place, until, receipt: Arc::clone(receipt) });
+            self.awaited.push_front(Publisher { place, until, receipt: Arc::clone(receipt) });
         }
     }
 
     /// The first place that may be trimmed: neither what is being read, for it may be sent by then, nor what the client
     /// may have begun to receive at QoS 2, whose packet identifier it would hold for ever.
     pub(super) fn oldest(&self) -> u64 {
-        self.loading.as_ref().map_or(self.from, |loading| loading.mark).max(self.exact)
+        self.tail.loading().unwrap_or_else(|| self.tail.from()).max(self.exact)
     }
 
     /// One message from [`Self::oldest`] on is trimmed, and whoever waits for it is told. Its size is not known here: the
@@ -147,50 +116,53 @@ impl Tail {
         for waiting in self.awaited.drain(from..to) {
             dropped(Some(&waiting.receipt), DropReason::QueueFull);
         }
-        self.bytes -= self.bytes / self.messages.max(1) as u64;
-        self.messages = self.messages.saturating_sub(1);
-        if let Some(loading) = &mut self.loading {
-            loading.trimmed = true;
-        }
+        self.tail.note_gone(1, self.tail.bytes() / self.tail.messages().max(1) as u64);
+        self.trimmed_meanwhile = true;
     }
 
     /// Whether the client may have begun to receive what is in this place, or does so soon.
     pub(super) fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
-        self.is_loading() || place < self.from || (qos == QoS::ExactlyOnce && place < self.exact)
+        self.tail.loading().is_some()
+            || place < self.tail.from()
+            || (qos == QoS::ExactlyOnce && place < self.exact)
+    }
+
+    /// Whether there is something to read, and nobody reads it yet.
+    pub(super) fn wants_load(&self) -> bool {
+        self.tail.loading().is_none() && !self.tail.is_empty()
     }
 
     /// A read of so many bytes begins, if the budget has room for it beside the `held` bytes of the session. While memory
     /// is short fewer are read, and who holds nothing always gets the next message.
     pub(super) fn begin_load(&mut self, held: usize, budget: &dyn Budget) -> Option<usize> {
-        let wanted = usize::try_from(self.bytes).unwrap_or(usize::MAX).min(Page::BYTES);
+        let wanted = usize::try_from(self.tail.bytes()).unwrap_or(usize::MAX).min(Page::BYTES);
         let sizes = [wanted, wanted.min(Page::BYTES / 16), wanted.min(LEAST)];
         let mut reserved = sizes.into_iter().find(|bytes| budget.charge(held, *bytes));
         if reserved.is_none() && held == 0 {
             budget.force(sizes[2]);
             reserved = Some(sizes[2]);
         }
-        self.loading = reserved.map(|reserved| Loading { mark: self.next, trimmed: false, reserved });
+        self.reserved = reserved?;
+        self.trimmed_meanwhile = false;
+        self.tail.begin_load(self.tail.next());
         // A count that is not exact does not end a page early.
-        reserved.map(|reserved| if reserved == wanted { Page::BYTES } else { reserved })
+        Some(if self.reserved == wanted { Page::BYTES } else { self.reserved })
     }
 
     /// A read is over, whatever came of it.
-    pub(super) fn stop_loading(&mut self, budget: &dyn Budget) -> bool {
-        let Some(Loading { reserved, .. }) = self.loading.take() else { return false };
-        budget.release(reserved);
-        true
+    pub(super) fn stop_loading(&mut self, budget: &dyn Budget) {
+        self.tail.stop_loading();
+        budget.release(std::mem::take(&mut self.reserved));
     }
 
     /// What was read: of its entries those that count, if it was asked for.
     pub(super) fn loaded(&mut self, page: Page, budget: &dyn Budget) -> Option<Vec<ReadBack>> {
         let Page { mut entries, next, end } = page;
-        let loading = self.loading.as_ref()?;
-        let (mark, trimmed) = (loading.mark, loading.trimmed);
+        let mark = self.tail.loading()?;
+        let limit = if self.trimmed_meanwhile { mark } else { self.tail.next() };
+        let read = self.tail.loaded(next, end, limit)?;
         self.stop_loading(budget);
-        let next = if end { next.max(mark) } else { next };
-        let below = next.min(if trimmed { mark } else { self.next });
-        entries.retain(|entry| entry.place < below);
-        let read = std::mem::replace(&mut self.from, below)..below;
+        entries.retain(|entry| entry.place < read.end);
         let is_there = |place: &u64| entries.binary_search_by_key(place, |entry| entry.place).is_ok();
         self.given.retain(|place| !read.contains(place) || is_there(place));
         entries.retain(|entry| !self.given.contains(&entry.place));
@@ -200,16 +172,9 @@ impl Tail {
     /// The messages of these places were given away, after what else waited has gone back to the tail. Below its first
     /// place nothing is ever read again.
     pub(super) fn give(&mut self, places: impl Iterator<Item = u64>) {
-        self.given = self.given.split_off(&self.from);
-        self.given.extend(places.filter(|place| *place >= self.from));
-    }
-
-    pub(super) fn subtract(&mut self, messages: usize, bytes: u64) {
-        self.messages = self.messages.saturating_sub(messages);
-        self.bytes = self.bytes.saturating_sub(bytes);
-        if self.is_empty() {
-            (self.messages, self.bytes) = (0, 0);
-        }
+        let from = self.tail.from();
+        self.given = self.given.split_off(&from);
+        self.given.extend(places.filter(|place| *place >= from));
     }
 
     /// Whoever waits for messages below `place` is told that they are gone: trimmed, expired on disk, or refused by it.
@@ -221,7 +186,7 @@ impl Tail {
 
     /// Messages have expired on disk: whoever waits for one whose time has come is told, unless it is just being read.
     pub(super) fn give_up_expired(&mut self, now: Timestamp) {
-        if self.is_loading() {
+        if self.tail.loading().is_some() {
             return;
         }
         self.awaited.retain(|waiting| {
@@ -256,12 +221,8 @@ impl Tail {
         }
     }
 
-    pub(super) fn sizes(&self) -> (usize, u64) {
-        (self.messages, self.bytes)
-    }
-
     /// Whether messages that may wait a little may be added.
     pub(super) fn has_room(&self) -> bool {
-        self.messages < LOW
+        self.tail.messages() < Tail::LOW
     }
 }
