@@ -5,17 +5,14 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::AcqRel},
-    },
-    task::{Context, Poll, Wake},
+    sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
-use broker::{QueueStore, Session, Target};
+use broker::{Session, Target};
 use codec::{AckKind, reason};
-use gateway_core::{Commit, Page, QoS, QueueId, QueueOp, Refused};
+use gateway_core::{Commit, Page, QoS, Refused};
 use session::{Load, Reply};
 use tracing::warn;
 
@@ -206,63 +203,5 @@ impl Connection {
                 }
             }
         })
-    }
-}
-
-/// Closes a unit with its packet identifier, when what must go before is done: a retained message must be safe first, for
-/// the unit's end makes a repeated PUBLISH a duplicate that sets nothing.
-pub(super) struct Closing {
-    queue: QueueId,
-    packet_id: u16,
-    unit: Arc<Commit>,
-    /// The identifier is free again already.
-    forget: bool,
-    queues: Arc<dyn QueueStore>,
-    open: AtomicBool,
-}
-
-impl Closing {
-    pub(super) fn new(
-        queue: QueueId,
-        packet_id: u16,
-        unit: Arc<Commit>,
-        forget: bool,
-        queues: Arc<dyn QueueStore>,
-    ) -> Self {
-        Self { queue, packet_id, unit, forget, queues, open: AtomicBool::new(true) }
-    }
-
-    pub(super) fn close_when_safe(self) {
-        if self.unit.before().is_none() {
-            return self.close();
-        }
-        let closing = Arc::new(self);
-        let waker = Arc::clone(&closing).into();
-        if closing.unit.before().is_none_or(|before| before.poll(&waker).is_some()) {
-            closing.close();
-        }
-    }
-
-    /// Once: whoever polls and whoever wakes may both find that it is time.
-    fn close(&self) {
-        if !self.open.swap(false, AcqRel) {
-            return;
-        }
-        let Self { queue, packet_id, unit, queues, .. } = self;
-        if let Some(Err(Refused)) = unit.before().and_then(|before| before.result()) {
-            unit.add();
-            unit.refuse();
-        }
-        let (queue, packet_id) = (*queue, *packet_id);
-        queues.submit(QueueOp::Receive { queue, packet_id, commit: Arc::clone(unit) });
-        if self.forget {
-            queues.submit(QueueOp::Forget { queue, packet_id, commit: Commit::new() });
-        }
-    }
-}
-
-impl Wake for Closing {
-    fn wake(self: Arc<Self>) {
-        self.close();
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{Frame, Packet, reason};
 use gateway_core::{
-    Commit, Effort, Message, Origin, OriginKind, QoS, Timestamp, Unit, limits::Limits, metrics::count,
+    Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, limits::Limits,
+    metrics::count,
 };
 use session::{Effect, Env, Inbound, Incoming, Outbound, Owner, Violation};
 use tracing::info;
@@ -13,7 +14,6 @@ use tracing::info;
 use super::{
     connection::{Connection, Rare},
     device::Device,
-    durable::Closing,
     ending::End,
     shard::Work,
     unfinished::Publishing,
@@ -283,7 +283,7 @@ pub(super) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
     let queue = device.core().queue();
     // Also if another connection has taken the session meanwhile, and its client may have gone on.
     let kept = device.lock().out.keep_received(packet_id, Arc::clone(&commit));
-    Closing::new(queue, packet_id, commit, !kept, Arc::clone(&stores.queues)).close_when_safe();
+    Received { queue, packet_id, released: !kept }.close(commit, Arc::clone(&stores.queues) as _);
 }
 
 /// The v5 reason code of a refused filter.

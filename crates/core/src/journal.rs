@@ -1,13 +1,8 @@
 //! What sessions ask to be kept on disk. The store writes what was submitted in the order of each queue, many at once.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU8, Ordering::AcqRel, Ordering::Acquire},
-};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use super::{Commit, Message, QoS, SharedMessage, Timestamp};
+use super::{Commit, QoS, SharedMessage, Timestamp, commit::Unwritten};
 
 /// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,10 +12,6 @@ impl QueueId {
     /// No queue.
     pub const NONE: Self = Self(0);
 }
-
-const WAITING: u8 = 0;
-const TAKEN: u8 = 1;
-const SETTLED: u8 = 2;
 
 /// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.
 #[derive(Debug)]
@@ -45,8 +36,7 @@ pub struct Entry {
     pub commit: Option<Arc<Commit>>,
     /// Bytes that its message counts for, as [`SharedMessage::cost`]; known also when the message is gone.
     cost: u32,
-    message: Mutex<Option<Arc<SharedMessage>>>,
-    state: AtomicU8,
+    message: Unwritten<Arc<SharedMessage>>,
 }
 
 impl Entry {
@@ -73,8 +63,7 @@ impl Entry {
             expires: message.expires,
             commit,
             cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
-            message: Mutex::new(Some(message)),
-            state: AtomicU8::new(WAITING),
+            message: Unwritten::new(message),
         }
     }
 
@@ -85,26 +74,21 @@ impl Entry {
 
     /// The store begins to write it: its message, or `None` if it need not be written any more.
     pub fn take(&self) -> Option<Arc<SharedMessage>> {
-        let taken = self.state.compare_exchange(WAITING, TAKEN, AcqRel, Acquire).is_ok();
-        if taken { self.message.lock().take() } else { None }
+        self.message.take()
     }
 
     /// The receiver has acknowledged it. True if it was not written and never will be: nothing is left to remove.
     pub fn settle(&self) -> bool {
-        if self.state.compare_exchange(WAITING, SETTLED, AcqRel, Acquire).is_err() {
-            return false;
-        }
-        let message = self.message.lock().take();
-        drop(message);
-        if let Some(commit) = &self.commit {
+        let settled = self.message.settle();
+        if settled && let Some(commit) = &self.commit {
             commit.done();
         }
-        true
+        settled
     }
 
     /// Whether it was settled before it was written.
     pub fn is_settled(&self) -> bool {
-        self.state.load(Acquire) == SETTLED
+        self.message.is_settled()
     }
 }
 
@@ -218,104 +202,4 @@ pub trait Journal: Send + Sync {
     /// Somebody waits for entries that were submitted. Called when a message is routed, not for each of its entries: they
     /// are then written together, and the message once.
     fn hurry(&self) {}
-}
-
-/// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing behind an
-/// open unit: whatever happens, a panic too, it is closed when this goes.
-pub struct Unit<'a, 'm> {
-    message: &'a Message<'m>,
-    journal: &'a dyn Journal,
-    closed: bool,
-}
-
-impl<'a, 'm> Unit<'a, 'm> {
-    /// To be made before the message is routed.
-    pub fn new(message: &'a Message<'m>, journal: &'a dyn Journal) -> Self {
-        Self { message, journal, closed: false }
-    }
-
-    /// Closes the unit with what `close` makes of its commit, if one was begun; false if none was.
-    pub fn close(mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
-        self.close_with(close)
-    }
-
-    /// The commit of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
-    pub fn hand_over(mut self) -> Option<Arc<Commit>> {
-        self.closed = true;
-        let commit = self.message.issued().filter(|commit| commit.is_unit())?;
-        commit.add();
-        Some(Arc::clone(commit))
-    }
-
-    /// The message is not routed completely: the unit is for somebody else to close.
-    pub fn keep_open(mut self) {
-        self.closed = true;
-    }
-
-    fn close_with(&mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
-        self.closed = true;
-        let Some(commit) = self.message.issued().filter(|commit| commit.is_unit()) else { return false };
-        commit.add();
-        self.journal.submit(close(Arc::clone(commit)));
-        true
-    }
-}
-
-impl Drop for Unit<'_, '_> {
-    fn drop(&mut self) {
-        if !self.closed {
-            self.close_with(|commit| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(commit) });
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Message, Origin};
-
-    struct Closings(Mutex<usize>);
-
-    impl Journal for Closings {
-        fn submit(&self, op: QueueOp) {
-            if let QueueOp::Remove { unit: Some(commit), .. } = op {
-                *self.0.lock() += 1;
-                commit.done();
-            }
-        }
-    }
-
-    #[test]
-    fn a_panic_while_a_unit_is_open_does_not_hold_up_the_store_for_ever() {
-        let closings = Closings(Mutex::new(0));
-        let mut message = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
-        (message.qos, message.unit) = (QoS::ExactlyOnce, true);
-        let routed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _unit = Unit::new(&message, &closings);
-            let _part = message.commit();
-            panic!("a target fails");
-        }));
-        assert!(routed.is_err());
-        assert_eq!(*closings.0.lock(), 1);
-        let plain = Message::new("t", b"p", Timestamp(0), Origin::SERVER);
-        drop(Unit::new(&plain, &closings));
-        assert_eq!(*closings.0.lock(), 1, "there was no unit");
-    }
-
-    #[test]
-    fn an_entry_is_either_written_or_settled() {
-        let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
-        let commit = Commit::new();
-        let new =
-            || Entry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&commit)));
-        let (written, settled) = (new(), new());
-        assert!(written.take().is_some());
-        assert!(!written.settle() && written.take().is_none());
-        assert!(settled.settle() && settled.is_settled());
-        assert!(!settled.settle() && settled.take().is_none());
-        commit.done();
-        assert_eq!(commit.result(), None, "the entry being written is not done");
-        commit.done();
-        assert_eq!(commit.result(), Some(Ok(())));
-    }
 }

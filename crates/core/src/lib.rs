@@ -4,7 +4,7 @@
 
 mod budget;
 pub mod clock;
-mod commit;
+pub mod commit;
 mod effort;
 mod id;
 mod journal;
@@ -16,15 +16,16 @@ pub mod metrics;
 mod offer;
 mod peer;
 mod receipt;
+mod sync;
 mod tail;
 mod topic;
 pub mod units;
 
 pub use budget::Budget;
-pub use commit::{Commit, Refused};
+pub use commit::{Commit, Received, Refused, Unit};
 pub use effort::Effort;
 pub use id::{ClientId, Protocol, QoS, Timestamp};
-pub use journal::{Entry, Journal, Page, QueueId, QueueOp, ReadBack, Unit};
+pub use journal::{Entry, Journal, Page, QueueId, QueueOp, ReadBack};
 pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use offer::{Offer, Outcome};
 pub use peer::Peer;

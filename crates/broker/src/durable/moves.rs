@@ -1,14 +1,9 @@
 //! Messages on their way from one durable queue to another. The store writes both ends in one step or refuses them
 //! together; what it refuses is offered again about once a second.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Weak},
-    task::{Wake, Waker},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use gateway_core::{Commit, DropReason, QueueId, Refused, Timestamp, Yielded};
-use parking_lot::Mutex;
 use store::StoreHealth;
 
 use crate::{Broker, Inner, Kind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
@@ -31,33 +26,17 @@ pub(crate) struct Stalled {
     yielded: Vec<(Yielded, QueueId)>,
 }
 
-/// Waits for the end of one move.
-struct Move {
-    inner: Weak<Inner>,
-    commit: Weak<Commit>,
-    moved: Mutex<Option<Moved>>,
-}
-
-impl Wake for Move {
-    fn wake(self: Arc<Self>) {
-        // Whoever ends the last part of the commit has it.
-        let result = self.commit.upgrade().and_then(|commit| commit.result());
-        let moved = self.moved.lock().take();
-        if result == Some(Err(Refused))
-            && let (Some(moved), Some(inner)) = (moved, self.inner.upgrade())
-        {
-            inner.offer_again(moved);
-        }
-    }
-}
-
 impl Durable {
     /// Ends the caller's own part of the commit of a move, and has it offered again if it is refused.
     pub(crate) fn watch(&self, commit: &Arc<Commit>, moved: Moved) {
-        let (inner, moved) = (self.inner.clone(), Mutex::new(Some(moved)));
-        let waker = Waker::from(Arc::new(Move { inner, commit: Arc::downgrade(commit), moved }));
-        // There is no result yet: a part is open.
-        commit.poll(&waker);
+        let inner = self.inner.clone();
+        commit.then(move |result| {
+            if result == Err(Refused)
+                && let Some(inner) = inner.upgrade()
+            {
+                inner.offer_again(moved);
+            }
+        });
         commit.done();
     }
 

@@ -3,13 +3,7 @@
 //! The will of a session that is kept on disk leaves its record only when it is safe where it goes, also when a new
 //! connection, or the session's end, changes the record. So no crash loses it; a crash just before may publish it twice.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::AcqRel},
-    },
-    task::Wake,
-};
+use std::sync::Arc;
 
 use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
@@ -59,34 +53,22 @@ impl Broker {
 
     /// All receivers have a will. `commit` is what must be on disk before it leaves its session, if there is anything.
     pub(crate) fn conclude_will(&self, session: &Arc<dyn Session>, commit: Option<Arc<Commit>>) {
-        if let Some(commit) = &commit {
-            commit.done();
-        }
-        self.once_done(session, commit, Self::will_is_safe);
+        let Some(commit) = commit else { return self.will_is_safe(session.core()) };
+        commit.done();
+        let (broker, session) = (self.clone(), Arc::clone(session));
+        commit.then(move |_| broker.will_is_safe(session.core()));
     }
 
     /// Writes the record of a session, as it is then, once the commit is done.
     pub(crate) fn keep_after(&self, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
-        self.once_done(session, Some(Arc::clone(commit)), |broker, core| {
+        let (broker, session) = (self.clone(), Arc::clone(session));
+        commit.then(move |_| {
+            let core = session.core();
             let mut state = core.state.lock();
             if !state.ended {
                 broker.inner.keep(core, &mut state, None);
             }
         });
-    }
-
-    fn once_done(
-        &self,
-        session: &Arc<dyn Session>,
-        commit: Option<Arc<Commit>>,
-        then: fn(&Self, &SessionCore),
-    ) {
-        let open = AtomicBool::new(true);
-        let keeper = Arc::new(Keeper { broker: self.clone(), session: Arc::clone(session), then, open });
-        let waker = Arc::clone(&keeper).into();
-        if commit.is_none_or(|commit| commit.poll(&waker).is_some()) {
-            keeper.keep();
-        }
     }
 
     /// A will is safe, or what had to come before the session's removal was done. With the last of them the session is
@@ -188,28 +170,5 @@ impl Leaving {
 
     pub(crate) fn into_waiting(self) -> Option<Arc<Commit>> {
         self.waiting
-    }
-}
-
-/// Waits for a commit: that of a will, or of what must come before a session's record.
-struct Keeper {
-    broker: Broker,
-    session: Arc<dyn Session>,
-    then: fn(&Broker, &SessionCore),
-    open: AtomicBool,
-}
-
-impl Keeper {
-    /// Once: whoever polls and whoever wakes may both find that it is time.
-    fn keep(&self) {
-        if self.open.swap(false, AcqRel) {
-            (self.then)(&self.broker, self.session.core());
-        }
-    }
-}
-
-impl Wake for Keeper {
-    fn wake(self: Arc<Self>) {
-        self.keep();
     }
 }

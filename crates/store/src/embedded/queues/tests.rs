@@ -136,7 +136,7 @@ impl Disk {
     }
 }
 
-fn commited(queue: QueueId, seq: u64, commit: &Arc<Commit>) -> Entry {
+fn waited_for(queue: QueueId, seq: u64, commit: &Arc<Commit>) -> Entry {
     Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, Some(Arc::clone(commit)))
 }
 
@@ -177,7 +177,7 @@ async fn what_is_added_and_removed_in_one_batch_is_never_written() {
     disk.stop(&store);
     let commit = Commit::new();
     for seq in 0..4 {
-        append(&store, commited(Q, seq, &commit));
+        append(&store, waited_for(Q, seq, &commit));
     }
     remove(&store, Q, 1);
     store.submit(QueueOp::Release { queue: Q, seq: 2, commit: Commit::new() });
@@ -279,7 +279,7 @@ async fn what_is_added_to_a_queue_that_is_still_being_emptied_is_not_removed_wit
     disk.stop(&store);
     let commit = Commit::new();
     for seq in [30_000, 24_990, 31_000] {
-        append(&store, commited(Q, seq, &commit));
+        append(&store, waited_for(Q, seq, &commit));
     }
     commit.done();
     store.hurry();

@@ -69,7 +69,7 @@ async fn child_that_appends_until_killed() {
     for seq in start.. {
         let commit = Commit::new();
         for queue in 1..=WIDTH {
-            append(&store, commited(QueueId(queue), seq, &commit));
+            append(&store, waited_for(QueueId(queue), seq, &commit));
         }
         if seq % 3 == 0 {
             remove(&store, QueueId(WIDTH), seq);

@@ -1,19 +1,8 @@
 //! Disks that fail, are full or stand still, and the end of the store.
 
-use std::{sync::mpsc, task::Wake};
+use std::sync::mpsc;
 
 use super::*;
-
-/// Drops a store in the thread that wakes it, and says so.
-struct Last(Mutex<Option<Arc<EmbeddedQueues>>>, mpsc::SyncSender<()>);
-
-impl Wake for Last {
-    fn wake(self: Arc<Self>) {
-        let store = self.0.lock().take();
-        drop(store);
-        self.1.send(()).unwrap();
-    }
-}
 
 /// Whoever waits for the disk may be the last to have the store.
 #[test]
@@ -24,12 +13,13 @@ fn a_store_that_ends_in_its_own_writer_thread_does_not_wait_for_itself() {
     let environment = Arc::downgrade(&store.environment);
     disk.stop(&store);
     let commit = Commit::new();
-    append(&store, commited(Q, 0, &commit));
-    commit.done();
+    append(&store, waited_for(Q, 0, &commit));
     let (sender, ended) = mpsc::sync_channel(1);
-    let last = Arc::new(Last(Mutex::new(Some(Arc::clone(&store))), sender));
-    assert!(commit.poll(&last.into()).is_none());
-    drop(store);
+    commit.then(move |_| {
+        drop(store);
+        sender.send(()).unwrap();
+    });
+    commit.done();
     disk.go_on();
     ended.recv().expect("the thread goes on");
     while environment.strong_count() > 0 {
@@ -47,15 +37,15 @@ async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
         let store = open(dir.path(), &options);
         disk.stop(&store);
         let (before, unit, behind) = (Commit::new(), Commit::of_unit(), Commit::new());
-        append(&store, commited(OTHER, 0, &before));
-        append(&store, commited(Q, 0, &unit));
-        append(&store, commited(Q, 1, &behind));
+        append(&store, waited_for(OTHER, 0, &before));
+        append(&store, waited_for(Q, 0, &unit));
+        append(&store, waited_for(Q, 1, &behind));
         disk.go_on();
         before.done();
         before.wait().await.unwrap();
         assert_eq!(store.summaries().unwrap().iter().map(|s| s.messages).sum::<usize>(), 1);
         disk.fails.store(fails, SeqCst);
-        append(&store, commited(Q, 2, &unit));
+        append(&store, waited_for(Q, 2, &unit));
         unit.add();
         store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 5, commit: Arc::clone(&unit) });
         unit.done();
@@ -75,14 +65,14 @@ async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
     let (_dir, store) = new();
     let [open, tied] = [Commit::of_unit(), Commit::of_unit()];
     let [free, behind] = [Commit::new(), Commit::new()];
-    append(&store, commited(Q, 0, &open));
+    append(&store, waited_for(Q, 0, &open));
     // A unit that is closed, but has a part behind the open one: it goes as a whole, and what is behind it waits.
-    append(&store, commited(OTHER, 0, &tied));
-    append(&store, commited(Q, 1, &tied));
+    append(&store, waited_for(OTHER, 0, &tied));
+    append(&store, waited_for(Q, 1, &tied));
     tied.add();
     store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 1, commit: Arc::clone(&tied) });
-    append(&store, commited(OTHER, 1, &behind));
-    append(&store, commited(QueueId(9), 0, &free));
+    append(&store, waited_for(OTHER, 1, &behind));
+    append(&store, waited_for(QueueId(9), 0, &free));
     free.done();
     free.wait().await.unwrap();
     assert_eq!(seqs(&store, QueueId(9)).await, [0], "also read past the open unit");
@@ -113,18 +103,18 @@ async fn units_that_hold_each_other_are_written_whole_once_the_first_is_closed()
     // Each unit has its second part in the queue where the one before it in the chain has its first, and they come in
     // the opposite order.
     for (place, unit) in tied.iter().enumerate().rev() {
-        append(&store, commited(QueueId(101 + place as u64), 0, unit));
+        append(&store, waited_for(QueueId(101 + place as u64), 0, unit));
     }
-    append(&store, commited(QueueId(100), 0, &open));
+    append(&store, waited_for(QueueId(100), 0, &open));
     for (place, unit) in tied.iter().enumerate() {
-        append(&store, commited(QueueId(100 + place as u64), 1, unit));
+        append(&store, waited_for(QueueId(100 + place as u64), 1, unit));
         unit.add();
         let queue = QueueId(200 + place as u64);
         store.submit(QueueOp::Receive { queue, packet_id: 1, commit: Arc::clone(unit) });
         unit.done();
     }
     let free = Commit::new();
-    append(&store, commited(QueueId(50), 0, &free));
+    append(&store, waited_for(QueueId(50), 0, &free));
     store.submit(QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(Arc::clone(&open)) });
     free.done();
     for commit in tied.iter().chain([&free, &open]) {
@@ -147,9 +137,9 @@ async fn a_failed_commit_refuses_what_is_new_keeps_the_rest_and_recovers() {
     disk.stop(&store);
     disk.fails.store(true, SeqCst);
     let (new, moved, release) = (Commit::new(), Commit::of_unit(), Commit::new());
-    append(&store, commited(Q, 4, &new));
+    append(&store, waited_for(Q, 4, &new));
     remove(&store, Q, 0);
-    append(&store, commited(OTHER, 0, &moved));
+    append(&store, waited_for(OTHER, 0, &moved));
     moved.add();
     store.submit(QueueOp::Remove { queue: Q, seq: 1, unit: Some(Arc::clone(&moved)) });
     release.add();
@@ -234,7 +224,7 @@ async fn a_full_disk_is_left_by_removals_alone() {
     assert!(reserve.exists());
     full.store(true, SeqCst);
     let commit = Commit::new();
-    append(&store, commited(Q, 10, &commit));
+    append(&store, waited_for(Q, 10, &commit));
     commit.done();
     assert!(commit.wait().await.is_err());
     assert!(!reserve.exists());
@@ -248,7 +238,7 @@ async fn a_full_disk_is_left_by_removals_alone() {
     assert_eq!(store.gauges().depth, 0);
     assert_eq!(store.health(), StoreHealth::Failing, "a removal does not make room for more");
     let commit = Commit::new();
-    append(&store, commited(Q, 11, &commit));
+    append(&store, waited_for(Q, 11, &commit));
     commit.done();
     assert!(commit.wait().await.is_err(), "added what only removals have room for");
     std::fs::remove_dir(&reserve).unwrap();
@@ -256,7 +246,7 @@ async fn a_full_disk_is_left_by_removals_alone() {
         std::thread::yield_now();
         let _ = tokio::task::yield_now().await;
         let commit = Commit::new();
-        append(&store, commited(Q, 12, &commit));
+        append(&store, waited_for(Q, 12, &commit));
         commit.done();
         let _ = commit.wait().await;
     }
@@ -272,7 +262,7 @@ async fn a_disk_that_stands_still_costs_no_memory_for_what_is_acknowledged() {
     disk.stop(&store);
     let commit = Commit::new();
     for seq in 0..200_000 {
-        let one = append(&store, commited(Q, seq, &commit));
+        let one = append(&store, waited_for(Q, seq, &commit));
         assert!(one.settle());
         assert!(store.accepts());
     }

@@ -1,0 +1,89 @@
+//! [`Unit`].
+
+use std::sync::Arc;
+
+use super::{Commit, Refused};
+use crate::{Journal, Message, QueueId, QueueOp};
+
+/// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing behind an
+/// open unit: whatever happens, a panic too, it is closed when this goes.
+pub struct Unit<'a, 'm> {
+    message: &'a Message<'m>,
+    journal: &'a dyn Journal,
+    closed: bool,
+}
+
+/// What closes the unit of a QoS 2 message that came in.
+#[derive(Debug, Clone, Copy)]
+pub struct Received {
+    /// The publishing session.
+    pub queue: QueueId,
+    /// Its packet identifier.
+    pub packet_id: u16,
+    /// The client has released it meanwhile: the identifier is free again.
+    pub released: bool,
+}
+
+impl<'a, 'm> Unit<'a, 'm> {
+    /// To be made before the message is routed.
+    pub fn new(message: &'a Message<'m>, journal: &'a dyn Journal) -> Self {
+        Self { message, journal, closed: false }
+    }
+
+    /// Closes the unit with what `close` makes of its commit, if one was begun; false if none was.
+    pub fn close(mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
+        self.close_with(close)
+    }
+
+    /// The commit of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
+    pub fn hand_over(mut self) -> Option<Arc<Commit>> {
+        self.closed = true;
+        let commit = self.message.issued().filter(|commit| commit.is_unit())?;
+        commit.add();
+        Some(Arc::clone(commit))
+    }
+
+    /// The message is not routed completely: the unit is for somebody else to close.
+    pub fn keep_open(mut self) {
+        self.closed = true;
+    }
+
+    fn close_with(&mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
+        self.closed = true;
+        let Some(commit) = self.message.issued().filter(|commit| commit.is_unit()) else { return false };
+        commit.add();
+        self.journal.submit(close(Arc::clone(commit)));
+        true
+    }
+}
+
+impl Drop for Unit<'_, '_> {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.close_with(|commit| QueueOp::Remove { queue: QueueId::NONE, seq: 0, unit: Some(commit) });
+        }
+    }
+}
+
+impl Received {
+    /// Closes a unit that was handed over, when what must come before is done: a retained message must be safe first, for
+    /// the unit's end makes a repeated PUBLISH a duplicate that sets nothing. If that was refused the unit is too.
+    pub fn close(self, unit: Arc<Commit>, journal: Arc<dyn Journal>) {
+        let Some(before) = unit.before().cloned() else { return self.submit(unit, &*journal) };
+        before.then(move |result| {
+            if result == Err(Refused) {
+                unit.add();
+                unit.refuse();
+            }
+            self.submit(unit, &*journal);
+        });
+    }
+
+    fn submit(self, unit: Arc<Commit>, journal: &dyn Journal) {
+        let Self { queue, packet_id, released } = self;
+        journal.submit(QueueOp::Receive { queue, packet_id, commit: unit });
+        if released {
+            journal.submit(QueueOp::Forget { queue, packet_id, commit: Commit::new() });
+        }
+    }
+}
