@@ -14,11 +14,11 @@ use super::{
 /// An acknowledgement of a message in flight that is not the next step of its handshake: a protocol error, after which the
 /// two sides cannot agree any more [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WrongStep;
+pub(crate) struct WrongStep;
 
 impl Outbound {
     /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight.
-    pub fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
+    pub(crate) fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
         let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
         if !matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce) {
@@ -34,7 +34,7 @@ impl Outbound {
 
     /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What is on
     /// disk must say so before PUBREL goes: then the caller appends it, when the commit is done.
-    pub fn handle_pubrec(
+    pub(crate) fn handle_pubrec(
         &mut self,
         id: u16,
         code: u8,
@@ -78,7 +78,7 @@ impl Outbound {
     }
 
     /// PUBCOMP. False if the id is not in flight.
-    pub fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
+    pub(crate) fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
         let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
         if !matches!(entry.stage, Stage::Release(_)) {
@@ -93,7 +93,7 @@ impl Outbound {
     }
 
     /// An inbound QoS 2 PUBLISH arrives.
-    pub fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
+    pub(crate) fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
         let received = &mut self.rare().received;
         if let Some(commit) = received.get(&id) {
             return Begin::Duplicate(commit.clone());
@@ -122,7 +122,7 @@ impl Outbound {
 
     /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11]. An id on disk must be gone there first: the client
     /// may use it again after PUBCOMP. Then the caller appends that, when the commit is done.
-    pub fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Arc<Commit>> {
+    pub(crate) fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Arc<Commit>> {
         let rare = self.rare();
         let known = rare.received.remove(&id);
         rare.forgetting.retain(|(_, commit)| commit.result().is_none());

@@ -18,7 +18,8 @@ impl InboundAliases {
         }
         let known = self.topics[index].as_deref();
         if known != Some(topic) {
-            self.bytes += topic.len() + OVERHEAD - known.map_or(0, |known| known.len() + OVERHEAD);
+            self.bytes += topic.len() + OVERHEAD;
+            self.bytes -= known.map_or(0, |known| known.len() + OVERHEAD);
             self.topics[index] = Some(Arc::from(topic));
         }
     }

@@ -25,11 +25,12 @@ mod sending;
 #[cfg(test)]
 mod tests;
 
-pub use acks::WrongStep;
+pub(crate) use acks::WrongStep;
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
 pub use durable::{Disk, Left, Load};
-pub use fuzz::fuzz_session;
+pub use fuzz::{fuzz_inbound, fuzz_session};
 pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Reply, Violation};
 
-pub use outbound::{Begin, Env, LinkParams, OUT_BUFFER, Outbound};
+pub(crate) use outbound::Begin;
+pub use outbound::{Env, LinkParams, OUT_BUFFER, Outbound};

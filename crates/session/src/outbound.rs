@@ -52,7 +52,7 @@ pub struct LinkParams {
 
 /// Answer to an inbound QoS 2 PUBLISH.
 #[derive(Debug, Clone)]
-pub enum Begin {
+pub(crate) enum Begin {
     /// First time: route it, then PUBREC.
     New,
     /// Seen: PUBREC only [MQTT-4.3.3-10], once the commit is done, if there is one.

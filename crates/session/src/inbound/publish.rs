@@ -53,14 +53,16 @@ impl Inbound {
             bytes.add(publish.payload.len() as u64);
         });
         let (qos, packet_id) = (publish.qos, publish.packet_id);
-        let alias = match self.check_publish(&publish, owner.limits()) {
+        let checked = self.check_publish(&publish, owner.limits());
+        if publish.alias.is_some() {
+            // Also that of a message which is refused.
+            owner.hold_aliases(self.alias_bytes())?;
+        }
+        let alias = match checked {
             Ok(alias) => alias,
             Err(PublishError::Fatal(code)) => return Err(Violation(code).into()),
             Err(PublishError::Refused(code)) => return Ok(self.refuse(qos, packet_id, code)?),
         };
-        if publish.alias.is_some() {
-            owner.hold_aliases(self.alias_bytes())?;
-        }
         let incoming = Incoming { publish, alias };
         if !owner.may_publish(incoming.topic()) {
             return Ok(self.refuse(qos, packet_id, reason::NOT_AUTHORIZED)?);

@@ -1,5 +1,4 @@
-//! Random operations on the outbound half against a model client, in virtual time. A plain function: a stable
-//! test runs it on seeded inputs, and the fuzz target only calls it.
+//! Random operations on the outbound half against a model client, in virtual time.
 
 use std::{
     cell::Cell,
@@ -12,7 +11,7 @@ use gateway_core::{
     units::ByteSize,
 };
 
-use super::{Begin, Env, LinkParams, Outbound};
+use crate::{Begin, Env, LinkParams, Outbound};
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
 /// pass) and checks after them: QoS 1 at least once and QoS 2 exactly once for everything taken, in order,
