@@ -92,30 +92,39 @@ impl Entry {
     }
 }
 
-/// An entry read back from disk.
-#[derive(Debug)]
-pub struct ReadBack {
-    /// Its place.
-    pub place: u64,
-    /// QoS.
+/// An entry as it is read back from disk. `G` names the shared group that chose its session: a store has the group's
+/// queue, a session the broker's number of the group.
+#[derive(Debug, Clone)]
+pub struct StoredEntry<G = QueueId> {
+    /// Its place in the queue.
+    pub seq: u64,
+    /// QoS of the delivery.
     pub qos: QoS,
-    /// RETAIN flag.
+    /// RETAIN flag of the delivery.
     pub retain: bool,
     /// It may have been sent by an earlier process.
     pub sent: bool,
-    /// The broker's number of its shared group, 0 for none.
-    pub group: u32,
+    /// The shared group; [`QueueId::NONE`] or 0 for none.
+    pub group: G,
     /// Subscription identifiers.
     pub ids: Option<Box<[u32]>>,
-    /// The message; `None` if only PUBCOMP is awaited.
+    /// The message; `None` if only PUBCOMP is still awaited.
     pub message: Option<Arc<SharedMessage>>,
+}
+
+impl<G> StoredEntry<G> {
+    /// The same with another name for its group.
+    pub fn with_group<H>(self, name: impl FnOnce(G) -> H) -> StoredEntry<H> {
+        let Self { seq, qos, retain, sent, group, ids, message } = self;
+        StoredEntry { seq, qos, retain, sent, group: name(group), ids, message }
+    }
 }
 
 /// What was read of a durable queue.
 #[derive(Debug, Default)]
 pub struct Page {
     /// In order.
-    pub entries: Vec<ReadBack>,
+    pub entries: Vec<StoredEntry<u32>>,
     /// Where to read on.
     pub next: u64,
     /// Nothing more was there.

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Budget, DropReason, Page, QoS, ReadBack, Receipt, Tail, Timestamp};
+use gateway_core::{Budget, DropReason, Page, QoS, Receipt, StoredEntry, Tail, Timestamp};
 
 use super::{durable::Left, outbound::dropped};
 
@@ -61,8 +61,8 @@ impl Backlog {
     }
 
     /// Whether an earlier process may have sent what was read.
-    pub(super) fn is_sent(&self, entry: &ReadBack) -> bool {
-        entry.place < self.restored && (entry.sent || entry.place < self.begun)
+    pub(super) fn is_sent(&self, entry: &StoredEntry<u32>) -> bool {
+        entry.seq < self.restored && (entry.sent || entry.seq < self.begun)
     }
 
     /// One more than the last place here of which the disk does not know that it may have been sent, but does from now on.
@@ -156,16 +156,16 @@ impl Backlog {
     }
 
     /// What was read: of its entries those that count, if it was asked for.
-    pub(super) fn loaded(&mut self, page: Page, budget: &dyn Budget) -> Option<Vec<ReadBack>> {
+    pub(super) fn loaded(&mut self, page: Page, budget: &dyn Budget) -> Option<Vec<StoredEntry<u32>>> {
         let Page { mut entries, next, end } = page;
         let mark = self.tail.loading()?;
         let limit = if self.trimmed_meanwhile { mark } else { self.tail.next() };
         let read = self.tail.loaded(next, end, limit)?;
         self.stop_loading(budget);
-        entries.retain(|entry| entry.place < read.end);
-        let is_there = |place: &u64| entries.binary_search_by_key(place, |entry| entry.place).is_ok();
+        entries.retain(|entry| entry.seq < read.end);
+        let is_there = |place: &u64| entries.binary_search_by_key(place, |entry| entry.seq).is_ok();
         self.given.retain(|place| !read.contains(place) || is_there(place));
-        entries.retain(|entry| !self.given.contains(&entry.place));
+        entries.retain(|entry| !self.given.contains(&entry.seq));
         Some(entries)
     }
 

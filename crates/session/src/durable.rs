@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gateway_core::{
     Commit, DropReason, Durability, Entry, Journal, Message, Offer, Outcome, Page, QoS, QueueId, QueueOp,
-    ReadBack, Receipt, Tail, Timestamp, limits::OverflowPolicy, metrics::count,
+    Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count,
 };
 
 use super::{
@@ -203,7 +203,7 @@ impl Outbound {
             let bytes =
                 entries.iter().flat_map(|entry| &entry.message).map(|message| message.cost() as u64).sum();
             backlog.tail.note_gone(entries.len(), bytes);
-            let receipts: Vec<_> = entries.iter().map(|entry| backlog.take_receipt(entry.place)).collect();
+            let receipts: Vec<_> = entries.iter().map(|entry| backlog.take_receipt(entry.seq)).collect();
             backlog.give_up_before(backlog.tail.from());
             let sent: Vec<_> = entries.iter().map(|entry| backlog.is_sent(entry)).collect();
             for ((entry, receipt), again) in entries.into_iter().zip(receipts).zip(sent) {
@@ -348,8 +348,14 @@ impl Outbound {
 impl super::outbound::Rare {
     /// Takes up what was read. If an earlier process may have sent it, it keeps its packet identifier and is sent
     /// `again`, or the client may hold that for ever.
-    fn take_up(&mut self, entry: ReadBack, again: bool, receipt: Option<Arc<Receipt>>, env: &Env<'_>) {
-        let ReadBack { place, qos, retain, sent, group, ids, message } = entry;
+    fn take_up(
+        &mut self,
+        entry: StoredEntry<u32>,
+        again: bool,
+        receipt: Option<Arc<Receipt>>,
+        env: &Env<'_>,
+    ) {
+        let StoredEntry { seq: place, qos, retain, sent, group, ids, message } = entry;
         let again =
             again && qos != QoS::AtMostOnce && self.inflight.fits(place) && !self.pending.has_acknowledged();
         let expired = message.as_ref().is_some_and(|message| message.is_expired(env.now));

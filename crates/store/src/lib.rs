@@ -68,7 +68,7 @@ pub use history::{
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
-pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth, StoredEntry};
+pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};
 #[cfg(feature = "scylla")]
 pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};

@@ -1,8 +1,6 @@
 //! Durable queues: what waits for sessions and shared groups, and which QoS 2 messages came in.
 
-use std::sync::Arc;
-
-use gateway_core::{Journal, QoS, QueueId, SharedMessage};
+use gateway_core::{Journal, QoS, QueueId, StoredEntry};
 
 use super::{BoxFuture, StoreError};
 
@@ -13,7 +11,7 @@ pub struct QueueSummary {
     pub queue: QueueId,
     /// Entries.
     pub messages: usize,
-    /// Their cost, as [`SharedMessage::cost`] counts it.
+    /// Their cost, as [`SharedMessage::cost`](gateway_core::SharedMessage::cost) counts it.
     pub bytes: u64,
     /// The first place in use; equal to `next` if there is none.
     pub first: u64,
@@ -26,25 +24,6 @@ pub struct QueueSummary {
     pub begun: u64,
     /// Packet identifiers of QoS 2 messages that came in and are not released.
     pub received: Vec<u16>,
-}
-
-/// An entry as it is read back.
-#[derive(Debug, Clone)]
-pub struct StoredEntry {
-    /// Its place.
-    pub seq: u64,
-    /// QoS of the delivery.
-    pub qos: QoS,
-    /// RETAIN flag of the delivery.
-    pub retain: bool,
-    /// It may have been sent before.
-    pub sent: bool,
-    /// The shared group's queue, or none.
-    pub group: QueueId,
-    /// Subscription identifiers.
-    pub ids: Option<Box<[u32]>>,
-    /// The message; `None` if only PUBCOMP is still awaited.
-    pub message: Option<Arc<SharedMessage>>,
 }
 
 /// A stretch of a queue.

@@ -10,14 +10,14 @@ use std::sync::{
 
 use ahash::RandomState;
 use gateway_core::{
-    ClientId, Commit, Durability, OriginKind, Page, QoS, QueueId, QueueOp, ReadBack, Refused, Timestamp,
+    ClientId, Commit, Durability, OriginKind, Page, QoS, QueueId, QueueOp, Refused, StoredEntry, Timestamp,
     matches, metrics::count,
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use store::{
     Expiry, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-    StoredEntry, StoredSession, StoredSubscription,
+    StoredSession, StoredSubscription,
 };
 
 use crate::{
@@ -351,11 +351,11 @@ impl Inner {
         entries
     }
 
-    fn read_back(&self, entry: StoredEntry) -> ReadBack {
-        let StoredEntry { seq, qos, retain, sent, group, ids, message } = entry;
-        let durable = self.durable.as_ref().filter(|_| group != QueueId::NONE);
-        let group = durable.and_then(|durable| durable.groups.lock().get(&group).copied()).unwrap_or(0);
-        ReadBack { place: seq, qos, retain, sent, group, ids, message }
+    fn read_back(&self, entry: StoredEntry) -> StoredEntry<u32> {
+        entry.with_group(|group| {
+            let durable = self.durable.as_ref().filter(|_| group != QueueId::NONE);
+            durable.and_then(|durable| durable.groups.lock().get(&group).copied()).unwrap_or(0)
+        })
     }
 }
 

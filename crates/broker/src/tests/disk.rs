@@ -5,11 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Commit, Entry, Journal, QueueId, QueueOp};
+use gateway_core::{Commit, Entry, Journal, QueueId, QueueOp, StoredEntry};
 use parking_lot::Mutex;
 use store::{
     BoxFuture, Loaded, LoadedRetained, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-    StoreHealth, StoredEntry,
+    StoreHealth,
 };
 use tokio::sync::oneshot;
 

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use gateway_core::{Budget, Journal, Outcome, Page, QueueOp, ReadBack, Receipt};
+use gateway_core::{Budget, Journal, Outcome, Page, QueueOp, Receipt, StoredEntry};
 use parking_lot::Mutex;
 
 use super::*;
@@ -84,10 +84,10 @@ fn from(place: u64) -> Load {
 }
 
 /// Message in a place as it is read back.
-fn stored(place: u64, payload: &[u8]) -> ReadBack {
+fn stored(place: u64, payload: &[u8]) -> StoredEntry<u32> {
     let message = Arc::clone(message(payload, QoS::AtLeastOnce).share());
     let (qos, retain, sent, group) = (QoS::AtLeastOnce, false, false, 0);
-    ReadBack { place, qos, retain, sent, group, ids: None, message: Some(message) }
+    StoredEntry { seq: place, qos, retain, sent, group, ids: None, message: Some(message) }
 }
 
 /// Places of an earlier process whose connection had ended.
@@ -251,7 +251,7 @@ fn dup_is_set_for_what_an_earlier_process_sent_and_for_nothing_else() {
     for (begun, dups) in [(0, [true, false, false]), (6, [true, true, false])] {
         let mut bench = Bench::new(Limits::default());
         let entries = [(4, true), (5, false), (6, false)];
-        let entries = entries.map(|(place, sent)| ReadBack { sent, ..stored(place, b"m") }).into();
+        let entries = entries.map(|(place, sent)| StoredEntry { sent, ..stored(place, b"m") }).into();
         bench.out.restore(&Left { begun, ..left(4, 7, 0, 3, 300) });
         bench.attach(0, 10);
         assert_eq!(bench.load(), from(4));

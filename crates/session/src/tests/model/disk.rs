@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Commit, Journal, Page, QoS, QueueId, QueueOp, ReadBack, SharedMessage, Timestamp};
+use gateway_core::{Commit, Journal, Page, QoS, QueueId, QueueOp, SharedMessage, StoredEntry, Timestamp};
 use parking_lot::Mutex;
 
 use crate::Left;
@@ -74,7 +74,7 @@ impl Disk {
             let Stored { qos, retain, sent, expires, group, ids, message } = stored.clone();
             let over = !sent && expires.is_some_and(|at| at <= now);
             let message = message.map(|message| if over { message.expired() } else { message });
-            page.entries.push(ReadBack { place, qos, retain, sent, group, ids, message });
+            page.entries.push(StoredEntry { seq: place, qos, retain, sent, group, ids, message });
             page.next = place + 1;
         }
         page.end = rest.count() <= most;

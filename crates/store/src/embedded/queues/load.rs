@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gateway_core::{QueueId, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{QueueId, SharedMessage, StoredEntry, Timestamp, metrics::count};
 use hashbrown::HashMap;
 use heed::{RoTxn, WithoutTls};
 use parking_lot::{Condvar, Mutex};
@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::tables::{self, Head, QueueTables};
 use crate::{
-    Loaded, StoreError, StoredEntry,
+    Loaded, StoreError,
     embedded::{
         environment::{Environment, PAGE},
         message,

@@ -16,9 +16,8 @@ use tempfile::TempDir;
 
 use super::*;
 #[cfg(target_os = "linux")]
-use gateway_core::{Commit, Entry, Message, Origin, QoS, SharedMessage};
+use gateway_core::{Commit, Entry, Message, Origin, QoS, SharedMessage, StoredEntry};
 
-use crate::StoredEntry;
 use crate::embedded::tests::mapped;
 
 const Q: QueueId = QueueId(7);
