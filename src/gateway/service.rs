@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use broker::{Broker, Kind, Turn};
+use broker::{Broker, MemoryKind, Turn};
 use gateway_core::{
     Message, Origin, Timestamp, clock,
     log_limits::peer_limits,
@@ -205,7 +205,7 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<gateway_core::metrics
     ];
     let account = broker.account();
     all.push(gauge("gateway_memory_budget_bytes", "What limits.memory_budget allows", account.limit()));
-    all.extend(Kind::ALL.map(|kind| {
+    all.extend(MemoryKind::ALL.map(|kind| {
         let label = format!("kind=\"{}\"", kind.as_str());
         ("gateway_memory_bytes", MEMORY_HELP, label, account.held(kind) as f64)
     }));

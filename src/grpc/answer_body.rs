@@ -140,7 +140,7 @@ impl<B: HttpBody<Data = Bytes, Error = Status>> HttpBody for Answer<B> {
 
 #[cfg(test)]
 mod tests {
-    use broker::{Account, Kind};
+    use broker::{Account, MemoryKind};
     use tonic::Code;
 
     use super::*;
@@ -172,10 +172,10 @@ mod tests {
     async fn an_answer_is_charged_until_it_is_sent_and_refused_without_room() {
         let account = Arc::new(Account::new(8 * MIB));
         let mut body = answer(&account, 3 * MIB).await.into_body();
-        assert_eq!(account.held(Kind::GrpcMessages), 3 * MIB, "also before the client has room for it");
+        assert_eq!(account.held(MemoryKind::GrpcMessages), 3 * MIB, "also before the client has room for it");
         let frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.unwrap().unwrap();
         drop(body);
-        assert_eq!(account.held(Kind::GrpcMessages), 3 * MIB, "HTTP/2 has it");
+        assert_eq!(account.held(MemoryKind::GrpcMessages), 3 * MIB, "HTTP/2 has it");
 
         let second = answer(&account, 3 * MIB).await;
         let third = answer(&account, 3 * MIB).await;

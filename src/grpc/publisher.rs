@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
-use broker::{Broker, DirectOutcome, Published, Refusal, Routing, Spread, Turn};
+use broker::{Broker, DirectOutcome, Published, Routing, Shortage, Spread, Turn};
 use gateway_core::{
     Commit, Durability, Effort, Outcome, Receipt, ReceiptState, Refused, Timestamp, metrics::count,
 };
@@ -182,10 +182,10 @@ async fn spread_all(mut spread: Box<Spread>, turn: &mut Turn) -> (Published, Opt
     }
 }
 
-fn refused(refusal: Refusal) -> Error {
+fn refused(refusal: Shortage) -> Error {
     match refusal {
-        Refusal::Memory => Error::MemoryBudget,
-        Refusal::Store => Error::StoreRefused,
+        Shortage::Memory => Error::MemoryBudget,
+        Shortage::Store => Error::StoreRefused,
     }
 }
 
@@ -473,7 +473,7 @@ mod tests {
         let done = |outcome| direct(DirectOutcome::Done(outcome));
         assert_eq!(direct(DirectOutcome::UnknownDevice), Err(Error::DeviceNotFound));
         assert_eq!(direct(DirectOutcome::DeviceOffline), Err(Error::DeviceOffline));
-        assert_eq!(direct(DirectOutcome::Refused(Refusal::Store)), Err(Error::StoreRefused));
+        assert_eq!(direct(DirectOutcome::Refused(Shortage::Store)), Err(Error::StoreRefused));
         assert_eq!(done(Outcome::Dropped(DropReason::TooLarge)), Err(Error::PacketTooLarge));
         assert_eq!(done(Outcome::Dropped(DropReason::QueueFull)), Err(Error::QueueFull));
         assert_eq!(done(Outcome::Sent).unwrap().sent, 1);

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use broker::{Account, Kind};
+use broker::{Account, MemoryKind};
 use gateway_core::metrics::count;
 
 /// The holdings of a connection.
@@ -39,7 +39,7 @@ impl Holding {
         let Purse { account, held } = &*self.purse;
         if bytes > self.bytes {
             let more = bytes - self.bytes;
-            if !account.charge(Kind::GrpcMessages, held.load(Relaxed), more) {
+            if !account.charge(MemoryKind::GrpcMessages, held.load(Relaxed), more) {
                 count(|c| c.memory_grpc.add(1));
                 return false;
             }
@@ -47,7 +47,7 @@ impl Holding {
         } else {
             let less = self.bytes - bytes;
             held.fetch_sub(less, Relaxed);
-            account.release(Kind::GrpcMessages, less);
+            account.release(MemoryKind::GrpcMessages, less);
         }
         self.bytes = bytes;
         true

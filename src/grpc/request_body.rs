@@ -283,7 +283,7 @@ fn footprint(mut bytes: &[u8], depth: usize) -> usize {
 mod tests {
     use std::{collections::VecDeque, future::poll_fn, io::Write as _};
 
-    use broker::{Account, Kind};
+    use broker::{Account, MemoryKind};
     use flate2::{Compression, write::GzEncoder};
     use tonic::Code;
     use tonic_types::StatusExt as _;
@@ -337,7 +337,7 @@ mod tests {
         }
 
         fn held(&self) -> usize {
-            self.account.held(Kind::GrpcMessages)
+            self.account.held(MemoryKind::GrpcMessages)
         }
     }
 

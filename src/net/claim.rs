@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use broker::{Charge, Closed, Kind, Session, Turn, Will};
+use broker::{Charge, Closed, MemoryKind, Session, Turn, Will};
 use codec::Connect;
 use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, metrics::count};
 
@@ -56,7 +56,7 @@ pub(super) fn will(
     message.retain = will.retain;
     message.properties = will.properties.as_ref();
     let properties = will.properties.as_ref().map_or(0, |properties| properties.cost());
-    let mut charge = Charge::new(shared.broker.account(), Kind::Wills);
+    let mut charge = Charge::new(shared.broker.account(), MemoryKind::Wills);
     if will.topic.len() + will.payload.len() + properties > shared.limits.will_bytes.0
         || !charge.set(message.cost())
     {

@@ -13,7 +13,8 @@ use std::{
 };
 
 use broker::{
-    Account, Charge, CloseReason, Delivered, Kind, QueueInfo, QueueSummary, Session, SessionCore, Target,
+    Account, Charge, CloseReason, Delivered, MemoryKind, QueueInfo, QueueSummary, Session, SessionCore,
+    Target,
 };
 use codec::reason;
 use gateway_core::{
@@ -94,7 +95,7 @@ impl Unsent {
 
     /// The socket is full: from now on the buffer is charged, once [`Self::settle`] is called.
     pub(super) fn stands(&mut self, account: &Arc<Account>) {
-        self.charge.get_or_insert_with(|| Charge::new(account, Kind::Replies));
+        self.charge.get_or_insert_with(|| Charge::new(account, MemoryKind::Replies));
     }
 
     /// Charges the buffer, if it stands, and the `behind` bytes of the next; false if memory does not allow it.

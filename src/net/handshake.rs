@@ -12,10 +12,10 @@ use std::{
     task::Poll,
 };
 
-use broker::{Charge, ConnectionInfo, Event, EventKind, Kind, OpenRequest, Session, Turn};
+use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, info_of_peer, log_limits::Said, metrics::count};
-use session::{Accepted, ConnectPolicy, Inbound, LinkParams, Refused, evaluate_connect};
+use session::{Accepted, ConnectPolicy, ConnectRefused, Inbound, LinkParams, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
@@ -116,7 +116,7 @@ async fn conclude(
     let answer = admit(&connect, &wire, peer, &shared).await;
     let (mut accepted, identity) = match answer {
         Ok(admitted) => admitted,
-        Err(Refused(code)) => {
+        Err(ConnectRefused(code)) => {
             count(|c| c.refused_connect.add(1));
             return Err(wire.refuse(&connect, code).await);
         }
@@ -138,7 +138,7 @@ async fn admit(
     wire: &Wire<'_>,
     peer: Peer,
     shared: &Shared,
-) -> Result<(Accepted, Arc<dyn Identity>), Refused> {
+) -> Result<(Accepted, Arc<dyn Identity>), ConnectRefused> {
     let accepted = evaluate_connect(
         connect,
         &ConnectPolicy {
@@ -158,13 +158,13 @@ async fn admit(
     match timers::run_within(|| shared.auth.authenticate(credentials)).await {
         Ok(identity) => {
             let allowed = connect.will.as_ref().is_none_or(|will| identity.may_publish(&will.topic));
-            if allowed { Ok((accepted, identity)) } else { Err(Refused(Some(reason::NOT_AUTHORIZED))) }
+            if allowed { Ok((accepted, identity)) } else { Err(ConnectRefused(Some(reason::NOT_AUTHORIZED))) }
         }
         Err(denied) => {
             count(|c| c.auth_failed.add(1));
             let client_id = accepted.client_id;
             shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
-            Err(Refused(Some(match denied {
+            Err(ConnectRefused(Some(match denied {
                 Denied::BadCredentials => reason::BAD_USER_NAME_OR_PASSWORD,
                 Denied::NotAuthorized => reason::NOT_AUTHORIZED,
             })))
@@ -250,7 +250,7 @@ async fn open(
     let (io, writer) = if wire.layers.is_plain() {
         (Io::Plain(read), Writer::Direct(Some(write)))
     } else {
-        let charge = Charge::new(shared.broker.account(), Kind::Replies);
+        let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
         (Io::layered(read, write, wire.layers, charge), Writer::Owner)
     };
     claim.keep();

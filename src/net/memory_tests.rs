@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{CloseReason, Kind, Session, Target, Turn};
+use broker::{CloseReason, MemoryKind, Session, Target, Turn};
 use gateway_core::{Message, Offer, Origin, QoS, QueueId, Timestamp};
 
 use super::{
@@ -51,7 +51,7 @@ fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
 
         let account = shared.broker.account();
         let others = account.limit() * 3 / 4 - account.used() + 1;
-        account.force(Kind::Sessions, others);
+        account.force(MemoryKind::Sessions, others);
         assert!(account.is_short());
         shared.broker.tick(NOW, &mut Turn::default());
         assert_eq!((closes(&large), closes(&small)), (closed, None));
@@ -60,10 +60,10 @@ fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
             assert!(large.held() <= before / 2 + 64_000, "{} of {before} bytes", large.held());
             assert!(large.queue().dropped > 0);
         }
-        account.release(Kind::Sessions, others);
+        account.release(MemoryKind::Sessions, others);
         large.end();
         small.end();
-        assert_eq!(account.held(Kind::Queued), 0);
+        assert_eq!(account.held(MemoryKind::Queued), 0);
     }
 }
 
@@ -78,21 +78,21 @@ async fn what_a_full_socket_does_not_take_is_charged_until_it_goes() {
     for _ in 0..200 {
         deliver(&device, QoS::AtMostOnce, 100_000);
         Arc::clone(&device).flush();
-        if account.held(Kind::Replies) > 0 {
+        if account.held(MemoryKind::Replies) > 0 {
             break;
         }
     }
-    let standing = account.held(Kind::Replies);
+    let standing = account.held(MemoryKind::Replies);
     assert!((100_000..400_000).contains(&standing), "{standing} bytes");
     device.lock().out.append(&[0xD0, 0].repeat(50_000));
     assert!(!device.lock().mark_dirty());
-    assert!(account.held(Kind::Replies) >= standing + 90_000, "answers count, too");
+    assert!(account.held(MemoryKind::Replies) >= standing + 90_000, "answers count, too");
     // Memory is used up: who does not read is closed.
-    account.force(Kind::Sessions, account.limit() - account.used());
+    account.force(MemoryKind::Sessions, account.limit() - account.used());
     device.lock().out.append(&[0xD0, 0].repeat(50_000));
     device.lock().mark_dirty();
     assert_eq!(device.lock().link.as_ref().and_then(|link| link.close), Some(CloseReason::Memory));
     device.detach(epoch);
-    assert_eq!(account.held(Kind::Replies), 0);
+    assert_eq!(account.held(MemoryKind::Replies), 0);
     drop(peer);
 }

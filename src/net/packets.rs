@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Charge, CloseReason, Kind, Routing, Session, SubscribeError, Target, Turn};
+use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{Frame, Packet, reason};
 use gateway_core::{
     Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, limits::Limits,
@@ -246,7 +246,7 @@ impl Owner for Owned<'_> {
         }
         let aliases = &mut self.rare.get_or_insert_with(Box::default).aliases;
         let account = self.device.shared.broker.account();
-        if aliases.get_or_insert_with(|| Charge::new(account, Kind::Aliases)).set(bytes) {
+        if aliases.get_or_insert_with(|| Charge::new(account, MemoryKind::Aliases)).set(bytes) {
             return Ok(());
         }
         count(|c| c.memory_aliases.add(1));

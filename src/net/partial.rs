@@ -1,7 +1,7 @@
 //! The beginning of a packet whose rest has not come. It grows with what has come, never by what the packet announces,
 //! and is on the memory account; what every connection may have anyway is not.
 
-use broker::{Account, Kind};
+use broker::{Account, MemoryKind};
 
 /// Capacity that is not charged: a header, a small packet.
 const FREE: usize = 1 << 10;
@@ -99,11 +99,11 @@ impl Partial {
         let charged = self.charged as usize;
         let due = if capacity <= FREE { 0 } else { capacity };
         if due > charged {
-            if !account.charge(Kind::Partial, charged, due - charged) {
+            if !account.charge(MemoryKind::Partial, charged, due - charged) {
                 return false;
             }
         } else {
-            account.release(Kind::Partial, charged - due);
+            account.release(MemoryKind::Partial, charged - due);
         }
         // Packets have 256 MiB at most.
         self.charged = u32::try_from(due).unwrap_or(u32::MAX);
@@ -137,7 +137,7 @@ mod tests {
             if partial.put_back_from(0, taken, &account).is_err() {
                 break;
             }
-            assert!((len..=len * 5 / 4 + piece.len()).contains(&account.held(Kind::Partial)));
+            assert!((len..=len * 5 / 4 + piece.len()).contains(&account.held(MemoryKind::Partial)));
         }
         assert_eq!((partial.len(), account.used()), (0, 0), "who is refused holds nothing");
         assert!(partial.keep(&[0; 5000], &account).is_ok());

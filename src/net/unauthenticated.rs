@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use broker::{Account, Charge, Kind};
+use broker::{Account, Charge, MemoryKind};
 use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -68,7 +68,7 @@ impl Place {
         let mut guests = self.all.guests.lock();
         loop {
             let guest = guests.entry(self.number).or_insert_with(|| Guest {
-                charge: Charge::new(&self.all.account, Kind::Unauthenticated),
+                charge: Charge::new(&self.all.account, MemoryKind::Unauthenticated),
                 told: Arc::clone(&self.told),
             });
             if guest.charge.set(bytes) {

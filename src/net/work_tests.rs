@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use broker::{Charge, CloseReason, Kind, Session, SubscribeRequest};
+use broker::{Charge, CloseReason, MemoryKind, Session, SubscribeRequest};
 use codec::{Packet, Subscribe, SubscribeFilter, Unsubscribe, reason};
 use gateway_core::{Effort, Message, Origin, Protocol, QoS, Timestamp};
 use session::Inbound;
@@ -261,7 +261,7 @@ async fn what_a_websocket_frame_costs_is_charged() {
     let (writer, read, mut peer) = socket().await;
     let Writer::Direct(Some(write)) = writer else { panic!("a socket") };
     let layers = Layers { websocket: Some(Box::default()), ..Layers::default() };
-    let charge = Charge::new(shared.broker.account(), Kind::Replies);
+    let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
     scene.connection.io = Io::layered(read, write, layers, charge);
     if let Some(link) = &mut scene.device.lock().link {
         link.writer = Writer::Owner;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use gateway_core::metrics::{Gauge, Kind, Row, Totals, escape_label};
+use gateway_core::metrics::{Gauge, MetricKind, Row, Totals, escape_label};
 
 use super::ProcessStats;
 
@@ -13,7 +13,7 @@ pub(crate) fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) 
         name,
         suffix: "",
         help,
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         labels: labels.into(),
         value: value as f64,
     });
@@ -21,7 +21,7 @@ pub(crate) fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) 
         name,
         suffix: "",
         help,
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         labels: labels.into(),
         value,
     };
@@ -59,7 +59,7 @@ fn process_rows(process: &ProcessStats) -> impl Iterator<Item = Row> {
         name,
         suffix: "",
         help,
-        kind: if name.ends_with("_total") { Kind::Counter } else { Kind::Gauge },
+        kind: if name.ends_with("_total") { MetricKind::Counter } else { MetricKind::Gauge },
         labels: "".into(),
         value,
     })

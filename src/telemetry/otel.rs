@@ -19,7 +19,7 @@ use opentelemetry_sdk::{
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::{ExtraLayer, Kind, ReadRows, Row};
+use super::{ExtraLayer, MetricKind, ReadRows, Row};
 
 const SERVICE: &str = "mqtt-server";
 const METRICS_INTERVAL: Duration = Duration::from_secs(15);
@@ -91,7 +91,7 @@ fn register(provider: &SdkMeterProvider, read: ReadRows) {
                 instrument.observe(row.value, &attributes(&row.labels));
             }
         };
-        if kind == Kind::Gauge {
+        if kind == MetricKind::Gauge {
             meter.f64_observable_gauge(name).with_description(help).with_callback(observe).build();
         } else {
             // A histogram's buckets, sum and count are counters. The name in Prometheus' form would get a second `_total` where a collector writes that form.

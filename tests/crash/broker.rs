@@ -16,14 +16,14 @@ use super::support::{self, local, logged_port};
 const START: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     Own,
     /// Keeps its sessions in memory and writes them on SIGTERM: what it loses on SIGKILL must be found.
     Mosquitto,
 }
 
 pub(crate) struct Broker {
-    kind: Kind,
+    kind: MemoryKind,
     dir: tempfile::TempDir,
     pub(crate) port: u16,
     http: u16,
@@ -50,7 +50,7 @@ fn mosquitto() -> Option<PathBuf> {
 
 impl Broker {
     /// A broker that is not started, with an empty data directory.
-    pub(crate) fn new(kind: Kind) -> Self {
+    pub(crate) fn new(kind: MemoryKind) -> Self {
         let [port, http, grpc] = free_ports();
         let dir = tempfile::tempdir().expect("make a directory for the server");
         fs::create_dir(dir.path().join("data")).expect("make the data directory");
@@ -89,8 +89,8 @@ impl Broker {
             .open(self.dir.path().join("server.log"))
             .expect("open the log");
         let mut command = match self.kind {
-            Kind::Own => self.own(),
-            Kind::Mosquitto => self.mosquitto(),
+            MemoryKind::Own => self.own(),
+            MemoryKind::Mosquitto => self.mosquitto(),
         };
         command
             .current_dir(self.dir.path())

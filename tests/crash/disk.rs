@@ -7,7 +7,7 @@ use gateway_core::{Protocol, QoS};
 
 use super::{
     blocking::{Client, Got, decoded, hello, will},
-    broker::{Broker, Kind},
+    broker::{Broker, MemoryKind},
     recorder,
     support::until,
 };
@@ -21,7 +21,7 @@ const CONFIG: &str = "[latest]\nenabled = false\n[shutdown]\ndeadline = \"10m\"\
 
 /// A server whose disk obeys the files `stall` and `full` of the control directory.
 fn start(library: &Path, control: &Path) -> Broker {
-    let broker = Broker::new(Kind::Own);
+    let broker = Broker::new(MemoryKind::Own);
     let data = fs::canonicalize(broker.data()).expect("the data directory");
     let mut environment = recorder::environment(library, &data, control);
     environment.retain(|(name, _)| name != "RECORDER_LOG");

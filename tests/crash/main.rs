@@ -26,7 +26,7 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use broker::{Broker, Kind};
+use broker::{Broker, MemoryKind};
 use model::{Facts, Violation};
 use rng::Rng;
 use world::{SHORT, World, acknowledged};
@@ -71,11 +71,11 @@ fn report(world: &World, violations: &[Violation]) -> String {
 }
 
 /// Kills `rounds` times under load, drains, kills once more, and says what the model found.
-fn campaign(kind: Kind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
+fn campaign(kind: MemoryKind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
     let mut rng = Rng::new(seed);
     let mut broker = Broker::new(kind);
     let mut world = World::new(rng.next());
-    if kind != Kind::Own {
+    if kind != MemoryKind::Own {
         world = world.without_wills();
         world.silence = SHORT;
     }
@@ -85,7 +85,7 @@ fn campaign(kind: Kind, seed: u64, rounds: u64) -> (World, Vec<Violation>) {
         // Now and then while it still starts.
         let life = if rng.one_in(6) { rng.between(1, 200) } else { rng.between(300, 1_500) };
         world.run(&mut broker, life * 1_000_000);
-        if kind != Kind::Own {
+        if kind != MemoryKind::Own {
             // It is to be found guilty, so that there has to be something to lose.
             world.run_until_something_waits(&mut broker, 0);
         }
@@ -123,7 +123,7 @@ fn kill_9_loses_repeats_or_reorders_nothing() {
     while rounds > 0 {
         let (seed, batch) = (seeds.next(), rounds.min(BATCH));
         println!("CRASH_SEED={seed} (a batch of {batch} rounds)");
-        let (world, violations) = campaign(Kind::Own, seed, batch);
+        let (world, violations) = campaign(MemoryKind::Own, seed, batch);
         assert!(violations.is_empty(), "seed {seed}:\n{}", report(&world, &violations));
         assert_eq!(world.unanswered(), 0, "seed {seed}: publishers wait for ever");
         assert!(acknowledged(&world.history) > 20 * batch as usize, "too little load to prove anything");
@@ -139,7 +139,7 @@ fn the_loss_of_a_broker_that_does_not_sync_is_found() {
     }
     let seed = seed();
     println!("CRASH_SEED={seed}");
-    let (world, violations) = campaign(Kind::Mosquitto, seed, 1);
+    let (world, violations) = campaign(MemoryKind::Mosquitto, seed, 1);
     let found = report(&world, &violations);
     println!("{found}");
     assert!(violations.iter().any(|violation| matches!(violation, Violation::SessionLost { .. })), "{found}");
@@ -147,12 +147,12 @@ fn the_loss_of_a_broker_that_does_not_sync_is_found() {
 }
 
 /// Comings, goings and takeovers, without a crash; what the model finds.
-fn calm(kind: Kind) {
+fn calm(kind: MemoryKind) {
     let seed = seed();
     println!("CRASH_SEED={seed}");
     let mut broker = Broker::new(kind);
     let mut world = World::new(seed);
-    if kind != Kind::Own {
+    if kind != MemoryKind::Own {
         world = world.without_wills();
     }
     broker.start();
@@ -168,13 +168,13 @@ fn calm(kind: Kind) {
 /// What takeovers break is not the store's fault.
 #[test]
 fn takeovers_and_absence_alone_lose_nothing() {
-    calm(Kind::Own);
+    calm(MemoryKind::Own);
 }
 
 /// The harness itself: what it finds is not its own fault, nor what both brokers have from one author.
 #[test]
 fn another_broker_is_not_accused_while_it_lives() {
     if support::need("mosquitto", Broker::has_mosquitto()) {
-        calm(Kind::Mosquitto);
+        calm(MemoryKind::Mosquitto);
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    broker::{Broker, Kind},
+    broker::{Broker, MemoryKind},
     model::{Facts, Violation},
     number, recorder, report,
     rng::Rng,
@@ -73,7 +73,7 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
 
 /// A broker whose data directory, the second value, is recorded.
 fn recorded(library: &Path, control: &Path) -> (Broker, PathBuf) {
-    let broker = Broker::new(Kind::Own);
+    let broker = Broker::new(MemoryKind::Own);
     let data = fs::canonicalize(broker.data()).expect("the data directory");
     (broker.with(recorder::environment(library, &data, control), ""), data)
 }
@@ -100,7 +100,7 @@ fn one_recording(library: &Path, seed: u64, images: u64) {
     assert!(!moments.is_empty(), "the server wrote nothing to its disk\n{}", broker.log());
     for number in 0..images {
         let cut = moments[rng.between(0, moments.len() as u64) as usize];
-        let mut again = Broker::new(Kind::Own);
+        let mut again = Broker::new(MemoryKind::Own);
         recorder::image(&operations, cut, &data, &again.data(), Some(&mut rng));
         let known = world.history.iter().take_while(|record| record.at < cut).cloned().collect();
         let mut resumed = World::resumed(rng.next(), known);
@@ -135,7 +135,7 @@ fn a_disk_that_lies_about_its_syncs_is_found() {
     world.run_until_something_waits(&mut broker, forgotten);
     broker.kill();
     let operations = recorder::read(&control.path().join("recorder.log"));
-    let mut again = Broker::new(Kind::Own);
+    let mut again = Broker::new(MemoryKind::Own);
     recorder::image(&operations, forgotten, &data, &again.data(), Some(&mut rng));
     let mut resumed = World::resumed(rng.next(), world.history);
     resumed.silence = SHORT;

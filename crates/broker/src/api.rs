@@ -136,12 +136,12 @@ pub struct Published {
     /// Why the last one dropped it.
     pub reason: Option<DropReason>,
     /// Refused as a whole before any target had it (0x97).
-    pub refused: Option<Refusal>,
+    pub refused: Option<Shortage>,
 }
 
 /// Why a message is refused as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum Shortage {
     /// The memory budget is used up.
     Memory,
     /// The store does not take more, and a persistent session would get it.
@@ -167,7 +167,7 @@ pub enum DirectOutcome {
     /// No session of that client id.
     UnknownDevice,
     /// Not offered to it.
-    Refused(Refusal),
+    Refused(Shortage),
     /// Offline, and the policy is `Fail`.
     DeviceOffline,
 }

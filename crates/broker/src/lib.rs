@@ -52,12 +52,12 @@ use drops::Drops;
 use durable::Durable;
 use retained::Retained;
 use routing::Index;
-use sessions::{Place, Registry, Slots, Timers};
+use sessions::{ClientLock, Registry, Slots, Timers};
 pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
-pub use memory::{Account, Charge, Kind};
+pub use memory::{Account, Charge, MemoryKind};
 pub use retained::{RetainedCursor, RetainedPage};
 pub use routing::{MatchCache, Routing, Spread, StreamHandle};
 pub use sessions::{Aftermath, SessionCore};
@@ -102,19 +102,29 @@ struct Inner {
 }
 
 impl Inner {
-    /// Locks a client id's place in the registry.
-    fn place(&self, client_id: &str) -> Place<'_> {
+    /// Locks a client id in the registry.
+    fn lock_client(&self, client_id: &str) -> ClientLock<'_> {
         self.registry.lock(client_id, &self.slots)
     }
 
-    /// Where deliveries of shared groups leave their traces.
-    fn delivery<'a>(&'a self, dirty: &'a mut Vec<Arc<dyn Target>>, now: Timestamp) -> shared::Delivery<'a> {
-        shared::Delivery { dirty, account: &self.account, durable: self.durable.as_ref(), now, visited: 0 }
+    /// What deliveries of shared groups need.
+    fn delivery_context<'a>(
+        &'a self,
+        dirty: &'a mut Vec<Arc<dyn Target>>,
+        now: Timestamp,
+    ) -> shared::DeliveryContext<'a> {
+        shared::DeliveryContext {
+            dirty,
+            account: &self.account,
+            durable: self.durable.as_ref(),
+            now,
+            visited: 0,
+        }
     }
 
     /// The session of a client id.
     fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
-        self.place(client_id).find(client_id)
+        self.lock_client(client_id).find(client_id)
     }
 }
 

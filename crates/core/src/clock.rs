@@ -200,7 +200,7 @@ mod tests {
 
     /// The wall clock was wrong at a start, corrected while the process ran, and right at the next start.
     #[test]
-    fn time_goes_on_from_process_to_process_however_far_the_wall_clock_is_away() {
+    fn time_goes_on_across_processes_however_wrong_the_wall_clock_is() {
         let first = Time::new(0);
         assert_eq!(first.observe(1_000, WALL), Some((WALL - 1_000).cast_signed()));
         let now = first.at(5_000);

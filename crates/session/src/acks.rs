@@ -7,7 +7,7 @@ use gateway_core::{Commit, QoS, QueueOp};
 
 use super::{
     Begin, Disk, Env, Outbound,
-    inflight::{Entry, Stage},
+    inflight::{Stage, Unacked},
     outbound::answered,
 };
 
@@ -24,8 +24,8 @@ impl Outbound {
         if !matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce) {
             return Err(WrongStep);
         }
-        if let Some((place, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.remove(id) {
-            delivery.durable.remove(place, env);
+        if let Some((place, Unacked { stage: Stage::Publish(delivery), .. })) = rare.inflight.remove(id) {
+            delivery.on_disk.remove(place, env);
             answered(delivery.receipt(), code);
         }
         self.pump(env);
@@ -49,7 +49,7 @@ impl Outbound {
                 Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
                     if code >= 0x80 {
                         answered(delivery.receipt(), code);
-                        delivery.durable.remove(place, env);
+                        delivery.on_disk.remove(place, env);
                         rare.inflight.remove(id);
                         self.pump(env);
                         return Ok(None);
@@ -84,8 +84,8 @@ impl Outbound {
         if !matches!(entry.stage, Stage::Release(_)) {
             return Err(WrongStep);
         }
-        if let Some((place, Entry { stage: Stage::Release(released), .. })) = rare.inflight.remove(id) {
-            released.durable.remove(place, env);
+        if let Some((place, Unacked { stage: Stage::Release(released), .. })) = rare.inflight.remove(id) {
+            released.on_disk.remove(place, env);
             answered(released.receipt.as_ref(), reason::SUCCESS);
         }
         self.pump(env);

@@ -39,10 +39,10 @@ pub struct Accepted {
 /// A CONNECT that is answered and closed: the v5 reason code (v3: mapped to a return code; `None` closes
 /// without an answer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused(pub Option<u8>);
+pub struct ConnectRefused(pub Option<u8>);
 
 /// Decides about a CONNECT.
-pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result<Accepted, Refused> {
+pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result<Accepted, ConnectRefused> {
     let limits = policy.limits;
     let v5 = connect.protocol.is_v5();
     let mut connack = ConnAck::default();
@@ -50,7 +50,7 @@ pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result
     check_will(connect, limits)?;
     if connect.auth_method.is_some() {
         // No method is configured [MQTT-4.12.0-1].
-        return Err(Refused(Some(reason::BAD_AUTHENTICATION_METHOD)));
+        return Err(ConnectRefused(Some(reason::BAD_AUTHENTICATION_METHOD)));
     }
     let wanted = if v5 {
         connect.session_expiry.unwrap_or(0)
@@ -86,9 +86,9 @@ fn client_id(
     connect: &Connect,
     policy: &ConnectPolicy<'_>,
     connack: &mut ConnAck,
-) -> Result<ClientId, Refused> {
+) -> Result<ClientId, ConnectRefused> {
     let id = connect.client_id.as_str();
-    let invalid = Refused(Some(reason::CLIENT_IDENTIFIER_NOT_VALID));
+    let invalid = ConnectRefused(Some(reason::CLIENT_IDENTIFIER_NOT_VALID));
     if id.is_empty() {
         match connect.protocol {
             Protocol::V3 => return Err(invalid), // 3.1: 1 to 23 characters
@@ -107,20 +107,20 @@ fn client_id(
     Ok(ClientId::new(id))
 }
 
-fn check_will(connect: &Connect, limits: &Limits) -> Result<(), Refused> {
+fn check_will(connect: &Connect, limits: &Limits) -> Result<(), ConnectRefused> {
     let Some(will) = &connect.will else { return Ok(()) };
     if !may_publish_to(&will.topic, limits) {
-        return Err(Refused(Some(reason::TOPIC_NAME_INVALID)));
+        return Err(ConnectRefused(Some(reason::TOPIC_NAME_INVALID)));
     }
     if will.qos as u8 > limits.max_qos {
-        return Err(Refused(Some(reason::QOS_NOT_SUPPORTED))); // [MQTT-3.2.2-12]
+        return Err(ConnectRefused(Some(reason::QOS_NOT_SUPPORTED))); // [MQTT-3.2.2-12]
     }
     if will.retain && !limits.retain_available {
-        return Err(Refused(Some(reason::RETAIN_NOT_SUPPORTED))); // [MQTT-3.2.2-13]
+        return Err(ConnectRefused(Some(reason::RETAIN_NOT_SUPPORTED))); // [MQTT-3.2.2-13]
     }
     let claims_text = will.properties.as_ref().is_some_and(|p: &Arc<_>| p.payload_format == Some(1));
     if claims_text && limits.validate_payload_format && std::str::from_utf8(&will.payload).is_err() {
-        return Err(Refused(Some(reason::PAYLOAD_FORMAT_INVALID)));
+        return Err(ConnectRefused(Some(reason::PAYLOAD_FORMAT_INVALID)));
     }
     Ok(())
 }

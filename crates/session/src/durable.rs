@@ -65,7 +65,7 @@ pub enum Load {
 
 /// Where a delivery is beside memory.
 #[derive(Debug, Clone)]
-pub(super) enum Durable {
+pub(super) enum OnDisk {
     /// Nowhere.
     No,
     /// On its way to the disk, or there.
@@ -74,7 +74,7 @@ pub(super) enum Durable {
     Stored,
 }
 
-impl Durable {
+impl OnDisk {
     /// The session is over: what is not written yet need not be.
     pub(super) fn settle(&self) {
         if let Self::Submitted(entry) = self {
@@ -102,27 +102,27 @@ impl Delivery {
         qos: QoS,
         offer: Offer<'_>,
         place: u64,
-        bound: Bound,
+        bound: Lifetime,
         disk: Disk<'_>,
     ) -> Self {
         let mut delivery = Self::keep(message, qos, offer);
         delivery.place = place;
         if message.durability != Durability::None {
-            delivery.durable = Durable::Submitted(submit(message, qos, offer, place, bound, disk));
+            delivery.on_disk = OnDisk::Submitted(submit(message, qos, offer, place, bound, disk));
         }
         delivery
     }
 
     /// Writes a delivery that is in memory only, if it is one.
-    fn write(&mut self, place: u64, bound: Bound, disk: Disk<'_>) {
-        if !matches!(self.durable, Durable::No) || self.qos == QoS::AtMostOnce {
+    fn write(&mut self, place: u64, bound: Lifetime, disk: Disk<'_>) {
+        if !matches!(self.on_disk, OnDisk::No) || self.qos == QoS::AtMostOnce {
             return;
         }
         let mut message = self.message.borrow();
         message.durability = Durability::Interval;
         let entry = submit(&message, self.qos, self.offer(), place, bound, disk);
         drop(message);
-        self.durable = Durable::Submitted(entry);
+        self.on_disk = OnDisk::Submitted(entry);
     }
 }
 
@@ -249,7 +249,7 @@ impl Outbound {
             }
             self.rare()
                 .inflight
-                .push(place, Delivery::submitted(message, qos, offer, place, Bound::Sent, disk));
+                .push(place, Delivery::submitted(message, qos, offer, place, Lifetime::Sent, disk));
             return Outcome::Sent;
         }
         let rare = self.rare();
@@ -261,7 +261,7 @@ impl Outbound {
             && env.budget.charge(held, message.cost())
         {
             let place = rare.backlog.get_or_insert_with(Box::default).tail.pass(1);
-            let bound = Bound::waiting(env.now, env);
+            let bound = Lifetime::waiting(env.now, env);
             rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
             return Outcome::Sent;
         }
@@ -305,7 +305,7 @@ impl Outbound {
             disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
             backlog.note_trimmed();
         }
-        let bound = Bound::waiting(env.now, env);
+        let bound = Lifetime::waiting(env.now, env);
         let place = backlog.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
         backlog.limit_awaited(env.limits.offline_messages + WINDOW);
         submit(message, qos, offer, place, bound, disk);
@@ -318,12 +318,12 @@ impl Outbound {
         let Some(rare) = &mut self.rare else { return };
         let Some(backlog) = &mut rare.backlog else { return };
         for (place, delivery) in rare.inflight.publishes() {
-            delivery.write(place, Bound::Sent, disk);
+            delivery.write(place, Lifetime::Sent, disk);
         }
         for mut delivery in rare.pending.take_end().into_iter().rev() {
             let cost = delivery.message.cost();
             env.budget.release(cost);
-            let bound = Bound::waiting(delivery.message.received, env);
+            let bound = Lifetime::waiting(delivery.message.received, env);
             delivery.write(delivery.place, bound, disk);
             let until = bound.until(delivery.message.expires);
             backlog.take_back(delivery.place, cost as u64, delivery.receipt(), until);
@@ -334,14 +334,14 @@ impl Outbound {
     /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the commit, if there is one.
     pub(super) fn release(delivery: &Delivery, place: u64, env: &Env<'_>) -> Released {
         let receipt = delivery.receipt().cloned();
-        let durable = delivery.durable.clone();
-        let disk = env.disk.filter(|_| !matches!(durable, Durable::No));
+        let on_disk = delivery.on_disk.clone();
+        let disk = env.disk.filter(|_| !matches!(on_disk, OnDisk::No));
         let commit = disk.map(|Disk { journal, queue }| {
             let commit = Commit::new();
             journal.submit(QueueOp::Release { queue, seq: place, commit: Arc::clone(&commit) });
             commit
         });
-        Released { receipt, durable, commit }
+        Released { receipt, on_disk, commit }
     }
 }
 
@@ -366,10 +366,10 @@ impl super::outbound::Rare {
         }
         let Some(message) = message.filter(|_| !expired) else {
             if again && qos == QoS::ExactlyOnce {
-                let released = Released { receipt: None, durable: Durable::Stored, commit: None };
+                let released = Released { receipt: None, on_disk: OnDisk::Stored, commit: None };
                 self.inflight.restore(place, Stage::Release(released), sent);
             } else {
-                Durable::Stored.remove(place, env);
+                OnDisk::Stored.remove(place, env);
             }
             return;
         };
@@ -384,7 +384,7 @@ impl super::outbound::Rare {
             retain,
             awaited,
             until: None,
-            durable: Durable::Stored,
+            on_disk: OnDisk::Stored,
         };
         if again {
             self.inflight.restore(place, Stage::Publish(delivery), sent);
@@ -404,14 +404,14 @@ pub(super) fn waits_until(since: Timestamp, env: &Env<'_>) -> Option<Timestamp> 
 
 /// What the store may do with an entry whose time has come.
 #[derive(Clone, Copy)]
-enum Bound {
+enum Lifetime {
     /// Nothing: it has been sent.
     Sent,
     /// Remove it when its message has expired, or at this time if that is sooner, unless it may have been sent by then.
     Waits(Option<Timestamp>),
 }
 
-impl Bound {
+impl Lifetime {
     fn waiting(received: Timestamp, env: &Env<'_>) -> Self {
         Self::Waits(waits_until(received, env))
     }
@@ -431,15 +431,15 @@ fn submit(
     qos: QoS,
     offer: Offer<'_>,
     place: u64,
-    bound: Bound,
+    bound: Lifetime,
     disk: Disk<'_>,
 ) -> Arc<Entry> {
     let commit = message.commit().cloned();
     let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, commit);
     entry.retain = offer.retain;
     match bound {
-        Bound::Sent => entry.sent = true,
-        Bound::Waits(_) => entry.expires = bound.until(entry.expires),
+        Lifetime::Sent => entry.sent = true,
+        Lifetime::Waits(_) => entry.expires = bound.until(entry.expires),
     }
     entry.group = offer.group_queue;
     entry.ids = if offer.ids.is_empty() { None } else { Some(offer.ids.into()) };

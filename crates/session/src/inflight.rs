@@ -8,7 +8,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{Commit, Receipt};
 
-use super::{durable::Durable, pending::Delivery};
+use super::{durable::OnDisk, pending::Delivery};
 
 const IDS: u64 = 65_535;
 /// Places from the first in flight to a new one, at most, in windows. Places of messages that were dropped or expired
@@ -30,14 +30,14 @@ pub(super) enum Stage {
 pub(super) struct Released {
     /// Who waits for the end.
     pub(super) receipt: Option<Arc<Receipt>>,
-    pub(super) durable: Durable,
+    pub(super) on_disk: OnDisk,
     /// PUBREL may go once this is safe.
     pub(super) commit: Option<Arc<Commit>>,
 }
 
 /// One id in flight.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Unacked {
     pub(super) stage: Stage,
     /// The disk knows that it was sent, if it is there.
     pub(super) noted: bool,
@@ -46,7 +46,7 @@ pub(super) struct Entry {
 /// The ring.
 #[derive(Debug, Default)]
 pub(super) struct Inflight {
-    ring: VecDeque<Option<Entry>>,
+    ring: VecDeque<Option<Unacked>>,
     /// Place of the ring's first entry; of the next one, if the ring is empty.
     first: u64,
     live: usize,
@@ -58,7 +58,7 @@ pub(super) struct Inflight {
     bytes: usize,
 }
 
-impl Entry {
+impl Unacked {
     /// Bytes counted against memory caps: after PUBREC the message is gone.
     fn cost(&self) -> usize {
         match &self.stage {
@@ -79,7 +79,7 @@ impl Inflight {
         if let Some((_, entry)) = self.get_mut(id) {
             let cost = entry.cost();
             // The place on disk says that it was sent, too.
-            *entry = Entry { stage: Stage::Release(released), noted: true };
+            *entry = Unacked { stage: Stage::Release(released), noted: true };
             self.bytes -= cost;
         }
     }
@@ -107,15 +107,15 @@ impl Inflight {
 
     /// Takes up a message that is sent now. The caller has checked `has_room` and `is_resent`.
     pub(super) fn push(&mut self, place: u64, delivery: Delivery) {
-        let noted = matches!(&delivery.durable, Durable::Submitted(entry) if entry.sent);
-        self.put(place, Entry { stage: Stage::Publish(delivery), noted });
+        let noted = matches!(&delivery.on_disk, OnDisk::Submitted(entry) if entry.sent);
+        self.put(place, Unacked { stage: Stage::Publish(delivery), noted });
         self.resend = self.ring.len();
         self.open += 1;
     }
 
     /// Takes up what may have been in flight before a restart: it will be sent again. The caller has checked `fits`.
     pub(super) fn restore(&mut self, place: u64, stage: Stage, noted: bool) {
-        self.put(place, Entry { stage, noted });
+        self.put(place, Unacked { stage, noted });
     }
 
     /// One more than the last place of which the disk does not know that it was sent, but does from now on.
@@ -141,7 +141,7 @@ impl Inflight {
         self.ring.len().saturating_sub(self.resend)
     }
 
-    fn put(&mut self, place: u64, entry: Entry) {
+    fn put(&mut self, place: u64, entry: Unacked) {
         if self.ring.is_empty() {
             self.first = place;
             self.resend = 0;
@@ -155,13 +155,13 @@ impl Inflight {
     }
 
     /// The entry of `id`, with its place.
-    pub(super) fn get_mut(&mut self, id: u16) -> Option<(u64, &mut Entry)> {
+    pub(super) fn get_mut(&mut self, id: u16) -> Option<(u64, &mut Unacked)> {
         let index = self.index(id)?;
         Some((self.first + index as u64, self.ring.get_mut(index)?.as_mut()?))
     }
 
     /// Ends `id` and returns what it was, with its place.
-    pub(super) fn remove(&mut self, id: u16) -> Option<(u64, Entry)> {
+    pub(super) fn remove(&mut self, id: u16) -> Option<(u64, Unacked)> {
         let index = self.index(id)?;
         let place = self.first + index as u64;
         let entry = self.ring.get_mut(index)?.take()?;
@@ -189,7 +189,7 @@ impl Inflight {
     }
 
     /// The next (id, place, entry) to send again within `window`; the caller then calls [`Self::advance`].
-    pub(super) fn next_resend(&mut self, window: usize) -> Option<(u16, u64, &mut Entry)> {
+    pub(super) fn next_resend(&mut self, window: usize) -> Option<(u16, u64, &mut Unacked)> {
         while matches!(self.ring.get(self.resend), Some(None)) {
             self.resend += 1;
         }
@@ -226,7 +226,7 @@ impl Inflight {
     }
 
     /// Empties the ring.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (u64, Entry)> + '_ {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (u64, Unacked)> + '_ {
         let first = self.first;
         self.first = self.next_place();
         self.live = 0;
@@ -266,7 +266,7 @@ mod tests {
             retain: false,
             awaited: Awaited::No,
             until: None,
-            durable: Durable::No,
+            on_disk: OnDisk::No,
         }
     }
 

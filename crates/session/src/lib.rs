@@ -27,7 +27,7 @@ mod tests;
 
 pub(crate) use acks::WrongStep;
 pub use buffers::{recycle, take_buffer, trim_buffers};
-pub use connect::{Accepted, ConnectPolicy, Refused, evaluate_connect};
+pub use connect::{Accepted, ConnectPolicy, ConnectRefused, evaluate_connect};
 pub use durable::{Disk, Left, Load};
 pub use fuzz::{fuzz_inbound, fuzz_session};
 pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Reply, Violation};

@@ -17,7 +17,7 @@ use super::{
     backlog::Backlog,
     buffers::{recycle, take_buffer},
     durable::{Disk, waits_until},
-    inflight::{Entry, Inflight, Stage},
+    inflight::{Inflight, Stage, Unacked},
     ledger::{self, Ledger},
     pending::{Awaited, Pending},
 };
@@ -74,7 +74,7 @@ pub(super) struct Rare {
     pub(super) aliases: Option<OutboundAliases>,
     /// What messages in flight and aliases have of the budget.
     pub(super) ledger: Ledger,
-    pub(super) marks: VecDeque<Mark>,
+    pub(super) marks: VecDeque<ReceiptMark>,
     pub(super) dropped: u64,
     /// The queue is full, and the policy is to end the connection then.
     pub(super) overflowed: bool,
@@ -82,7 +82,7 @@ pub(super) struct Rare {
 
 /// A place in the stream of bytes; when the socket has taken what is before it, `receipt` is told.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct ReceiptMark {
     pub(super) end: u64,
     /// Packet id, 0 at QoS 0.
     pub(super) id: u16,
@@ -275,12 +275,12 @@ impl Outbound {
         let Some(rare) = &mut self.rare else { return };
         let written = self.taken.saturating_sub(unsent as u64);
         while rare.marks.front().is_some_and(|mark| mark.end <= written) {
-            let Some(Mark { id, receipt, .. }) = rare.marks.pop_front() else { return };
+            let Some(ReceiptMark { id, receipt, .. }) = rare.marks.pop_front() else { return };
             receipt.update(|state| {
                 state.sent += 1;
                 state.acked += u32::from(id == 0);
             });
-            if let Some((_, Entry { stage: Stage::Publish(delivery), .. })) = rare.inflight.get_mut(id)
+            if let Some((_, Unacked { stage: Stage::Publish(delivery), .. })) = rare.inflight.get_mut(id)
                 && delivery.receipt().is_some_and(|awaited| Arc::ptr_eq(awaited, &receipt))
             {
                 delivery.awaited = Awaited::Sent;
@@ -342,7 +342,7 @@ impl Outbound {
                     shared.push(delivery.into_shared(place));
                 }
                 Stage::Publish(delivery) => {
-                    delivery.durable.settle();
+                    delivery.on_disk.settle();
                     dropped(delivery.receipt(), DropReason::SessionEnded);
                 }
                 Stage::Release(released) => dropped(released.receipt.as_ref(), DropReason::SessionEnded),
@@ -354,7 +354,7 @@ impl Outbound {
                 let place = delivery.place;
                 shared.push(delivery.into_shared(place));
             } else {
-                delivery.durable.settle();
+                delivery.on_disk.settle();
                 count(|c| c.dropped_session_ended.add(1));
                 dropped(delivery.receipt(), DropReason::SessionEnded);
             }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{Message, Offer, QoS, QueueId, Receipt, SharedMessage, Timestamp, Yielded};
 
-use super::durable::Durable;
+use super::durable::OnDisk;
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub(super) struct Delivery {
     pub(super) awaited: Awaited,
     /// When it has waited too long, if it came or waited while there was no connection.
     pub(super) until: Option<Timestamp>,
-    pub(super) durable: Durable,
+    pub(super) on_disk: OnDisk,
 }
 
 /// Whether a publisher waits for a delivery, so that each delivery is reported once whatever happens to it.
@@ -45,7 +45,7 @@ impl Delivery {
             retain: offer.retain,
             awaited: if message.receipt.is_some() { Awaited::Unsent } else { Awaited::No },
             until: None,
-            durable: Durable::No,
+            on_disk: OnDisk::No,
         }
     }
 
@@ -83,7 +83,7 @@ impl Delivery {
             Awaited::No => self.message.without_receipt(),
             Awaited::Unsent | Awaited::Sent => self.message,
         };
-        let place = (!matches!(self.durable, Durable::No)).then_some(place);
+        let place = (!matches!(self.on_disk, OnDisk::No)).then_some(place);
         Yielded { group: self.group, message, place }
     }
 }
@@ -167,7 +167,7 @@ impl Pending {
         let mut taken = Vec::new();
         let end = self.queue.split_off(keep);
         for delivery in end {
-            if delivery.qos == QoS::AtMostOnce && matches!(delivery.durable, Durable::No) {
+            if delivery.qos == QoS::AtMostOnce && matches!(delivery.on_disk, OnDisk::No) {
                 self.queue.push_back(delivery);
             } else {
                 self.forget(&delivery);

@@ -80,7 +80,7 @@ impl Bench {
 }
 
 #[test]
-fn what_was_queued_for_an_offline_session_never_counts_for_a_receiver_that_is_waited_for() {
+fn messages_queued_for_an_offline_session_never_count_in_a_receipt() {
     let mut bench = Bench::new();
     assert_eq!(bench.offer(QoS::AtLeastOnce, 0), Outcome::Queued);
     assert_eq!(bench.offer(QoS::ExactlyOnce, 0), Outcome::Queued);

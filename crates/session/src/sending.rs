@@ -12,13 +12,13 @@ use super::{
     alias::{AliasUse, OutboundAliases},
     durable::waits_until,
     inflight::{Stage, id},
-    outbound::{Mark, dropped},
+    outbound::{ReceiptMark, dropped},
     pending::{Awaited, Delivery},
 };
 
 impl Outbound {
     pub(super) fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Outcome {
-        let frame = Frame {
+        let frame = Outgoing {
             message,
             qos: QoS::AtMostOnce,
             retain: offer.retain,
@@ -62,7 +62,7 @@ impl Outbound {
         now: Timestamp,
     ) -> bool {
         let packet_id = id(place);
-        let frame = Frame { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
+        let frame = Outgoing { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
         if !self.append_frame(&frame, now) {
             return false;
         }
@@ -101,7 +101,7 @@ impl Outbound {
             let Some(oldest) = rare.pending.pop() else { return Outcome::Dropped(DropReason::QueueFull) };
             env.budget.release(oldest.message.cost());
             dropped(oldest.receipt(), DropReason::QueueFull);
-            oldest.durable.remove(oldest.place, env);
+            oldest.on_disk.remove(oldest.place, env);
         }
         if !env.budget.charge(rare.held(), cost) {
             rare.dropped += 1;
@@ -132,7 +132,7 @@ impl Outbound {
             Stage::Release(_) => self.append_ack(AckKind::PubRel, id, reason::SUCCESS),
             Stage::Publish(delivery) => {
                 let message = delivery.message.borrow();
-                let frame = Frame {
+                let frame = Outgoing {
                     message: &message,
                     qos: delivery.qos,
                     retain: delivery.retain,
@@ -149,12 +149,12 @@ impl Outbound {
                     if let Some(receipt) = delivery.receipt().filter(|_| delivery.awaited == Awaited::Unsent)
                     {
                         let end = self.taken + self.out.len() as u64;
-                        rare.marks.push_back(Mark { end, id, receipt: Arc::clone(receipt) });
+                        rare.marks.push_back(ReceiptMark { end, id, receipt: Arc::clone(receipt) });
                     }
                 } else {
                     count(|c| c.dropped_too_large.add(1));
                     dropped(delivery.receipt(), DropReason::TooLarge);
-                    delivery.durable.remove(place, env);
+                    delivery.on_disk.remove(place, env);
                 }
             }
         }
@@ -188,7 +188,7 @@ impl Outbound {
             rare.dropped += 1;
             count(|c| c.dropped_expired.add(1));
             dropped(delivery.receipt(), DropReason::Expired);
-            delivery.durable.remove(place, env);
+            delivery.on_disk.remove(place, env);
             return true;
         }
         let mut message = delivery.message.borrow();
@@ -206,7 +206,7 @@ impl Outbound {
         if taken == Outcome::Sent && delivery.qos != QoS::AtMostOnce {
             self.rare().inflight.push(place, delivery);
         } else {
-            delivery.durable.remove(place, env);
+            delivery.on_disk.remove(place, env);
         }
         true
     }
@@ -220,10 +220,10 @@ impl Outbound {
 
     fn mark(&mut self, receipt: &Arc<Receipt>, id: u16) {
         let end = self.taken + self.out.len() as u64;
-        self.rare().marks.push_back(Mark { end, id, receipt: Arc::clone(receipt) });
+        self.rare().marks.push_back(ReceiptMark { end, id, receipt: Arc::clone(receipt) });
     }
 
-    fn append_frame(&mut self, frame: &Frame<'_, '_>, now: Timestamp) -> bool {
+    fn append_frame(&mut self, frame: &Outgoing<'_, '_>, now: Timestamp) -> bool {
         let has_aliases = self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some());
         if !has_aliases {
             return self.append_with(frame, now, None);
@@ -236,7 +236,7 @@ impl Outbound {
 
     fn append_with(
         &mut self,
-        frame: &Frame<'_, '_>,
+        frame: &Outgoing<'_, '_>,
         now: Timestamp,
         aliases: Option<&mut OutboundAliases>,
     ) -> bool {
@@ -281,7 +281,7 @@ impl Outbound {
     }
 }
 
-struct Frame<'m, 'a> {
+struct Outgoing<'m, 'a> {
     message: &'m Message<'a>,
     qos: QoS,
     retain: bool,

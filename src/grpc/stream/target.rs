@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, task::Context};
 
-use broker::{Broker, Delivered, Kind, Target};
+use broker::{Broker, Delivered, MemoryKind, Target};
 use bytes::Bytes;
 use gateway_core::{DropReason, Message, Offer, Outcome, matches, metrics::count};
 use parking_lot::Mutex;
@@ -113,7 +113,7 @@ impl StreamTarget {
             let closed = Some(state.closed.take().unwrap_or(Error::ShuttingDown));
             std::mem::replace(&mut *state, State { closed, ..State::default() })
         };
-        self.broker.account().release(Kind::GrpcStreams, old.charged);
+        self.broker.account().release(MemoryKind::GrpcStreams, old.charged);
     }
 
     /// Ends the stream after what is buffered and wakes its reader.
@@ -248,7 +248,7 @@ impl StreamTarget {
             return None;
         }
         for step in [missing.next_multiple_of(CHARGE_STEP), missing] {
-            if self.broker.account().charge(Kind::GrpcStreams, *charged, step) {
+            if self.broker.account().charge(MemoryKind::GrpcStreams, *charged, step) {
                 *charged += step;
                 return None;
             }
@@ -276,7 +276,7 @@ impl StreamTarget {
     fn settle(&self, state: &mut State) {
         let needed = state.bytes.next_multiple_of(CHARGE_STEP);
         if state.charged > needed {
-            self.broker.account().release(Kind::GrpcStreams, state.charged - needed);
+            self.broker.account().release(MemoryKind::GrpcStreams, state.charged - needed);
             state.charged = needed;
         }
     }
@@ -343,7 +343,7 @@ fn count_drop(reason: DropReason) {
 
 impl Drop for StreamTarget {
     fn drop(&mut self) {
-        self.broker.account().release(Kind::GrpcStreams, self.state.get_mut().charged);
+        self.broker.account().release(MemoryKind::GrpcStreams, self.state.get_mut().charged);
     }
 }
 

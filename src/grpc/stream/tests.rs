@@ -1,6 +1,6 @@
 use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
 
-use broker::{BrokerConfig, Delivered, Kind, Target};
+use broker::{BrokerConfig, Delivered, MemoryKind, Target};
 use gateway_core::{
     ClientId, DropReason, Message, Offer, Origin, OriginKind, Outcome, QoS, Receipt, ReceiptState, Timestamp,
 };
@@ -429,11 +429,11 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     }
     // Others have it all: nothing of our own can make room.
     let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
-    assert!(broker.account().charge(Kind::GrpcStreams, 0, BUDGET));
+    assert!(broker.account().charge(MemoryKind::GrpcStreams, 0, BUDGET));
     let options = Options { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 1 << 20, batch: 4096 };
     let target = StreamTarget::new(broker.clone(), Selector::default(), options);
     assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
-    broker.account().release(Kind::GrpcStreams, BUDGET);
+    broker.account().release(MemoryKind::GrpcStreams, BUDGET);
     assert_eq!(deliver(&target, "d", "t", b"2").outcome, Outcome::Sent);
     assert_eq!(gaps(&target), (1, 1));
     drop(target);

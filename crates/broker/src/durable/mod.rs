@@ -21,7 +21,7 @@ use store::{
 };
 
 use crate::{
-    Broker, Inner, Kind, Session, SessionCore, SubscribeRequest, Target, durable::moves::Stalled,
+    Broker, Inner, MemoryKind, Session, SessionCore, SubscribeRequest, Target, durable::moves::Stalled,
     sessions::Owners,
 };
 
@@ -378,9 +378,9 @@ impl<M> Restoring<'_, M> {
     /// ends with the next tick, which publishes that.
     fn end_earlier(&self, client_id: &ClientId) {
         let inner = &*self.broker.inner;
-        let mut place = inner.place(client_id.as_str());
-        let Some(earlier) = place.find(client_id.as_str()) else { return };
-        place.remove(&earlier);
+        let mut lock = inner.lock_client(client_id.as_str());
+        let Some(earlier) = lock.find(client_id.as_str()) else { return };
+        lock.remove(&earlier);
         let mut state = earlier.core().state.lock();
         inner.timers.update(&earlier, &mut state, |state| state.expiry = 0);
     }
@@ -419,7 +419,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         }
         let session = {
             let client_id = stored.client_id.clone();
-            let mut place = inner.place(client_id.as_str());
+            let mut lock = inner.lock_client(client_id.as_str());
             let slot = inner.slots.reserve();
             let session = (self.make)(SessionCore::restored(stored, slot, now, &inner.account));
             if let Some(summary) = &mut summary {
@@ -430,9 +430,11 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
                 session.restore(summary);
                 self.restored.messages += summary.messages;
             }
-            inner.account.force(Kind::Sessions, session.core().state.lock().cost(session.core().client_id()));
+            inner
+                .account
+                .force(MemoryKind::Sessions, session.core().state.lock().cost(session.core().client_id()));
             inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
-            place.replace(None, &session);
+            lock.replace(None, &session);
             self.durable.note_slot(session.core());
             session
         };

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use gateway_core::{Commit, DropReason, QueueId, Refused, Timestamp, Yielded};
 use store::StoreHealth;
 
-use crate::{Broker, Inner, Kind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
+use crate::{Broker, Inner, MemoryKind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
 
 /// What goes to somebody else.
 pub(crate) enum Moved {
@@ -72,7 +72,7 @@ impl Inner {
             Moved::Yielded { mut yielded, from } => {
                 // It was told before what became of it.
                 yielded.message = yielded.message.without_receipt();
-                self.account.force(Kind::Queued, yielded.message.cost());
+                self.account.force(MemoryKind::Queued, yielded.message.cost());
                 durable.stalled.lock().yielded.push((yielded, from));
             }
         }
@@ -95,7 +95,7 @@ impl Broker {
             taken
         };
         for (yielded, from) in yielded {
-            inner.account.release(Kind::Queued, yielded.message.cost());
+            inner.account.release(MemoryKind::Queued, yielded.message.cost());
             // Still on disk where it was, but a session does not read again what it gave away.
             self.redeliver(vec![yielded], from, now, turn);
         }

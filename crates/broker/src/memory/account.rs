@@ -13,7 +13,7 @@ use gateway_core::Budget;
 
 /// What bytes are held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Messages that wait for a session or a shared group or are not acknowledged, and pages read from disk for them.
     Queued,
     /// Packets of connected clients that have not arrived completely.
@@ -38,7 +38,7 @@ pub enum Kind {
     Unauthenticated,
 }
 
-impl Kind {
+impl MemoryKind {
     /// All kinds, in the order of their declaration.
     pub const ALL: [Self; 11] = [
         Self::Queued,
@@ -95,8 +95,8 @@ const PART: usize = 16;
 pub struct Account {
     used: AtomicUsize,
     limit: usize,
-    /// All kinds but [`Kind::Queued`], which is what is left of the total: no second counter is touched for a message.
-    kinds: [AtomicUsize; Kind::ALL.len()],
+    /// All kinds but [`MemoryKind::Queued`], which is what is left of the total: no second counter is touched for a message.
+    kinds: [AtomicUsize; MemoryKind::ALL.len()],
 }
 
 impl Account {
@@ -107,7 +107,7 @@ impl Account {
 
     /// Takes `bytes` for a holder that has `held` already; false, and takes nothing, if they don't fit, would be too
     /// much for one holder while memory is short, or exceed the share of their kind.
-    pub fn charge(&self, kind: Kind, held: usize, bytes: usize) -> bool {
+    pub fn charge(&self, kind: MemoryKind, held: usize, bytes: usize) -> bool {
         let before = self.used.fetch_add(bytes, Relaxed);
         if fits(self.limit, before, held, bytes) && self.note(kind, held, bytes) {
             return true;
@@ -118,25 +118,25 @@ impl Account {
 
     /// Whether retained messages may take `bytes` more. They belong to nobody: while memory is short only small ones may.
     pub(crate) fn takes_retained(&self, bytes: usize) -> bool {
-        self.takes(Kind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
+        self.takes(MemoryKind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
     }
 
     /// Takes `bytes`, beyond all limits if need be: for what is bounded otherwise and must go on.
-    pub fn force(&self, kind: Kind, bytes: usize) {
+    pub fn force(&self, kind: MemoryKind, bytes: usize) {
         self.used.fetch_add(bytes, Relaxed);
-        if kind != Kind::Queued {
+        if kind != MemoryKind::Queued {
             self.kinds[kind as usize].fetch_add(bytes, Relaxed);
         }
     }
 
     /// Gives bytes back.
-    pub fn release(&self, kind: Kind, bytes: usize) {
+    pub fn release(&self, kind: MemoryKind, bytes: usize) {
         if bytes == 0 {
             return;
         }
         let before = self.used.fetch_sub(bytes, Relaxed);
         debug_assert!(before >= bytes, "more bytes released than charged");
-        if kind != Kind::Queued {
+        if kind != MemoryKind::Queued {
             let before = self.kinds[kind as usize].fetch_sub(bytes, Relaxed);
             debug_assert!(before >= bytes, "more bytes of {kind:?} released than charged");
         }
@@ -148,12 +148,12 @@ impl Account {
     }
 
     /// Whether `bytes` of a kind would fit now, for somebody who holds nothing.
-    pub fn takes(&self, kind: Kind, bytes: usize) -> bool {
+    pub fn takes(&self, kind: MemoryKind, bytes: usize) -> bool {
         self.has_room(bytes) && self.held(kind).saturating_add(bytes) <= self.share(kind)
     }
 
     /// The part of the bound that bytes of a kind may take.
-    pub fn share(&self, kind: Kind) -> usize {
+    pub fn share(&self, kind: MemoryKind) -> usize {
         self.limit / kind.divisor()
     }
 
@@ -173,8 +173,8 @@ impl Account {
     }
 
     /// Bytes held of a kind.
-    pub fn held(&self, kind: Kind) -> usize {
-        if kind != Kind::Queued {
+    pub fn held(&self, kind: MemoryKind) -> usize {
+        if kind != MemoryKind::Queued {
             return self.kinds[kind as usize].load(Relaxed);
         }
         let others: usize = self.kinds.iter().map(|held| held.load(Relaxed)).sum();
@@ -182,8 +182,8 @@ impl Account {
     }
 
     /// Notes `bytes` of a kind; false, and notes nothing, if its share is used up.
-    fn note(&self, kind: Kind, held: usize, bytes: usize) -> bool {
-        if kind == Kind::Queued {
+    fn note(&self, kind: MemoryKind, held: usize, bytes: usize) -> bool {
+        if kind == MemoryKind::Queued {
             return true;
         }
         let all = &self.kinds[kind as usize];
@@ -191,7 +191,7 @@ impl Account {
         let share = self.share(kind);
         let fits = match kind {
             // Those who came before make room.
-            Kind::Unauthenticated => before.saturating_add(bytes) <= share,
+            MemoryKind::Unauthenticated => before.saturating_add(bytes) <= share,
             _ => fits(share, before, held, bytes),
         };
         if !fits {
@@ -212,18 +212,18 @@ fn fits(limit: usize, before: usize, held: usize, bytes: usize) -> bool {
 #[derive(Debug)]
 pub struct Charge {
     account: Arc<Account>,
-    kind: Kind,
+    kind: MemoryKind,
     bytes: usize,
 }
 
 impl Charge {
     /// Nothing so far.
-    pub fn new(account: &Arc<Account>, kind: Kind) -> Self {
+    pub fn new(account: &Arc<Account>, kind: MemoryKind) -> Self {
         Self { account: Arc::clone(account), kind, bytes: 0 }
     }
 
     /// `bytes`, beyond all limits if need be: what was granted before.
-    pub fn forced(account: &Arc<Account>, kind: Kind, bytes: usize) -> Self {
+    pub fn forced(account: &Arc<Account>, kind: MemoryKind, bytes: usize) -> Self {
         account.force(kind, bytes);
         Self { account: Arc::clone(account), kind, bytes }
     }
@@ -256,15 +256,15 @@ impl Drop for Charge {
 /// What waits for sessions.
 impl Budget for Account {
     fn charge(&self, held: usize, bytes: usize) -> bool {
-        Self::charge(self, Kind::Queued, held, bytes)
+        Self::charge(self, MemoryKind::Queued, held, bytes)
     }
 
     fn force(&self, bytes: usize) {
-        Self::force(self, Kind::Queued, bytes);
+        Self::force(self, MemoryKind::Queued, bytes);
     }
 
     fn release(&self, bytes: usize) {
-        Self::release(self, Kind::Queued, bytes);
+        Self::release(self, MemoryKind::Queued, bytes);
     }
 }
 
@@ -279,33 +279,33 @@ mod tests {
         const STEP: usize = 16 << 10;
         let account = Account::new(64 * MIB);
         let mut large = 0;
-        while account.charge(Kind::Queued, large, STEP) {
+        while account.charge(MemoryKind::Queued, large, STEP) {
             large += STEP;
         }
         assert_eq!(large, 48 * MIB);
         // Many more come, and each takes what it can get.
         let mut held = vec![0; 40];
         for mine in &mut held {
-            while account.charge(Kind::Queued, *mine, STEP) {
+            while account.charge(MemoryKind::Queued, *mine, STEP) {
                 *mine += STEP;
             }
         }
         assert!(held[0] >= MIB / 2 && held.iter().all(|mine| *mine >= FLOOR), "{held:?}");
-        assert_eq!(account.held(Kind::Queued), large + held.iter().sum::<usize>());
+        assert_eq!(account.held(MemoryKind::Queued), large + held.iter().sum::<usize>());
         assert!(account.is_short() && account.used() <= 64 * MIB);
     }
 
     #[test]
     fn a_kind_keeps_to_its_share_and_is_shown_by_itself() {
         let account = Arc::new(Account::new(16 * MIB));
-        let mut first = Charge::new(&account, Kind::Unauthenticated);
+        let mut first = Charge::new(&account, MemoryKind::Unauthenticated);
         assert!(first.set(MIB));
-        assert!(!Charge::new(&account, Kind::Unauthenticated).set(1), "a sixteenth is used up");
-        assert!(account.charge(Kind::Queued, 0, MIB));
-        assert_eq!((account.held(Kind::Unauthenticated), account.held(Kind::Queued)), (MIB, MIB));
+        assert!(!Charge::new(&account, MemoryKind::Unauthenticated).set(1), "a sixteenth is used up");
+        assert!(account.charge(MemoryKind::Queued, 0, MIB));
+        assert_eq!((account.held(MemoryKind::Unauthenticated), account.held(MemoryKind::Queued)), (MIB, MIB));
         assert!(first.set(10) && !first.set(2 * MIB));
         assert_eq!(first.bytes(), 10);
         drop(first);
-        assert_eq!((account.used(), account.held(Kind::Unauthenticated)), (MIB, 0));
+        assert_eq!((account.used(), account.held(MemoryKind::Unauthenticated)), (MIB, 0));
     }
 }

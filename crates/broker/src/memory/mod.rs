@@ -3,4 +3,4 @@
 mod account;
 mod shed;
 
-pub use account::{Account, Charge, Kind};
+pub use account::{Account, Charge, MemoryKind};

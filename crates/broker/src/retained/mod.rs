@@ -22,7 +22,7 @@ use store::{LoadedRetained, RetainedStore, StoreError};
 
 use crate::{
     RetainError,
-    memory::{Account, Kind},
+    memory::{Account, MemoryKind},
 };
 
 pub use replay::{RetainedCursor, RetainedPage};
@@ -39,7 +39,7 @@ const SWEEP: usize = 10_000;
 
 /// The retained store.
 pub(crate) struct Retained {
-    table: RwLock<Table>,
+    table: RwLock<RetainedTable>,
     max_messages: usize,
     max_bytes: usize,
     available: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Retained {
 }
 
 #[derive(Default)]
-struct Table {
+struct RetainedTable {
     messages: BTreeMap<Arc<str>, Kept>,
     bytes: usize,
     /// Messages that expire some time.
@@ -120,7 +120,7 @@ impl Kept {
     }
 }
 
-impl Table {
+impl RetainedTable {
     fn put(&mut self, topic: &Arc<str>, kept: Kept) {
         if let Some(old) = self.take(topic)
             && old.turn() != kept.turn()
@@ -175,12 +175,12 @@ impl Retained {
     }
 
     /// Changes the table and brings the account up to it. What a change adds was asked for before.
-    fn change<R>(&self, table: &mut Table, change: impl FnOnce(&mut Table) -> R) -> R {
+    fn change<R>(&self, table: &mut RetainedTable, change: impl FnOnce(&mut RetainedTable) -> R) -> R {
         let before = table.held;
         let result = change(table);
         match table.held.checked_sub(before) {
-            Some(more) => self.account.force(Kind::Retained, more),
-            None => self.account.release(Kind::Retained, before - table.held),
+            Some(more) => self.account.force(MemoryKind::Retained, more),
+            None => self.account.release(MemoryKind::Retained, before - table.held),
         }
         self.len.store(table.messages.len(), Relaxed);
         result
@@ -333,8 +333,11 @@ impl Retained {
     /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to
     /// [`Self::evict`].
     pub(crate) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
-        let stay =
-            if self.account.takes(Kind::Retained, self.account.share(Kind::Retained) / 2) { STAY } else { 0 };
+        let stay = if self.account.takes(MemoryKind::Retained, self.account.share(MemoryKind::Retained) / 2) {
+            STAY
+        } else {
+            0
+        };
         let mut table = self.table.write();
         let (mut chosen, mut bytes) = (Vec::new(), 0);
         for _ in 0..EVICT.min(table.leaving.len()) {

@@ -7,7 +7,7 @@ use gateway_core::{
 use store::StoreHealth;
 
 use crate::{
-    Broker, Delivered, DirectOutcome, Offline, Published, Refusal, RetainError, Routing, Turn,
+    Broker, Delivered, DirectOutcome, Offline, Published, RetainError, Routing, Shortage, Turn,
     drops::drop_message, durable::Moved,
 };
 
@@ -41,7 +41,7 @@ impl Broker {
 
     /// Everything before the receivers. Says whether devices are none, or why the message is refused.
     #[inline(always)]
-    fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Refusal> {
+    fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Shortage> {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))
         {
@@ -131,8 +131,8 @@ impl Broker {
             // in both.
             borrowed.unit = moved.is_some();
             let unit = moved.map(|(_, durable)| Unit::new(&borrowed, durable.queues()));
-            let mut delivery = self.inner.delivery(&mut turn.dirty, now);
-            let outcome = group.deliver(&borrowed, &mut delivery);
+            let mut context = self.inner.delivery_context(&mut turn.dirty, now);
+            let outcome = group.deliver(&borrowed, &mut context);
             let seq = place.unwrap_or_default();
             let close = |unit| QueueOp::Remove { queue: from, seq, unit: Some(unit) };
             if !unit.is_some_and(|unit| unit.close(close)) {
@@ -165,14 +165,14 @@ impl Broker {
     }
 
     /// Why a QoS 1 or 2 message is refused before anybody gets it, if it is; counted.
-    fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Refusal> {
+    fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Shortage> {
         if !self.inner.account.has_room(message.payload.len() + message.topic.len()) {
             count(|c| c.refused_memory.add(1));
-            return Some(Refusal::Memory);
+            return Some(Shortage::Memory);
         }
         if store_refuses(self) {
             count(|c| c.refused_store.add(1));
-            return Some(Refusal::Store);
+            return Some(Shortage::Store);
         }
         None
     }

@@ -190,10 +190,10 @@ impl Broker {
         dirty: &mut Vec<Arc<dyn Target>>,
         effort: &mut Effort,
     ) {
-        let mut delivery = self.inner.delivery(dirty, message.received);
-        published.add(group.deliver(message, &mut delivery));
+        let mut context = self.inner.delivery_context(dirty, message.received);
+        published.add(group.deliver(message, &mut context));
         effort.spend(Effort::DELIVERY);
-        effort.spend_each(Effort::MEMBER, delivery.visited);
+        effort.spend_each(Effort::MEMBER, context.visited);
     }
 
     /// Every receiver has the message.

@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::{
     Broker, Target,
-    routing::index::{Entry, Options},
+    routing::index::{Options, Subscriber},
 };
 
 /// Keeps a gRPC stream registered; dropping it removes the stream.
@@ -46,7 +46,7 @@ impl Broker {
         let slot = inner.slots.reserve();
         inner.slots.set(slot, target);
         inner.streams.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { slot, id: 0, options: Options::stream() };
+        let entry = Subscriber { slot, id: 0, options: Options::stream() };
         let added = filters.iter().filter_map(|filter| inner.index.subscribe(filter, entry, true));
         // A filter given twice is one subscription.
         let references = added.filter(|added| !added.existed).map(|added| added.reference).collect();

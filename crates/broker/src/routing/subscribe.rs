@@ -8,9 +8,10 @@ use gateway_core::{
 use store::{SessionOp, StoredSubscription};
 
 use crate::{
-    Broker, EventKind, Inner, Kind, RetainedCursor, Session, SubscribeError, SubscribeRequest, Subscribed,
-    routing::index::{Added, Entry, Options},
-    sessions::State,
+    Broker, EventKind, Inner, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
+    Subscribed,
+    routing::index::{Added, Options, Subscriber},
+    sessions::SessionState,
     shared::{Group, Member, Most},
 };
 
@@ -70,7 +71,7 @@ impl Broker {
             let Some(reference) = reference else { return false };
             let cost = cost(filter);
             state.subscriptions.remove(reference, self.shape(filter), cost);
-            inner.account.release(Kind::Filters, cost as usize);
+            inner.account.release(MemoryKind::Filters, cost as usize);
             if is_shared {
                 left = inner.index.groups_of(&[reference]);
             }
@@ -121,10 +122,10 @@ impl Broker {
                     let strategy = self.strategy(name, &state.listener);
                     self.join(request.filter, strategy, filter, member, may_add)
                 }
-                None => inner.index.subscribe(request.filter, Entry { slot, id, options }, may_add),
+                None => inner.index.subscribe(request.filter, Subscriber { slot, id, options }, may_add),
             };
             if charged && added.as_ref().is_none_or(|added| added.existed) {
-                inner.account.release(Kind::Filters, charge as usize);
+                inner.account.release(MemoryKind::Filters, charge as usize);
             }
             let Added { reference, existed } = added.ok_or(SubscribeError::Quota)?;
             if !existed {
@@ -194,15 +195,15 @@ impl Broker {
     }
 
     /// Charges another filter to the session and to the account; what was granted before is not refused.
-    fn charge_filter(&self, state: &State, charge: u32, restored: bool) -> bool {
+    fn charge_filter(&self, state: &SessionState, charge: u32, restored: bool) -> bool {
         let Inner { account, limits, .. } = &*self.inner;
         if restored {
-            account.force(Kind::Filters, charge as usize);
+            account.force(MemoryKind::Filters, charge as usize);
             return true;
         }
         let held = state.subscriptions.bytes() as usize;
         let fits = held + charge as usize <= limits.subscription_bytes.0
-            && account.charge(Kind::Filters, held, charge as usize);
+            && account.charge(MemoryKind::Filters, held, charge as usize);
         count(|c| c.memory_filters.add(u64::from(!fits)));
         fits
     }

@@ -6,7 +6,7 @@ use gateway_core::{ClientId, Commit, Peer, Protocol, QueueId, Timestamp};
 use parking_lot::Mutex;
 use store::{StoredSession, StoredWill};
 
-use crate::{Account, Charge, ConnectionInfo, Kind, OpenRequest, Will, sessions::wills::Leaving};
+use crate::{Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Will, sessions::wills::Leaving};
 
 /// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
 pub struct SessionCore {
@@ -15,11 +15,11 @@ pub struct SessionCore {
     queue: QueueId,
     slot: u32,
     /// Locked after a registry shard and before the index; never while a target is called.
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<SessionState>,
 }
 
 /// What changes in a session.
-pub(crate) struct State {
+pub(crate) struct SessionState {
     /// Number of the connection that owns the session, counted from 1 in each session.
     pub(crate) epoch: u32,
     /// When `online` last changed.
@@ -49,7 +49,7 @@ struct Extra {
 impl SessionCore {
     pub(crate) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
         let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
-        let state = State {
+        let state = SessionState {
             epoch: 1,
             since: request.now,
             peer,
@@ -74,10 +74,10 @@ impl SessionCore {
     ) -> Self {
         let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will } = session;
         let will = will.map(|StoredWill { message, expiry, delay }| {
-            let charge = Some(Arc::new(Charge::forced(account, Kind::Wills, message.cost())));
+            let charge = Some(Arc::new(Charge::forced(account, MemoryKind::Wills, message.cost())));
             Will { message, expiry, delay, charge }
         });
-        let state = State {
+        let state = SessionState {
             epoch: 0,
             since: since.unwrap_or(now),
             peer: Peer::UNIX,
@@ -127,7 +127,7 @@ impl Extra {
     }
 }
 
-impl State {
+impl SessionState {
     /// As it is kept on disk.
     pub(crate) fn stored(&self, core: &SessionCore) -> StoredSession {
         let extra = self.extra.as_ref();

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use gateway_core::QoS;
 
-use crate::{Broker, DeviceInfo, DevicePage, Gauges, Kind, QueueInfo, Session, sessions::slots::TURN};
+use crate::{Broker, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session, sessions::slots::TURN};
 
 /// Slots that one page of devices looks at.
 const PAGE_SLOTS: u32 = 8 * 1024;
@@ -93,7 +93,8 @@ impl Broker {
             shared_groups,
             retained: inner.retained.len(),
             retained_bytes: inner.retained.bytes(),
-            queued_bytes: inner.account.held(Kind::Queued) + inner.account.held(Kind::GrpcStreams),
+            queued_bytes: inner.account.held(MemoryKind::Queued)
+                + inner.account.held(MemoryKind::GrpcStreams),
             streams: inner.streams.load(Relaxed),
         }
     }

@@ -11,9 +11,9 @@ use std::sync::{
 use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
 use crate::{
-    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, Kind, OpenRequest, Opened, Session,
+    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, Opened, Session,
     SessionCore, Target, Turn, Will,
-    sessions::core::{References, State, cost},
+    sessions::core::{References, SessionState, cost},
     shared::Group,
 };
 
@@ -41,9 +41,9 @@ struct Former {
 }
 
 /// A change of sessions under way.
-struct Change<'a>(&'a AtomicUsize);
+struct ChangeGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Change<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Release);
     }
@@ -95,7 +95,7 @@ impl Broker {
 
     /// Whether the memory account has room for the session of this client id, if it is not there.
     pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
-        let fits = self.inner.account.takes(Kind::Sessions, cost(client_id, username))
+        let fits = self.inner.account.takes(MemoryKind::Sessions, cost(client_id, username))
             || self.inner.session(client_id.as_str()).is_some();
         count(|c| c.memory_sessions.add(u64::from(!fits)));
         fits
@@ -105,7 +105,7 @@ impl Broker {
     /// another one.
     pub fn can_keep(&self, client_id: &str) -> bool {
         let Some(durable) = &self.inner.durable else { return true };
-        let found = self.inner.place(client_id).find(client_id);
+        let found = self.inner.lock_client(client_id).find(client_id);
         found.is_some_and(|session| session.core().queue() != QueueId::NONE) || durable.sessions().accepts()
     }
 
@@ -126,7 +126,7 @@ impl Broker {
         // The record says that there is no connection only when the queue says what was sent.
         let noted = session.note_sent();
         let (will, ended) = {
-            let mut place = inner.place(core.client_id().as_str());
+            let mut lock = inner.lock_client(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.ended || state.epoch != epoch || !state.online {
                 return None;
@@ -143,7 +143,7 @@ impl Broker {
                 state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
             });
             if state.expiry == 0 {
-                place.remove(session);
+                lock.remove(session);
                 (None, Some(self.mark_ended(session, &mut state)))
             } else if due {
                 (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
@@ -183,9 +183,9 @@ impl Broker {
     }
 
     /// What happens until it is dropped may be the end of a session or its connection, with a will to publish.
-    fn change(&self) -> Change<'_> {
+    fn change(&self) -> ChangeGuard<'_> {
         self.inner.changes.fetch_add(1, Relaxed);
-        Change(&self.inner.changes)
+        ChangeGuard(&self.inner.changes)
     }
 
     /// Called by net after a session has its new link: group queues drain to it, no more than surely fits into an empty
@@ -197,8 +197,8 @@ impl Broker {
         let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {
-            let mut delivery = self.inner.delivery(&mut turn.dirty, now);
-            left |= group.drain_to(core.slot(), limit, &mut delivery);
+            let mut context = self.inner.delivery_context(&mut turn.dirty, now);
+            left |= group.drain_to(core.slot(), limit, &mut context);
         }
         left
     }
@@ -214,12 +214,12 @@ impl Broker {
     ) -> bool {
         let _change = self.change();
         let (session, epoch, ended) = {
-            let mut place = self.inner.place(client_id);
-            let Some(session) = place.find(client_id) else { return false };
+            let mut lock = self.inner.lock_client(client_id);
+            let Some(session) = lock.find(client_id) else { return false };
             let mut state = session.core().state.lock();
             let epoch = state.epoch;
             let ended = discard.then(|| {
-                place.remove(&session);
+                lock.remove(&session);
                 self.mark_ended(&session, &mut state)
             });
             drop(state);
@@ -254,14 +254,14 @@ impl Broker {
         let mut ended = None;
         let _change = self.change();
         {
-            let mut place = inner.place(core.client_id().as_str());
+            let mut lock = inner.lock_client(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.deadline() != Some(at) {
                 // Resumed in between; the entry went with it.
                 return;
             }
             if state.expires_at().is_some_and(|at| at <= now) {
-                place.remove(session);
+                lock.remove(session);
                 ended = Some(self.mark_ended(session, &mut state));
             } else {
                 will = inner.timers.update(session, &mut state, |state| state.give_will(core.queue()));
@@ -286,9 +286,9 @@ impl Broker {
     ) -> (Opened, Former) {
         let inner = &*self.inner;
         let client_id = request.client_id.clone();
-        let mut place = inner.place(client_id.as_str());
+        let mut lock = inner.lock_client(client_id.as_str());
         let mut former = Former::default();
-        let old = place.find(client_id.as_str());
+        let old = lock.find(client_id.as_str());
         if let Some(old) = &old {
             let mut state = old.core().state.lock();
             former.connection = state.online.then_some(state.epoch);
@@ -307,8 +307,8 @@ impl Broker {
                 let commit = (changes && inner.durable_for(old.core()).is_some()).then(Commit::new);
                 let due = state.will_at().is_some_and(|at| at <= request.now)
                     || was_online && state.will().is_some_and(|will| will.delay == 0);
-                inner.account.force(Kind::Sessions, cost(&client_id, request.info.username.as_deref()));
-                inner.account.release(Kind::Sessions, state.cost(&client_id));
+                inner.account.force(MemoryKind::Sessions, cost(&client_id, request.info.username.as_deref()));
+                inner.account.release(MemoryKind::Sessions, state.cost(&client_id));
                 former.will = inner.timers.update(old, &mut state, |state| {
                     let will = due.then(|| state.give_will(old.core().queue())).flatten();
                     state.reconnect(request);
@@ -345,16 +345,16 @@ impl Broker {
             durable.note_slot(session.core());
             inner.keep(session.core(), &mut session.core().state.lock(), commit.as_ref());
         }
-        inner.account.force(Kind::Sessions, session.core().state.lock().cost(&client_id));
+        inner.account.force(MemoryKind::Sessions, session.core().state.lock().cost(&client_id));
         inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
-        place.replace(old.as_ref(), &session);
+        lock.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
         (Opened { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 }, former)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
-    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut State) -> Ended {
+    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut SessionState) -> Ended {
         let inner = &*self.inner;
         let was_online = state.online;
         let will = inner.timers.update(session, state, |state| {
@@ -371,8 +371,8 @@ impl Broker {
         }
         inner.sessions.fetch_sub(1, Relaxed);
         let subscriptions = std::mem::take(&mut state.subscriptions);
-        inner.account.release(Kind::Filters, subscriptions.bytes() as usize);
-        inner.account.release(Kind::Sessions, state.cost(session.core().client_id()));
+        inner.account.release(MemoryKind::Filters, subscriptions.bytes() as usize);
+        inner.account.release(MemoryKind::Sessions, state.cost(session.core().client_id()));
         Ended { session: Arc::clone(session), subscriptions, will }
     }
 
@@ -387,12 +387,12 @@ impl Broker {
         let victim = inner.timers.first().unwrap_or_else(|| Arc::clone(session));
         let ended = {
             let core = victim.core();
-            let mut place = inner.place(core.client_id().as_str());
+            let mut lock = inner.lock_client(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.online || state.ended {
                 return;
             }
-            place.remove(&victim);
+            lock.remove(&victim);
             self.mark_ended(&victim, &mut state)
         };
         count(|c| c.sessions_expired.add(1));

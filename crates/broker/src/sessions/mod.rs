@@ -16,9 +16,9 @@ mod wills;
 
 pub use self::{aftermath::Aftermath, core::SessionCore};
 pub(crate) use self::{
-    core::State,
+    core::SessionState,
     owners::Owners,
-    registry::{Place, Registry, spread},
-    slots::{Slots, TURN, Table},
+    registry::{ClientLock, Registry, spread},
+    slots::{SlotTable, Slots, TURN},
     timers::Timers,
 };

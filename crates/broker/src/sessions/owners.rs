@@ -9,11 +9,11 @@ use crate::SessionCore;
 /// Slots of sessions by the lower half of their queues' numbers.
 #[derive(Default)]
 pub(crate) struct Owners {
-    table: HashTable<Owner>,
+    table: HashTable<QueueOwner>,
     hasher: RandomState,
 }
 
-struct Owner {
+struct QueueOwner {
     slot: u32,
     queue: u32,
 }
@@ -24,7 +24,7 @@ fn low(queue: QueueId) -> u32 {
 
 impl Owners {
     pub(crate) fn insert(&mut self, core: &SessionCore) {
-        let owner = Owner { slot: core.slot(), queue: low(core.queue()) };
+        let owner = QueueOwner { slot: core.slot(), queue: low(core.queue()) };
         let hasher = &self.hasher;
         self.table.insert_unique(hasher.hash_one(owner.queue), owner, |owner| hasher.hash_one(owner.queue));
     }
@@ -33,7 +33,7 @@ impl Owners {
         // The slot may be another's by now.
         let queue = low(core.queue());
         let hash = self.hasher.hash_one(queue);
-        let own = |owner: &Owner| owner.slot == core.slot() && owner.queue == queue;
+        let own = |owner: &QueueOwner| owner.slot == core.slot() && owner.queue == queue;
         if let Ok(entry) = self.table.find_entry(hash, own) {
             entry.remove();
         }

@@ -16,18 +16,18 @@ const SHARDS: usize = 64;
 /// All sessions.
 pub(crate) struct Registry {
     hasher: RandomState,
-    shards: Box<[Mutex<HashTable<Name>>]>,
+    shards: Box<[Mutex<HashTable<SessionKey>>]>,
 }
 
 /// A session's slot with half of its client id's hash, so that growing the table reads no client id.
-pub(crate) struct Name {
+pub(crate) struct SessionKey {
     slot: u32,
     hash: u32,
 }
 
 /// A locked shard with the hash of the client id in question.
-pub(crate) struct Place<'a> {
-    shard: MutexGuard<'a, HashTable<Name>>,
+pub(crate) struct ClientLock<'a> {
+    shard: MutexGuard<'a, HashTable<SessionKey>>,
     hash: u32,
     slots: &'a Slots,
 }
@@ -39,20 +39,20 @@ impl Registry {
     }
 
     /// Locks the shard of a client id: opens and ends of one client happen one after the other.
-    pub(crate) fn lock<'a>(&'a self, client_id: &str, slots: &'a Slots) -> Place<'a> {
+    pub(crate) fn lock<'a>(&'a self, client_id: &str, slots: &'a Slots) -> ClientLock<'a> {
         let hash = self.hasher.hash_one(client_id);
         let shard = self.shards[(hash >> 48) as usize % SHARDS].lock();
-        Place { shard, hash: hash as u32, slots }
+        ClientLock { shard, hash: hash as u32, slots }
     }
 }
 
-impl Place<'_> {
+impl ClientLock<'_> {
     /// The session of the client id that the shard was locked for.
     pub(crate) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
         let mut found = None;
-        self.shard.find(spread(self.hash), |name| {
-            if name.hash == self.hash {
-                found = self.slots.session(name.slot);
+        self.shard.find(spread(self.hash), |key| {
+            if key.hash == self.hash {
+                found = self.slots.session(key.slot);
             }
             found.as_ref().is_some_and(|session| session.core().client_id().as_str() == client_id)
         })?;
@@ -64,14 +64,14 @@ impl Place<'_> {
         if let Some(old) = old {
             self.remove(old);
         }
-        let name = Name { slot: session.core().slot(), hash: self.hash };
-        self.shard.insert_unique(spread(self.hash), name, |name| spread(name.hash));
+        let key = SessionKey { slot: session.core().slot(), hash: self.hash };
+        self.shard.insert_unique(spread(self.hash), key, |key| spread(key.hash));
     }
 
     /// Removes exactly this session, not a later one of the same client id.
     pub(crate) fn remove(&mut self, session: &Arc<dyn Session>) {
         let slot = session.core().slot();
-        if let Ok(entry) = self.shard.find_entry(spread(self.hash), |name| name.slot == slot) {
+        if let Ok(entry) = self.shard.find_entry(spread(self.hash), |key| key.slot == slot) {
             entry.remove();
         }
     }

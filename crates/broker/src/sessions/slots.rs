@@ -12,19 +12,19 @@ pub(crate) const TURN: u32 = 256;
 /// Receivers by slot; slot 0 is nobody.
 #[derive(Default)]
 pub(crate) struct Slots {
-    targets: RwLock<Table>,
+    targets: RwLock<SlotTable>,
 }
 
 /// The table behind the lock, for resolving many slots at once.
-pub(crate) struct Table(Slab<Arc<dyn Target>>);
+pub(crate) struct SlotTable(Slab<Arc<dyn Target>>);
 
-impl Default for Table {
+impl Default for SlotTable {
     fn default() -> Self {
         Self(Slab::starting_at(1))
     }
 }
 
-impl Table {
+impl SlotTable {
     pub(crate) fn get(&self, slot: u32) -> Option<&Arc<dyn Target>> {
         self.0.get(slot)
     }
@@ -92,7 +92,7 @@ impl Slots {
     }
 
     /// Read access for the time of one match.
-    pub(crate) fn read(&self) -> parking_lot::RwLockReadGuard<'_, Table> {
+    pub(crate) fn read(&self) -> parking_lot::RwLockReadGuard<'_, SlotTable> {
         self.targets.read()
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use gateway_core::Timestamp;
 use parking_lot::Mutex;
 
-use crate::{Session, sessions::core::State};
+use crate::{Session, sessions::core::SessionState};
 
 /// Sessions by their next deadline. The key follows from the session's state, so that it can be removed
 /// without being remembered.
@@ -19,8 +19,8 @@ impl Timers {
     pub(crate) fn update<R>(
         &self,
         session: &Arc<dyn Session>,
-        state: &mut State,
-        change: impl FnOnce(&mut State) -> R,
+        state: &mut SessionState,
+        change: impl FnOnce(&mut SessionState) -> R,
     ) -> R {
         let before = state.deadline();
         let result = change(state);
@@ -40,7 +40,7 @@ impl Timers {
     }
 
     /// Adds a session of an earlier process. The caller holds the state's lock.
-    pub(crate) fn schedule(&self, session: &Arc<dyn Session>, state: &State) {
+    pub(crate) fn schedule(&self, session: &Arc<dyn Session>, state: &SessionState) {
         if let Some(at) = state.deadline() {
             self.due.lock().insert((at, session.core().slot()), Arc::clone(session));
         }

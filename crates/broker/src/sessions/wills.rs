@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
 use crate::{
-    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, sessions::core::State,
+    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, sessions::core::SessionState,
 };
 
 /// Wills.
@@ -30,9 +30,9 @@ impl Broker {
         wills.finish(turn);
     }
 
-    /// Publishes a will that [`State::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over: the slot may be
-    /// another's by now. What is left if not all receivers have it: the caller goes on, and then calls
-    /// [`Self::conclude_will`].
+    /// Publishes a will that [`SessionState::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over, since
+    /// its slot may be another's by then. Returns what is left if not all receivers have it: the caller goes on with that,
+    /// and then calls [`Self::conclude_will`].
     pub(crate) fn publish_will_some(
         &self,
         session: &Arc<dyn Session>,
@@ -123,7 +123,7 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
 impl Inner {
     /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order. While a
     /// will is being published the record keeps that one, and who waits for the new state waits until it is safe.
-    pub(crate) fn keep(&self, core: &SessionCore, state: &mut State, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn keep(&self, core: &SessionCore, state: &mut SessionState, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.durable_for(core) else { return };
         match (commit, state.leaving()) {
             (Some(commit), Some(leaving)) => leaving.wait(commit),

@@ -58,8 +58,8 @@ pub(crate) struct Group {
     pub(super) stored: AtomicU64,
 }
 
-/// Where a group's deliveries leave their traces.
-pub(crate) struct Delivery<'a> {
+/// What deliveries of shared groups need, and what they leave: receivers to flush, and how many members were looked at.
+pub(crate) struct DeliveryContext<'a> {
     pub(crate) dirty: &'a mut Vec<Arc<dyn Target>>,
     pub(crate) account: &'a Account,
     pub(crate) durable: Option<&'a Durable>,
@@ -171,13 +171,13 @@ impl Group {
     }
 
     /// Gives one message to one member, or keeps it for the first that returns.
-    pub(crate) fn deliver(&self, message: &Message<'_>, delivery: &mut Delivery<'_>) -> Outcome {
+    pub(crate) fn deliver(&self, message: &Message<'_>, context: &mut DeliveryContext<'_>) -> Outcome {
         let members = Arc::clone(&*self.members.read());
         // Messages left by members that could not take all of them come first.
         let mut online = true;
-        let behind = self.has_queued() && self.drain_before(message, &members, delivery, &mut online);
+        let behind = self.has_queued() && self.drain_before(message, &members, context, &mut online);
         if !behind {
-            let offered = self.offer(message, &members, delivery);
+            let offered = self.offer(message, &members, context);
             online = offered.is_some();
             if let Some(outcome) = offered {
                 // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
@@ -189,20 +189,20 @@ impl Group {
                 }
             }
         }
-        let outcome = self.enqueue(message, &members, online, delivery);
+        let outcome = self.enqueue(message, &members, online, context);
         if outcome != Outcome::Queued {
             return outcome;
         }
-        delivery.visited += members.len();
+        context.visited += members.len();
         // As they are now: one may have come, or joined, since the choice, and looked into the queue just before.
         let members = Arc::clone(&*self.members.read());
         if !is_any_online(&members) {
             // The last member may have gone meanwhile.
             if online {
-                self.park(delivery.account);
+                self.park(context.account);
             }
         } else {
-            self.drain(&members, None, DRAIN_PER_MESSAGE, delivery);
+            self.drain(&members, None, DRAIN_PER_MESSAGE, context);
             if self.is_at_hand() {
                 // Members that were full: nobody else would tell them.
                 nudge(&members);
@@ -216,23 +216,23 @@ impl Group {
         &self,
         message: &Message<'_>,
         members: &[Member],
-        delivery: &mut Delivery<'_>,
+        context: &mut DeliveryContext<'_>,
     ) -> Option<Outcome> {
         if members.is_empty() {
             return None;
         }
         let start = self.start(message, members);
         if self.strategy == SharedStrategy::LeastInflight {
-            delivery.visited += members.len();
+            context.visited += members.len();
         }
         let mut refused = None;
         for step in 0..members.len() {
-            delivery.visited += 1;
+            context.visited += 1;
             let member = &members[(start + step) % members.len()];
             if !member.target.is_online() {
                 continue;
             }
-            let outcome = self.hand(member, message, delivery);
+            let outcome = self.hand(member, message, context);
             match outcome {
                 // Another member may have room; QoS 0 is not worth the search.
                 Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
@@ -246,7 +246,7 @@ impl Group {
         &self,
         member: &Member,
         message: &Message<'_>,
-        delivery: &mut Delivery<'_>,
+        context: &mut DeliveryContext<'_>,
     ) -> Outcome {
         let ids = [member.id];
         let offer = Offer {
@@ -254,12 +254,12 @@ impl Group {
             retain: member.options.retain_as_published() && message.retain,
             ids: if member.id == 0 { &[] } else { &ids },
             group: self.id,
-            group_queue: self.group_queue(member, delivery.durable),
+            group_queue: self.group_queue(member, context.durable),
             queue_offline: false,
         };
         let Delivered { outcome, flush } = member.target.deliver(message, offer);
         if flush {
-            delivery.dirty.push(Arc::clone(&member.target));
+            context.dirty.push(Arc::clone(&member.target));
         }
         if self.strategy == SharedStrategy::Sticky && !matches!(outcome, Outcome::Dropped(_)) {
             self.sticky.store(member.slot, Ordering::Relaxed);

@@ -9,7 +9,7 @@ mod queue;
 mod waiting;
 
 pub(crate) use self::{
-    group::{Delivery, Group, Member},
+    group::{DeliveryContext, Group, Member},
     groups::Groups,
     queue::{Most, Waiting},
     waiting::GroupPage,

@@ -7,7 +7,7 @@ use gateway_core::{DropReason, Entry, Message, Outcome, QoS, QueueId, QueueOp, U
 use store::QueueSummary;
 
 use super::{
-    Delivery, Group, Member, Waiting,
+    DeliveryContext, Group, Member, Waiting,
     group::{DRAIN_PER_MESSAGE, is_any_online, nudge},
     queue::Queue,
 };
@@ -15,7 +15,7 @@ use crate::{
     drops::count_drop,
     durable::Durable,
     durable::Moved,
-    memory::{Account, Kind},
+    memory::{Account, MemoryKind},
 };
 
 /// What was read of a group's queue.
@@ -44,19 +44,19 @@ impl Group {
 
     /// Hands `limit` messages of the queue to a member that has come online, or as many as it takes; true if something
     /// is left for it. Members are nudged when more was read from disk.
-    pub(crate) fn drain_to(&self, slot: u32, limit: usize, delivery: &mut Delivery<'_>) -> bool {
+    pub(crate) fn drain_to(&self, slot: u32, limit: usize, context: &mut DeliveryContext<'_>) -> bool {
         if !self.has_queued() {
             return false;
         }
         let members = Arc::clone(&*self.members.read());
-        self.drain(&members, Some(slot), limit, delivery);
+        self.drain(&members, Some(slot), limit, context);
         self.is_at_hand()
     }
 
     /// Ends the group: what still waits is dropped and counted.
     pub(crate) fn close(&self, account: &Account, durable: Option<&Durable>) {
         let (messages, bytes) = self.change(Queue::close);
-        account.release(Kind::Queued, bytes);
+        account.release(MemoryKind::Queued, bytes);
         count(|c| c.dropped_session_ended.add(messages as u64));
         let stored = self.stored_queue();
         if let Some(durable) = durable.filter(|_| stored != QueueId::NONE) {
@@ -70,7 +70,7 @@ impl Group {
         if is_any_online(&members) {
             let GroupPage { messages, next, end } = page;
             // Read because somebody has room: not refused for the budget, but counted in it.
-            self.change(|queue| account.force(Kind::Queued, queue.loaded(messages, next, end)));
+            self.change(|queue| account.force(MemoryKind::Queued, queue.loaded(messages, next, end)));
             // The last member may have gone meanwhile.
             self.park(account);
         } else {
@@ -90,7 +90,7 @@ impl Group {
     pub(crate) fn park(&self, account: &Account) {
         let stored = self.stored_queue() != QueueId::NONE;
         if stored && self.has_queued() && !is_any_online(&self.members.read()) {
-            account.release(Kind::Queued, self.change(Queue::park));
+            account.release(MemoryKind::Queued, self.change(Queue::park));
         }
     }
 
@@ -104,7 +104,7 @@ impl Group {
         let cost = waiting.message.cost();
         let closed = self.change(|queue| {
             if !queue.closed {
-                account.force(Kind::Queued, cost);
+                account.force(MemoryKind::Queued, cost);
                 queue.put_back(waiting);
             }
             queue.closed
@@ -130,16 +130,16 @@ impl Group {
         &self,
         message: &Message<'_>,
         members: &[Member],
-        delivery: &mut Delivery<'_>,
+        context: &mut DeliveryContext<'_>,
         online: &mut bool,
     ) -> bool {
-        if delivery.durable.is_none() {
-            self.drain(members, None, DRAIN_PER_MESSAGE, delivery);
+        if context.durable.is_none() {
+            self.drain(members, None, DRAIN_PER_MESSAGE, context);
             return false;
         }
         *online = is_any_online(members);
         if *online {
-            self.drain(members, None, DRAIN_PER_MESSAGE, delivery);
+            self.drain(members, None, DRAIN_PER_MESSAGE, context);
         }
         // A full queue would drop it, though a member may have room.
         message.qos.min(granted(members)) > QoS::AtMostOnce
@@ -153,16 +153,16 @@ impl Group {
         message: &Message<'_>,
         members: &[Member],
         online: bool,
-        delivery: &Delivery<'_>,
+        context: &DeliveryContext<'_>,
     ) -> Outcome {
         let qos = message.qos.min(granted(members));
         if qos == QoS::AtMostOnce {
             count(|c| c.dropped_offline.add(1));
             return Outcome::Dropped(DropReason::Offline);
         }
-        let added = match delivery.durable {
-            Some(durable) => self.enqueue_on_disk(message, qos, online, durable, delivery.account),
-            None => self.enqueue_in_memory(message, delivery.account),
+        let added = match context.durable {
+            Some(durable) => self.enqueue_on_disk(message, qos, online, durable, context.account),
+            None => self.enqueue_in_memory(message, context.account),
         };
         match added {
             Ok(()) => Outcome::Queued,
@@ -179,7 +179,7 @@ impl Group {
         let cost = kept.cost();
         self.change(|queue| {
             self.may_add(queue, cost)?;
-            if !account.charge(Kind::Queued, queue.in_memory(), cost) {
+            if !account.charge(MemoryKind::Queued, queue.in_memory(), cost) {
                 return Err(DropReason::Memory);
             }
             queue.keep(kept);
@@ -200,14 +200,16 @@ impl Group {
         let keeps = online && message.qos == QoS::AtLeastOnce;
         self.change(|queue| {
             self.may_add(queue, cost)?;
-            let place =
-                if keeps && queue.may_keep(cost) && account.charge(Kind::Queued, queue.in_memory(), cost) {
-                    queue.keep(message.share().without_receipt())
-                } else {
-                    let (place, freed) = queue.leave(cost);
-                    account.release(Kind::Queued, freed);
-                    place
-                };
+            let place = if keeps
+                && queue.may_keep(cost)
+                && account.charge(MemoryKind::Queued, queue.in_memory(), cost)
+            {
+                queue.keep(message.share().without_receipt())
+            } else {
+                let (place, freed) = queue.leave(cost);
+                account.release(MemoryKind::Queued, freed);
+                place
+            };
             let commit = message.commit().cloned();
             let stored = self.make_stored(durable);
             let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, commit);
@@ -232,23 +234,23 @@ impl Group {
         members: &[Member],
         slot: Option<u32>,
         limit: usize,
-        delivery: &mut Delivery<'_>,
+        context: &mut DeliveryContext<'_>,
     ) {
         let only = slot.and_then(|slot| members.iter().find(|member| member.slot == slot));
-        if let Some(durable) = delivery.durable.filter(|durable| durable.is_stalled()) {
+        if let Some(durable) = context.durable.filter(|durable| durable.is_stalled()) {
             // It would refuse to move them.
             return durable.stall(self.id);
         }
         for _ in 0..limit {
-            let Some(waiting) = self.pop(delivery) else { return };
+            let Some(waiting) = self.pop(context) else { return };
             let Waiting { message, place } = &waiting;
             let until = self.most.until(message.received, message.expires);
-            if until.is_some_and(|at| at <= delivery.now) {
+            if until.is_some_and(|at| at <= context.now) {
                 count_drop(DropReason::Expired);
-                self.remove(*place, delivery);
+                self.remove(*place, context);
                 continue;
             }
-            let mut queued = Delivery { dirty: &mut *delivery.dirty, ..*delivery };
+            let mut queued = DeliveryContext { dirty: &mut *context.dirty, ..*context };
             let mut borrowed = message.borrow();
             // From this queue to the member's in one step: else a crash or a refusal could leave it in neither, or QoS 2 in
             // both.
@@ -270,18 +272,18 @@ impl Group {
                     let queue = self.stored_queue();
                     let remove = |unit| QueueOp::Remove { queue, seq: *place, unit: Some(unit) };
                     if !unit.is_some_and(|unit| unit.close(remove)) {
-                        self.remove(*place, delivery);
+                        self.remove(*place, context);
                     }
                     let commit = borrowed.issued().cloned();
                     drop(borrowed);
-                    if let (Some(durable), Some(commit)) = (delivery.durable, commit) {
+                    if let (Some(durable), Some(commit)) = (context.durable, commit) {
                         durable.watch(&commit, Moved::Waiting { group: self.id, waiting });
                     }
                 }
                 None | Some(Outcome::Dropped(_)) => {
                     drop(unit);
                     drop(borrowed);
-                    self.put_back(waiting, delivery.account);
+                    self.put_back(waiting, context.account);
                     // A member asks by itself again.
                     if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
                         nudge(members);
@@ -293,20 +295,20 @@ impl Group {
     }
 
     /// The message of `place` is gone from the queue.
-    fn remove(&self, place: u64, delivery: &Delivery<'_>) {
+    fn remove(&self, place: u64, context: &DeliveryContext<'_>) {
         let queue = self.stored_queue();
-        if let Some(durable) = delivery.durable.filter(|_| queue != QueueId::NONE) {
+        if let Some(durable) = context.durable.filter(|_| queue != QueueId::NONE) {
             durable.queues().submit(QueueOp::Remove { queue, seq: place, unit: None });
         }
     }
 
-    fn pop(&self, delivery: &Delivery<'_>) -> Option<Waiting> {
+    fn pop(&self, context: &DeliveryContext<'_>) -> Option<Waiting> {
         let (waiting, load) = self.change(|queue| {
             let waiting = queue.pop();
-            (waiting, delivery.durable.zip(queue.begin_load()))
+            (waiting, context.durable.zip(queue.begin_load()))
         });
         if let Some(waiting) = &waiting {
-            delivery.account.release(Kind::Queued, waiting.message.cost());
+            context.account.release(MemoryKind::Queued, waiting.message.cost());
         }
         if let Some((durable, from)) = load {
             durable.read_group(self.id, self.stored_queue(), from);

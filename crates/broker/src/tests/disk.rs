@@ -21,7 +21,7 @@ enum Job {
 }
 
 #[derive(Default)]
-struct State {
+struct DiskState {
     waiting: VecDeque<Job>,
     entries: BTreeMap<(QueueId, u64), StoredEntry>,
     /// Commits fail.
@@ -32,7 +32,7 @@ struct State {
 }
 
 #[derive(Default)]
-pub(super) struct Disk(Mutex<State>);
+pub(super) struct Disk(Mutex<DiskState>);
 
 impl Disk {
     /// Stores of which only the queues keep anything.
@@ -124,7 +124,7 @@ impl Disk {
     }
 }
 
-impl State {
+impl DiskState {
     fn load(&self, queue: QueueId, from: u64, messages: usize) -> Result<Loaded, StoreError> {
         if self.unreadable {
             return Err(StoreError::Unavailable("a test says so".to_owned()));

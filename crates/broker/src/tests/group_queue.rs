@@ -253,7 +253,7 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
 
 /// It has looked into the queue before the message was there, and is told by nobody else.
 #[test]
-fn a_member_that_joins_while_a_message_is_queued_does_not_wait_for_the_next_one() {
+fn a_member_that_joins_while_a_message_is_queued_gets_it_at_once() {
     let mut scene = Scene::new(2);
     let joining = scene.members[1].clone();
     scene.bench.unsubscribe(&joining, FILTER);
@@ -318,7 +318,7 @@ impl SessionStore for Diary {
 /// A start removes queues of nobody. The first messages of a group were acknowledged when its queue was on disk but not
 /// yet whose it is.
 #[test]
-fn a_groups_queue_has_its_name_before_a_member_is_told_that_it_has_subscribed() {
+fn a_groups_queue_has_its_name_before_a_member_has_subscribed() {
     let (disk, diary) = (Arc::new(Disk::default()), Arc::new(Diary::default()));
     let stores = Stores { sessions: Arc::clone(&diary) as _, ..disk.stores() };
     let mut bench = Bench::with_stores(Limits::default(), false, Some(stores));

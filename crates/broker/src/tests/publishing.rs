@@ -3,7 +3,7 @@ use gateway_core::{Durability, Effort, Offer, Outcome, units::ByteSize};
 use super::*;
 
 #[test]
-fn overlapping_subscriptions_deliver_one_copy_with_the_highest_qos_and_all_ids() {
+fn overlapping_subscriptions_give_one_copy_at_highest_qos_with_all_ids() {
     let mut bench = Bench::new(Limits::default());
     let device = bench.device("a");
     for (filter, qos, id, as_published) in [
@@ -109,12 +109,12 @@ fn a_used_up_budget_refuses_qos_1_and_leaves_qos_0_to_the_targets() {
     let device = bench.device("a");
     bench.subscribe(&device, "t");
     let left = BUDGET - bench.broker.account().used();
-    bench.broker.account().force(Kind::Queued, left);
-    assert!(!bench.broker.account().charge(Kind::Queued, 0, 1));
-    assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).refused, Some(Refusal::Memory));
+    bench.broker.account().force(MemoryKind::Queued, left);
+    assert!(!bench.broker.account().charge(MemoryKind::Queued, 0, 1));
+    assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).refused, Some(Shortage::Memory));
     assert!(device.got().is_empty());
     assert_eq!(bench.publish("t", "x", QoS::AtMostOnce).sent, 1);
-    bench.broker.account().release(Kind::Queued, left);
+    bench.broker.account().release(MemoryKind::Queued, left);
     assert_eq!(bench.publish("t", "x", QoS::AtLeastOnce).sent, 1);
     assert_eq!(bench.broker.gauges().queued_bytes, 0);
 }
@@ -197,7 +197,7 @@ fn a_topics_rule_goes_before_its_listener_and_that_before_the_default() {
 
 /// Each costs little, all of them together a shard's time for tens of milliseconds.
 #[test]
-fn very_many_receivers_get_a_message_in_parts_each_once_and_also_if_nobody_goes_on() {
+fn many_receivers_get_a_message_once_each_in_parts_or_when_dropped() {
     const RECEIVERS: usize = 6_000;
     let mut bench = Bench::new(Limits::default());
     let devices: Vec<_> = (0..RECEIVERS).map(|number| bench.device(&format!("d{number}"))).collect();
@@ -237,7 +237,7 @@ fn very_many_receivers_get_a_message_in_parts_each_once_and_also_if_nobody_goes_
 
 /// Filters of 13 levels can be wildcards in 8,192 ways, each of which a topic would be looked up by.
 #[test]
-fn what_a_topic_costs_to_match_does_not_grow_with_the_shapes_that_clients_can_think_of() {
+fn match_cost_does_not_grow_with_the_filter_shapes_that_clients_choose() {
     let mut bench = Bench::new(Limits::default());
     let shapes = Limits::default().max_filter_shapes;
     for client in 0..10 {

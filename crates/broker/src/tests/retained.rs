@@ -168,7 +168,7 @@ fn forget(bench: &mut Bench) {
 
 /// A peer could make the list as long as it likes.
 #[test]
-fn a_topic_that_is_set_and_cleared_again_and_again_waits_once_to_leave_memory() {
+fn a_topic_set_and_cleared_repeatedly_waits_once_to_leave_memory() {
     let (mut bench, shelf) = on_shelf();
     for _ in 0..100 {
         retain(&mut bench, "a", &long("x"));
@@ -271,7 +271,7 @@ fn a_message_that_changes_while_it_is_read_is_the_new_one() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_ends_no_replay_and_what_is_left_out_is_counted() {
+fn an_unreadable_disk_ends_no_replay_and_gaps_are_counted() {
     let unread = || gateway_core::metrics::totals().retained_unread;
     let before = unread();
     let (mut bench, shelf) = on_shelf();

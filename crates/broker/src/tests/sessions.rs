@@ -86,7 +86,7 @@ fn the_end_of_a_connection_publishes_the_will_at_its_time() {
 }
 
 #[test]
-fn a_session_resumed_within_the_delay_cancels_its_will_and_a_clean_start_publishes_it() {
+fn resuming_within_the_delay_cancels_a_will_and_clean_start_publishes() {
     for clean in [false, true] {
         let mut bench = Bench::new(Limits::default());
         let watcher = watcher(&mut bench);
@@ -229,7 +229,7 @@ fn pages_of_devices_show_each_once_and_a_page_may_begin_after_any_device() {
 }
 
 #[test]
-fn who_stops_the_gateway_asks_no_connection_under_another_number_than_its_own() {
+fn stopping_the_gateway_closes_each_connection_by_its_own_epoch() {
     let mut bench = Bench::new(Limits::default());
     bench.device("once");
     bench.device("twice");
@@ -354,7 +354,7 @@ fn a_connected_session_outlives_its_expiry_and_ends_without_a_will() {
 
 /// Else each refused CONNECT would leave the removal of a session behind that waits for the disk.
 #[test]
-fn while_the_disk_is_full_no_session_begins_that_would_be_refused_and_others_go_on() {
+fn while_the_disk_is_full_only_stored_sessions_may_be_persistent() {
     let disk = Arc::new(wills::Disk::default());
     let mut bench = wills::bench(&disk);
     bench.device("stored");

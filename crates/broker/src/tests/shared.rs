@@ -142,7 +142,7 @@ fn a_message_is_not_dropped_because_every_persistent_member_is_behind() {
 }
 
 #[test]
-fn the_group_queue_holds_messages_until_a_member_returns_and_hands_them_out_in_order() {
+fn the_group_queue_keeps_messages_in_order_until_a_member_returns() {
     let (mut bench, mut devices) = group_of(SharedStrategy::RoundRobin, 2);
     for device in &devices {
         bench.close(device);
@@ -183,7 +183,7 @@ fn the_group_queue_is_bounded_in_bytes_too() {
 }
 
 #[test]
-fn what_waited_in_the_group_queue_for_longer_than_the_age_limit_is_dropped() {
+fn messages_in_the_group_queue_beyond_the_age_limit_are_dropped() {
     let mut bench = Bench::new(Limits { offline_age: Span(Duration::from_secs(10)), ..Limits::default() });
     let mut device = bench.device("m0");
     bench.subscribe(&device, FILTER);

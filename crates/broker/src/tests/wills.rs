@@ -124,7 +124,7 @@ fn a_takeover_does_not_lose_the_old_will_in_a_crash() {
 }
 
 #[test]
-fn a_will_is_not_lost_because_its_device_comes_back_or_ends_its_session_before_it_is_on_disk() {
+fn no_will_is_lost_when_its_session_resumes_or_ends_before_the_commit() {
     for clean in [false, true] {
         let disk = Arc::new(Disk::default());
         let mut bench = bench(&disk);
@@ -143,7 +143,7 @@ fn a_will_is_not_lost_because_its_device_comes_back_or_ends_its_session_before_i
 }
 
 #[test]
-fn of_two_takeovers_in_a_row_the_first_is_refused_and_no_answered_will_is_lost() {
+fn of_two_takeovers_the_first_is_refused_and_no_answered_will_is_lost() {
     let disk = Arc::new(Disk::default());
     let mut bench = bench(&disk);
     let watcher = watcher(&mut bench);
@@ -177,7 +177,7 @@ fn a_session_that_ends_with_its_will_leaves_the_disk_after_it() {
 
 /// The new session was written, and the process ended before the will of the old one was.
 #[test]
-fn the_will_of_a_session_that_had_been_replaced_is_published_after_a_crash() {
+fn a_replaced_sessions_will_is_published_after_a_crash() {
     let disk = Arc::new(Disk::default());
     {
         let mut bench = bench(&disk);

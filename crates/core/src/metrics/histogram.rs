@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::row::{Kind, Row};
+use super::row::{MetricKind, Row};
 
 /// Durations in buckets. Any thread observes; for what happens now and then, not for each message.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Histogram {
             name,
             suffix,
             help,
-            kind: Kind::Histogram,
+            kind: MetricKind::Histogram,
             labels: labels.into(),
             value,
         };

@@ -6,4 +6,4 @@ mod row;
 
 pub use counters::{Counter, Counters, Totals, count, totals};
 pub use histogram::Histogram;
-pub use row::{Gauge, Kind, Row, escape_label};
+pub use row::{Gauge, MetricKind, Row, escape_label};

@@ -12,7 +12,7 @@ pub fn escape_label(value: &str) -> String {
 
 /// What the values of a name are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down.
@@ -21,7 +21,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// As Prometheus writes it.
     pub fn name(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ pub struct Row {
     /// What it counts, in words.
     pub help: &'static str,
     /// What it is.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// `name="value",...`; empty for none.
     pub labels: Cow<'static, str>,
     /// The value now. Whole numbers are exact up to 2^53.

@@ -100,7 +100,7 @@ fn aging() -> Limits {
 }
 
 #[test]
-fn what_waited_in_memory_when_the_connection_was_lost_does_not_wait_for_ever() {
+fn what_waits_in_memory_when_the_connection_is_lost_expires() {
     let limits = aging();
     let mut outbound = Outbound::new();
     let window = LinkParams { receive_maximum: 1, ..link(Protocol::V5) };
@@ -146,7 +146,7 @@ fn what_waits_on_disk_ages_also_if_it_came_while_there_was_a_connection() {
 }
 
 #[test]
-fn qos_2_that_an_earlier_process_may_have_sent_is_neither_trimmed_nor_swept() {
+fn qos_2_possibly_sent_before_a_restart_is_neither_trimmed_nor_swept() {
     let limits =
         || Limits { offline_messages: 10, overflow: OverflowPolicy::DropOldest, ..Limits::default() };
     let trims = |ops: Vec<QueueOp>| -> Vec<u64> {
@@ -319,7 +319,7 @@ impl Bench {
 }
 
 #[test]
-fn whoever_waits_for_a_message_that_a_full_queue_drops_for_a_new_one_is_told_at_once() {
+fn a_publisher_is_told_at_once_when_a_full_queue_drops_its_message() {
     let mut bench =
         Bench::new(Limits { offline_messages: 4, overflow: OverflowPolicy::DropOldest, ..Limits::default() });
     bench.attach(0, 1);
@@ -351,7 +351,7 @@ fn whoever_waits_for_what_expires_on_disk_is_told_and_so_is_nobody_else() {
 }
 
 #[test]
-fn what_the_disk_has_lost_in_the_middle_does_not_let_waiting_publishers_pile_up() {
+fn gaps_on_disk_do_not_let_waiting_publishers_pile_up() {
     let mut bench = Bench::new(Limits { offline_messages: 4, ..Limits::default() });
     bench.attach(0, 1);
     let receipt = Arc::<Receipt>::default();

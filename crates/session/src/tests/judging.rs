@@ -18,7 +18,7 @@ fn policy(limits: &Limits) -> ConnectPolicy<'_> {
 
 /// [MQTT-3.1.2-28], and no client is told a topic that is not its own.
 #[test]
-fn response_information_is_given_to_those_who_ask_and_names_their_own_topic() {
+fn response_information_is_given_on_request_and_names_the_own_topic() {
     let limits = Limits::default();
     let told = |client_id: &str, protocol, ask| {
         let policy = ConnectPolicy { non_broker: false, ..policy(&limits) };
@@ -53,13 +53,13 @@ fn connect_is_granted_within_the_limits_or_refused() {
     let assigned = evaluate_connect(&Connect { client_id: String::new(), ..connect() }, &policy).unwrap();
     assert_eq!(assigned.connack.assigned_client_id.as_deref(), Some("made"));
 
-    let invalid = Some(Refused(Some(reason::CLIENT_IDENTIFIER_NOT_VALID)));
+    let invalid = Some(ConnectRefused(Some(reason::CLIENT_IDENTIFIER_NOT_VALID)));
     let empty = Connect { client_id: String::new(), clean_start: false, protocol: Protocol::V4, ..connect() };
     assert_eq!(refused(empty), invalid);
     assert_eq!(refused(Connect { client_id: "a/b".to_owned(), ..connect() }), invalid);
     assert_eq!(refused(Connect { client_id: "x".repeat(300), ..connect() }), invalid);
     let method = Connect { auth_method: Some("SCRAM".to_owned()), ..connect() };
-    assert_eq!(refused(method), Some(Refused(Some(reason::BAD_AUTHENTICATION_METHOD))));
+    assert_eq!(refused(method), Some(ConnectRefused(Some(reason::BAD_AUTHENTICATION_METHOD))));
 }
 
 /// [MQTT-3.1.3-5] of both versions, [MQTT-3.2.2-12], [MQTT-3.2.2-13], [MQTT-3.1.2-28], [MQTT-4.12.0-6].
@@ -86,7 +86,7 @@ fn client_ids_and_wills_are_judged_by_the_limits() {
         properties: None,
     };
     let topic = |topic: String| codec::ConnectWill { topic, ..will(QoS::AtMostOnce, false) };
-    let refused_topic = Some(Refused(Some(reason::TOPIC_NAME_INVALID)));
+    let refused_topic = Some(ConnectRefused(Some(reason::TOPIC_NAME_INVALID)));
     for (will, expected) in [
         (will(QoS::AtLeastOnce, false), None),
         (topic("/".repeat(limits.max_topic_levels - 1)), None),
@@ -94,8 +94,8 @@ fn client_ids_and_wills_are_judged_by_the_limits() {
         (topic("t".repeat(limits.max_topic_bytes)), None),
         (topic("t".repeat(limits.max_topic_bytes + 1)), refused_topic),
         (topic("$SYS/x".to_owned()), refused_topic),
-        (will(QoS::ExactlyOnce, false), Some(Refused(Some(reason::QOS_NOT_SUPPORTED)))),
-        (will(QoS::AtMostOnce, true), Some(Refused(Some(reason::RETAIN_NOT_SUPPORTED)))),
+        (will(QoS::ExactlyOnce, false), Some(ConnectRefused(Some(reason::QOS_NOT_SUPPORTED)))),
+        (will(QoS::AtMostOnce, true), Some(ConnectRefused(Some(reason::RETAIN_NOT_SUPPORTED)))),
     ] {
         let connect = Connect { will: Some(will), ..connect() };
         assert_eq!(evaluate_connect(&connect, &policy).err(), expected);

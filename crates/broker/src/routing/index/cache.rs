@@ -9,10 +9,10 @@ use std::sync::{Arc, atomic::Ordering};
 use gateway_core::{Effort, QoS};
 use hashbrown::HashTable;
 
-use super::{Entry, GROUP, Index};
+use super::{GROUP, Index, Subscriber};
 use crate::{
     Target,
-    sessions::{Slots, Table},
+    sessions::{SlotTable, Slots},
     shared::Group,
     shared::Groups,
 };
@@ -42,7 +42,7 @@ pub struct MatchCache {
     misses: usize,
     /// For topics that are not remembered.
     spare: Arc<MatchList>,
-    scratch: Vec<Entry>,
+    scratch: Vec<Subscriber>,
 }
 
 struct Cached {
@@ -103,7 +103,7 @@ impl MatchList {
     }
 
     /// Resolves entries into the list, which is clear; they are sorted in place.
-    pub(super) fn fill(&mut self, entries: &mut [Entry], slots: &Table, groups: &Groups) {
+    pub(super) fn fill(&mut self, entries: &mut [Subscriber], slots: &SlotTable, groups: &Groups) {
         entries.sort_by_key(|entry| entry.slot);
         let shared = entries.partition_point(|entry| entry.slot & GROUP == 0);
         let (direct, shared) = entries.split_at(shared);
@@ -210,7 +210,7 @@ impl MatchCache {
 }
 
 /// `None` for no entries.
-fn merge<'a>(entries: impl Iterator<Item = &'a Entry>, ids: &mut Vec<u32>) -> Option<Merged> {
+fn merge<'a>(entries: impl Iterator<Item = &'a Subscriber>, ids: &mut Vec<u32>) -> Option<Merged> {
     let first = ids.len() as u32;
     let mut merged: Option<Merged> = None;
     for entry in entries {

@@ -3,7 +3,7 @@
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use super::entry::{Entry, Removal, Subscribers};
+use super::subscribers::{Removal, Subscriber, Subscribers};
 use crate::{sessions::spread, slab::Slab};
 
 /// A filter and its subscribers: 32 bytes and the text.
@@ -13,7 +13,7 @@ pub(super) struct Filter {
 }
 
 /// Keeps half of the hash, so that growing the table reads no filter text.
-struct Name {
+struct FilterKey {
     number: u32,
     hash: u32,
 }
@@ -21,13 +21,13 @@ struct Name {
 /// All filters.
 pub(super) struct Filters {
     records: Slab<Filter>,
-    names: HashTable<Name>,
+    by_text: HashTable<FilterKey>,
 }
 
 /// What [`Filters::remove`] removed.
 pub(super) enum Removed {
     /// One of several subscribers.
-    Entry {
+    Subscriber {
         /// Whether the filter has wildcards.
         wildcard: bool,
     },
@@ -37,7 +37,7 @@ pub(super) enum Removed {
 
 impl Default for Filters {
     fn default() -> Self {
-        Self { records: Slab::starting_at(0), names: HashTable::new() }
+        Self { records: Slab::starting_at(0), by_text: HashTable::new() }
     }
 }
 
@@ -45,22 +45,22 @@ impl Filters {
     /// Number of the filter of this text; `hash` is the text's.
     pub(super) fn find(&self, text: &str, hash: u64) -> Option<u32> {
         let short = hash as u32;
-        let same = |name: &Name| {
-            name.hash == short && self.records.get(name.number).is_some_and(|filter| &*filter.text == text)
+        let same = |key: &FilterKey| {
+            key.hash == short && self.records.get(key.number).is_some_and(|filter| &*filter.text == text)
         };
-        Some(self.names.find(spread(short), same)?.number)
+        Some(self.by_text.find(spread(short), same)?.number)
     }
 
     pub(super) fn get(&self, number: u32) -> Option<&Filter> {
         self.records.get(number)
     }
 
-    pub(super) fn subscribers(&self, number: u32) -> &[Entry] {
+    pub(super) fn subscribers(&self, number: u32) -> &[Subscriber] {
         self.records.get(number).map_or(&[], |filter| filter.subscribers.as_slice())
     }
 
     /// Adds or replaces an entry; the filter's number and whether it is new.
-    pub(super) fn set(&mut self, text: &str, hash: u64, entry: Entry) -> (u32, bool) {
+    pub(super) fn set(&mut self, text: &str, hash: u64, entry: Subscriber) -> (u32, bool) {
         if let Some(number) = self.find(text, hash) {
             if let Some(filter) = self.records.get_mut(number) {
                 filter.subscribers.set(entry);
@@ -69,8 +69,8 @@ impl Filters {
         }
         let number =
             self.records.insert(Filter { text: Box::from(text), subscribers: Subscribers::One(entry) });
-        let name = Name { number, hash: hash as u32 };
-        self.names.insert_unique(spread(name.hash), name, |name| spread(name.hash));
+        let key = FilterKey { number, hash: hash as u32 };
+        self.by_text.insert_unique(spread(key.hash), key, |key| spread(key.hash));
         (number, true)
     }
 
@@ -83,14 +83,14 @@ impl Filters {
         }
         let hash = hasher.hash_one(&*filter.text);
         if removal == Removal::Removed {
-            return Some((hash, Removed::Entry { wildcard: super::is_wildcard(&filter.text) }));
+            return Some((hash, Removed::Subscriber { wildcard: super::is_wildcard(&filter.text) }));
         }
-        if let Ok(name) = self.names.find_entry(spread(hash as u32), |name| name.number == number) {
-            name.remove();
+        if let Ok(key) = self.by_text.find_entry(spread(hash as u32), |key| key.number == number) {
+            key.remove();
         }
-        let (len, capacity) = (self.names.len(), self.names.capacity());
+        let (len, capacity) = (self.by_text.len(), self.by_text.capacity());
         if capacity > 4096 && len * 4 < capacity {
-            self.names.shrink_to(len * 2, |name| spread(name.hash));
+            self.by_text.shrink_to(len * 2, |key| spread(key.hash));
         }
         let filter = self.records.remove(number)?;
         Some((hash, Removed::Filter(filter.text)))

@@ -8,8 +8,8 @@
 //! group's list of members.
 
 mod cache;
-mod entry;
 mod exact;
+mod subscribers;
 mod trie;
 mod wildcard;
 
@@ -29,8 +29,8 @@ use crate::{
 
 pub use cache::MatchCache;
 pub(crate) use cache::{MatchList, Matched};
-pub(crate) use entry::{Entry, GROUP, Options};
 use exact::Filters;
+pub(crate) use subscribers::{GROUP, Options, Subscriber};
 use wildcard::Wildcards;
 
 const BUCKETS: usize = 4096;
@@ -100,7 +100,7 @@ impl Index {
 
     /// Adds or replaces the subscription of `entry.slot` to a valid filter. `None` when it would be a new one
     /// and `may_add` is false.
-    pub(crate) fn subscribe(&self, filter: &str, entry: Entry, may_add: bool) -> Option<Added> {
+    pub(crate) fn subscribe(&self, filter: &str, entry: Subscriber, may_add: bool) -> Option<Added> {
         let mut tables = self.tables.write();
         let existed = tables.entry(filter, entry.slot, &self.hasher).is_some();
         if !existed && !may_add {
@@ -147,7 +147,7 @@ impl Index {
                 group.set_member(member);
                 let id = group.id();
                 // What counts is in the members; the entry only points at the group.
-                let entry = Entry { slot: GROUP | id, id: 0, options: Options::stream() };
+                let entry = Subscriber { slot: GROUP | id, id: 0, options: Options::stream() };
                 self.set(&mut tables, filter, entry);
                 id
             }
@@ -243,7 +243,7 @@ impl Index {
     }
 
     /// Adds the entry under the lock; returns the filter's number.
-    fn set(&self, tables: &mut Tables, filter: &str, entry: Entry) -> u32 {
+    fn set(&self, tables: &mut Tables, filter: &str, entry: Subscriber) -> u32 {
         let hash = self.hasher.hash_one(filter);
         let (number, is_new) = tables.filters.set(filter, hash, entry);
         let wildcard = is_wildcard(filter);
@@ -265,7 +265,7 @@ impl Index {
                 }
                 wildcard
             }
-            exact::Removed::Entry { wildcard } => *wildcard,
+            exact::Removed::Subscriber { wildcard } => *wildcard,
         };
         self.changed(wildcard, hash);
         true
@@ -304,7 +304,7 @@ impl Index {
         topic: &str,
         hash: u64,
         slots: &Slots,
-        scratch: &mut Vec<Entry>,
+        scratch: &mut Vec<Subscriber>,
         list: &mut Arc<MatchList>,
     ) -> usize {
         scratch.clear();
@@ -332,7 +332,7 @@ impl Index {
 }
 
 impl Tables {
-    fn entry(&self, filter: &str, slot: u32, hasher: &RandomState) -> Option<Entry> {
+    fn entry(&self, filter: &str, slot: u32, hasher: &RandomState) -> Option<Subscriber> {
         let number = self.filters.find(filter, hasher.hash_one(filter))?;
         self.filters.get(number)?.subscribers.get(slot)
     }

@@ -59,8 +59,8 @@ impl Random {
     }
 }
 
-fn entry(slot: u32, id: u32) -> Entry {
-    Entry { slot, id, options: Options::new(QoS::AtLeastOnce, false, false) }
+fn entry(slot: u32, id: u32) -> Subscriber {
+    Subscriber { slot, id, options: Options::new(QoS::AtLeastOnce, false, false) }
 }
 
 /// Leaves no room for another topic.

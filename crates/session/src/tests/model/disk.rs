@@ -31,7 +31,7 @@ enum Job {
 
 /// Everything that a commit may do for others.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct DiskState {
     waiting: VecDeque<Job>,
     pub(super) entries: BTreeMap<(QueueId, u64), Stored>,
     pub(super) received: BTreeSet<(QueueId, u16)>,
@@ -43,7 +43,7 @@ pub(super) struct State {
 
 /// The journal and what became of it.
 #[derive(Default)]
-pub(super) struct Disk(pub(super) Mutex<State>);
+pub(super) struct Disk(pub(super) Mutex<DiskState>);
 
 impl Journal for Disk {
     fn submit(&self, op: QueueOp) {
@@ -162,7 +162,7 @@ impl Disk {
 
 type Done = Vec<(Arc<Commit>, bool)>;
 
-impl State {
+impl DiskState {
     /// No unit is cut, and none written that is not closed.
     fn length(&self, most: usize) -> usize {
         let mut open: Vec<*const Commit> = Vec::new();

@@ -2,7 +2,7 @@
 
 use gateway_core::QoS;
 
-/// Set in [`Entry::slot`] when the subscriber is a shared group; the rest is its id.
+/// Set in [`Subscriber::slot`] when the subscriber is a shared group; the rest is its id.
 pub(crate) const GROUP: u32 = 1 << 31;
 
 /// Granted QoS and flags of a subscription in one byte.
@@ -45,7 +45,7 @@ impl Options {
 
 /// One subscriber of a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct Subscriber {
     /// Slot of the receiver, or [`GROUP`] and a group id.
     pub(crate) slot: u32,
     /// Subscription identifier, 0 for none.
@@ -56,9 +56,9 @@ pub(crate) struct Entry {
 /// Subscribers of one filter, one per slot: inline for one, else ordered by slot.
 #[derive(Debug)]
 pub(super) enum Subscribers {
-    One(Entry),
+    One(Subscriber),
     #[expect(clippy::box_collection, reason = "the common single subscriber costs 16 bytes, not 24")]
-    Many(Box<Vec<Entry>>),
+    Many(Box<Vec<Subscriber>>),
 }
 
 /// What [`Subscribers::remove`] found.
@@ -71,53 +71,54 @@ pub(super) enum Removal {
 }
 
 impl Subscribers {
-    pub(super) fn as_slice(&self) -> &[Entry] {
+    pub(super) fn as_slice(&self) -> &[Subscriber] {
         match self {
-            Self::One(entry) => std::slice::from_ref(entry),
-            Self::Many(entries) => entries,
+            Self::One(subscriber) => std::slice::from_ref(subscriber),
+            Self::Many(all) => all,
         }
     }
 
-    pub(super) fn get(&self, slot: u32) -> Option<Entry> {
-        let entries = self.as_slice();
-        let position = entries.binary_search_by_key(&slot, |entry| entry.slot).ok()?;
-        Some(entries[position])
+    pub(super) fn get(&self, slot: u32) -> Option<Subscriber> {
+        let all = self.as_slice();
+        let position = all.binary_search_by_key(&slot, |subscriber| subscriber.slot).ok()?;
+        Some(all[position])
     }
 
-    /// Adds the entry or replaces the one of its slot.
-    pub(super) fn set(&mut self, entry: Entry) {
+    /// Adds the subscriber or replaces the one of its slot.
+    pub(super) fn set(&mut self, subscriber: Subscriber) {
         let first = match self {
             Self::One(first) => *first,
-            Self::Many(entries) => {
-                match entries.binary_search_by_key(&entry.slot, |entry| entry.slot) {
-                    Ok(position) => entries[position] = entry,
-                    Err(position) => entries.insert(position, entry),
+            Self::Many(all) => {
+                match all.binary_search_by_key(&subscriber.slot, |subscriber| subscriber.slot) {
+                    Ok(position) => all[position] = subscriber,
+                    Err(position) => all.insert(position, subscriber),
                 }
                 return;
             }
         };
-        if first.slot == entry.slot {
-            *self = Self::One(entry);
+        if first.slot == subscriber.slot {
+            *self = Self::One(subscriber);
             return;
         }
-        let pair = if first.slot < entry.slot { vec![first, entry] } else { vec![entry, first] };
+        let pair =
+            if first.slot < subscriber.slot { vec![first, subscriber] } else { vec![subscriber, first] };
         *self = Self::Many(Box::new(pair));
     }
 
     pub(super) fn remove(&mut self, slot: u32) -> Removal {
         let left = match self {
-            Self::One(entry) => {
-                return if entry.slot == slot { Removal::Last } else { Removal::Absent };
+            Self::One(subscriber) => {
+                return if subscriber.slot == slot { Removal::Last } else { Removal::Absent };
             }
-            Self::Many(entries) => {
-                let Ok(position) = entries.binary_search_by_key(&slot, |entry| entry.slot) else {
+            Self::Many(all) => {
+                let Ok(position) = all.binary_search_by_key(&slot, |subscriber| subscriber.slot) else {
                     return Removal::Absent;
                 };
-                entries.remove(position);
-                if entries.capacity() > 64 && entries.len() * 4 < entries.capacity() {
-                    entries.shrink_to(entries.len() * 2);
+                all.remove(position);
+                if all.capacity() > 64 && all.len() * 4 < all.capacity() {
+                    all.shrink_to(all.len() * 2);
                 }
-                match entries.as_slice() {
+                match all.as_slice() {
                     [] => return Removal::Last,
                     [left] => *left,
                     _ => return Removal::Removed,
@@ -133,26 +134,26 @@ impl Subscribers {
 mod tests {
     use super::*;
 
-    fn entry(slot: u32, id: u32) -> Entry {
-        Entry { slot, id, options: Options::new(QoS::AtLeastOnce, false, true) }
+    fn subscriber(slot: u32, id: u32) -> Subscriber {
+        Subscriber { slot, id, options: Options::new(QoS::AtLeastOnce, false, true) }
     }
 
     #[test]
     fn entries_are_small() {
-        assert_eq!(size_of::<Entry>(), 12);
+        assert_eq!(size_of::<Subscriber>(), 12);
         assert_eq!(size_of::<Subscribers>(), 16);
     }
 
     #[test]
     fn lists_grow_shrink_and_replace() {
-        let mut list = Subscribers::One(entry(5, 0));
-        list.set(entry(5, 1));
-        assert_eq!(list.as_slice(), [entry(5, 1)]);
-        list.set(entry(2, 0));
-        list.set(entry(9, 0));
-        list.set(entry(2, 7));
-        assert_eq!(list.as_slice(), [entry(2, 7), entry(5, 1), entry(9, 0)]);
-        assert_eq!(list.get(9), Some(entry(9, 0)));
+        let mut list = Subscribers::One(subscriber(5, 0));
+        list.set(subscriber(5, 1));
+        assert_eq!(list.as_slice(), [subscriber(5, 1)]);
+        list.set(subscriber(2, 0));
+        list.set(subscriber(9, 0));
+        list.set(subscriber(2, 7));
+        assert_eq!(list.as_slice(), [subscriber(2, 7), subscriber(5, 1), subscriber(9, 0)]);
+        assert_eq!(list.get(9), Some(subscriber(9, 0)));
         assert_eq!(list.remove(4), Removal::Absent);
         assert_eq!(list.remove(2), Removal::Removed);
         assert_eq!(list.remove(9), Removal::Removed);
