@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use broker::{Broker, DurabilityRules, Restored, Stores};
 use gateway_core::clock;
 use store::{DataDir, DurableOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions};
+use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use super::{StartError, health::Durable};
@@ -24,7 +25,7 @@ pub(super) struct Opened {
 /// Messages of a queue that wait in memory or are being read, at most, beside those in flight.
 const AT_HAND: usize = 1024;
 
-/// Opens the stores in the data directory.
+/// Opens the stores in the data directory. Called in the runtime that the broker gives its reading to.
 pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
     let waiting = config.limits.waiting_for_disk().0;
     let durable = DurableOptions { max_waiting_bytes: waiting / 6, ..DurableOptions::default() };
@@ -44,6 +45,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         sessions: Arc::clone(&sessions) as _,
         queues: Arc::clone(&queues) as _,
         retained: Arc::clone(&retained) as _,
+        runtime: Handle::current(),
     };
     Ok(Opened { stores, sessions, queues, retained })
 }

@@ -1,7 +1,7 @@
 //! What outlives the process: which store gets what, and the start from it.
 
 mod moves;
-pub(crate) mod paging;
+mod paging;
 
 use std::sync::{
     Arc, Weak,
@@ -19,6 +19,7 @@ use store::{
     Expiry, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
     StoredSession, StoredSubscription,
 };
+use tokio::runtime::Handle;
 
 use crate::{
     Broker, Inner, MemoryKind, Session, SessionCore, SubscribeRequest, Target, durable::moves::Stalled,
@@ -39,6 +40,8 @@ pub struct Stores {
     pub queues: Arc<dyn QueueStore>,
     /// Retained messages.
     pub retained: Arc<dyn RetainedStore>,
+    /// Runs what is read for no task in particular; nothing once it has ended.
+    pub runtime: Handle,
 }
 
 /// Which messages are acknowledged when.

@@ -14,7 +14,6 @@ use store::{BoxFuture, LoadedRetained, StoreError};
 
 use crate::{
     Broker, Inner,
-    durable::paging,
     retained::{Found, Scanned},
     routing::Options,
 };
@@ -243,7 +242,7 @@ impl Inner {
         }
         let inner = durable.inner.clone();
         let answer = self.retained.load(topics.clone());
-        paging::run(async move {
+        durable.run(async move {
             let loaded = answer.await.unwrap_or_default();
             if let Some(inner) = inner.upgrade() {
                 inner.retained.evict(topics, loaded);

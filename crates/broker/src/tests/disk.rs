@@ -11,9 +11,26 @@ use store::{
     BoxFuture, Loaded, LoadedRetained, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
     StoreHealth,
 };
-use tokio::sync::oneshot;
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::oneshot,
+};
 
 use super::*;
+
+thread_local! {
+    /// That of the test: each has a thread of its own.
+    static RUNTIME: Runtime = Builder::new_current_thread().build().expect("a runtime");
+}
+
+fn runtime() -> Handle {
+    RUNTIME.with(|runtime| runtime.handle().clone())
+}
+
+/// Lets the broker take up what it has read.
+pub(super) fn go_on() {
+    RUNTIME.with(|runtime| runtime.block_on(tokio::task::yield_now()));
+}
 
 enum Job {
     Op(QueueOp),
@@ -37,7 +54,12 @@ pub(super) struct Disk(Mutex<DiskState>);
 impl Disk {
     /// Stores of which only the queues keep anything.
     pub(super) fn stores(self: &Arc<Self>) -> Stores {
-        Stores { sessions: Arc::new(Forgetful), queues: Arc::clone(self) as _, retained: Arc::new(Forgetful) }
+        Stores {
+            sessions: Arc::new(Forgetful),
+            queues: Arc::clone(self) as _,
+            retained: Arc::new(Forgetful),
+            runtime: runtime(),
+        }
     }
 
     pub(super) fn append(&self, queue: QueueId, place: u64, message: &Message<'_>, qos: QoS) {
@@ -104,6 +126,7 @@ impl Disk {
         for (reply, answer) in answers {
             let _ = reply.send(answer);
         }
+        go_on();
         busy
     }
 
@@ -213,6 +236,7 @@ impl Shelf {
             sessions: Arc::new(Forgetful),
             queues: Arc::new(Disk::default()),
             retained: Arc::clone(self) as _,
+            runtime: runtime(),
         }
     }
 
@@ -238,6 +262,7 @@ impl Shelf {
         for (reply, loaded) in held {
             let _ = reply.send(Ok(loaded));
         }
+        go_on();
     }
 
     pub(super) fn loads(&self) -> usize {

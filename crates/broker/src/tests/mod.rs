@@ -356,6 +356,7 @@ impl Bench {
     pub(super) fn pass(&mut self, seconds: u32) {
         self.now = self.now.plus_secs(seconds);
         self.broker.tick(self.now, &mut self.turn);
+        disk::go_on();
     }
 }
 
