@@ -1,45 +1,26 @@
 //! Sockets, TLS, WebSocket, the connection task and flushing. The only layer that knows sockets.
 //!
-//! A PUBLISH goes: `connection` reads, `packets` checks it and calls the broker, the broker calls
-//! `device` for each receiver, which encodes into that session's out-buffer; at the end of the turn
-//! `flush` writes each touched buffer with one system call, and at once what a message that came alone left.
+//! ```text
+//! accept       from a listening socket to a connection that owns a session
+//! connection   the task of a connection: reads, has the session handle frames, does what that leaves, ends
+//! device       a session as all threads see it: out-buffer and link behind one lock; flush writes
+//! layers       TLS and WebSocket
+//! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
+//! ```
+//!
+//! A PUBLISH goes: `connection` reads and lets the session's inbound half handle the frame, `connection::frames` hands its
+//! message to the broker, which calls `device` for each receiver; that encodes into the receiver's out-buffer, and at the
+//! end of the turn `device::flush` writes each touched buffer with one system call.
 
-mod claim;
+mod accept;
 mod connection;
 mod device;
-mod durable;
-mod ending;
-mod flush;
-mod handshake;
-mod handshake_error;
-mod layered;
 mod layers;
-mod limiter;
-#[cfg(test)]
-mod link_tests;
-mod listener;
-#[cfg(test)]
-mod memory_tests;
-mod packets;
-mod partial;
-mod proxy;
-mod replay;
-mod serving;
 mod shard;
 mod shared;
-mod started;
 mod timers;
-mod tls;
-mod unauthenticated;
-mod unfinished;
-mod unix;
-mod websocket;
 mod wheel;
-#[cfg(test)]
-mod work_tests;
 
-use gateway_core::clock;
-
-pub(crate) use listener::{BoundListener, accept_loop};
+pub(crate) use accept::listener::{BoundListener, accept_loop};
 pub(crate) use shard::{ShardHandle, start_shards, tick_shards};
 pub(crate) use shared::{Shared, session_maker};

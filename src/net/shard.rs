@@ -20,14 +20,16 @@ use session::trim_buffers;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
 
 use super::{
-    Shared,
-    listener::Listener,
-    serving::{Load, Serving},
-    started,
+    accept::{
+        listener::Listener,
+        serving::{Load, Serving},
+    },
+    connection::started,
     timers::{self, Timers},
     wheel,
 };
 use crate::door::{Guest, Seat};
+use crate::net::Shared;
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;

@@ -16,7 +16,7 @@ use gateway_core::{QueueId, Timestamp};
 use session::{Disk, Env};
 use tokio::sync::watch;
 
-use super::{device::Device, unauthenticated::Unauthenticated};
+use super::{accept::unauthenticated::Unauthenticated, device::Device};
 use crate::{auth::Authenticator, config::Limits, door::House};
 
 /// Shared state of all listeners and shards.

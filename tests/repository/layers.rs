@@ -222,7 +222,7 @@ fn the_wall_test_sees_groups_and_super_paths() {
 /// bridge would have to show that it keeps them. The one connection made is to a Unix socket, to see if it is stale.
 #[test]
 fn the_gateway_opens_no_connection_to_another_server() {
-    let allowed = ["src/net/unix.rs", "src/telemetry/otel.rs"];
+    let allowed = ["src/net/accept/unix.rs", "src/telemetry/otel.rs"];
     let opens =
         ["TcpStream::connect", "TcpSocket::", "UnixStream::connect", "ClientConnection::new", "Endpoint::"];
     let found: Vec<String> = gateway_sources()

@@ -11,32 +11,27 @@ use gateway_core::{
 use session::{Effect, Env, Inbound, Incoming, Outbound, Owner, Violation};
 use tracing::info;
 
-use super::{
-    connection::{Connection, Rare},
-    device::Device,
-    ending::End,
-    shard::Work,
-    unfinished::Publishing,
-};
+use super::{Connection, Rare, ending::End, unfinished::Publishing};
+use crate::net::{device::Device, shard::Work};
 use crate::{auth::Identity, telemetry::trace_clients};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
 
 /// What came of a piece of input.
-pub(super) struct Handled {
+pub(in crate::net) struct Handled {
     /// Bytes of complete frames.
-    pub(super) used: usize,
+    pub(in crate::net) used: usize,
     /// PUBLISH packets among them.
-    pub(super) messages: u32,
+    pub(in crate::net) messages: u32,
     /// The connection must end.
-    pub(super) end: Option<End>,
+    pub(in crate::net) end: Option<End>,
 }
 
 impl Connection {
     /// Finishes the packet that was begun and handles the complete frames in `bytes`, all of them or until the account is
     /// spent; then `unread` is set. Answers and deliveries are left in `work`.
-    pub(super) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
+    pub(in crate::net) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
         let mut handled = Handled { used: 0, messages: 0, end: None };
         if !bytes.is_empty() || self.is_unfinished() {
             handled.end = self.handle_each(bytes, &mut handled, work).err();
@@ -198,7 +193,7 @@ impl Connection {
 
     /// Appends an answer whose length depends on the request. One above the client's maximum is discarded, as if it
     /// had been sent [MQTT-3.1.2-24].
-    pub(super) fn answer(
+    pub(in crate::net) fn answer(
         &mut self,
         packet: &Packet<'_>,
         commit: Option<Arc<Commit>>,
@@ -278,7 +273,7 @@ impl From<Violation> for End {
 }
 
 /// Completes a unit with the packet identifier of its QoS 2 message.
-pub(super) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
+pub(in crate::net) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
     let Some(stores) = device.shared.broker.stores() else { return };
     let queue = device.core().queue();
     // Also if another connection has taken the session meanwhile, and its client may have gone on.
@@ -287,7 +282,7 @@ pub(super) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
 }
 
 /// The v5 reason code of a refused filter.
-pub(super) fn subscribe_code(error: SubscribeError) -> u8 {
+pub(in crate::net) fn subscribe_code(error: SubscribeError) -> u8 {
     match error {
         SubscribeError::Invalid => reason::TOPIC_FILTER_INVALID,
         SubscribeError::NoLocalShared => reason::PROTOCOL_ERROR,

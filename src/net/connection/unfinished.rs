@@ -10,24 +10,24 @@ use gateway_core::{Commit, Effort, QoS, Timestamp};
 use session::{Filters, Inbound};
 
 use super::{
-    connection::Connection,
-    device::Device,
+    Connection,
     ending::End,
-    packets::{close_unit, subscribe_code},
+    frames::{close_unit, subscribe_code},
 };
+use crate::net::device::Device;
 
 /// What is left of a packet, and what must be on disk before it is answered.
-pub(super) enum Unfinished {
+pub(in crate::net) enum Unfinished {
     Subscribe(Filters<SubscribeFilter>, Option<Arc<Commit>>),
     Unsubscribe(Filters<String>, Option<Arc<Commit>>),
     Publish(Publishing),
 }
 
 /// A PUBLISH whose message some receivers have.
-pub(super) struct Publishing {
-    pub(super) spread: Box<Spread>,
-    pub(super) qos: QoS,
-    pub(super) packet_id: u16,
+pub(in crate::net) struct Publishing {
+    pub(in crate::net) spread: Box<Spread>,
+    pub(in crate::net) qos: QoS,
+    pub(in crate::net) packet_id: u16,
 }
 
 impl Publishing {
@@ -64,7 +64,7 @@ impl Publishing {
 }
 
 impl Connection {
-    pub(super) fn handle_subscribe(
+    pub(in crate::net) fn handle_subscribe(
         &mut self,
         filters: Filters<SubscribeFilter>,
         now: Timestamp,
@@ -75,7 +75,7 @@ impl Connection {
         self.go_on_with(Unfinished::Subscribe(filters, commit), now, turn, answers)
     }
 
-    pub(super) fn handle_unsubscribe(
+    pub(in crate::net) fn handle_unsubscribe(
         &mut self,
         filters: Filters<String>,
         now: Timestamp,
@@ -87,12 +87,12 @@ impl Connection {
     }
 
     /// Whether a packet is not done yet.
-    pub(super) fn is_unfinished(&self) -> bool {
+    pub(in crate::net) fn is_unfinished(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| rare.unfinished.is_some())
     }
 
     /// Goes on with the unfinished packet, if there is one, until it is done or the account is spent.
-    pub(super) fn go_on(
+    pub(in crate::net) fn go_on(
         &mut self,
         now: Timestamp,
         turn: &mut Turn,
@@ -137,7 +137,7 @@ impl Connection {
     }
 
     /// A message with too many receivers for this poll.
-    pub(super) fn put_off(&mut self, publishing: Publishing) {
+    pub(in crate::net) fn put_off(&mut self, publishing: Publishing) {
         // The same PUBLISH on the client's next connection is a duplicate: it is not acknowledged before this one is safe.
         if publishing.qos == QoS::ExactlyOnce
             && let Some(commit) = publishing.spread.commit()
@@ -159,7 +159,7 @@ impl Connection {
     }
 
     /// The connection ends: what becomes of the packet that it has not finished.
-    pub(super) fn leave_unfinished(&mut self) {
+    pub(in crate::net) fn leave_unfinished(&mut self) {
         let unfinished = self.rare.as_mut().and_then(|rare| rare.unfinished.take());
         if let Some(Unfinished::Publish(publishing)) = unfinished.map(|unfinished| *unfinished) {
             publishing.finish_alone(Arc::clone(&self.device));

@@ -10,21 +10,18 @@ use std::{
 };
 
 use broker::{RetainedCursor, Session, Target};
-use gateway_core::{Durability, Effort, Timestamp};
+use gateway_core::{Durability, Effort, Timestamp, clock};
 use tokio::time::Sleep;
 
-use super::{
-    clock,
-    connection::Connection,
+use super::{Connection, durable::Held, limiter::Bucket};
+use crate::net::{
     device::Device,
-    durable::Held,
-    limiter::Bucket,
     shard::{Work, go_on_after_others},
     timers,
 };
 
 /// The replays of one connection, one for a filter: their number is bounded by that of its subscriptions.
-pub(super) struct Replays {
+pub(in crate::net) struct Replays {
     /// In the order of their beginning.
     cursors: BTreeMap<u64, RetainedCursor>,
     places: HashMap<Box<str>, u64>,
@@ -122,14 +119,14 @@ impl Connection {
         }
     }
 
-    /// Sends the retained messages of a new subscription, as [`Self::replay`] comes to them.
-    pub(super) fn begin_replay(&mut self, cursor: RetainedCursor, now: Timestamp) {
+    /// Sends the retained messages of a new subscription, as [`Self::poll_replays`] comes to them.
+    pub(in crate::net) fn begin_replay(&mut self, cursor: RetainedCursor, now: Timestamp) {
         let rate = self.device.shared.limits.retained_scan_rate;
         self.rare().replays.get_or_insert_with(|| Box::new(Replays::new(rate, now))).add(cursor);
     }
 
     /// Sends no more of the retained messages for this filter.
-    pub(super) fn end_replay(&mut self, filter: &str) {
+    pub(in crate::net) fn end_replay(&mut self, filter: &str) {
         if let Some(replays) = self.rare.as_mut().and_then(|rare| rare.replays.as_mut()) {
             replays.remove(filter);
         }
@@ -137,7 +134,7 @@ impl Connection {
 
     /// Delivers retained messages of new subscriptions as long as there is room. Spends half of the poll's account: what
     /// the client sends meanwhile, above all its acknowledgements, must not wait for the end of a long search.
-    pub(super) fn replay(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+    pub(in crate::net) fn poll_replays(&mut self, work: &mut Work, cx: &mut Context<'_>) {
         self.drain_groups(work);
         let Some(rare) = &mut self.rare else { return };
         // After the SUBACK, which may wait for the disk, or for the rest of its SUBSCRIBE.

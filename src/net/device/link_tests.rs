@@ -20,18 +20,15 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    Shared,
-    device::{Device, Link, Writer},
-    flush, wheel,
-};
+use super::{Device, Link, Writer, flush};
+use crate::net::{Shared, wheel};
 use crate::{auth::AllowAll, config::Limits};
 
 const NOW: Timestamp = Timestamp(1_000);
 
 /// Counts how often a connection's task is woken.
 #[derive(Default)]
-pub(super) struct Wakes(pub(super) AtomicUsize);
+pub(in crate::net) struct Wakes(pub(in crate::net) AtomicUsize);
 
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
@@ -39,11 +36,11 @@ impl Wake for Wakes {
     }
 }
 
-pub(super) fn shared() -> Arc<Shared> {
+pub(in crate::net) fn shared() -> Arc<Shared> {
     shared_with(Limits::default())
 }
 
-pub(super) fn shared_with(limits: Limits) -> Arc<Shared> {
+pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
     let broker = Broker::new(BrokerConfig {
         limits: Arc::new(limits),
         non_broker: false,
@@ -58,11 +55,15 @@ pub(super) fn shared_with(limits: Limits) -> Arc<Shared> {
 }
 
 /// What a CONNECT does before it attaches: the device and the epoch.
-pub(super) fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
+pub(in crate::net) fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
     open_as(shared, "c", clean_start)
 }
 
-pub(super) fn open_as(shared: &Arc<Shared>, client_id: &str, clean_start: bool) -> (Arc<Device>, u32) {
+pub(in crate::net) fn open_as(
+    shared: &Arc<Shared>,
+    client_id: &str,
+    clean_start: bool,
+) -> (Arc<Device>, u32) {
     let info = ConnectionInfo {
         peer: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
         listener: Arc::new("test".to_owned()),
@@ -92,7 +93,7 @@ pub(super) fn open_as(shared: &Arc<Shared>, client_id: &str, clean_start: bool) 
     (device, opened.epoch)
 }
 
-pub(super) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
+pub(in crate::net) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
     let params = LinkParams {
         protocol: Protocol::V5,
         receive_maximum: 10,
@@ -112,7 +113,7 @@ const TO_A_MEMBER: Offer<'_> = Offer {
     queue_offline: false,
 };
 
-pub(super) async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
+pub(in crate::net) async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let peer = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
     let (read, write) = listener.accept().await.expect("accept").0.into_split();

@@ -4,22 +4,20 @@ use std::sync::Arc;
 
 use broker::{Aftermath, CloseReason, Closed, Session, Turn};
 use codec::reason;
-use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{clock, info_of_peer, log_limits::Said, metrics::count};
 use tracing::{Level, debug, enabled};
 
-use super::{
-    clock,
-    connection::Connection,
-    device::{Flushing, Link, Writer},
-    flush,
-    layered::Io,
+use super::Connection;
+use crate::net::{
+    device::{Flushing, Link, Writer, flush},
+    layers::layered::Io,
     shard::flush_turn,
     wheel,
 };
 
 /// Why a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(in crate::net) enum End {
     /// The client's DISCONNECT.
     Disconnect { code: u8, expiry: Option<u32> },
     /// The client closed without DISCONNECT.
@@ -35,7 +33,7 @@ pub(super) enum End {
 }
 
 impl Connection {
-    pub(super) fn finish(&mut self, end: End) {
+    pub(in crate::net) fn finish(&mut self, end: End) {
         if std::mem::replace(&mut self.finished, true) {
             return;
         }
@@ -86,7 +84,7 @@ impl Connection {
     }
 
     /// Tells that a packet of the client was over a limit and was refused; the connection goes on.
-    pub(super) fn log_refusal(&self, packet: &str, code: u8) {
+    pub(in crate::net) fn log_refusal(&self, packet: &str, code: u8) {
         let core = self.device.core();
         let Some(info) = core.connection(self.epoch) else { return };
         let (peer, listener) = (info.peer, info.listener.as_str());
@@ -155,7 +153,7 @@ impl Connection {
 }
 
 /// Goes on in turns, beside the connections of this thread.
-pub(super) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
+pub(in crate::net) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
     let Some(mut aftermath) = aftermath else { return };
     let rest = async move {
         let mut turn = Turn::default();

@@ -6,7 +6,7 @@ use broker::{CloseReason, MemoryKind, Session, Target, Turn};
 use gateway_core::{Message, Offer, Origin, QoS, QueueId, Timestamp};
 
 use super::{
-    device::{Device, Writer},
+    Device, Writer,
     link_tests::{Wakes, attach, open_as, shared_with, socket},
 };
 use crate::config::{ByteSize, Limits, OverflowPolicy};

@@ -7,20 +7,17 @@ use std::{
 };
 
 use broker::{Charge, CloseReason};
-use gateway_core::{Effort, metrics::count};
+use gateway_core::{Effort, clock, metrics::count};
 use session::recycle;
 use tokio::{
     io::AsyncWrite,
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
 };
 
-use super::{
-    clock,
-    connection::{BACKLOG, Connection},
-    device::Unsent,
-    ending::End,
-    flush,
-    layers::{LayerError, Layers},
+use super::{LayerError, Layers};
+use crate::net::{
+    connection::{BACKLOG, Connection, ending::End},
+    device::{Unsent, flush},
     shard::go_on_after_others,
 };
 
@@ -28,22 +25,22 @@ use super::{
 const FREE: usize = 1 << 10;
 
 /// The socket's reading side and, with layers, all of it.
-pub(super) enum Io {
+pub(in crate::net) enum Io {
     Plain(OwnedReadHalf),
     Layered(Box<Layered>),
 }
 
-pub(super) struct Layered {
-    pub(super) read: OwnedReadHalf,
-    pub(super) write: OwnedWriteHalf,
-    pub(super) layers: Layers,
+pub(in crate::net) struct Layered {
+    pub(in crate::net) read: OwnedReadHalf,
+    pub(in crate::net) write: OwnedWriteHalf,
+    pub(in crate::net) layers: Layers,
     /// Bytes written to the socket.
-    pub(super) total: u64,
+    pub(in crate::net) total: u64,
     charge: Charge,
 }
 
 impl Io {
-    pub(super) fn layered(
+    pub(in crate::net) fn layered(
         read: OwnedReadHalf,
         write: OwnedWriteHalf,
         layers: Layers,
@@ -53,7 +50,7 @@ impl Io {
     }
 
     /// Whether the peer does not read what the layers have for it.
-    pub(super) fn is_backlogged(&self) -> bool {
+    pub(in crate::net) fn is_backlogged(&self) -> bool {
         match self {
             Self::Plain(_) => false,
             Self::Layered(io) => io.layers.unsent() >= BACKLOG,
@@ -61,7 +58,7 @@ impl Io {
     }
 
     /// Charges what the layers hold now.
-    pub(super) fn settle(&mut self) -> Result<(), End> {
+    pub(in crate::net) fn settle(&mut self) -> Result<(), End> {
         match self {
             Self::Plain(_) => Ok(()),
             Self::Layered(io) => io.settle(),
@@ -71,7 +68,7 @@ impl Io {
 
 impl Layered {
     /// Charges what the layers hold now.
-    pub(super) fn settle(&mut self) -> Result<(), End> {
+    pub(in crate::net) fn settle(&mut self) -> Result<(), End> {
         self.layers.compact();
         let held = self.layers.held();
         if self.charge.set(if held <= FREE { 0 } else { held }) {
@@ -84,7 +81,7 @@ impl Layered {
 
 impl Connection {
     /// TLS and WebSocket: takes the out-buffer, wraps it, writes it.
-    pub(super) fn poll_write_layers(
+    pub(in crate::net) fn poll_write_layers(
         &mut self,
         effort: &mut Effort,
         cx: &mut Context<'_>,

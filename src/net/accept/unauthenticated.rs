@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 const FREE: usize = 1 << 10;
 
 /// Everybody who holds something before authentication.
-pub(super) struct Unauthenticated {
+pub(in crate::net) struct Unauthenticated {
     account: Arc<Account>,
     next: AtomicU64,
     /// In the order in which they came.
@@ -31,7 +31,7 @@ struct Guest {
 }
 
 /// One who has not authenticated; what he holds is given back on drop.
-pub(super) struct Place {
+pub(in crate::net) struct Place {
     all: Arc<Unauthenticated>,
     number: u64,
     /// Whether he is, or was, among the guests: most never are.
@@ -41,14 +41,14 @@ pub(super) struct Place {
 
 /// There is no room, or the place was given to others.
 #[derive(Debug)]
-pub(super) struct Crowded;
+pub(in crate::net) struct Crowded;
 
 impl Unauthenticated {
-    pub(super) fn new(account: &Arc<Account>) -> Arc<Self> {
+    pub(in crate::net) fn new(account: &Arc<Account>) -> Arc<Self> {
         Arc::new(Self { account: Arc::clone(account), next: AtomicU64::new(0), guests: Mutex::default() })
     }
 
-    pub(super) fn enter(self: &Arc<Self>) -> Place {
+    pub(in crate::net) fn enter(self: &Arc<Self>) -> Place {
         let number = self.next.fetch_add(1, Relaxed);
         Place { all: Arc::clone(self), number, listed: AtomicBool::new(false), told: Arc::default() }
     }
@@ -59,7 +59,7 @@ impl Place {
     ///
     /// # Errors
     /// He alone has too much.
-    pub(super) fn hold(&self, bytes: usize) -> Result<(), Crowded> {
+    pub(in crate::net) fn hold(&self, bytes: usize) -> Result<(), Crowded> {
         if bytes <= FREE {
             self.leave();
             return Ok(());
@@ -85,7 +85,7 @@ impl Place {
     }
 
     /// Waits until the place is given to others. Cancel safe.
-    pub(super) async fn lost(&self) {
+    pub(in crate::net) async fn lost(&self) {
         self.told.notified().await;
     }
 

@@ -13,7 +13,7 @@ const LONGEST_REQUEST: usize = 16 << 10;
 
 /// Why a WebSocket connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub(super) enum WebSocketError {
+pub(in crate::net) enum WebSocketError {
     /// Reserved bits, an unmasked or text frame, or a bad control frame.
     #[error("websocket protocol violated")]
     Protocol,
@@ -23,7 +23,7 @@ pub(super) enum WebSocketError {
 }
 
 /// Result of reading an upgrade request.
-pub(super) enum Upgrade {
+pub(in crate::net) enum Upgrade {
     /// More bytes are needed.
     Partial,
     /// Answer with these bytes; `Some(len)` bytes of request are then followed by frames, `None` closes.
@@ -32,7 +32,7 @@ pub(super) enum Upgrade {
 
 /// Reads the HTTP request at the start of `bytes`; the answer selects subprotocol `mqtt` [MQTT-6.0.0-3].
 /// A page of an origin that is not allowed gets 403.
-pub(super) fn upgrade(bytes: &[u8], path: &str, origins: &Origins) -> Upgrade {
+pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins) -> Upgrade {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     let len = match request.parse(bytes) {
@@ -86,7 +86,7 @@ fn refuse(status: &str) -> Upgrade {
 
 /// Incoming frames.
 #[derive(Debug, Default)]
-pub(super) struct Frames {
+pub(in crate::net) struct Frames {
     header: [u8; 14],
     have: usize,
     /// Payload bytes still to come, when the header is complete.
@@ -104,12 +104,12 @@ pub(super) struct Frames {
 
 impl Frames {
     /// How many frames have ended since the last call.
-    pub(super) fn take_count(&mut self) -> usize {
+    pub(in crate::net) fn take_count(&mut self) -> usize {
         std::mem::take(&mut self.count)
     }
 
     /// Appends the payload of `bytes` to `plain`, and answers to control frames to `replies`.
-    pub(super) fn open(
+    pub(in crate::net) fn open(
         &mut self,
         mut bytes: &[u8],
         plain: &mut Vec<u8>,
@@ -212,7 +212,7 @@ impl Frames {
 }
 
 /// Header of one unmasked binary frame of `len` bytes: the bytes and how many count.
-pub(super) fn binary_header(len: usize) -> ([u8; 10], usize) {
+pub(in crate::net) fn binary_header(len: usize) -> ([u8; 10], usize) {
     let mut header = [0; 10];
     header[0] = 0x82;
     if let Ok(short) = u8::try_from(len)

@@ -9,40 +9,40 @@ const FREE: usize = 1 << 10;
 const STEP: usize = 64 << 10;
 
 /// The account has no room.
-pub(super) struct NoRoom;
+pub(in crate::net) struct NoRoom;
 
 /// See the module. [`Self::clear`] before it is dropped.
 #[derive(Default)]
-pub(super) struct Partial {
+pub(in crate::net) struct Partial {
     bytes: Vec<u8>,
     charged: u32,
 }
 
 impl Partial {
     /// Bytes that came early. They are charged when what is left of them is.
-    pub(super) fn of(bytes: Vec<u8>) -> Self {
+    pub(in crate::net) fn of(bytes: Vec<u8>) -> Self {
         Self { bytes, charged: 0 }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(in crate::net) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::net) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::net) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
     /// Steps of the packet that have come.
-    pub(super) fn steps(&self) -> usize {
+    pub(in crate::net) fn steps(&self) -> usize {
         self.bytes.len() / STEP
     }
 
     /// Takes the bytes out, to be replaced by [`Self::keep`] or [`Self::put_back`]; they stay charged until then.
-    pub(super) fn take(&mut self) -> Vec<u8> {
+    pub(in crate::net) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 
@@ -51,7 +51,7 @@ impl Partial {
     /// # Errors
     /// The account has no room. Nothing is kept then.
     #[inline]
-    pub(super) fn keep(&mut self, rest: &[u8], account: &Account) -> Result<(), NoRoom> {
+    pub(in crate::net) fn keep(&mut self, rest: &[u8], account: &Account) -> Result<(), NoRoom> {
         if rest.is_empty() && self.charged == 0 {
             self.bytes = Vec::new();
             return Ok(());
@@ -63,7 +63,7 @@ impl Partial {
     ///
     /// # Errors
     /// As [`Self::keep`].
-    pub(super) fn put_back_from(
+    pub(in crate::net) fn put_back_from(
         &mut self,
         used: usize,
         mut taken: Vec<u8>,
@@ -89,7 +89,7 @@ impl Partial {
     }
 
     /// Gives everything back.
-    pub(super) fn clear(&mut self, account: &Account) {
+    pub(in crate::net) fn clear(&mut self, account: &Account) {
         self.bytes = Vec::new();
         self.settle(account);
     }
@@ -112,7 +112,7 @@ impl Partial {
 }
 
 /// Appends to the beginning of a packet, with room for a quarter more at most.
-pub(super) fn append(bytes: &mut Vec<u8>, more: &[u8]) {
+pub(in crate::net) fn append(bytes: &mut Vec<u8>, more: &[u8]) {
     if bytes.capacity() - bytes.len() < more.len() {
         bytes.reserve_exact(more.len().max(bytes.len() / 4));
     }

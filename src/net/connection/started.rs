@@ -11,7 +11,7 @@ use broker::{CloseReason, Session};
 use gateway_core::metrics::count;
 use hashbrown::HashMap;
 
-use super::{device::Device, wheel};
+use crate::net::{device::Device, wheel};
 
 struct Started {
     device: Weak<Device>,
@@ -32,7 +32,7 @@ fn key(device: &Arc<Device>, epoch: u32) -> Key {
 }
 
 /// A packet has begun, or has come so many `steps` far; `fresh` if it is another than before.
-pub(super) fn note(device: &Arc<Device>, epoch: u32, steps: usize, fresh: bool) {
+pub(in crate::net) fn note(device: &Arc<Device>, epoch: u32, steps: usize, fresh: bool) {
     STARTED.with_borrow_mut(|started| {
         let entry = started.entry(key(device, epoch)).or_insert_with(|| Started {
             device: Arc::downgrade(device),
@@ -47,7 +47,7 @@ pub(super) fn note(device: &Arc<Device>, epoch: u32, steps: usize, fresh: bool) 
 }
 
 /// No packet is under way, or the connection has ended.
-pub(super) fn forget(device: &Arc<Device>, epoch: u32) {
+pub(in crate::net) fn forget(device: &Arc<Device>, epoch: u32) {
     STARTED.with_borrow_mut(|started| {
         started.remove(&key(device, epoch));
         if started.is_empty() && started.capacity() > 1024 {
@@ -57,7 +57,7 @@ pub(super) fn forget(device: &Arc<Device>, epoch: u32) {
 }
 
 /// Closes connections whose packet has not gone on for `allowed` seconds of reading. Once a second.
-pub(super) fn tick(allowed: u32) {
+pub(in crate::net) fn tick(allowed: u32) {
     let now = wheel::second();
     let mut late = Vec::new();
     STARTED.with_borrow_mut(|started| {

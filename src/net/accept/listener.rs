@@ -11,11 +11,8 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{
-    ShardHandle, Shared,
-    shard::Incoming,
-    unix::{self, SocketFile},
-};
+use super::unix::{self, SocketFile};
+use crate::net::{ShardHandle, Shared, shard::Incoming};
 use crate::{
     config::{Address, FileMode, Limits},
     door::{self, Bounds, Door, Lobby, Origins, Refusal},
@@ -28,21 +25,21 @@ const LOBBY: usize = 16;
 const PATIENCE: u32 = 10;
 
 /// What the connections of one listener need to know.
-pub(super) struct Listener {
-    pub(super) name: Arc<String>,
-    pub(super) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
+pub(in crate::net) struct Listener {
+    pub(in crate::net) name: Arc<String>,
+    pub(in crate::net) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
     /// Where and from which pages it is opened, if it is a WebSocket.
-    pub(super) websocket: Option<WebSocketEntry>,
-    pub(super) proxy_protocol: bool,
+    pub(in crate::net) websocket: Option<WebSocketEntry>,
+    pub(in crate::net) proxy_protocol: bool,
     max_connections: usize,
     /// What acknowledgements of its clients' messages promise, unless a rule says otherwise.
-    pub(super) durability: Option<Durability>,
+    pub(in crate::net) durability: Option<Durability>,
 }
 
 /// Which requests open a WebSocket.
-pub(super) struct WebSocketEntry {
-    pub(super) path: String,
-    pub(super) origins: Origins,
+pub(in crate::net) struct WebSocketEntry {
+    pub(in crate::net) path: String,
+    pub(in crate::net) origins: Origins,
 }
 
 enum Bound {
@@ -240,7 +237,7 @@ fn refused(refusal: Refusal, peer: Peer, listener: &Listener) {
 }
 
 /// Counts one who is not let in.
-pub(super) fn count_refusal(refusal: Refusal) {
+pub(in crate::net) fn count_refusal(refusal: Refusal) {
     count(|c| match refusal {
         Refusal::House => c.refused_connections_limit.add(1),
         Refusal::Connections => c.refused_listener_limit.add(1),

@@ -1,18 +1,22 @@
 //! What lies between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
 
+pub(super) mod layered;
+pub(super) mod tls;
+pub(super) mod websocket;
+
 use std::io;
 
 use gateway_core::Effort;
 use thiserror::Error;
 
-use super::{
+use self::{
     tls::TlsLayer,
     websocket::{Frames, WebSocketError, binary_header},
 };
 
 /// Why the layers end a connection.
 #[derive(Debug, Error)]
-pub(super) enum LayerError {
+pub(in crate::net) enum LayerError {
     /// TLS failed.
     #[error("tls: {0}")]
     Tls(#[from] rustls::Error),
@@ -29,33 +33,33 @@ const COMPACT: usize = 64 << 10;
 
 /// The state of both layers of one connection.
 #[derive(Default)]
-pub(super) struct Layers {
-    pub(super) tls: Option<Box<TlsLayer>>,
-    pub(super) websocket: Option<Box<Frames>>,
+pub(in crate::net) struct Layers {
+    pub(in crate::net) tls: Option<Box<TlsLayer>>,
+    pub(in crate::net) websocket: Option<Box<Frames>>,
     /// Bytes for the socket.
-    pub(super) wire: Vec<u8>,
-    pub(super) sent: usize,
+    pub(in crate::net) wire: Vec<u8>,
+    pub(in crate::net) sent: usize,
 }
 
 impl Layers {
     /// Whether neither layer is there: any thread may then write MQTT bytes to the socket.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(in crate::net) fn is_plain(&self) -> bool {
         self.tls.is_none() && self.websocket.is_none()
     }
 
     /// Bytes held here, in both directions.
-    pub(super) fn held(&self) -> usize {
+    pub(in crate::net) fn held(&self) -> usize {
         self.wire.capacity() + self.tls.as_ref().map_or(0, |tls| tls.held())
     }
 
     /// Whether a record has begun that is not complete.
-    pub(super) fn is_started(&self) -> bool {
+    pub(in crate::net) fn is_started(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.held() > 0)
     }
 
     /// Forgets what has been sent of bytes to which others are added before all are: a peer that always leaves some would
     /// make them grow.
-    pub(super) fn compact(&mut self) {
+    pub(in crate::net) fn compact(&mut self) {
         if self.sent >= COMPACT {
             self.wire.drain(..self.sent);
             self.sent = 0;
@@ -63,7 +67,7 @@ impl Layers {
     }
 
     /// Charges the frames and records that were opened since the last call.
-    pub(super) fn charge(&mut self, effort: &mut Effort) {
+    pub(in crate::net) fn charge(&mut self, effort: &mut Effort) {
         let records = self.tls.as_mut().map_or(0, |tls| tls.take_count());
         let frames = self.websocket.as_mut().map_or(0, |frames| frames.take_count());
         effort.spend_each(Effort::RECORD, records);
@@ -71,17 +75,21 @@ impl Layers {
     }
 
     /// Bytes that wait for the socket.
-    pub(super) fn unsent(&self) -> usize {
+    pub(in crate::net) fn unsent(&self) -> usize {
         self.wire.len() - self.sent
     }
 
     /// Whether the peer has ended TLS properly.
-    pub(super) fn peer_closed(&self) -> bool {
+    pub(in crate::net) fn peer_closed(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.peer_closed())
     }
 
     /// Turns bytes from the socket into what lies above TLS, appended to `plain`. `bytes` are of no use afterwards.
-    pub(super) fn open_tls(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
+    pub(in crate::net) fn open_tls(
+        &mut self,
+        bytes: &mut [u8],
+        plain: &mut Vec<u8>,
+    ) -> Result<(), LayerError> {
         match &mut self.tls {
             Some(tls) => tls.open(bytes, plain, &mut self.wire)?,
             None => plain.extend_from_slice(bytes),
@@ -90,7 +98,7 @@ impl Layers {
     }
 
     /// Turns bytes from the socket into MQTT bytes, appended to `plain`. `bytes` are of no use afterwards.
-    pub(super) fn open(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
+    pub(in crate::net) fn open(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Result<(), LayerError> {
         let Some(mut frames) = self.websocket.take() else { return self.open_tls(bytes, plain) };
         let mut replies = Vec::new();
         let result = if self.tls.is_some() {
@@ -107,7 +115,7 @@ impl Layers {
     }
 
     /// Wraps MQTT bytes for the socket.
-    pub(super) fn seal(&mut self, mqtt: &[u8]) -> Result<(), LayerError> {
+    pub(in crate::net) fn seal(&mut self, mqtt: &[u8]) -> Result<(), LayerError> {
         if mqtt.is_empty() {
             return Ok(());
         }
@@ -119,7 +127,7 @@ impl Layers {
     }
 
     /// Wraps bytes above TLS for the socket.
-    pub(super) fn seal_raw(&mut self, pieces: &[&[u8]]) -> Result<(), LayerError> {
+    pub(in crate::net) fn seal_raw(&mut self, pieces: &[&[u8]]) -> Result<(), LayerError> {
         for piece in pieces {
             match &mut self.tls {
                 Some(tls) => tls.seal(piece, &mut self.wire)?,
@@ -130,7 +138,7 @@ impl Layers {
     }
 
     /// Says goodbye in TLS.
-    pub(super) fn close(&mut self) {
+    pub(in crate::net) fn close(&mut self) {
         if self.websocket.is_some() {
             let _ = self.seal_raw(&[&[0x88, 0x02, 0x03, 0xE8]]);
         }

@@ -12,11 +12,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{Shared, connection::Connection, handshake, shard::Incoming};
+use super::handshake;
 use crate::door::Seat;
+use crate::net::{Shared, connection::Connection, shard::Incoming};
 
 /// The future of one socket. Dropping it ends the connection as lost.
-pub(super) struct Serving {
+pub(in crate::net) struct Serving {
     stage: Stage,
     _load: Load,
 }
@@ -30,7 +31,7 @@ enum Stage {
 }
 
 impl Serving {
-    pub(super) fn new(incoming: Incoming, load: Load, shared: &Arc<Shared>) -> Self {
+    pub(in crate::net) fn new(incoming: Incoming, load: Load, shared: &Arc<Shared>) -> Self {
         let handshake = handshake::run(incoming, Arc::clone(shared));
         Self { stage: Stage::Handshake(Box::pin(handshake)), _load: load }
     }
@@ -55,10 +56,10 @@ impl Future for Serving {
 }
 
 /// One socket more that a shard serves, until it is dropped.
-pub(super) struct Load(Arc<AtomicUsize>);
+pub(in crate::net) struct Load(Arc<AtomicUsize>);
 
 impl Load {
-    pub(super) fn on(shard: &Arc<AtomicUsize>) -> Self {
+    pub(in crate::net) fn on(shard: &Arc<AtomicUsize>) -> Self {
         shard.fetch_add(1, Relaxed);
         Self(Arc::clone(shard))
     }

@@ -17,14 +17,14 @@ use gateway_core::{Effort, Message, Origin, Protocol, QoS, Timestamp};
 use session::Inbound;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{
+use super::{Connection, ending::End};
+use crate::net::{
     Shared,
-    connection::Connection,
-    device::{Device, Writer},
-    ending::End,
-    layered::Io,
-    layers::Layers,
-    link_tests::{Wakes, attach, open, open_as, shared_with, socket},
+    device::{
+        Device, Writer,
+        link_tests::{Wakes, attach, open, open_as, shared_with, socket},
+    },
+    layers::{Layers, layered::Io},
     shard::Local,
 };
 use crate::{auth::AllowAll, config::Limits};

@@ -7,11 +7,11 @@ use gateway_core::{Peer, info_of_peer, log_limits::Said};
 use thiserror::Error;
 use tracing::debug;
 
-use super::layers::LayerError;
+use crate::net::layers::LayerError;
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
-pub(super) enum HandshakeError {
+pub(in crate::net) enum HandshakeError {
     #[error("i/o: {0}")]
     Io(#[from] io::Error),
     #[error(transparent)]
@@ -38,7 +38,7 @@ pub(super) enum HandshakeError {
 
 impl HandshakeError {
     /// What the peer did wrong, in one line; that it left, and that its own next connection came first, is no news.
-    pub(super) fn log(&self, peer: Peer, listener: &str) {
+    pub(in crate::net) fn log(&self, peer: Peer, listener: &str) {
         let ip = peer.ip();
         match self {
             Self::Io(_) | Self::Closed | Self::Superseded => {

@@ -29,7 +29,7 @@ const RECORD_OVERHEAD: usize = 32;
 ///
 /// After an error from [`Self::open`] the connection is over: an alert for the peer, if there is one, has been put into
 /// `wire`, and nothing can be sent after it.
-pub(super) struct TlsLayer {
+pub(in crate::net) struct TlsLayer {
     rustls: UnbufferedServerConnection,
     /// The start of a record or handshake message: what rustls has not asked to discard.
     kept: Vec<u8>,
@@ -44,33 +44,33 @@ impl TlsLayer {
     ///
     /// # Errors
     /// rustls finds `config` inconsistent.
-    pub(super) fn new(config: Arc<ServerConfig>) -> Result<Self, Error> {
+    pub(in crate::net) fn new(config: Arc<ServerConfig>) -> Result<Self, Error> {
         let rustls = UnbufferedServerConnection::new(config)?;
         Ok(Self { rustls, kept: Vec::new(), count: 0, peer_closed: false, failed: false })
     }
 
     /// Whether the handshake is not complete.
-    pub(super) fn is_handshaking(&self) -> bool {
+    pub(in crate::net) fn is_handshaking(&self) -> bool {
         self.rustls.is_handshaking()
     }
 
     /// How many records have been opened since the last call.
-    pub(super) fn take_count(&mut self) -> usize {
+    pub(in crate::net) fn take_count(&mut self) -> usize {
         mem::take(&mut self.count)
     }
 
     /// Bytes kept of what is not complete.
-    pub(super) fn held(&self) -> usize {
+    pub(in crate::net) fn held(&self) -> usize {
         self.kept.capacity()
     }
 
     /// The peer's certificate chain, its own first; `None` if it has shown none.
-    pub(super) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
+    pub(in crate::net) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.rustls.peer_certificates()
     }
 
     /// Whether the peer has ended its side properly (close_notify). What follows is ignored.
-    pub(super) fn peer_closed(&self) -> bool {
+    pub(in crate::net) fn peer_closed(&self) -> bool {
         self.peer_closed
     }
 
@@ -79,7 +79,7 @@ impl TlsLayer {
     ///
     /// # Errors
     /// TLS fails; the plaintext of the records before the failure is in `plain`.
-    pub(super) fn open(
+    pub(in crate::net) fn open(
         &mut self,
         bytes: &mut [u8],
         plain: &mut Vec<u8>,
@@ -171,7 +171,7 @@ impl TlsLayer {
     ///
     /// # Errors
     /// The handshake is not complete, TLS has failed, or its keys are used up.
-    pub(super) fn seal(&mut self, plain: &[u8], wire: &mut Vec<u8>) -> Result<(), Error> {
+    pub(in crate::net) fn seal(&mut self, plain: &[u8], wire: &mut Vec<u8>) -> Result<(), Error> {
         if plain.is_empty() {
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl TlsLayer {
     ///
     /// # Errors
     /// The handshake is not complete or TLS has failed.
-    pub(super) fn close(&mut self, wire: &mut Vec<u8>) -> Result<(), Error> {
+    pub(in crate::net) fn close(&mut self, wire: &mut Vec<u8>) -> Result<(), Error> {
         self.write(wire, 2 + RECORD_OVERHEAD, |traffic, out| traffic.queue_close_notify(out))
     }
 

@@ -8,14 +8,14 @@ use crate::config::Limits;
 
 /// Messages and bytes a client may still send now; may go below zero, then reading pauses.
 #[derive(Debug)]
-pub(super) struct Limiter {
+pub(in crate::net) struct Limiter {
     messages: Bucket,
     bytes: Bucket,
 }
 
 /// What may be done in a time, with a second's worth at once.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(in crate::net) struct Bucket {
     /// Tokens per second, 0 is no limit.
     rate: f64,
     tokens: f64,
@@ -24,7 +24,7 @@ pub(super) struct Bucket {
 
 impl Limiter {
     /// `None` when no rate is configured.
-    pub(super) fn new(limits: &Limits, now: Timestamp) -> Option<Box<Self>> {
+    pub(in crate::net) fn new(limits: &Limits, now: Timestamp) -> Option<Box<Self>> {
         if limits.client_message_rate == 0 && limits.client_byte_rate.0 == 0 {
             return None;
         }
@@ -36,7 +36,7 @@ impl Limiter {
     }
 
     /// Takes what was read; how long to pause reading, if at all.
-    pub(super) fn take(&mut self, messages: u32, bytes: usize, now: Timestamp) -> Option<Duration> {
+    pub(in crate::net) fn take(&mut self, messages: u32, bytes: usize, now: Timestamp) -> Option<Duration> {
         let pause = self.messages.take(f64::from(messages), now).max(self.bytes.take(bytes as f64, now));
         (pause > 0.0).then(|| Duration::from_secs_f64(pause.min(60.0)))
     }
@@ -44,18 +44,18 @@ impl Limiter {
 
 impl Bucket {
     /// A full one; `rate` per second, 0 is no limit.
-    pub(super) fn new(rate: f64, now: Timestamp) -> Self {
+    pub(in crate::net) fn new(rate: f64, now: Timestamp) -> Self {
         Self { rate, tokens: rate, filled: now }
     }
 
     /// Whether nothing worth remembering was taken lately.
-    pub(super) fn is_nearly_full(&mut self, now: Timestamp) -> bool {
+    pub(in crate::net) fn is_nearly_full(&mut self, now: Timestamp) -> bool {
         self.take(0.0, now);
         self.tokens >= 0.9 * self.rate
     }
 
     /// Takes `amount`; seconds until nothing is owed.
-    pub(super) fn take(&mut self, amount: f64, now: Timestamp) -> f64 {
+    pub(in crate::net) fn take(&mut self, amount: f64, now: Timestamp) -> f64 {
         if self.rate == 0.0 {
             return 0.0;
         }

@@ -20,7 +20,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 /// The file of a bound socket; removed on drop, unless another file has taken its place. To be dropped before the
 /// listener, which keeps the inode from being used again.
-pub(super) struct SocketFile {
+pub(in crate::net) struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
@@ -36,7 +36,7 @@ impl Drop for SocketFile {
 
 /// Binds and listens. The file has its permissions before anybody can connect. The file of a process that is gone
 /// is replaced; one that somebody listens on, or that is no socket, never is.
-pub(super) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(SocketFile, UnixListener)> {
+pub(in crate::net) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(SocketFile, UnixListener)> {
     remove_stale(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.bind(&SockAddr::unix(path)?)?;
@@ -48,7 +48,7 @@ pub(super) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(SocketFi
 }
 
 /// See the module.
-pub(super) fn as_tcp(stream: UnixStream) -> std::net::TcpStream {
+pub(in crate::net) fn as_tcp(stream: UnixStream) -> std::net::TcpStream {
     OwnedFd::from(stream).into()
 }
 

@@ -14,7 +14,7 @@ use std::{
 
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
-use gateway_core::{Peer, info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
 use session::{Accepted, ConnectPolicy, ConnectRefused, Inbound, LinkParams, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
@@ -23,26 +23,25 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    Shared,
     claim::{Claim, assigned_id, will},
-    clock,
-    connection::Connection,
-    device::{Device, Link, Writer},
-    ending::finish_alone,
-    flush,
-    handshake_error::HandshakeError,
-    layered::Io,
-    layers::{LayerError, Layers},
-    limiter::Limiter,
+    error::HandshakeError,
     listener::{Listener, WebSocketEntry, count_refusal},
     proxy,
+    unauthenticated::{Crowded, Place},
+};
+use crate::net::{
+    Shared,
+    connection::{Connection, ending::finish_alone, limiter::Limiter},
+    device::{Device, Link, Writer, flush},
+    layers::{
+        LayerError, Layers,
+        layered::Io,
+        tls::TlsLayer,
+        websocket::{Frames, Upgrade, upgrade},
+    },
     shard::{Incoming, Local},
     shared::Entering,
-    timers,
-    tls::TlsLayer,
-    unauthenticated::{Crowded, Place},
-    websocket::{Frames, Upgrade, upgrade},
-    wheel,
+    timers, wheel,
 };
 use crate::{
     auth::{Credentials, Denied, Identity, Secret},
@@ -51,7 +50,7 @@ use crate::{
 
 /// The handshake of one socket under its deadline; `None` if there is no connection. Holds the place among handshakes
 /// until then, and loses it to another if it is silent for too long.
-pub(super) async fn run(incoming: Incoming, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
+pub(in crate::net) async fn run(incoming: Incoming, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
     let Incoming { stream, mut peer, listener, mut seat, guest } = incoming;
     let deadline = shared.limits.connect_timeout.0;
     let place = shared.unauthenticated.enter();

@@ -3,6 +3,12 @@
 //! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most
 //! one thread writes to a socket at a time (`flushing`).
 
+pub(super) mod flush;
+#[cfg(test)]
+pub(super) mod link_tests;
+#[cfg(test)]
+mod memory_tests;
+
 use std::{
     any::Any,
     sync::{
@@ -18,18 +24,18 @@ use broker::{
 };
 use codec::reason;
 use gateway_core::{
-    Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, metrics::count,
+    Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock, metrics::count,
 };
 use parking_lot::{Mutex, MutexGuard};
 use session::{Env, Left, LinkParams, Outbound, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
-use super::{Shared, clock, flush, wheel::PAUSED};
+use super::{Shared, wheel::PAUSED};
 
 /// The session object; one allocation holds the broker's part and ours.
-pub(super) struct Device {
+pub(in crate::net) struct Device {
     core: SessionCore,
-    pub(super) shared: Arc<Shared>,
+    pub(in crate::net) shared: Arc<Shared>,
     slot: Mutex<Slot>,
     /// The end of the epoch of the connection that was heard last, and above it the end of the second. In one word: a
     /// connection that was taken over may still run on another shard, and what it notes must not count for its successor.
@@ -40,35 +46,35 @@ pub(super) struct Device {
 }
 
 /// What the lock guards.
-pub(super) struct Slot {
-    pub(super) out: Outbound,
-    pub(super) link: Option<Link>,
+pub(in crate::net) struct Slot {
+    pub(in crate::net) out: Outbound,
+    pub(in crate::net) link: Option<Link>,
 }
 
 /// The connection that owns the session now.
-pub(super) struct Link {
-    pub(super) epoch: u32,
+pub(in crate::net) struct Link {
+    pub(in crate::net) epoch: u32,
     /// Wakes the connection's task.
-    pub(super) waker: Waker,
+    pub(in crate::net) waker: Waker,
     /// Plain TCP: any thread writes. `None` inside while a thread is writing.
-    pub(super) writer: Writer,
+    pub(in crate::net) writer: Writer,
     /// Taken from the out-buffer and not completely written: the socket was full.
-    pub(super) unsent: Option<Box<Unsent>>,
-    pub(super) flushing: bool,
-    pub(super) dirty: bool,
+    pub(in crate::net) unsent: Option<Box<Unsent>>,
+    pub(in crate::net) flushing: bool,
+    pub(in crate::net) dirty: bool,
     /// The socket is full: the owner waits for it.
-    pub(super) want_write: bool,
+    pub(in crate::net) want_write: bool,
     /// The owner wants to be woken when there is room again.
-    pub(super) notify_room: bool,
+    pub(in crate::net) notify_room: bool,
     /// The queue of a shared group has something for the owner.
-    pub(super) group_queues: bool,
-    pub(super) close: Option<CloseReason>,
+    pub(in crate::net) group_queues: bool,
+    pub(in crate::net) close: Option<CloseReason>,
 }
 
 /// A buffer of which the socket has taken a part.
-pub(super) struct Unsent {
-    pub(super) bytes: Vec<u8>,
-    pub(super) written: usize,
+pub(in crate::net) struct Unsent {
+    pub(in crate::net) bytes: Vec<u8>,
+    pub(in crate::net) written: usize,
     /// Once the socket was full: this buffer and what waits behind it.
     charge: Option<Charge>,
 }
@@ -77,12 +83,12 @@ pub(super) struct Unsent {
 const STEP: usize = 16 << 10;
 
 impl Unsent {
-    pub(super) fn new(bytes: Vec<u8>) -> Self {
+    pub(in crate::net) fn new(bytes: Vec<u8>) -> Self {
         Self { bytes, written: 0, charge: None }
     }
 
     /// None, behind layers that are full: what waits for them is charged.
-    pub(super) fn standing(account: &Arc<Account>) -> Self {
+    pub(in crate::net) fn standing(account: &Arc<Account>) -> Self {
         let mut unsent = Self::new(Vec::new());
         unsent.stands(account);
         unsent
@@ -94,7 +100,7 @@ impl Unsent {
     }
 
     /// The socket is full: from now on the buffer is charged, once [`Self::settle`] is called.
-    pub(super) fn stands(&mut self, account: &Arc<Account>) {
+    pub(in crate::net) fn stands(&mut self, account: &Arc<Account>) {
         self.charge.get_or_insert_with(|| Charge::new(account, MemoryKind::Replies));
     }
 
@@ -105,16 +111,16 @@ impl Unsent {
         held <= charge.bytes() || charge.set(held.next_multiple_of(STEP))
     }
 
-    pub(super) fn rest(&self) -> &[u8] {
+    pub(in crate::net) fn rest(&self) -> &[u8] {
         &self.bytes[self.written..]
     }
 }
 
 /// Another thread writes just now.
-pub(super) struct Flushing;
+pub(in crate::net) struct Flushing;
 
 /// Who writes to the socket.
-pub(super) enum Writer {
+pub(in crate::net) enum Writer {
     /// Whoever flushes.
     Direct(Option<OwnedWriteHalf>),
     /// Only the owner (TLS, WebSocket).
@@ -122,7 +128,7 @@ pub(super) enum Writer {
 }
 
 impl Link {
-    pub(super) fn new(epoch: u32, waker: Waker, writer: Writer) -> Self {
+    pub(in crate::net) fn new(epoch: u32, waker: Waker, writer: Writer) -> Self {
         Self {
             epoch,
             waker,
@@ -139,19 +145,19 @@ impl Link {
 }
 
 impl Device {
-    pub(super) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
+    pub(in crate::net) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
         let slot = Mutex::new(Slot { out: Outbound::new(), link: None });
         Self { core, shared, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
     }
 
     /// What the session needs from outside at `now`.
-    pub(super) fn env(&self, now: Timestamp) -> Env<'_> {
+    pub(in crate::net) fn env(&self, now: Timestamp) -> Env<'_> {
         self.shared.env(self.core.queue(), now)
     }
 
     /// Waits for what must be on disk before a new connection is answered: `commit`, and steps of QoS 2 handshakes that go
     /// again at once. False if the store refuses the commit; the steps are not refused.
-    pub(super) async fn is_written(&self, commit: Option<Arc<Commit>>) -> bool {
+    pub(in crate::net) async fn is_written(&self, commit: Option<Arc<Commit>>) -> bool {
         if let Some(commit) = commit
             && commit.wait().await.is_err()
         {
@@ -170,19 +176,19 @@ impl Device {
         self.slot.lock().out.unsafe_releases()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Slot> {
+    pub(in crate::net) fn lock(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock()
     }
 
     /// The slot, if the connection of `epoch` still owns the session.
-    pub(super) fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, Slot>> {
+    pub(in crate::net) fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, Slot>> {
         let slot = self.slot.lock();
         slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
     }
 
     /// Swaps in a new connection. `Err` gives the link back when a later connection owns the session already, or has
     /// ended it by its Clean Start; `Ok` gives the link that it replaced, for the farewell.
-    pub(super) fn attach(
+    pub(in crate::net) fn attach(
         &self,
         mut link: Link,
         params: LinkParams,
@@ -207,7 +213,7 @@ impl Device {
     }
 
     /// The connection of `epoch` is gone. Returns its link if it still owned the session.
-    pub(super) fn detach(&self, epoch: u32) -> Option<Link> {
+    pub(in crate::net) fn detach(&self, epoch: u32) -> Option<Link> {
         let mut slot = self.slot.lock();
         if slot.link.as_ref()?.epoch != epoch {
             return None;
@@ -216,7 +222,7 @@ impl Device {
     }
 
     /// As [`Self::detach`], but not while another thread writes: `Err` then, and nothing has changed.
-    pub(super) fn detach_idle(&self, epoch: u32) -> Result<Option<Link>, Flushing> {
+    pub(in crate::net) fn detach_idle(&self, epoch: u32) -> Result<Option<Link>, Flushing> {
         let mut slot = self.slot.lock();
         match &slot.link {
             Some(link) if link.epoch == epoch && link.flushing => Err(Flushing),
@@ -238,7 +244,7 @@ impl Device {
 impl Link {
     /// Charges what the full socket has not taken, with `behind` bytes in the next buffer; ends the connection if memory
     /// does not allow it: a peer that does not read is who gives back.
-    pub(super) fn settle_unsent(&mut self, behind: usize) {
+    pub(in crate::net) fn settle_unsent(&mut self, behind: usize) {
         let Some(unsent) = self.unsent.as_mut().filter(|_| self.close.is_none()) else { return };
         if !unsent.settle(behind) {
             count(|c| c.memory_replies.add(1));
@@ -260,21 +266,21 @@ impl Link {
 
 impl Slot {
     /// Bytes that the socket has taken on this connection.
-    pub(super) fn written(&self) -> u64 {
+    pub(in crate::net) fn written(&self) -> u64 {
         let unsent = self.link.as_ref().and_then(|link| link.unsent.as_ref());
         // The session's end forgets what was taken.
         self.out.taken().saturating_sub(unsent.map_or(0, |unsent| unsent.rest().len() as u64))
     }
 
     /// Whom to wake if more is to be read from disk.
-    pub(super) fn loader(&self) -> Option<Waker> {
+    pub(in crate::net) fn loader(&self) -> Option<Waker> {
         let link = self.link.as_ref().filter(|_| self.out.wants_load())?;
         Some(link.waker.clone())
     }
 
     /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
     #[inline]
-    pub(super) fn mark_dirty(&mut self) -> bool {
+    pub(in crate::net) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
         if link.dirty || link.flushing || self.out.buffered() == 0 {
             return false;
@@ -489,13 +495,13 @@ fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
 
 impl Device {
     /// Notes that the peer of the connection of `epoch` was heard in this second of its shard's clock, or [`PAUSED`].
-    pub(super) fn heard(&self, epoch: u32, second: u32) {
+    pub(in crate::net) fn heard(&self, epoch: u32, second: u32) {
         self.heard.store(second << 8 | epoch & 0xFF, Relaxed);
     }
 
     /// When, up to `now`, the peer of the connection of `epoch` was heard last; `None` if an earlier connection has overwritten
     /// it. Of the second 24 bits are kept: nobody is silent for half a year.
-    pub(super) fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
+    pub(in crate::net) fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
         let heard = self.heard.load(Relaxed);
         if (heard ^ epoch) & 0xFF != 0 {
             return None;

@@ -8,19 +8,16 @@ use std::{
 
 use broker::Session;
 use codec::reason;
-use gateway_core::metrics::count;
+use gateway_core::{clock, metrics::count};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
-use super::{
-    clock,
-    device::{Device, Link, Unsent, Writer},
-};
+use super::{Device, Link, Unsent, Writer};
 
 const ROUNDS: usize = 4;
 
 /// What a flush borrowed from the link.
-pub(super) struct Flight {
+pub(in crate::net) struct Flight {
     epoch: u32,
     writer: OwnedWriteHalf,
     unsent: Unsent,
@@ -44,13 +41,13 @@ enum Taker {
 }
 
 /// Writes what waits, directly from this thread, or wakes the owner where only it may write.
-pub(super) fn flush(device: &Device) {
+pub(in crate::net) fn flush(device: &Device) {
     write_rounds(device, Taker::TurnEnd);
 }
 
 /// Writes what waits, if this thread may. The device stays on the list of the caller's turn, which flushes it once more:
 /// what the rest of the turn brings goes out in one write.
-pub(super) fn flush_early(device: &Device) {
+pub(in crate::net) fn flush_early(device: &Device) {
     write_rounds(device, Taker::Turn);
 }
 
@@ -66,7 +63,7 @@ fn write_rounds(device: &Device, taker: Taker) {
 
 /// Writes until nothing waits or the socket is full, at the end of the connection. Does nothing while another thread
 /// writes, or if the session has another connection.
-pub(super) fn flush_owned(device: &Device, epoch: u32) {
+pub(in crate::net) fn flush_owned(device: &Device, epoch: u32) {
     while let Some(flight) = take(device, Taker::Owner(epoch)) {
         let result = flight.writer.try_write(flight.unsent.rest());
         let failed = result.is_err();
@@ -78,7 +75,7 @@ pub(super) fn flush_owned(device: &Device, epoch: u32) {
 }
 
 /// The owner's turn after the socket was full. `Pending` has registered the task for writability.
-pub(super) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+pub(in crate::net) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     for round in 1..=ROUNDS {
         let Some(mut flight) = take(device, Taker::Owner(epoch)) else { return Poll::Ready(Ok(())) };
         let polled = Pin::new(&mut flight.writer).poll_write(cx, flight.unsent.rest());
@@ -107,7 +104,7 @@ pub(super) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> P
 }
 
 /// QoS 0 PUBLISH frames of `bytes` that are not completely below `written`.
-pub(super) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
+pub(in crate::net) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
     let mut lost = 0;
     let mut at = 0;
     while let Ok(Some(len)) = codec::frame_len(&bytes[at.min(bytes.len())..]) {
@@ -123,7 +120,7 @@ pub(super) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
 }
 
 /// Sends what is left of a started frame and then `last`, if the socket takes it at once; then closes.
-pub(super) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
+pub(in crate::net) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
     let (bytes, written) = unsent.map_or((&[][..], 0), |unsent| (&unsent.bytes, unsent.written));
     let mut rest = Vec::new();
     let mut at = 0;
@@ -239,12 +236,12 @@ fn give_back(
 }
 
 /// Keeps a buffer ready for the owner's own writes.
-pub(super) fn scratch() -> Vec<u8> {
+pub(in crate::net) fn scratch() -> Vec<u8> {
     take_buffer()
 }
 
 /// Ends the replaced link `old` with `last` (a DISCONNECT in v5) where its writer is here.
-pub(super) fn end_replaced(old: Link, last: &[u8]) {
+pub(in crate::net) fn end_replaced(old: Link, last: &[u8]) {
     if let Writer::Direct(Some(writer)) = &old.writer {
         farewell(writer, old.unsent.as_deref(), last);
     }

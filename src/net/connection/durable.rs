@@ -12,11 +12,12 @@ use std::{
 
 use broker::{Session, Target};
 use codec::{AckKind, reason};
-use gateway_core::{Commit, Page, QoS, Refused};
+use gateway_core::{Commit, Page, QoS, Refused, clock};
 use session::{Load, Reply};
 use tracing::warn;
 
-use super::{clock, connection::Connection, ending::End, shard::Work, timers};
+use super::{Connection, ending::End};
+use crate::net::{shard::Work, timers};
 
 /// Answers that may wait before reading pauses.
 const MOST_HELD: usize = 1024;
@@ -26,11 +27,11 @@ const RETRY: Duration = Duration::from_secs(1);
 const NO_ROOM: Duration = Duration::from_millis(500);
 
 /// What is being read; nothing if that failed.
-pub(super) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
+pub(in crate::net) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
 
 /// An answer that must not go yet, and none behind it: acknowledgements keep the order of what they acknowledge
 /// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
-pub(super) struct Held {
+pub(in crate::net) struct Held {
     commit: Option<Arc<Commit>>,
     answer: Answer,
 }
@@ -44,20 +45,20 @@ enum Answer {
 
 impl Held {
     /// Whether it answers a SUBSCRIBE or UNSUBSCRIBE.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(in crate::net) fn is_whole(&self) -> bool {
         matches!(self.answer, Answer::Whole(_))
     }
 }
 
 impl Connection {
     /// Sends an acknowledgement once its commit is done, if it has one.
-    pub(super) fn reply(&mut self, reply: Reply, answers: &mut Vec<u8>) -> Result<(), End> {
+    pub(in crate::net) fn reply(&mut self, reply: Reply, answers: &mut Vec<u8>) -> Result<(), End> {
         let Reply { kind, packet_id, code, after } = reply;
         self.answer_when(Held { commit: after, answer: Answer::Reply { kind, packet_id, code } }, answers)
     }
 
     /// Sends a whole packet once the commit is done.
-    pub(super) fn send_when_safe(
+    pub(in crate::net) fn send_when_safe(
         &mut self,
         packet: Vec<u8>,
         commit: Arc<Commit>,
@@ -120,7 +121,7 @@ impl Connection {
 
     /// Sends the answers that may go now. The task is woken when the next one may. True if so many wait that reading must
     /// pause.
-    pub(super) fn poll_held(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::net) fn poll_held(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<bool, End> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
         if rare.held.is_empty() {
             return Ok(false);
@@ -152,7 +153,7 @@ impl Connection {
     }
 
     /// Reads what is on disk only as long as there is room for it.
-    pub(super) fn poll_load(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+    pub(in crate::net) fn poll_load(&mut self, work: &mut Work, cx: &mut Context<'_>) {
         if !self.device.is_durable() {
             return;
         }

@@ -17,7 +17,7 @@ const DATAGRAM: u8 = 2;
 
 /// What the bytes so far say.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Header {
+pub(in crate::net) enum Header {
     /// More bytes are needed.
     Partial,
     /// Header of `len` bytes; the address is `None` for what the proxy says on its own behalf (LOCAL, such as health
@@ -33,7 +33,7 @@ pub(super) enum Header {
 }
 
 /// Reads a header at the start of `bytes`.
-pub(super) fn parse(bytes: &[u8]) -> Header {
+pub(in crate::net) fn parse(bytes: &[u8]) -> Header {
     let known = bytes.len().min(V2_SIGNATURE.len());
     if bytes[..known] == V2_SIGNATURE[..known] {
         return if known < V2_SIGNATURE.len() { Header::Partial } else { parse_v2(bytes) };

@@ -7,22 +7,22 @@ use std::sync::{
 
 use broker::{Charge, Closed, MemoryKind, Session, Turn, Will};
 use codec::Connect;
-use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, metrics::count};
+use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, clock, metrics::count};
 
-use super::{Shared, clock, ending::finish_alone};
+use crate::net::{Shared, connection::ending::finish_alone};
 
 /// An opened session that has no connection yet: without one its claim is given back.
-pub(super) struct Claim<'a> {
-    pub(super) session: Option<Arc<dyn Session>>,
-    pub(super) epoch: u32,
+pub(in crate::net) struct Claim<'a> {
+    pub(in crate::net) session: Option<Arc<dyn Session>>,
+    pub(in crate::net) epoch: u32,
     /// The session began with it, and nobody was told: it ends with it.
-    pub(super) fresh: bool,
-    pub(super) shared: &'a Shared,
+    pub(in crate::net) fresh: bool,
+    pub(in crate::net) shared: &'a Shared,
 }
 
 impl Claim<'_> {
     /// It has its connection.
-    pub(super) fn keep(mut self) {
+    pub(in crate::net) fn keep(mut self) {
         self.session = None;
     }
 }
@@ -40,10 +40,10 @@ impl Drop for Claim<'_> {
 }
 
 /// The will is too large, or wills have used up their share of memory.
-pub(super) struct NoRoom;
+pub(in crate::net) struct NoRoom;
 
 /// The will that a CONNECT brings, charged to the memory account.
-pub(super) fn will(
+pub(in crate::net) fn will(
     connect: &Connect,
     client_id: &ClientId,
     shared: &Shared,
@@ -68,7 +68,7 @@ pub(super) fn will(
 }
 
 /// A client id for one that has none.
-pub(super) fn assigned_id() -> String {
+pub(in crate::net) fn assigned_id() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     use std::hash::{BuildHasher, RandomState};
     static SEED: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);

@@ -1,0 +1,248 @@
+//! The connection task: reads, hands packets on, writes when only it may, and ends.
+
+pub(super) mod durable;
+pub(super) mod ending;
+pub(super) mod frames;
+mod input;
+pub(super) mod limiter;
+mod output;
+pub(super) mod partial;
+pub(super) mod replay;
+pub(super) mod started;
+pub(super) mod unfinished;
+#[cfg(test)]
+mod work_tests;
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use broker::Charge;
+use gateway_core::{Durability, clock, metrics::count};
+use session::{Inbound, OUT_BUFFER};
+use tokio::time::Sleep;
+
+use self::{
+    durable::{Held, Reading},
+    ending::End,
+    limiter::Limiter,
+    partial::Partial,
+    replay::Replays,
+    unfinished::Unfinished,
+};
+use super::{
+    device::Device,
+    layers::layered::Io,
+    shard::{Local, Work},
+    timers, wheel,
+};
+use crate::auth::Identity;
+
+/// Reads per poll before other tasks get a turn.
+const READS_PER_POLL: usize = 4;
+/// A peer that does not read its answers is not read from beyond this.
+pub(in crate::net) const BACKLOG: usize = 4 * OUT_BUFFER;
+
+/// What few connections need.
+#[derive(Default)]
+pub(in crate::net) struct Rare {
+    pub(in crate::net) replays: Option<Box<Replays>>,
+    /// What is left of a packet that was too much for one poll.
+    pub(in crate::net) unfinished: Option<Box<Unfinished>>,
+    /// How the connection ends once everything that was read is handled.
+    ending: Option<End>,
+    /// Queues of shared groups held more than there was room for.
+    pub(in crate::net) group_queues: bool,
+    /// Answers that wait for the disk.
+    pub(in crate::net) held: VecDeque<Held>,
+    /// More of the session's queue, on its way from the disk.
+    pub(in crate::net) reading: Option<Reading>,
+    /// What the client's topic aliases have of the memory account.
+    pub(in crate::net) aliases: Option<Charge>,
+    limiter: Option<Box<Limiter>>,
+    pause: Option<Pin<Box<Sleep>>>,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Rare {
+    pub(in crate::net) fn is_unused(&self) -> bool {
+        self.replays.is_none()
+            && self.unfinished.is_none()
+            && self.ending.is_none()
+            && self.held.is_empty()
+            && self.reading.is_none()
+            && !self.group_queues
+            && self.aliases.is_none()
+            && self.limiter.is_none()
+            && self.pause.is_none()
+            && self.stalled.is_none()
+    }
+}
+
+/// One connection that owns a session.
+pub(in crate::net) struct Connection {
+    pub(in crate::net) device: Arc<Device>,
+    pub(in crate::net) epoch: u32,
+    pub(in crate::net) inbound: Inbound,
+    pub(in crate::net) identity: Arc<dyn Identity>,
+    /// What the listener promises.
+    pub(in crate::net) durability: Option<Durability>,
+    pub(in crate::net) io: Io,
+    /// A packet that is not complete yet.
+    partial: Partial,
+    pub(in crate::net) rare: Option<Box<Rare>>,
+    /// There is something to handle before more is read: `partial` may hold complete frames, or a packet is unfinished.
+    pub(in crate::net) unread: bool,
+    /// The peer may not read its answers: look before reading on.
+    backlogged: bool,
+    /// So many answers wait for the disk that reading pauses.
+    choked: bool,
+    pub(in crate::net) finished: bool,
+}
+
+impl Connection {
+    #[expect(clippy::too_many_arguments, reason = "one call site, all different types")]
+    pub(in crate::net) fn new(
+        device: Arc<Device>,
+        epoch: u32,
+        io: Io,
+        inbound: Inbound,
+        identity: Arc<dyn Identity>,
+        durability: Option<Durability>,
+        early: Vec<u8>,
+        limiter: Option<Box<Limiter>>,
+    ) -> Self {
+        let rare = limiter.map(|limiter| Box::new(Rare { limiter: Some(limiter), ..Rare::default() }));
+        Self {
+            device,
+            epoch,
+            inbound,
+            identity,
+            durability,
+            io,
+            partial: Partial::of(early),
+            rare,
+            unread: true,
+            backlogged: false,
+            choked: false,
+            finished: false,
+        }
+    }
+
+    pub(in crate::net) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_with(Box::default)
+    }
+
+    /// A v5 DISCONNECT with `code`; nothing in v3.
+    pub(in crate::net) fn disconnect_bytes(&self, code: u8) -> &'static [u8] {
+        // 0xE0 0x01 code: one static table keeps this free of allocation.
+        static TABLE: [[u8; 3]; 256] = {
+            let mut table = [[0xE0, 0x01, 0]; 256];
+            let mut code = 0;
+            while code < 256 {
+                table[code][2] = code as u8;
+                code += 1;
+            }
+            table
+        };
+        if self.inbound.protocol().is_v5() { &TABLE[usize::from(code)] } else { &[] }
+    }
+
+    /// Goes on until the connection ends; the caller then calls [`Self::finish`].
+    pub(in crate::net) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let mut local = Local::take();
+        let polled = self.drive(&mut local, cx);
+        local.work.end_poll();
+        local.put_back();
+        match polled {
+            Ok(()) => Poll::Pending,
+            Err(end) => Poll::Ready(end),
+        }
+    }
+
+    /// Does what there is to do; `Ok` when something will wake the task for more. In each round first what was begun, then
+    /// what is read. It ends when the account of work is spent: others have their turn, and the task goes on behind them.
+    fn drive(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Result<(), End> {
+        local.work.turn.effort.renew();
+        self.poll_link(&mut local.work.turn.effort, cx)?;
+        for _ in 0..READS_PER_POLL {
+            if local.work.turn.effort.is_spent() {
+                break;
+            }
+            self.poll_load(&mut local.work, cx);
+            let choked = self.poll_held(&mut local.work, cx)?;
+            self.poll_replays(&mut local.work, cx);
+            if !self.may_read(choked, &mut local.work, cx) {
+                return Ok(());
+            }
+            match self.poll_input(local, cx) {
+                Poll::Ready(handled) => handled?,
+                Poll::Pending => return Ok(()),
+            }
+            if matches!(self.io, Io::Layered(_)) {
+                // Only we can write the answers.
+                self.poll_link(&mut local.work.turn.effort, cx)?;
+            }
+        }
+        if local.work.turn.effort.is_spent() {
+            count(|c| c.yields.add(1));
+        } else {
+            local.work.flush();
+        }
+        local.work.go_on(cx);
+        Ok(())
+    }
+
+    /// Whether more may be read; if not, the task is woken when it may. The client's silence does not count meanwhile.
+    fn may_read(&mut self, choked: bool, work: &mut Work, cx: &mut Context<'_>) -> bool {
+        if self.poll_paused(cx) {
+            return false;
+        }
+        if choked {
+            self.choked = true;
+            self.device.heard(self.epoch, wheel::PAUSED);
+            return false;
+        }
+        if std::mem::take(&mut self.choked) {
+            self.device.heard(self.epoch, wheel::second());
+        }
+        if self.backlogged {
+            let paused = self.is_backlogged(work);
+            self.device.heard(self.epoch, if paused { wheel::PAUSED } else { wheel::second() });
+            return !paused;
+        }
+        true
+    }
+
+    /// Whether reading is paused by the client's rate limit.
+    fn poll_paused(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(pause) = self.rare.as_mut().and_then(|rare| rare.pause.as_mut()) else { return false };
+        if pause.as_mut().poll(cx).is_pending() {
+            return true;
+        }
+        self.rare().pause = None;
+        self.device.heard(self.epoch, wheel::second());
+        false
+    }
+
+    fn pause(&mut self, messages: u32, bytes: usize) {
+        let Some(rare) = &mut self.rare else { return };
+        let Some(limiter) = &mut rare.limiter else { return };
+        if let Some(pause) = limiter.take(messages, bytes, clock::now()) {
+            count(|c| c.rate_limited.add(1));
+            rare.pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));
+            self.device.heard(self.epoch, wheel::PAUSED);
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.finish(End::Failed);
+    }
+}
