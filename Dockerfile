@@ -6,8 +6,8 @@ COPY . .
 ARG GIT_COMMIT=
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    GIT_COMMIT=$GIT_COMMIT cargo build --release --locked --bin mqtt-server && \
-    cp target/release/mqtt-server /mqtt-server
+    GIT_COMMIT=$GIT_COMMIT cargo build --profile dist --locked --bin mqtt-server && \
+    cp target/dist/mqtt-server /mqtt-server
 
 # Run: the binary alone, as a user without rights. It listens for devices on every interface of the container and takes its
 # certificate from /certs; what user 10001 may not read there, --user 0 may:

@@ -120,7 +120,7 @@ class Broker:
 class Gateway(Broker):
     """mqtt-server with its default configuration, plain TCP, and as many shards as said."""
 
-    binary: Path = Path("target/release/mqtt-server")
+    binary: Path = Path("target/dist/mqtt-server")
     shards: int = 1
 
     def __post_init__(self):
