@@ -21,7 +21,6 @@ pub struct Commit {
     left: AtomicU32,
     refused: AtomicBool,
     unit: bool,
-    closed: AtomicBool,
     /// What must be done before the unit is closed.
     before: OnceLock<Arc<Self>>,
     waiting: Mutex<Waiting>,
@@ -60,7 +59,6 @@ impl Commit {
             left: AtomicU32::new(1),
             refused: AtomicBool::new(false),
             unit,
-            closed: AtomicBool::new(!unit),
             before: OnceLock::new(),
             waiting: Mutex::new(Waiting::default()),
         })
@@ -69,16 +67,6 @@ impl Commit {
     /// Whether the parts are written together.
     pub fn is_unit(&self) -> bool {
         self.unit
-    }
-
-    /// Whether the store may write the parts: it has seen the operation that closes the unit.
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Acquire)
-    }
-
-    /// The store has seen the operation that closes the unit.
-    pub fn close(&self) {
-        self.closed.store(true, Release);
     }
 
     /// A commit that must be done before this unit is closed; made when first asked for. Its own part is the asker's.
@@ -206,6 +194,6 @@ impl fmt::Debug for Commit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Commit");
         shown.field("left", &self.left).field("refused", &self.refused).field("unit", &self.unit);
-        shown.field("closed", &self.closed).field("before", &self.before).finish_non_exhaustive()
+        shown.field("before", &self.before).finish_non_exhaustive()
     }
 }

@@ -110,9 +110,6 @@ impl Batch {
             let mut cut = None;
             match &job {
                 Job::Op(QueueOp::Append(entry)) => {
-                    if let Some(commit) = entry.commit.as_ref().filter(|commit| commit.is_unit()) {
-                        commit.close();
-                    }
                     let Some(message) = entry.take() else {
                         settled += 1;
                         gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
