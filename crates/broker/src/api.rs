@@ -17,14 +17,14 @@ pub struct BrokerConfig {
     pub non_broker: bool,
     /// Pattern of a device's own namespace in non-broker mode, with `{client_id}`.
     pub namespace: String,
-    /// Listener name to the strategy of the shared groups that its clients create; without an entry, and for a
-    /// group that is listed by name, the limits decide.
+    /// Strategy of the shared groups that a listener's clients create, by listener name. The limits decide for
+    /// listeners that are not here, and for groups that they list by name.
     pub listener_strategies: BTreeMap<String, SharedStrategy>,
     /// Latest values; `None` switches them off.
     pub latest: Option<Arc<store::Latest>>,
     /// History of the topics that have one; `None` switches it off.
     pub history: Option<Arc<store::History>>,
-    /// Stores of sessions, queues and retained messages; with `None` these end with the process.
+    /// Stores of sessions, queues and retained messages; with `None` all of these end with the process.
     pub stores: Option<Stores>,
     /// Which messages are acknowledged when.
     pub durability: DurabilityRules,
@@ -52,13 +52,13 @@ pub struct Opened {
     pub session: Arc<dyn Session>,
     /// Whether state was resumed [MQTT-3.2.2-2].
     pub present: bool,
-    /// To wait for before CONNACK: the session is new and persistent, or one that was on disk is discarded.
+    /// What CONNACK must wait for: the record of a new persistent session, or the removal of a discarded one.
     pub commit: Option<Arc<Commit>>,
-    /// What is left to do about the session or connection before it, if that is much.
+    /// What is left to do about the session or connection that it replaces, if that is too much for one turn.
     pub aftermath: Option<Box<super::Aftermath>>,
     /// Whether it had a connection, which ends now.
     pub took_over: bool,
-    /// Number of the session's connection, from 1; the connection owns the session while no higher one exists.
+    /// Number of the session's connection, from 1. The connection owns the session until there is a higher one.
     pub epoch: u32,
 }
 
@@ -97,9 +97,9 @@ pub struct Subscribed {
     pub qos: QoS,
     /// Retained messages to replay after the SUBACK, paced by the connection.
     pub replay: Option<RetainedCursor>,
-    /// Messages wait in the queue of the shared group that was joined: [`super::Broker::online`] hands them out.
+    /// Messages are waiting in the queue of the group that was joined: call [`super::Broker::online`] to get them.
     pub group_queue: bool,
-    /// Members of the shared group that were looked at.
+    /// Members of the shared group that were visited.
     pub members: usize,
 }
 
@@ -110,9 +110,9 @@ pub enum SubscribeError {
     Invalid,
     /// Shared subscription without group or with No Local (protocol error) [MQTT-3.8.3-4].
     NoLocalShared,
-    /// Subscriptions per session (0x97).
+    /// The session has too many subscriptions (0x97).
     Quota,
-    /// Not allowed, also outside the namespace in non-broker mode (0x87).
+    /// Not authorized, or outside the device's namespace in non-broker mode (0x87).
     NotAuthorized,
     /// Switched off (0xA2).
     WildcardUnavailable,
@@ -144,7 +144,7 @@ pub struct Published {
 pub enum Shortage {
     /// The memory budget is used up.
     Memory,
-    /// The store does not take more, and a persistent session would get it.
+    /// The store accepts nothing more, and a persistent session would have to store it.
     Store,
 }
 
@@ -166,7 +166,7 @@ pub enum DirectOutcome {
     Done(Outcome),
     /// No session of that client id.
     UnknownDevice,
-    /// Not offered to it.
+    /// Refused before it was offered.
     Refused(Shortage),
     /// Offline, and the policy is `Fail`.
     DeviceOffline,
@@ -194,7 +194,7 @@ pub struct DeviceInfo {
 /// One page of [`super::Broker::devices`].
 #[derive(Debug, Default)]
 pub struct DevicePage {
-    /// The devices, each with where a page that begins after it starts.
+    /// The devices, each with the start of a page that continues after it.
     pub devices: Vec<(u32, DeviceInfo)>,
     /// Where the next page starts; `None` at the end.
     pub next: Option<u32>,

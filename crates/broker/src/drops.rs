@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{Broker, Event, EventKind};
 
-/// (session, reason) pairs between two ticks; drops of further ones are counted but not told.
+/// (session, reason) pairs remembered between two ticks; drops beyond them are counted but cause no event.
 const MAX_PAIRS: usize = 4096;
 
 /// What was dropped since the last tick.
@@ -19,8 +19,8 @@ pub(super) struct Drops {
 
 /// Drops.
 impl Broker {
-    /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches.
-    /// Takes a short lock of its own: may be called from a target.
+    /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches. A target
+    /// may call it: its lock is short and covers nothing else.
     pub fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
         if messages == 0 || self.inner.events.receiver_count() == 0 {
             return;
@@ -36,7 +36,7 @@ impl Broker {
         }
     }
 
-    /// Sends what was gathered.
+    /// Sends the events gathered since the last tick.
     pub(super) fn tell_drops(&self, now: Timestamp) {
         let counts = std::mem::take(&mut *self.inner.drops.counts.lock());
         for ((client_id, reason), count) in counts {

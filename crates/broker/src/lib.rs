@@ -81,7 +81,7 @@ struct Inner {
     history: Option<Arc<History>>,
     durable: Option<Durable>,
     durability: DurabilityRules,
-    /// Random keys: peers cannot make collisions.
+    /// Keyed at random, so that peers cannot construct collisions.
     hasher: RandomState,
     index: Index,
     slots: Slots,
@@ -143,7 +143,7 @@ impl Broker {
         } = config;
         let hasher = RandomState::new();
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
-        // What waits to be written is bounded by those who write it.
+        // Set aside for what waits to be written: the stores bound it themselves.
         let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
         let for_latest = if latest.is_some() { limits.waiting_values().0 } else { 0 };
         let set_aside = for_disk + for_latest;
@@ -195,7 +195,7 @@ impl Broker {
 
     /// Sends an event to watchers.
     pub fn emit(&self, event: Event) {
-        // No watcher is no error.
+        // An error means that nobody watches.
         let _ = self.inner.events.send(event);
     }
 

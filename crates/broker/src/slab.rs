@@ -1,8 +1,8 @@
-//! Numbered storage that grows by chunks, so that a large table never doubles and numbers never move.
+//! Numbered storage that grows by chunks, so that a large table is never copied and values never move.
 
 const CHUNK: usize = 256;
 
-/// Values by number. Numbers of removed values are used again.
+/// Values by number. Numbers of removed values are reused.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     chunks: Vec<Vec<Option<T>>>,
@@ -20,7 +20,7 @@ impl<T> Slab<T> {
         slab
     }
 
-    /// Takes a number without a value yet; [`Self::set`] gives it one.
+    /// Takes a number that has no value yet; [`Self::set`] gives it one.
     pub(super) fn reserve(&mut self) -> u32 {
         match self.free.pop() {
             Some(number) => number,
@@ -48,7 +48,7 @@ impl<T> Slab<T> {
         self.chunks.get(number / CHUNK)?.get(number % CHUNK)?.as_ref()
     }
 
-    /// The values at `from` and the `count - 1` numbers after it, with their numbers.
+    /// The values among `count` numbers from `from`, with their numbers.
     pub(super) fn range(&self, from: u32, count: u32) -> impl Iterator<Item = (u32, &T)> {
         let end = from.saturating_add(count).min(self.next);
         (from..end).filter_map(|number| Some((number, self.get(number)?)))

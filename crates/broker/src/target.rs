@@ -1,4 +1,4 @@
-//! The seam between routing and those who receive: sessions (net) and gRPC streams (grpc).
+//! The seam between routing and receivers: sessions of devices, and gRPC streams.
 
 use std::{
     any::Any,
@@ -18,7 +18,7 @@ use super::{Charge, MatchCache, SessionCore};
 pub struct Delivered {
     /// What happened.
     pub outcome: Outcome,
-    /// The target has bytes to flush and is in no flush list yet: the broker adds it to the turn's.
+    /// The target has bytes to flush and is on no flush list yet: the broker puts it on the turn's.
     pub flush: bool,
 }
 
@@ -27,11 +27,11 @@ pub trait Target: Any + Send + Sync {
     /// Takes or refuses one message without blocking and without a system call.
     fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered;
 
-    /// Sends what earlier deliveries left. Called once for each `flush: true`, at the end of the turn.
+    /// Sends what earlier deliveries left. Called once for each `flush: true`, at the latest at the end of the turn.
     fn flush(self: Arc<Self>);
 
-    /// Sends the same sooner, where that costs little. [`Self::flush`] still comes, and until then what further deliveries
-    /// leave is `flush: false`.
+    /// Sends the same sooner, if that costs little. [`Self::flush`] still follows, and until then further deliveries
+    /// return `flush: false`.
     fn flush_early(&self) {}
 
     /// Whether the receiver is connected.
@@ -47,7 +47,7 @@ pub trait Target: Any + Send + Sync {
         false
     }
 
-    /// The queue of a shared group has messages that it was too full for; it asks for them when it has room.
+    /// A shared group's queue has messages for which the session was too full; it should ask for them when it has room.
     fn nudge(&self) {}
 
     /// Messages waiting or un-acknowledged (for `least_inflight` and gauges).
@@ -59,28 +59,29 @@ pub trait Session: Target {
     /// The broker's part of the session. A plain accessor: it is called under registry locks.
     fn core(&self) -> &SessionCore;
 
-    /// Asks the connection of `epoch` or older to end for `reason`; if that of just this `epoch` is only on its way, it
-    /// ends when it comes. Does not wait.
+    /// Asks the connection of `epoch`, or an older one, to end for `reason`. If the connection of `epoch` has not
+    /// attached yet, it ends when it does. Does not wait.
     fn close(&self, epoch: u32, reason: CloseReason);
 
-    /// The session is over: drops what waits, and hands back what a shared group may give to another
-    /// member, never QoS 2 in flight [MQTT-4.8.2-5]. The broker removes what is on disk.
+    /// The session is over: drops what waits, and returns what a shared group may give to another member, which is
+    /// never QoS 2 in flight [MQTT-4.8.2-5]. The broker removes what is on disk.
     fn end(&self) -> Vec<Yielded>;
 
-    /// The connection ended: hands back what a shared group queued here and was not yet sent, unless another has come
-    /// since. What it hands back it does not read from disk again.
+    /// The connection ended: returns what a shared group queued here and was not sent yet, unless another connection
+    /// has come since. The session never rereads from disk what it returned.
     fn yield_shared(&self) -> Vec<Yielded>;
 
-    /// What an earlier process left on disk for it. Called once, before anybody else has the session.
+    /// Restores what an earlier process left on disk. Called once, before anybody else has the session.
     fn restore(&self, stored: &QueueSummary);
 
-    /// The connection has ended: has its queue on disk note what the client may have begun to receive. The commit is done
-    /// when it does; none if it does already, or a new connection has come.
+    /// The connection has ended: notes in the queue on disk what the client may have begun to receive. The commit is
+    /// done when that is written; `None` if it is already, or if a new connection has come.
     fn note_sent(&self) -> Option<Arc<Commit>> {
         None
     }
 
-    /// Whether what is on disk in this place must stay although it has expired: the client may have begun to receive it.
+    /// Whether the entry in this place must stay on disk although it has expired, because the client may have begun to
+    /// receive it.
     fn may_have_sent(&self, place: u64, qos: QoS) -> bool;
 
     /// Messages that were on disk only have expired there.
@@ -92,12 +93,13 @@ pub trait Session: Target {
     /// Counts for `Devices.Get` and metrics.
     fn queue(&self) -> QueueInfo;
 
-    /// Bytes that it has of the memory account for messages on their way to the client.
+    /// Bytes of the memory account that it holds for messages on their way to the client.
     fn held(&self) -> usize {
         0
     }
 
-    /// Memory is short and it holds much: lets go what its queue's policy allows or the disk has, else ends the connection.
+    /// Memory is short and the session holds much: drops what is on disk or what its overflow policy allows, else ends
+    /// the connection.
     fn give_back(&self) {}
 }
 
@@ -127,9 +129,9 @@ pub enum CloseReason {
     ServerShutdown,
     /// Nothing was read for 1.5 times the keep alive [MQTT-3.1.2-22].
     KeepAlive,
-    /// A packet that had begun did not go on.
+    /// A packet that had begun did not continue in time.
     PacketTimeout,
-    /// Memory is short, and it holds more than it may then.
+    /// Memory is short, and the connection holds more than is allowed then.
     Memory,
     /// A write made no progress.
     WriteTimeout,
@@ -137,21 +139,21 @@ pub enum CloseReason {
     SessionEnded,
 }
 
-/// Everything that one turn of a thread collects. See DESIGN "The seam".
+/// Everything that a thread collects between two waits.
 #[derive(Default)]
 pub struct Turn {
     /// Targets with bytes to flush.
     pub dirty: Vec<Arc<dyn Target>>,
     /// This thread's match cache.
     pub matches: MatchCache,
-    /// What the task at work may still do before it yields: whoever begins a poll renews it.
+    /// What the running task may still do before it yields. Renewed at the beginning of each poll.
     pub effort: Effort,
 }
 
 impl Turn {
-    /// Flushes what has joined the list since it had `from` targets, so that a message does not wait for the rest of the
-    /// turn. The targets stay on the list, and what further deliveries leave goes out at its end: a turn writes to a
-    /// target at most twice.
+    /// Flushes the targets that joined the list since it had `from` of them, so that a message need not wait for the
+    /// rest of the turn. They stay on the list, and what further deliveries leave goes out at the turn's end: a turn
+    /// writes to a target at most twice.
     pub fn flush_early(&mut self, from: usize) {
         self.effort.spend_each(Effort::CALL, self.dirty.len().saturating_sub(from));
         for target in self.dirty.get(from..).unwrap_or_default() {
@@ -159,8 +161,8 @@ impl Turn {
         }
     }
 
-    /// Flushes every target in the list, in its order: deliveries go before the acknowledgement that follows them.
-    /// Call before the turn ends. A target that panics keeps its bytes; the others are flushed.
+    /// Flushes every target on the list, in order, so that deliveries go out before the acknowledgement that follows
+    /// them. Call it before the turn ends. A target that panics keeps its bytes; the others are flushed.
     pub fn flush(&mut self) {
         // Draining nothing costs 50 instructions.
         if self.dirty.is_empty() {
@@ -168,14 +170,14 @@ impl Turn {
         }
         self.effort.spend_each(Effort::CALL, self.dirty.len());
         for target in self.dirty.drain(..) {
-            // The panic hook has told it.
+            // The panic hook has reported it.
             let _ = catch_unwind(AssertUnwindSafe(|| target.flush()));
         }
     }
 }
 
-/// A turn that a panic has cut short is flushed all the same: who has been put on this list is put on no other until it
-/// is flushed.
+/// A turn that a panic cuts short is flushed all the same: a target on this list is put on no other until it is
+/// flushed.
 impl Drop for Turn {
     fn drop(&mut self) {
         self.flush();
@@ -210,7 +212,7 @@ pub struct ConnectionInfo {
     pub username: Option<Box<str>>,
 }
 
-/// Something that happened, for `Events.Watch` and logs.
+/// Something that happened, for `Events.WatchEvents` and logs.
 #[derive(Debug, Clone)]
 pub struct Event {
     /// When.
@@ -255,8 +257,8 @@ pub enum EventKind {
         /// Why: `expired`, `clean_start`, `administrative`.
         reason: &'static str,
     },
-    /// Messages were dropped for this session when they were routed, or unsent with its connection (one event
-    /// a second for each reason). What expires in a queue is only counted.
+    /// Messages were dropped for this session when they were routed, or lost unsent with its connection: one event a
+    /// second for each reason. What expires in a queue is only counted.
     Dropped {
         /// Why.
         reason: DropReason,
@@ -317,7 +319,7 @@ mod tests {
         assert!(targets.iter().all(|target| target.count.load(SeqCst) == 1));
     }
 
-    /// The failure: a turn with a thousand receivers costs milliseconds that nobody has paid.
+    /// The failure: a turn with a thousand receivers takes milliseconds that no task is charged for.
     #[test]
     fn what_is_written_is_charged_to_the_turn_that_writes() {
         let mut turn = Turn::default();
@@ -339,7 +341,7 @@ mod tests {
         assert_eq!((broken.early.load(SeqCst), other.early.load(SeqCst)), (1, 1));
         turn.flush();
         assert_eq!((broken.count.load(SeqCst), other.count.load(SeqCst)), (1, 1));
-        // The list may have been flushed since somebody noted its length.
+        // The list may have been flushed since its length was noted.
         turn.flush_early(2);
         assert_eq!((broken.early.load(SeqCst), other.early.load(SeqCst)), (1, 1));
     }

@@ -1,4 +1,4 @@
-//! What outlives the process: which store gets what, and the start from it.
+//! What outlives the process: which store holds what, and how it is restored at the start.
 
 mod moves;
 mod paging;
@@ -71,20 +71,20 @@ pub(crate) struct Durable {
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
     /// What the store did not take.
     pub(crate) stalled: Mutex<Stalled>,
-    /// Whom to tell what the store says later.
+    /// Where the store's later answers go.
     pub(crate) inner: Weak<Inner>,
 }
 
-/// What the start found.
+/// What was restored at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Sessions that go on.
+    /// Sessions that continue.
     pub sessions: usize,
-    /// Sessions whose time was over.
+    /// Sessions that had expired.
     pub expired: usize,
     /// Subscriptions.
     pub subscriptions: usize,
-    /// Subscriptions that are not allowed any more (non-broker mode, limits).
+    /// Subscriptions that are no longer allowed (non-broker mode, limits).
     pub refused_subscriptions: usize,
     /// Messages waiting on disk.
     pub messages: usize,
@@ -99,8 +99,8 @@ pub struct Restored {
 impl Stores {
     /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
     pub async fn flush(&self) {
-        // A read comes after all that was submitted before it; there is no such queue. Sessions come later: their wills
-        // leave them only when they are safe.
+        // A read is answered after everything submitted before it, even of a queue that does not exist. Sessions come
+        // last: a will leaves its session's record only once it is safe elsewhere.
         let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
         let sessions = Commit::new();
         self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
@@ -111,7 +111,7 @@ impl Stores {
     /// Waits until all changes of retained messages are on disk. Cancel safe.
     pub async fn flush_retained(&self) -> Result<(), Refused> {
         let commit = Commit::new();
-        // There is no such topic [MQTT-4.7.3-1].
+        // No topic is empty [MQTT-4.7.3-1], so this clears nothing.
         self.retained.clear(Arc::from(""), Some(Arc::clone(&commit)));
         commit.wait().await
     }
@@ -141,17 +141,17 @@ impl Durable {
         &self.stores.retained
     }
 
-    /// A queue that nobody ever had.
+    /// A queue number that was never used.
     pub(crate) fn next_queue(&self) -> QueueId {
         QueueId(self.last.fetch_add(1, Relaxed) + 1)
     }
 
-    /// A session with this queue has the slot.
+    /// Notes the slot of the session that owns the queue.
     pub(crate) fn note_slot(&self, core: &SessionCore) {
         self.owners.lock().insert(core);
     }
 
-    /// A shared group with this queue has the number.
+    /// Notes the group that owns the queue.
     pub(crate) fn note_group(&self, queue: QueueId, group: u32) {
         self.groups.lock().insert(queue, group);
     }
@@ -168,7 +168,7 @@ impl Durable {
         self.sessions().submit(SessionOp::Put(Box::new(session), part(commit)));
     }
 
-    /// The session of a queue is over, and so is all that it has on disk.
+    /// Removes an ended session's record and queue from disk.
     pub(crate) fn remove_session(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
         self.owners.lock().remove(core);
         self.sessions().submit(SessionOp::Remove(core.queue(), part(commit)));
@@ -215,12 +215,13 @@ impl Broker {
         Ok(Page { entries, next, end })
     }
 
-    /// To be asked and told about messages that expire on disk. Does not keep the broker: its stores have it.
+    /// Answers the store's questions about messages that expire on disk. Holds the broker weakly, since the broker's
+    /// stores hold this.
     pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
         Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
     }
 
-    /// Brings back what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
+    /// Restores what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
     /// says that the sessions themselves were set aside as damaged. Blocks on the disk.
     pub fn restore(
         &self,
@@ -257,11 +258,12 @@ impl Broker {
                 durable.queues().submit(QueueOp::Purge { queue });
             }
         }
-        // All members so far are persistent. Only an earlier version left groups without a queue.
+        // Every restored member is persistent, so its group needs a queue; only an earlier version left groups without
+        // one.
         for group in self.inner.index.groups() {
             group.keep_on_disk(durable);
         }
-        // Without the sessions they belong to, queues are kept for whoever puts the file back.
+        // If the sessions are lost, their queues are kept in case somebody puts the file back.
         let orphans = if sessions_lost { Vec::new() } else { orphans };
         for queue in orphans.into_iter().filter(|queue| !durable.groups.lock().contains_key(queue)) {
             durable.queues().submit(QueueOp::Purge { queue });
@@ -285,7 +287,7 @@ impl Broker {
             } else if message.is_expired(now) {
                 gone.push(Arc::clone(&message.topic));
             } else if !inner.retained.restore(&message) {
-                // Beyond today's limits: not served, but not deleted for them either.
+                // Beyond today's limits: not served, but not deleted either, in case the limits are raised again.
                 restored.left_retained += 1;
             } else {
                 restored.retained += 1;
@@ -332,8 +334,8 @@ impl Inner {
         sessions.find(|session| session.core().queue() == queue)
     }
 
-    /// Of what was read from a queue, what may be delivered: in non-broker mode nothing that a device sent before. The
-    /// rest is removed.
+    /// Keeps what may be delivered of what was read from a queue and removes the rest: in non-broker mode, what devices
+    /// had sent.
     pub(crate) fn allowed(
         &self,
         durable: &Durable,
@@ -362,14 +364,14 @@ impl Inner {
     }
 }
 
-/// Puts what is read into the broker.
+/// Puts what the stores read into the broker.
 struct Restoring<'a, M> {
     broker: &'a Broker,
     durable: &'a Durable,
     make: M,
     now: Timestamp,
     queues: std::slice::Iter<'a, QueueSummary>,
-    /// Queues of no session.
+    /// Queues that belong to no session.
     orphans: Vec<QueueId>,
     groups: Vec<(QueueId, String)>,
     last: u64,
@@ -377,8 +379,8 @@ struct Restoring<'a, M> {
 }
 
 impl<M> Restoring<'_, M> {
-    /// A later session of the client id was begun: an earlier one is on disk only because its will was not safe yet. It
-    /// ends with the next tick, which publishes that.
+    /// The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It
+    /// ends with the next tick, which publishes the will.
     fn end_earlier(&self, client_id: &ClientId) {
         let inner = &*self.broker.inner;
         let mut lock = inner.lock_client(client_id.as_str());
@@ -388,7 +390,7 @@ impl<M> Restoring<'_, M> {
         inner.timers.update(&earlier, &mut state, |state| state.expiry = 0);
     }
 
-    /// The summary of a queue; both come in order.
+    /// The summary of a queue. Queues and summaries come in the same order.
     fn summary(&mut self, queue: QueueId) -> Option<&QueueSummary> {
         while self.queues.as_slice().first()?.queue <= queue {
             let summary = self.queues.next()?;
@@ -427,7 +429,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             let session = (self.make)(SessionCore::restored(stored, slot, now, &inner.account));
             if let Some(summary) = &mut summary {
                 if was_offline {
-                    // Its entries say what was sent.
+                    // It had no connection: what was sent was noted in the entries when the last one ended.
                     summary.begun = 0;
                 }
                 session.restore(summary);

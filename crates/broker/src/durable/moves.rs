@@ -8,16 +8,16 @@ use store::StoreHealth;
 
 use crate::{Broker, Inner, MemoryKind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
 
-/// What goes to somebody else.
+/// A message that is being moved.
 pub(crate) enum Moved {
     /// A message out of the group's own queue.
     Waiting { group: u32, waiting: Waiting },
-    /// A message that a member gave back, which was in its durable queue `from` if it has a place.
+    /// A message that a member gave back; it is in that member's durable queue `from` if it has a place.
     Yielded { yielded: Yielded, from: QueueId },
 }
 
-/// What the store did not take, for the next tick. Groups are bounded by their number; what members gave back was in
-/// their memory before and counts against the budget.
+/// What the store refused, for the next tick. It is bounded: there are only so many groups, and what members gave back
+/// was in memory already and counts against the budget.
 #[derive(Default)]
 pub(crate) struct Stalled {
     groups: BTreeSet<u32>,
@@ -40,17 +40,17 @@ impl Durable {
         commit.done();
     }
 
-    /// Whether the store would surely refuse a message now. While it fails, one try a second is let through.
+    /// Whether the store is sure to refuse a message now. While it fails, one attempt a second is let through.
     pub(crate) fn is_stalled(&self) -> bool {
         self.queues().health() != StoreHealth::Sound && !self.queues().accepts()
     }
 
-    /// Members of the group are told at the next tick that it has something for them.
+    /// Has the group's members told at the next tick that messages are waiting for them.
     pub(crate) fn stall(&self, group: u32) {
         self.stalled.lock().groups.insert(group);
     }
 
-    /// The group's queue could not be read: it is not tried again before the next tick.
+    /// The group's queue could not be read; the next tick tries again.
     pub(crate) fn stall_reading(&self, group: u32) {
         self.stalled.lock().unread.insert(group);
     }
@@ -62,7 +62,7 @@ impl Inner {
         let Some(durable) = &self.durable else { return };
         match moved {
             Moved::Waiting { group, waiting } => {
-                // Without the group its queue is gone too.
+                // The group's queue went with it.
                 let Some(found) = self.index.group(group) else {
                     return count_drop(DropReason::SessionEnded);
                 };
@@ -70,7 +70,7 @@ impl Inner {
                 durable.stall(group);
             }
             Moved::Yielded { mut yielded, from } => {
-                // It was told before what became of it.
+                // The receipt already knows what became of it.
                 yielded.message = yielded.message.without_receipt();
                 self.account.force(MemoryKind::Queued, yielded.message.cost());
                 durable.stalled.lock().yielded.push((yielded, from));
@@ -81,7 +81,7 @@ impl Inner {
 
 /// What the store did not take.
 impl Broker {
-    /// Offers again what the store did not take.
+    /// Offers again what the store refused.
     pub(crate) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
         let inner = &*self.inner;
         let Some(durable) = &inner.durable else { return };
@@ -96,7 +96,7 @@ impl Broker {
         };
         for (yielded, from) in yielded {
             inner.account.release(MemoryKind::Queued, yielded.message.cost());
-            // Still on disk where it was, but a session does not read again what it gave away.
+            // It is still on disk where it was, but a session never rereads what it gave away.
             self.redeliver(vec![yielded], from, now, turn);
         }
         for group in &unread {

@@ -1,8 +1,9 @@
 //! The memory account: every byte that peers make the process hold beyond what each connection has anyway.
 //!
-//! One total stands against `limits.memory_budget`, and most kinds have a share of it. The last quarter of the total, and of
-//! each share, is for those who hold little: large holders are refused first. When those who hold little need that, the
-//! largest give back (`shed`); all else goes when it is sent, when its deadline comes or when its owner ends.
+//! One total stands against `limits.memory_budget`, and most kinds have a share of it. The last quarter of the total,
+//! and of each share, is kept for those who hold little: large holders are refused first. When small holders begin to
+//! need that quarter, the largest give some back (`shed`). Everything else is released when it is sent, when it expires
+//! or when its owner ends.
 
 use std::sync::{
     Arc,
@@ -18,7 +19,7 @@ pub enum MemoryKind {
     Queued,
     /// Packets of connected clients that have not arrived completely.
     Partial,
-    /// What is sent to clients and their sockets don't take, in whatever layer it waits.
+    /// Output that clients' sockets do not accept, in whichever layer it waits.
     Replies,
     /// Wills.
     Wills,
@@ -28,13 +29,13 @@ pub enum MemoryKind {
     Sessions,
     /// Topic aliases that clients set.
     Aliases,
-    /// Retained messages: as a whole where they are in memory, their topics where they are on disk.
+    /// Retained messages: all of a message that is in memory, only the topic of one that is on disk.
     Retained,
     /// Requests and answers of gRPC calls under way.
     GrpcMessages,
     /// Buffers of gRPC streams.
     GrpcStreams,
-    /// What clients sent that have not authenticated.
+    /// Input from clients that have not authenticated.
     Unauthenticated,
 }
 
@@ -71,12 +72,12 @@ impl MemoryKind {
         }
     }
 
-    /// The part of the budget that bytes of this kind may take, as a divisor. What lasts as long as a session leaves the
-    /// rest to traffic; who has not authenticated gets little.
+    /// The part of the budget that bytes of this kind may take, as a divisor. What lasts as long as a session must
+    /// leave room for traffic, and clients that have not authenticated get little.
     fn divisor(self) -> usize {
         match self {
             Self::Queued | Self::Partial | Self::Replies | Self::GrpcStreams => 1,
-            // Each gRPC connection has a part whatever it sends: many could leave devices nothing.
+            // Each gRPC connection costs something whatever it sends, so that many could leave nothing for devices.
             Self::Sessions | Self::GrpcMessages => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
             Self::Wills => 8,
@@ -85,9 +86,9 @@ impl MemoryKind {
     }
 }
 
-/// Any holder may have so much, as long as there is any room.
+/// Any holder may have this much as long as there is any room.
 pub(crate) const FLOOR: usize = 64 << 10;
-/// In the last quarter nobody may hold more than such a part of what is left, or the floor.
+/// In the last quarter nobody may hold more than one part in this many of what is left, or the floor.
 const PART: usize = 16;
 
 /// Bytes held in the process against their bound.
@@ -95,7 +96,8 @@ const PART: usize = 16;
 pub struct Account {
     used: AtomicUsize,
     limit: usize,
-    /// All kinds but [`MemoryKind::Queued`], which is what is left of the total: no second counter is touched for a message.
+    /// Bytes by kind. [`MemoryKind::Queued`] is not counted here: it is the rest of the total, so that a message
+    /// touches one counter only.
     kinds: [AtomicUsize; MemoryKind::ALL.len()],
 }
 
@@ -105,8 +107,8 @@ impl Account {
         Self { used: AtomicUsize::new(0), limit, kinds: Default::default() }
     }
 
-    /// Takes `bytes` for a holder that has `held` already; false, and takes nothing, if they don't fit, would be too
-    /// much for one holder while memory is short, or exceed the share of their kind.
+    /// Charges `bytes` to a holder that has `held` already. Charges nothing and returns false if they do not fit, are
+    /// too much for one holder while memory is short, or exceed the share of their kind.
     pub fn charge(&self, kind: MemoryKind, held: usize, bytes: usize) -> bool {
         let before = self.used.fetch_add(bytes, Relaxed);
         if fits(self.limit, before, held, bytes) && self.note(kind, held, bytes) {
@@ -116,12 +118,13 @@ impl Account {
         false
     }
 
-    /// Whether retained messages may take `bytes` more. They belong to nobody: while memory is short only small ones may.
+    /// Whether retained messages may take `bytes` more. They belong to no holder, so while memory is short only small
+    /// ones may.
     pub(crate) fn takes_retained(&self, bytes: usize) -> bool {
         self.takes(MemoryKind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
     }
 
-    /// Takes `bytes`, beyond all limits if need be: for what is bounded otherwise and must go on.
+    /// Charges `bytes` even beyond all limits: for what is bounded in another way and must not fail.
     pub fn force(&self, kind: MemoryKind, bytes: usize) {
         self.used.fetch_add(bytes, Relaxed);
         if kind != MemoryKind::Queued {
@@ -152,12 +155,12 @@ impl Account {
         self.has_room(bytes) && self.held(kind).saturating_add(bytes) <= self.share(kind)
     }
 
-    /// The part of the bound that bytes of a kind may take.
+    /// How much of the bound bytes of a kind may take.
     pub fn share(&self, kind: MemoryKind) -> usize {
         self.limit / kind.divisor()
     }
 
-    /// Whether only those who hold little get more.
+    /// Whether memory is so short that only small holders get more.
     pub fn is_short(&self) -> bool {
         !self.has_room(self.limit / 4)
     }
@@ -181,7 +184,7 @@ impl Account {
         self.used().saturating_sub(others)
     }
 
-    /// Notes `bytes` of a kind; false, and notes nothing, if its share is used up.
+    /// Counts `bytes` of a kind. Counts nothing and returns false if its share is used up.
     fn note(&self, kind: MemoryKind, held: usize, bytes: usize) -> bool {
         if kind == MemoryKind::Queued {
             return true;
@@ -190,7 +193,7 @@ impl Account {
         let before = all.fetch_add(bytes, Relaxed);
         let share = self.share(kind);
         let fits = match kind {
-            // Those who came before make room.
+            // Newcomers may use all of it: those who came before make room.
             MemoryKind::Unauthenticated => before.saturating_add(bytes) <= share,
             _ => fits(share, before, held, bytes),
         };
@@ -201,7 +204,7 @@ impl Account {
     }
 }
 
-/// Whether `bytes` more fit into `limit`, of which `before` are taken, for a holder that has `held`.
+/// Whether a holder that has `held` may have `bytes` more of `limit`, of which `before` are taken.
 fn fits(limit: usize, before: usize, held: usize, bytes: usize) -> bool {
     let left = limit.saturating_sub(before);
     let is_short = left < bytes.saturating_add(limit / 4);
@@ -222,13 +225,13 @@ impl Charge {
         Self { account: Arc::clone(account), kind, bytes: 0 }
     }
 
-    /// `bytes`, beyond all limits if need be: what was granted before.
+    /// Charges `bytes` even beyond all limits, for what was granted before.
     pub fn forced(account: &Arc<Account>, kind: MemoryKind, bytes: usize) -> Self {
         account.force(kind, bytes);
         Self { account: Arc::clone(account), kind, bytes }
     }
 
-    /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
+    /// Changes the charge to `bytes`. Changes nothing and returns false if it would have to grow and may not.
     pub fn set(&mut self, bytes: usize) -> bool {
         if bytes > self.bytes {
             if !self.account.charge(self.kind, self.bytes, bytes - self.bytes) {
@@ -241,7 +244,7 @@ impl Charge {
         true
     }
 
-    /// What it is.
+    /// Bytes charged.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -283,7 +286,7 @@ mod tests {
             large += STEP;
         }
         assert_eq!(large, 48 * MIB);
-        // Many more come, and each takes what it can get.
+        // Many more arrive, and each takes what it can get.
         let mut held = vec![0; 40];
         for mine in &mut held {
             while account.charge(MemoryKind::Queued, *mine, STEP) {

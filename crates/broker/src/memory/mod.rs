@@ -1,4 +1,4 @@
-//! What peers make the process hold: the account of it, and who gives some back while it is short.
+//! What peers make the process hold: the account that bounds it, and shedding while memory is short.
 
 mod account;
 mod shed;

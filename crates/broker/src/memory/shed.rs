@@ -1,19 +1,19 @@
-//! While memory is short, those who hold most of it give some back.
+//! While memory is short, the largest holders give some back.
 
 use std::{cmp::Reverse, sync::atomic::Ordering::Relaxed};
 
 use crate::{Broker, memory::account::FLOOR, sessions::TURN};
 
-/// Slots that a tick looks at.
+/// Slots visited by one tick.
 const LOOK: u32 = 64 * TURN;
-/// Sessions that a tick asks to give back.
+/// Sessions that one tick asks to give memory back.
 const ASKED: usize = 64;
-/// Who holds less is not asked.
+/// Sessions that hold less are not asked.
 const LARGE: usize = 4 * FLOOR;
 
 /// Shedding.
 impl Broker {
-    /// Asks the largest holders among the next stretch of sessions, one after the other, until memory is not short.
+    /// Asks the largest holders in the next stretch of slots, one after the other, until memory is no longer short.
     pub(crate) fn shed(&self) {
         let inner = &*self.inner;
         if !inner.account.is_short() {

@@ -1,9 +1,9 @@
 //! Retained messages: the last one per topic, in order of topic, within count and byte limits.
 //!
-//! With a store, a message with more than a small payload is in memory only for a while after it was set; then what is
-//! left of it here is its size and expiry, and it is read when somebody wants it. See `evict` and [`replay`].
-//! What is in memory is on the account: a message that does not fit there is not retained, and while half of the share is
-//! taken, messages leave memory as soon as they are on disk.
+//! With a store, a message with more than a small payload stays in memory only for a while after it was set. Afterwards
+//! only its size and expiry are here, and it is read from disk when somebody wants it: see `evict` and [`replay`].
+//! Messages in memory are on the account: one that does not fit is not retained, and while more than half of the share
+//! is taken, messages leave memory as soon as they are on disk.
 
 mod replay;
 
@@ -29,12 +29,12 @@ pub use replay::{RetainedCursor, RetainedPage};
 
 /// Larger payloads do not stay in memory if there is a store.
 const SMALL: usize = 256;
-/// How long they do, unless memory is short.
+/// How long larger payloads stay, in milliseconds, unless memory is short.
 const STAY: u64 = 60_000;
-/// Topics that a tick looks at for messages that may leave memory, and bytes of these messages.
+/// Messages, and bytes of them, that one tick considers for leaving memory.
 const EVICT: usize = 1000;
 const EVICT_BYTES: usize = 16 << 20;
-/// Topics looked at for expiry per tick.
+/// Topics checked for expiry per tick.
 const SWEEP: usize = 10_000;
 
 /// The retained store.
@@ -55,9 +55,9 @@ pub(crate) struct Retained {
 struct RetainedTable {
     messages: BTreeMap<Arc<str>, Kept>,
     bytes: usize,
-    /// Messages that expire some time.
+    /// Messages that have an expiry.
     expiring: usize,
-    /// Topics whose message may leave memory, by the turns in which they are looked at.
+    /// Topics whose message may leave memory, by the turn in which each is considered.
     leaving: BTreeMap<u64, Arc<str>>,
     /// The last turn that was given.
     turn: u64,
@@ -72,11 +72,11 @@ const NODE: usize = 96;
 enum Kept {
     Here {
         message: Arc<SharedMessage>,
-        /// When it is looked at for leaving memory, 0 for never. The topic is in `leaving` with this turn, or in the hands
-        /// of whoever looks.
+        /// The turn in which it is considered for leaving memory, 0 for never. The topic is in `leaving` under this
+        /// turn unless it is being considered right now.
         turn: u64,
     },
-    /// On disk only, and surely there.
+    /// On disk only; the store has confirmed it.
     Disk { received: Timestamp, expires: Option<Timestamp>, cost: u32 },
 }
 
@@ -141,7 +141,7 @@ impl RetainedTable {
         kept.is_some()
     }
 
-    /// Takes it out, but its turn stays.
+    /// Takes it out of the table but leaves its turn in `leaving`.
     fn take(&mut self, topic: &str) -> Option<Kept> {
         let kept = self.messages.remove(topic)?;
         self.bytes -= kept.cost();
@@ -150,7 +150,7 @@ impl RetainedTable {
         Some(kept)
     }
 
-    /// The message of a topic, if it is in memory, is looked at for leaving it after all others.
+    /// Queues the message of a topic, if it is in memory, behind all others that may leave it.
     fn may_leave(&mut self, topic: &Arc<str>) {
         let Some(Kept::Here { turn, .. }) = self.messages.get_mut(topic) else { return };
         self.turn += 1;
@@ -174,7 +174,7 @@ impl Retained {
         Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept, account, store }
     }
 
-    /// Changes the table and brings the account up to it. What a change adds was asked for before.
+    /// Changes the table and adjusts the account. The caller has checked that what the change adds may be taken.
     fn change<R>(&self, table: &mut RetainedTable, change: impl FnOnce(&mut RetainedTable) -> R) -> R {
         let before = table.held;
         let result = change(table);
@@ -195,7 +195,7 @@ impl Retained {
             let mut table = self.table.write();
             let existed = self.change(&mut table, |table| table.remove(message.topic));
             if let Some(store) = self.store.as_ref().filter(|_| existed) {
-                // Submitted under the lock: in the order of the changes.
+                // Submitted under the lock, so that the store sees changes in their order.
                 store.clear(Arc::from(message.topic), message.retained_part());
             }
             return Ok(existed);
@@ -229,7 +229,7 @@ impl Retained {
         Ok(existed)
     }
 
-    /// Takes what the store kept, in order of topic; false beyond the limits.
+    /// Restores a message from the store, in order of topic; false if it is beyond the limits.
     pub(crate) fn restore(&self, message: &Arc<SharedMessage>) -> bool {
         let mut table = self.table.write();
         let full = table.messages.len() >= self.max_messages || table.bytes + message.cost() > self.max_bytes;
@@ -250,7 +250,7 @@ impl Retained {
         (!kept.is_expired(now)).then(|| Found::new(topic, kept))
     }
 
-    /// Whether a new subscription to `filter` needs a cursor: surely not when nothing can match.
+    /// Whether a new subscription to `filter` needs a cursor. False only if nothing can match.
     pub(crate) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
         self.len() > 0 && (filter.contains(['+', '#']) || self.get(filter, now).is_some())
     }
@@ -269,7 +269,7 @@ impl Retained {
         }
     }
 
-    /// Puts messages that were read where they are wanted; `read` has those of [`Found::to_read`] in their order.
+    /// Fills in messages that were read; `read` has those of [`Found::to_read`] in the same order.
     pub(crate) fn fill<'a>(
         &self,
         found: impl IntoIterator<Item = &'a mut Found>,
@@ -282,7 +282,7 @@ impl Retained {
         }
     }
 
-    /// The message of a topic for which the disk gave `read`: perhaps another was set meanwhile, or none is any more.
+    /// The current message of a topic for which the disk gave `read`: it may have been replaced or cleared meanwhile.
     pub(crate) fn read(
         &self,
         topic: &str,
@@ -296,7 +296,7 @@ impl Retained {
         .filter(|message| !message.is_expired(now))
     }
 
-    /// The first match after `after` among the next `scan` topics, and how many were looked at.
+    /// The first match after `after` among the next `scan` topics, and how many were visited.
     pub(crate) fn scan(
         &self,
         filter: &str,
@@ -330,8 +330,7 @@ impl Retained {
         (Scanned::End, seen)
     }
 
-    /// Chooses messages that have been in memory for long: their topics, for the caller to load and give to
-    /// [`Self::evict`].
+    /// Topics of messages that have been in memory for long, for the caller to load and pass to [`Self::evict`].
     pub(crate) fn leaving(&self, now: Timestamp) -> Vec<Arc<str>> {
         let stay = if self.account.takes(MemoryKind::Retained, self.account.share(MemoryKind::Retained) / 2) {
             STAY
@@ -356,8 +355,8 @@ impl Retained {
         chosen
     }
 
-    /// Lets messages leave memory that are on disk as they are here. The store may have refused what was acknowledged to
-    /// nobody, or not have written it yet: such a one stays for now.
+    /// Drops messages from memory whose copy on disk is the same. A message that the store refused, because nobody
+    /// waited for it, or has not written yet stays for now.
     pub(crate) fn evict(&self, topics: Vec<Arc<str>>, loaded: LoadedRetained) {
         let loaded = loaded.into_iter().chain(std::iter::repeat(None));
         for (topic, read) in topics.into_iter().zip(loaded) {
@@ -428,7 +427,7 @@ impl Retained {
 /// A topic that has a message.
 pub(crate) struct Found {
     pub(crate) topic: Arc<str>,
-    /// None if it is on disk only.
+    /// `None` if it is on disk only.
     pub(crate) message: Option<Arc<SharedMessage>>,
     /// What the message costs.
     pub(crate) cost: usize,
@@ -452,7 +451,7 @@ impl Found {
 
 pub(crate) enum Scanned {
     Found(Found),
-    /// Nothing up to this topic.
+    /// No match up to this topic.
     Paused(Arc<str>),
     End,
 }

@@ -1,7 +1,7 @@
-//! Retained messages for a new subscriber, or for a caller that lists them, also those that are on disk only.
+//! Retained messages for new subscribers and for callers that list them, wherever the messages are.
 //!
-//! Replay is a cursor that looks at a bounded stretch of topics per call, and reads a bounded stretch from disk, so that
-//! any number of matches neither holds the lock nor fills memory.
+//! Replay is a cursor that visits a bounded number of topics per call and reads a bounded amount from disk, so that no
+//! number of matches holds the lock for long or fills memory.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use crate::{
 
 /// Topics looked at under one lock.
 const SCAN: usize = 1000;
-/// Messages and bytes that a cursor has in hand at once, once one is to be read.
+/// Messages and bytes that a cursor holds at once when it has to read from disk.
 const READ_MESSAGES: usize = 64;
 const READ_BYTES: usize = 256 << 10;
 
@@ -34,9 +34,9 @@ pub struct RetainedCursor {
     /// Subscription identifier, 0 for none.
     id: [u32; 1],
     done: bool,
-    /// What was found and not yielded: it begins with a message that is on disk only.
+    /// What was found and not yet yielded; the first is on disk only.
     found: VecDeque<Found>,
-    /// Those of them that are on disk only, on their way.
+    /// The read of those that are on disk only.
     reading: Option<BoxFuture<'static, Result<LoadedRetained, StoreError>>>,
 }
 
@@ -60,9 +60,9 @@ impl RetainedCursor {
         &self.filter
     }
 
-    /// The next message, skipping expired ones; `None` at the end. Looks at no more than `scan` topics, from which it takes
-    /// as many as it looked at: `Some(None)` means "call again". Pending while one is read from disk. What cannot be read
-    /// is left out and counted, and the replay goes on behind it.
+    /// The next message that has not expired; `None` at the end. Visits at most `scan` topics and subtracts those it
+    /// visited: `Some(None)` means "call again". Pending while messages are read from disk. What cannot be read is left
+    /// out and counted, and the replay continues after it.
     pub fn poll_next(
         &mut self,
         broker: &Broker,
@@ -112,7 +112,7 @@ impl RetainedCursor {
         }
     }
 
-    /// The next topic that matches, wherever its message is.
+    /// The next topic that matches, whether its message is in memory or on disk.
     fn find(&mut self, broker: &Broker, now: Timestamp, scan: &mut usize) -> Scanned {
         let retained = broker.retained_store();
         if !self.filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
@@ -233,7 +233,7 @@ pub struct RetainedPage {
 }
 
 impl Inner {
-    /// Lets retained messages leave memory that have been there for long and are on disk.
+    /// Drops retained messages from memory that have been there for long and are on disk.
     pub(crate) fn evict_retained(&self, now: Timestamp) {
         let Some(durable) = &self.durable else { return };
         let topics = self.retained.leaving(now);

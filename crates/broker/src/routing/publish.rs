@@ -15,9 +15,9 @@ use crate::{
 impl Broker {
     /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers.
     ///
-    /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds
-    /// the memory budget used up; QoS 0 is left to each target. The result counts every delivery as it was
-    /// taken here; what becomes later of those that were sent, targets tell the message's receipt.
+    /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds the
+    /// memory budget used up; QoS 0 is left to each target. The result counts each delivery as its target took it; what
+    /// becomes of it later the target reports to the message's receipt.
     pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
         match self.publish_some(message, turn) {
             Routing::Done(published) => published,
@@ -30,8 +30,8 @@ impl Broker {
         }
     }
 
-    /// As [`Self::publish`], but of very many receivers only those whom the turn's account affords: the caller goes on with
-    /// the others when it has let others of its thread go first.
+    /// As [`Self::publish`], but serves only as many receivers as the turn's effort affords. The caller continues with
+    /// the rest after it has let the other tasks of its thread run.
     pub fn publish_some(&self, message: &Message<'_>, turn: &mut Turn) -> Routing {
         match self.admit(message, turn) {
             Ok(withheld) => self.route_some(message, withheld, turn),
@@ -39,7 +39,7 @@ impl Broker {
         }
     }
 
-    /// Everything before the receivers. Says whether devices are none, or why the message is refused.
+    /// Everything before the receivers. Returns whether only streams get the message, or why it is refused.
     #[inline(always)]
     fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Shortage> {
         if message.qos != QoS::AtMostOnce
@@ -127,7 +127,7 @@ impl Broker {
                 continue;
             };
             let mut borrowed = message.borrow();
-            // Out of one queue and into another in one step: else a crash or a refusal could leave it in neither, or QoS 2
+            // From one queue to another in one step. Otherwise a crash or a refusal could leave it in neither, or QoS 2
             // in both.
             borrowed.unit = moved.is_some();
             let unit = moved.map(|(_, durable)| Unit::new(&borrowed, durable.queues()));
@@ -138,7 +138,7 @@ impl Broker {
             if !unit.is_some_and(|unit| unit.close(close)) {
                 remove();
             }
-            // It was accepted before: only a drop is news for the publisher.
+            // The publisher knows that it was accepted; only a drop is news.
             if let Outcome::Dropped(reason) = outcome
                 && let Some(receipt) = &message.receipt
             {
@@ -155,7 +155,8 @@ impl Broker {
         }
     }
 
-    /// The sender waits for what went to disk of a message, now that it is routed. A unit is waited for when it is closed.
+    /// Asks the store to hurry now that a message is routed, if its sender waits for the disk. A unit hurries when it
+    /// is closed.
     pub(crate) fn hurry(&self, message: &Message<'_>) {
         if let Some(durable) = &self.inner.durable
             && message.issued().is_some_and(|commit| !commit.is_unit())
@@ -164,7 +165,7 @@ impl Broker {
         }
     }
 
-    /// Why a QoS 1 or 2 message is refused before anybody gets it, if it is; counted.
+    /// Why a QoS 1 or 2 message must be refused before anybody gets it, if it must; counted.
     fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Shortage> {
         if !self.inner.account.has_room(message.payload.len() + message.topic.len()) {
             count(|c| c.refused_memory.add(1));
@@ -177,8 +178,8 @@ impl Broker {
         None
     }
 
-    /// Whether a session that keeps its messages on disk would get it while the store cannot take more: then nobody
-    /// gets it.
+    /// Whether the message matches a session that keeps it on disk while the store accepts nothing: then nobody gets
+    /// it.
     fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
         let Some(durable) = &self.inner.durable else { return false };
         let queues = durable.queues();
@@ -189,7 +190,8 @@ impl Broker {
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
         let concerned = list.targets.iter().any(|matched| matched.target.is_durable())
             || list.groups.iter().any(|group| group.is_durable());
-        // Asked last: while the disk fails, few are let through to try it, and those must be written there.
+        // Asked last: while the disk fails only a few messages are let through to try it, and those must really be
+        // written.
         concerned && !queues.accepts()
     }
 }

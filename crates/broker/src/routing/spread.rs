@@ -1,5 +1,5 @@
-//! From the match to the receivers. A message with very many of them is handed out in parts, so that it does not keep a
-//! thread from everything else: what is left keeps the match as it was when it began, and its place in it.
+//! From the match to the receivers. A message with very many of them is delivered in parts, so that it does not block
+//! its thread: a [`Spread`] keeps the match as it was at the beginning, and how far it has come.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::{
     shared::Group,
 };
 
-/// Fewer receivers get a message in one go. To go on later costs a copy of the message.
+/// Up to this many receivers are served in one go, since to continue later costs a copy of the message.
 const MANY: usize = 1024;
-/// Receivers between two looks at the account.
+/// Receivers served between two checks of the effort that is left.
 const PART: usize = 8;
 
-/// What [`Broker::publish_some`] came to.
+/// Result of [`Broker::publish_some`].
 pub enum Routing {
     /// Every receiver has it.
     Done(Published),
-    /// Some have it.
+    /// Some receivers do not have it yet.
     More(Box<Spread>),
 }
 
-/// A message that not all of its receivers have yet. They get it in any case: what is left when it is dropped is handed out
-/// then, at once.
+/// A message that some of its receivers do not have yet. They get it in any case: when this is dropped, the rest is
+/// served at once.
 pub struct Spread {
     broker: Broker,
     list: Arc<MatchList>,
@@ -42,20 +42,20 @@ pub struct Spread {
 /// How far a message has come in a list.
 #[derive(Default)]
 struct Way {
-    /// Receivers that have been served: the list's targets, then its groups.
+    /// Receivers served so far: first the list's targets, then its groups.
     served: usize,
-    /// No sessions, only streams.
+    /// Only streams get the message.
     only_streams: bool,
     published: Published,
 }
 
 /// Publishing to many, in parts.
 impl Broker {
-    /// Hands the message to all receivers, or to as many as the account affords.
+    /// Delivers the message to all receivers, or to as many as the effort affords.
     #[inline(always)]
     pub(crate) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
-        // The seam for more nodes: the one place to ask who else wants this message.
+        // With more than one node, this is the one place to ask which others want the message.
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
         if list.len() > MANY {
             return self.begin(message, only_streams, turn);
@@ -74,7 +74,7 @@ impl Broker {
         if way.served == list.len() {
             return Routing::Done(self.conclude(message, way.published));
         }
-        // Receivers to come may need one, and duplicates of the message wait for it from now on.
+        // Later receivers may need one, and from now on duplicates of the message wait for it.
         let commit = message.commit().cloned();
         Routing::More(Box::new(Spread {
             broker: self.clone(),
@@ -88,7 +88,7 @@ impl Broker {
         }))
     }
 
-    /// Hands the message to all in `list`. Here and in what it calls every call counts: it is what a message costs.
+    /// Delivers the message to all in `list`. This and what it calls is most of what a message costs.
     #[inline(always)]
     fn hand_out(
         &self,
@@ -112,7 +112,7 @@ impl Broker {
         published
     }
 
-    /// Goes on in `list` until the account is spent.
+    /// Continues in `list` until the effort is spent.
     fn hand_out_some(
         &self,
         list: &MatchList,
@@ -148,7 +148,7 @@ impl Broker {
         }
     }
 
-    /// Hands the message to `part` of the list's targets.
+    /// Delivers the message to `part` of the list's targets.
     #[inline(always)]
     fn deliver(
         &self,
@@ -215,9 +215,9 @@ fn count_blocked(list: &MatchList) {
 }
 
 impl Spread {
-    /// Hands the message to more receivers; the result when all have it.
+    /// Delivers the message to more receivers; returns the result once all have it.
     pub fn go_on(&mut self, turn: &mut Turn) -> Option<Published> {
-        // A receiver that panics takes the rest with it, as in one go.
+        // If a receiver panics, the rest is lost, as it would be in one go.
         self.done = true;
         let mut message = self.message.borrow().with_commit(self.commit.take());
         (message.durability, message.unit) = (self.durability, self.unit);
@@ -233,12 +233,12 @@ impl Spread {
         self.done.then(|| broker.conclude(&message, self.way.published))
     }
 
-    /// What must be on disk before the message is acknowledged, if there is anything. Its own part is the caller's.
+    /// What must be on disk before the message is acknowledged, if anything. The caller ends its holder's part.
     pub fn commit(&self) -> Option<&Arc<Commit>> {
         self.commit.as_ref()
     }
 
-    /// The same, if it is a unit, with a part for the operation that closes it: the caller submits that.
+    /// The same, if it is a unit, with a part for the operation that closes it, which the caller submits.
     pub fn unit(&self) -> Option<Arc<Commit>> {
         let commit = self.commit.as_ref().filter(|commit| commit.is_unit())?;
         commit.add();

@@ -1,4 +1,4 @@
-//! gRPC streams: receivers that are no session.
+//! gRPC streams: receivers that are not sessions.
 
 use std::sync::{
     Arc,
@@ -38,7 +38,7 @@ impl Drop for StreamHandle {
     }
 }
 
-/// Receivers that are no session.
+/// Receivers that are not sessions.
 impl Broker {
     /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
     pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {

@@ -15,7 +15,8 @@ use crate::{
     shared::{Group, Member, Most},
 };
 
-/// Bytes of one subscription on the memory account: its text, its entries and, if it has wildcards, its way in the index.
+/// Bytes of one subscription on the memory account: its text, its records and, if it has wildcards, its nodes in the
+/// index.
 fn cost(filter: &str) -> u32 {
     const ENTRY: usize = 96;
     const LEVEL: usize = 48;
@@ -132,7 +133,8 @@ impl Broker {
                 state.subscriptions.push(reference, shape, charge);
             }
             if let (Some(durable), Some(commit)) = (inner.durable_for(core), request.commit) {
-                // Before the subscription, so that no message is acknowledged that is in a queue of nobody.
+                // Before the subscription is removed, so that no message is acknowledged in a queue that nobody will
+                // read.
                 for group in inner.index.groups_of(&[reference]) {
                     group.keep_on_disk(durable);
                 }
@@ -167,7 +169,7 @@ impl Broker {
         Ok(Subscribed { qos, replay, group_queue, members: group.map_or(0, |group| group.len()) })
     }
 
-    /// A subscription of an earlier process: no event, no retained messages, nothing written.
+    /// Restores a subscription of an earlier process: no event, no retained messages, nothing written.
     pub(crate) fn resubscribe(
         &self,
         session: &Arc<dyn Session>,
@@ -176,8 +178,8 @@ impl Broker {
         self.try_subscribe(session, request, Timestamp(0), true).map(drop)
     }
 
-    /// Which levels of a filter are wildcards, if any are. What a topic costs to match grows with the number of different
-    /// shapes, whoever has them: nearly all sessions need a few.
+    /// Which levels of a filter are wildcards, if any. The cost of a match grows with the number of different shapes
+    /// among all sessions; nearly all sessions need only a few.
     fn shape(&self, filter: &str) -> Option<u64> {
         if !filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
             return None;
@@ -194,7 +196,7 @@ impl Broker {
         Some(self.inner.hasher.hash_one(levels))
     }
 
-    /// Charges another filter to the session and to the account; what was granted before is not refused.
+    /// Charges another filter to the session and to the account; a restored one is not refused.
     fn charge_filter(&self, state: &SessionState, charge: u32, restored: bool) -> bool {
         let Inner { account, limits, .. } = &*self.inner;
         if restored {
@@ -208,7 +210,7 @@ impl Broker {
         fits
     }
 
-    /// What the filter may be refused for; group name and inner filter if it is shared.
+    /// Checks everything a filter may be refused for; returns group name and inner filter if it is shared.
     fn check<'a>(
         &self,
         client_id: &str,

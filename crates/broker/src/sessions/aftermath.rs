@@ -1,6 +1,5 @@
-//! What follows from the end of a connection or a session: subscriptions to remove, wills to publish. It is done in steps,
-//! so that a session with very many filters, or a will with very many receivers, does not keep a thread from everything
-//! else.
+//! What follows from the end of a connection or a session: subscriptions to remove, wills to publish. It is done in
+//! steps, so that neither a session with very many filters nor a will with very many receivers blocks its thread.
 
 use std::{
     collections::VecDeque,
@@ -14,28 +13,28 @@ use gateway_core::{Commit, Effort, Timestamp};
 
 use crate::{Broker, EventKind, Session, Spread, Turn, Will, sessions::lifecycle::Ended};
 
-/// What is left to do. It is done in any case: at once when this is dropped.
+/// What is left to do. It is done in any case: when this is dropped, the rest is done at once.
 pub struct Aftermath {
     broker: Broker,
-    /// In their order.
+    /// In order.
     steps: VecDeque<Step>,
     now: Timestamp,
 }
 
 enum Step {
     Clear(Clearing),
-    /// A will and the slot of its session, 0 once that is over.
+    /// A will and the slot of its session, 0 once the session is over.
     Publish(Arc<dyn Session>, Will, u32),
-    /// The will of a session that not all of its receivers have.
+    /// The will of a session that some of its receivers do not have yet.
     HandOut(Arc<dyn Session>, Box<Spread>),
 }
 
 /// A session that has ended.
 struct Clearing {
     ended: Ended,
-    /// How many of its subscriptions are removed.
+    /// How many of its subscriptions have been removed.
     removed: usize,
-    /// Done when nothing of the session is on disk.
+    /// Gets a part that is done when nothing of the session is left on disk.
     commit: Option<Arc<Commit>>,
 }
 
@@ -45,14 +44,14 @@ impl Aftermath {
         Self { broker: broker.clone(), steps: VecDeque::new(), now }
     }
 
-    /// Adds the publication of a will that its session gave away.
+    /// Adds the publication of a will that was taken out of its session.
     pub(crate) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
         let slot = session.core().slot();
         self.steps.push_back(Step::Publish(Arc::clone(session), will, slot));
     }
 
-    /// Adds the rest of a session's end, without locks: subscriptions, shared messages, slot, will. `commit` gets a part
-    /// that is done when nothing of it is on disk.
+    /// Adds the rest of a session's end, which needs no locks of the session: subscriptions, shared messages, slot,
+    /// will. `commit` gets a part that is done when nothing of it is left on disk.
     pub(crate) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
         let commit = commit.map(|commit| {
@@ -62,7 +61,7 @@ impl Aftermath {
         self.steps.push_back(Step::Clear(Clearing { ended, removed: 0, commit }));
     }
 
-    /// Does as much as the turn's account affords; what is left then.
+    /// Does as much as the turn's effort affords; returns what is left.
     pub(crate) fn begin(mut self, turn: &mut Turn) -> Option<Box<Self>> {
         (!self.go_on(turn)).then(|| Box::new(self))
     }
@@ -72,8 +71,8 @@ impl Aftermath {
         self.finish_in(turn);
     }
 
-    /// Does more, as much as the turn's account affords; whether everything is done. The caller flushes the turn, renews
-    /// its account and lets others of its thread go first.
+    /// Does as much more as the turn's effort affords; returns whether everything is done. Before the next call the
+    /// caller flushes the turn, renews its effort and lets the other tasks of its thread run.
     pub fn go_on(&mut self, turn: &mut Turn) -> bool {
         while let Some(step) = self.steps.pop_front() {
             if let Some(rest) = self.run(step, turn) {
@@ -129,13 +128,13 @@ impl Aftermath {
         inner.index.note_ended();
         broker.redeliver(session.end(), core.queue(), self.now, turn);
         broker.park(&inner.index.groups_of(references));
-        // After what goes to others was submitted.
+        // After what goes to other members was submitted.
         broker.remove_after_wills(core, clearing.commit.as_ref());
         if let Some(commit) = clearing.commit {
             commit.done();
         }
         inner.slots.free(core.slot());
-        // The will of an ending session is not delayed any longer [MQTT-3.1.3-9].
+        // The end of the session ends the will's delay [MQTT-3.1.3-9].
         clearing.ended.will.map(|will| Step::Publish(session, will, 0))
     }
 }

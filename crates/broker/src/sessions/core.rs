@@ -8,17 +8,18 @@ use store::{StoredSession, StoredWill};
 
 use crate::{Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Will, sessions::wills::Leaving};
 
-/// The broker's part of one session. Embedded in the session object of net, so that there is one allocation.
+/// The broker's part of one session. It is embedded in the connection layer's session object, so that both are one
+/// allocation.
 pub struct SessionCore {
     client_id: ClientId,
-    /// Where its durable state is; none if it has none.
+    /// Where its durable state is; [`QueueId::NONE`] if it has none.
     queue: QueueId,
     slot: u32,
     /// Locked after a registry shard and before the index; never while a target is called.
     pub(crate) state: Mutex<SessionState>,
 }
 
-/// What changes in a session.
+/// The part of a session that changes.
 pub(crate) struct SessionState {
     /// Number of the connection that owns the session, counted from 1 in each session.
     pub(crate) epoch: u32,
@@ -28,10 +29,10 @@ pub(crate) struct SessionState {
     pub(crate) listener: Arc<String>,
     protocol: Protocol,
     keep_alive: u16,
-    /// Boxed: most sessions have none of it.
+    /// Boxed, since most sessions have none of it.
     extra: Option<Box<Extra>>,
     pub(crate) subscriptions: References,
-    /// Seconds after the connection's end; `u32::MAX` never.
+    /// Seconds after the connection's end; `u32::MAX` is never.
     pub(crate) expiry: u32,
     pub(crate) online: bool,
     /// The session is over: it takes no subscription and its connection no longer counts.
@@ -41,7 +42,7 @@ pub(crate) struct SessionState {
 #[derive(Default)]
 struct Extra {
     will: Option<Will>,
-    /// Boxed: it is there for moments only.
+    /// Boxed, since it exists only for moments.
     leaving: Option<Box<Leaving>>,
     username: Option<Box<str>>,
 }
@@ -65,7 +66,7 @@ impl SessionCore {
         Self { client_id: request.client_id, queue, slot, state: Mutex::new(state) }
     }
 
-    /// A session of an earlier process. Its deadlines count from `now` if it was connected when that ended.
+    /// A session of an earlier process. Its deadlines count from `now` if it was connected when that process ended.
     pub(crate) fn restored(
         session: StoredSession,
         slot: u32,
@@ -103,7 +104,7 @@ impl SessionCore {
         &self.client_id
     }
 
-    /// The connection of this epoch; none once another has taken the session.
+    /// The connection of this epoch; `None` once another has taken the session over.
     pub fn connection(&self, epoch: u32) -> Option<ConnectionInfo> {
         let state = self.state.lock();
         (state.epoch == epoch).then(|| state.info())
@@ -128,7 +129,7 @@ impl Extra {
 }
 
 impl SessionState {
-    /// As it is kept on disk.
+    /// The record that is kept on disk.
     pub(crate) fn stored(&self, core: &SessionCore) -> StoredSession {
         let extra = self.extra.as_ref();
         let leaving = extra.and_then(|extra| extra.leaving.as_ref()).map(|leaving| leaving.will());
@@ -160,7 +161,7 @@ impl SessionState {
         }
     }
 
-    /// A new connection owns the session. A will that is left of the earlier one is forgotten.
+    /// Gives the session to a new connection. A will that the earlier one left is forgotten.
     pub(crate) fn reconnect(&mut self, request: OpenRequest) {
         let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
         let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
@@ -186,15 +187,15 @@ impl SessionState {
         self.extra.as_ref()?.will.as_ref()
     }
 
-    /// Takes the will out; it is not published.
+    /// Takes the will out without publishing it.
     pub(crate) fn forget_will(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.will = None;
         }
     }
 
-    /// Takes the will out to be published. Of a session that is kept on disk it stays there until
-    /// [`Self::will_is_safe`] was called for it.
+    /// Takes the will out to be published. If the session is kept on disk, its record keeps the will until
+    /// [`Self::will_is_safe`] is called for it.
     pub(crate) fn give_will(&mut self, queue: QueueId) -> Option<Will> {
         let extra = self.extra.as_mut()?;
         let will = extra.will.take()?;
@@ -212,7 +213,8 @@ impl SessionState {
         self.extra.as_mut()?.leaving.as_deref_mut()
     }
 
-    /// One will less is being published. With the last one the session's record may change: who waits for that.
+    /// One will fewer is being published. After the last one the session's record may change: returns who waits for
+    /// that.
     pub(crate) fn will_is_safe(&mut self) -> Option<Option<Arc<Commit>>> {
         let extra = self.extra.as_mut()?;
         let last = extra.leaving.take_if(|leaving| leaving.release())?;
@@ -237,7 +239,7 @@ impl SessionState {
         Some(self.since.plus_secs(self.expiry))
     }
 
-    /// The next thing to do without a connection.
+    /// When something has to be done next, if no connection comes.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         match (self.will_at(), self.expires_at()) {
             (Some(will), Some(expiry)) => Some(will.min(expiry)),
@@ -254,7 +256,7 @@ pub(crate) enum References {
     None,
     One(u32, u32),
     Two([u32; 2], u32),
-    /// Boxed: the usual one or two cost 16 bytes.
+    /// Boxed, so that the usual one or two cost 16 bytes.
     Many(Box<Many>),
 }
 
@@ -262,7 +264,7 @@ pub(crate) enum References {
 #[derive(Debug)]
 pub(crate) struct Many {
     references: Vec<u32>,
-    /// Shapes of its wildcard filters and how many have each; those of the first two are not counted.
+    /// Shapes of its wildcard filters and how many filters have each; the first two filters are not counted.
     shapes: Vec<(u64, u32)>,
     bytes: u32,
 }
@@ -290,13 +292,13 @@ impl References {
         }
     }
 
-    /// Whether a filter of this shape may come beside `most` others.
+    /// Whether a filter of this shape may be added, if at most `most` shapes are allowed.
     pub(crate) fn may_have(&self, shape: Option<u64>, most: usize) -> bool {
         let (Self::Many(many), Some(shape)) = (self, shape) else { return true };
         many.shapes.len() < most || many.shapes.iter().any(|(other, _)| *other == shape)
     }
 
-    /// Adds a subscription of so many bytes; its filter's shape if it has wildcards.
+    /// Adds a subscription that costs `bytes`, with its filter's shape if it has wildcards.
     pub(crate) fn push(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
         let all = self.bytes() + bytes;
         *self = match self {
@@ -314,7 +316,7 @@ impl References {
         };
     }
 
-    /// Removes a subscription, which is there.
+    /// Removes a subscription, which must be there.
     pub(crate) fn remove(&mut self, reference: u32, shape: Option<u64>, bytes: u32) {
         let all = self.bytes().saturating_sub(bytes);
         *self = match self {
@@ -338,7 +340,7 @@ impl Many {
     fn push(&mut self, reference: u32, shape: Option<u64>) {
         let references = &mut self.references;
         if references.len() == references.capacity() && references.len() >= 64 {
-            // A quarter more, not twice: sessions with many subscriptions are what costs memory.
+            // Grow by a quarter instead of doubling: sessions with many subscriptions are what costs memory.
             references.reserve_exact(references.len() / 4);
         }
         references.push(reference);

@@ -1,4 +1,4 @@
-//! What is shown of sessions and of the broker's sizes.
+//! What operators see of sessions, and the broker's sizes.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -6,7 +6,7 @@ use gateway_core::QoS;
 
 use crate::{Broker, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session, sessions::slots::TURN};
 
-/// Slots that one page of devices looks at.
+/// Slots that one page of devices visits.
 const PAGE_SLOTS: u32 = 8 * 1024;
 
 /// What operators see.
@@ -17,8 +17,8 @@ impl Broker {
         Some(self.describe(&session))
     }
 
-    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no order that means anything; `None` if
-    /// it has no session. Costs what it lists.
+    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no particular order; `None` if it
+    /// has no session. Costs as much as it lists.
     pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
         let session = self.inner.session(client_id)?;
         let core = session.core();
@@ -30,12 +30,12 @@ impl Broker {
         Some(listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect())
     }
 
-    /// At most `limit` devices from `start`, 0 at first. A page costs what it shows: it looks at no more than
-    /// 8,192 places, so it may be short, even empty, before the end.
+    /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, so that it may be short, or
+    /// even empty, before the end.
     ///
-    /// The order is that of the sessions' slots, which means nothing but is fixed as long as a session lives: a
-    /// session that is there from the first page to the last is shown once. One that begins meanwhile may be
-    /// missing; a device whose session ends and begins again meanwhile may be missing or shown twice.
+    /// The order is that of the sessions' slots: it has no meaning, but is fixed as long as a session lives. A session
+    /// that lives from the first page to the last is shown exactly once. One that begins meanwhile may be missing; a
+    /// device whose session ends and begins again meanwhile may be missing or shown twice.
     pub fn devices(&self, start: u32, limit: usize, online_only: bool) -> DevicePage {
         let mut page = DevicePage::default();
         let mut from = start.max(1);
@@ -68,7 +68,7 @@ impl Broker {
         page
     }
 
-    /// Every session with a connection, and the number of that, for shutdown pacing.
+    /// Every session with a connection, and the connection's epoch, so that shutdown can close them at its pace.
     pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
         let mut online = Vec::with_capacity(self.inner.online.load(Relaxed));
         self.inner.slots.for_each_session(|session| {
@@ -99,7 +99,7 @@ impl Broker {
         }
     }
 
-    /// What waits in all session queues: the sums over every session, which it looks at one by one.
+    /// What waits in the queues of all sessions. Visits every session.
     pub fn queues(&self) -> QueueInfo {
         let mut sum = QueueInfo::default();
         self.inner.slots.for_each_session(|session| {

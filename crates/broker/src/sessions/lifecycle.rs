@@ -20,7 +20,7 @@ use crate::{
 /// Timers run per tick at most.
 const TIMERS_PER_TICK: usize = 10_000;
 
-/// Messages of one group's queue that a member gets at once, at most.
+/// Most messages of one group's queue that a member gets in one call.
 const DRAIN_PER_CALL: usize = 256;
 
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
@@ -30,7 +30,7 @@ pub(crate) struct Ended {
     pub(crate) will: Option<Will>,
 }
 
-/// The old half of an open.
+/// What an open replaces.
 #[derive(Default)]
 struct Former {
     /// A connection to end.
@@ -40,7 +40,7 @@ struct Former {
     ended: Option<Ended>,
 }
 
-/// A change of sessions under way.
+/// Held while an end is under way, for [`Broker::is_quiet`].
 struct ChangeGuard<'a>(&'a AtomicUsize);
 
 impl Drop for ChangeGuard<'_> {
@@ -93,7 +93,7 @@ impl Broker {
         opened
     }
 
-    /// Whether the memory account has room for the session of this client id, if it is not there.
+    /// Whether the session of this client id exists or the memory account has room for it.
     pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
         let fits = self.inner.account.takes(MemoryKind::Sessions, cost(client_id, username))
             || self.inner.session(client_id.as_str()).is_some();
@@ -101,17 +101,17 @@ impl Broker {
         fits
     }
 
-    /// Whether a session of this client id that outlives its connection can be opened now: it is there, or the store takes
-    /// another one.
+    /// Whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
+    /// store accepts another one.
     pub fn can_keep(&self, client_id: &str) -> bool {
         let Some(durable) = &self.inner.durable else { return true };
         let found = self.inner.lock_client(client_id).find(client_id);
         found.is_some_and(|session| session.core().queue() != QueueId::NONE) || durable.sessions().accepts()
     }
 
-    /// Tells that the connection of `epoch` ended. Ignored if a later epoch exists. Publishes or schedules the
-    /// will, ends the session if its expiry is 0. The session must no longer be online as a target. What is left to do, if
-    /// that is much.
+    /// The connection of `epoch` has ended; ignored if there is a later one. Publishes or schedules the will, and ends
+    /// the session if its expiry is 0. The session must no longer be online as a target. Returns what is left to do, if
+    /// that is too much for one turn.
     pub fn closed(
         &self,
         session: &Arc<dyn Session>,
@@ -123,7 +123,7 @@ impl Broker {
         let inner = &*self.inner;
         let core = session.core();
         let _change = self.change();
-        // The record says that there is no connection only when the queue says what was sent.
+        // The record may say that there is no connection only once the queue says what was sent.
         let noted = session.note_sent();
         let (will, ended) = {
             let mut lock = inner.lock_client(core.client_id().as_str());
@@ -175,22 +175,21 @@ impl Broker {
         aftermath.begin(turn)
     }
 
-    /// Whether no session has a connection, and all that follows from the ends of connections and sessions so far is
-    /// done: above all their wills are published.
+    /// Whether no session has a connection and everything that follows from ends so far is done, above all their wills.
     pub fn is_quiet(&self) -> bool {
-        // In this order: an end is under way before its session is not online any more.
+        // In this order: an end is counted as under way before its session stops being online.
         self.inner.online.load(Acquire) == 0 && self.inner.changes.load(Acquire) == 0
     }
 
-    /// What happens until it is dropped may be the end of a session or its connection, with a will to publish.
+    /// Until the guard is dropped, a session or connection may be ending, with a will to publish.
     fn change(&self) -> ChangeGuard<'_> {
         self.inner.changes.fetch_add(1, Relaxed);
         ChangeGuard(&self.inner.changes)
     }
 
-    /// Called by net after a session has its new link: group queues drain to it, no more than surely fits into an empty
-    /// mailbox, for overflowing that would drop messages or end the connection. True if something is left for it: to
-    /// be called again when it has room, since nobody else would.
+    /// Called after a session got its new connection: gives it messages from its groups' queues, but no more than is
+    /// sure to fit into an empty mailbox, whose overflow would drop messages or end the connection. Returns true if
+    /// more is waiting: the caller must call again when there is room, since nobody else will.
     pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
         let mut left = false;
         let core = session.core();
@@ -257,7 +256,7 @@ impl Broker {
             let mut lock = inner.lock_client(core.client_id().as_str());
             let mut state = core.state.lock();
             if state.deadline() != Some(at) {
-                // Resumed in between; the entry went with it.
+                // It was resumed meanwhile, which removed its timer.
                 return;
             }
             if state.expires_at().is_some_and(|at| at <= now) {
@@ -278,7 +277,7 @@ impl Broker {
         aftermath.finish(turn);
     }
 
-    /// Everything of an open that needs the registry's lock.
+    /// The part of an open that needs the registry's lock.
     fn open_locked(
         &self,
         request: OpenRequest,
@@ -297,8 +296,8 @@ impl Broker {
             let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
             if resumes {
                 let was_online = state.online;
-                // What the answer confirms must be on disk: a will set or taken back, another expiry, and after a takeover
-                // the session itself, which the earlier connection may still be waiting for.
+                // What the answer confirms must be on disk: a changed will, another expiry, and after a takeover the
+                // session itself, which the earlier connection may still be waiting for.
                 let changes = was_online
                     || request.will.is_some()
                     || state.will().is_some()
@@ -363,7 +362,7 @@ impl Broker {
             state.give_will(session.core().queue())
         });
         if let Some(leaving) = state.leaving() {
-            // Until [`Aftermath`] has come to the removal.
+            // Until [`Aftermath`] gets to the removal.
             leaving.hold();
         }
         if was_online {
@@ -376,14 +375,14 @@ impl Broker {
         Ended { session: Arc::clone(session), subscriptions, will }
     }
 
-    /// Above the limit of sessions without a connection, the one nearest to its deadline ends.
+    /// Ends the session nearest to its deadline if there are too many without a connection.
     fn limit_offline(&self, session: &Arc<dyn Session>, aftermath: &mut Aftermath) {
         let inner = &*self.inner;
         let offline = inner.sessions.load(Relaxed).saturating_sub(inner.online.load(Relaxed));
         if offline <= inner.limits.max_offline_sessions {
             return;
         }
-        // Sessions that never expire have no timer; then it is the one that has just closed.
+        // Sessions that never expire have no timer; if there are no others, the one that has just closed ends.
         let victim = inner.timers.first().unwrap_or_else(|| Arc::clone(session));
         let ended = {
             let core = victim.core();
@@ -399,7 +398,7 @@ impl Broker {
         aftermath.clear(ended, "expired", None);
     }
 
-    /// A member of these groups is not there any more.
+    /// A member of these groups has gone.
     pub(crate) fn park(&self, groups: &[Arc<Group>]) {
         for group in groups {
             group.park(&self.inner.account);

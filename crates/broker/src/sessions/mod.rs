@@ -1,8 +1,8 @@
 //! Sessions from their first connection to their end.
 //!
 //! [`lifecycle`] opens, closes and ends them; [`core`] is what routing keeps of each. They are found by client id
-//! ([`registry`]), by number ([`slots`]), by deadline ([`timers`]) and by durable queue ([`owners`]). What their end leaves
-//! to be done is an [`Aftermath`], a will ([`wills`]) among it. [`devices`] shows them to operators.
+//! ([`registry`]), by number ([`slots`]), by deadline ([`timers`]) and by durable queue ([`owners`]). What remains to
+//! be done after their end is an [`Aftermath`]; [`wills`] publishes wills. [`devices`] shows them to operators.
 
 mod aftermath;
 mod core;

@@ -1,4 +1,4 @@
-//! Which session has a durable queue. Small: there is an entry for every persistent session.
+//! Which session owns a durable queue. Small, since there is an entry for every persistent session.
 
 use ahash::RandomState;
 use gateway_core::QueueId;
@@ -30,7 +30,7 @@ impl Owners {
     }
 
     pub(crate) fn remove(&mut self, core: &SessionCore) {
-        // The slot may be another's by now.
+        // The slot may belong to another session by now.
         let queue = low(core.queue());
         let hash = self.hasher.hash_one(queue);
         let own = |owner: &QueueOwner| owner.slot == core.slot() && owner.queue == queue;
@@ -39,7 +39,7 @@ impl Owners {
         }
     }
 
-    /// Slots whose session may have the queue: the caller looks.
+    /// Slots whose session may own the queue; the caller checks.
     pub(crate) fn candidates(&self, queue: QueueId) -> Vec<u32> {
         let hash = self.hasher.hash_one(low(queue));
         let same = self.table.iter_hash(hash).filter(|owner| owner.queue == low(queue));

@@ -38,7 +38,7 @@ impl Registry {
         Self { hasher, shards }
     }
 
-    /// Locks the shard of a client id: opens and ends of one client happen one after the other.
+    /// Locks the shard of a client id, so that opens and ends of one client happen one after the other.
     pub(crate) fn lock<'a>(&'a self, client_id: &str, slots: &'a Slots) -> ClientLock<'a> {
         let hash = self.hasher.hash_one(client_id);
         let shard = self.shards[(hash >> 48) as usize % SHARDS].lock();
@@ -77,7 +77,8 @@ impl ClientLock<'_> {
     }
 }
 
-/// A table hash from the kept half: the table takes its tag from the top bits and the place from the low ones.
+/// A table hash from the half that is kept: the table takes its tag from the top bits and the position from the low
+/// ones.
 pub(crate) fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 
 use crate::{Session, Target, slab::Slab};
 
-/// Slots looked at under one lock.
+/// Slots visited under one lock.
 pub(crate) const TURN: u32 = 256;
 
 /// Receivers by slot; slot 0 is nobody.
@@ -35,7 +35,7 @@ impl SlotTable {
         targets.filter_map(|(slot, target)| Some((slot, Arc::clone(target).into_session()?))).collect()
     }
 
-    /// The first slot that nobody ever had.
+    /// The first slot that was never used.
     pub(crate) fn end(&self) -> u32 {
         self.0.end()
     }
@@ -52,7 +52,7 @@ impl Slots {
         self.targets.write().0.set(slot, target);
     }
 
-    /// Frees a slot. The index must hold no entry of it any more, or a message could reach its next owner.
+    /// Frees a slot. The index must not refer to it any more, or a message could reach its next owner.
     pub(crate) fn free(&self, slot: u32) {
         let target = self.targets.write().0.remove(slot);
         drop(target);
@@ -63,7 +63,7 @@ impl Slots {
         self.targets.read().sessions(from, count).into_iter().map(|(_, session)| session).collect()
     }
 
-    /// The first slot that nobody ever had.
+    /// The first slot that was never used.
     pub(crate) fn end(&self) -> u32 {
         self.targets.read().end()
     }
@@ -91,7 +91,7 @@ impl Slots {
         }
     }
 
-    /// Read access for the time of one match.
+    /// Locks the table for reading, for the time of one match.
     pub(crate) fn read(&self) -> parking_lot::RwLockReadGuard<'_, SlotTable> {
         self.targets.read()
     }

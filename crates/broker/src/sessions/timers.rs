@@ -7,8 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{Session, sessions::core::SessionState};
 
-/// Sessions by their next deadline. The key follows from the session's state, so that it can be removed
-/// without being remembered.
+/// Sessions by their next deadline. The key is computed from the session's state, so that nobody has to remember it.
 #[derive(Default)]
 pub(crate) struct Timers {
     due: Mutex<BTreeMap<(Timestamp, u32), Arc<dyn Session>>>,

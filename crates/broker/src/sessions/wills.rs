@@ -1,7 +1,8 @@
 //! Publication of wills.
 //!
-//! The will of a session that is kept on disk leaves its record only when it is safe where it goes, also when a new
-//! connection, or the session's end, changes the record. So no crash loses it; a crash just before may publish it twice.
+//! The will of a session that is kept on disk stays in the session's record until it is safe with its receivers, even
+//! if a new connection or the session's end changes the record meanwhile. So no crash loses it; a crash just before
+//! that may publish it twice.
 
 use std::sync::Arc;
 
@@ -51,7 +52,8 @@ impl Broker {
         None
     }
 
-    /// All receivers have a will. `commit` is what must be on disk before it leaves its session, if there is anything.
+    /// All receivers have the will. `commit` is what must be on disk before it leaves its session's record, if
+    /// anything.
     pub(crate) fn conclude_will(&self, session: &Arc<dyn Session>, commit: Option<Arc<Commit>>) {
         let Some(commit) = commit else { return self.will_is_safe(session.core()) };
         commit.done();
@@ -59,7 +61,7 @@ impl Broker {
         commit.then(move |_| broker.will_is_safe(session.core()));
     }
 
-    /// Writes the record of a session, as it is then, once the commit is done.
+    /// Once the commit is done, writes the session's record as it is by then.
     pub(crate) fn keep_after(&self, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
         let (broker, session) = (self.clone(), Arc::clone(session));
         commit.then(move |_| {
@@ -71,7 +73,7 @@ impl Broker {
         });
     }
 
-    /// A will is safe, or what had to come before the session's removal was done. With the last of them the session is
+    /// A will is safe, or what had to precede the session's removal is done. After the last of these the session is
     /// written as it is now, or removed.
     fn will_is_safe(&self, core: &SessionCore) {
         let mut state = core.state.lock();
@@ -121,8 +123,9 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
 }
 
 impl Inner {
-    /// Writes a session's state, if it is kept. The caller holds its lock: changes are written in their order. While a
-    /// will is being published the record keeps that one, and who waits for the new state waits until it is safe.
+    /// Writes a session's state, if it is kept on disk. The caller holds its lock, so that changes are written in
+    /// order. While a will is being published the record keeps that will, and whoever waits for the new state waits
+    /// until the will is safe.
     pub(crate) fn keep(&self, core: &SessionCore, state: &mut SessionState, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.durable_for(core) else { return };
         match (commit, state.leaving()) {
@@ -132,11 +135,11 @@ impl Inner {
     }
 }
 
-/// Wills of one session that are on their way. Its record has the first of them until all are safe: the others are those
-/// of connections that were not answered yet.
+/// Wills of one session that are being published. Its record has the first of them until all are safe: the others are
+/// of connections that had not been answered yet.
 pub(crate) struct Leaving {
     will: Will,
-    /// How many there are, and one more while the end of the session holds its record back.
+    /// How many there are, plus one while the session's end keeps the record.
     left: u32,
     waiting: Option<Arc<Commit>>,
 }
@@ -154,13 +157,14 @@ impl Leaving {
         self.left += 1;
     }
 
-    /// Whether it was the last.
+    /// One fewer; whether it was the last.
     pub(crate) fn release(&mut self) -> bool {
         self.left -= 1;
         self.left == 0
     }
 
-    /// A part of `commit` is done when the record has changed. Whoever waited before was taken over and is refused.
+    /// Adds a part to `commit` that is done when the record has changed. Whoever waited before was taken over and is
+    /// refused.
     pub(crate) fn wait(&mut self, commit: &Arc<Commit>) {
         commit.add();
         if let Some(earlier) = self.waiting.replace(Arc::clone(commit)) {

@@ -1,8 +1,8 @@
 //! Shared subscriptions: a group of sessions of which one gets each message [MQTT-4.8.2-4].
 //!
-//! Online members come first. While none is online, QoS 1 and 2 messages wait in the group's bounded queue, not
-//! in a member's session, so that whoever returns first gets them; with a store on disk. Members are read as a snapshot:
-//! no lock is held while one is called.
+//! Online members come first. While none is online, QoS 1 and 2 messages wait in the group's bounded queue (on disk, if
+//! there is a store) and not in a member's session, so that whoever returns first gets them. Deliveries work on a
+//! snapshot of the members: no lock is held while one is called.
 
 use std::sync::{
     Arc,
@@ -19,7 +19,7 @@ use store::SessionOp;
 use super::queue::{Most, Queue};
 use crate::{Delivered, Target, durable::Durable, memory::Account, routing::Options};
 
-/// Queued messages handed out before one new message, at most.
+/// Most queued messages delivered before one new message.
 pub(super) const DRAIN_PER_MESSAGE: usize = 64;
 
 /// One session in a group.
@@ -54,17 +54,17 @@ pub(crate) struct Group {
     /// Whether something is in `queue`, readable without its lock.
     pub(super) queued: AtomicBool,
     pub(super) most: Most,
-    /// Where the queue is on disk, 0 if it never was.
+    /// The queue's number on disk, 0 if it was never there.
     pub(super) stored: AtomicU64,
 }
 
-/// What deliveries of shared groups need, and what they leave: receivers to flush, and how many members were looked at.
+/// What deliveries to shared groups need, and what they leave: receivers to flush, and how many members were visited.
 pub(crate) struct DeliveryContext<'a> {
     pub(crate) dirty: &'a mut Vec<Arc<dyn Target>>,
     pub(crate) account: &'a Account,
     pub(crate) durable: Option<&'a Durable>,
     pub(crate) now: Timestamp,
-    /// Members looked at.
+    /// Members visited.
     pub(crate) visited: usize,
 }
 
@@ -101,7 +101,7 @@ impl Group {
         self.members.read().iter().any(|member| member.target.is_durable())
     }
 
-    /// The durable queue, made if there is none. Called under the queue's lock, which is not closed.
+    /// The durable queue, made if there is none. Called under the lock of the queue, which must not be closed.
     pub(super) fn make_stored(&self, durable: &Durable) -> QueueId {
         let known = self.stored_queue();
         if known != QueueId::NONE {
@@ -114,8 +114,8 @@ impl Group {
         queue
     }
 
-    /// Its durable queue, made if there is none, unless the group is gone: nobody would remove it then. Its name is on disk
-    /// no later than what is submitted to the sessions' store after this.
+    /// Its durable queue, made if there is none, unless the group is gone, since then nobody would remove it. The
+    /// group's name is on disk no later than anything submitted to the sessions' store after this.
     pub(crate) fn keep_on_disk(&self, durable: &Durable) -> QueueId {
         let queue = self.queue.lock();
         if queue.closed { self.stored_queue() } else { self.make_stored(durable) }
@@ -170,7 +170,7 @@ impl Group {
         removed
     }
 
-    /// Gives one message to one member, or keeps it for the first that returns.
+    /// Delivers one message to one member, or keeps it for the first that returns.
     pub(crate) fn deliver(&self, message: &Message<'_>, context: &mut DeliveryContext<'_>) -> Outcome {
         let members = Arc::clone(&*self.members.read());
         // Messages left by members that could not take all of them come first.
@@ -180,7 +180,8 @@ impl Group {
             let offered = self.offer(message, &members, context);
             online = offered.is_some();
             if let Some(outcome) = offered {
-                // A persistent member that is behind takes nothing for the group: then it waits here, not for a connection.
+                // A persistent member that is behind takes nothing for the group. The message then waits here although
+                // members are connected.
                 let waits = outcome == Outcome::Dropped(DropReason::QueueFull)
                     && message.qos > QoS::AtMostOnce
                     && members.iter().any(|member| member.target.is_durable());
@@ -194,7 +195,7 @@ impl Group {
             return outcome;
         }
         context.visited += members.len();
-        // As they are now: one may have come, or joined, since the choice, and looked into the queue just before.
+        // The members of this moment: one may have come or joined since the choice, and found the queue still empty.
         let members = Arc::clone(&*self.members.read());
         if !is_any_online(&members) {
             // The last member may have gone meanwhile.
@@ -204,7 +205,7 @@ impl Group {
         } else {
             self.drain(&members, None, DRAIN_PER_MESSAGE, context);
             if self.is_at_hand() {
-                // Members that were full: nobody else would tell them.
+                // Nobody else would tell the members that were full.
                 nudge(&members);
             }
         }
@@ -267,7 +268,7 @@ impl Group {
         outcome
     }
 
-    /// Where the search for a member begins.
+    /// Index of the member that is tried first.
     fn start(&self, message: &Message<'_>, members: &[Member]) -> usize {
         let len = members.len() as u64;
         let number = match self.strategy {
@@ -291,7 +292,7 @@ impl Group {
         (number % len) as usize
     }
 
-    /// The online member with the least to do; in turn among equals.
+    /// The online member with the fewest messages; in turn among equals.
     fn least_loaded(&self, members: &[Member]) -> usize {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize % members.len();
         let mut best = turn;
@@ -307,7 +308,8 @@ impl Group {
         best
     }
 
-    /// What a member keeps on disk names the group's queue, so that it can come back to the group.
+    /// The group's durable queue, if the member keeps messages on disk: its entries name that queue, so that they can
+    /// come back to the group.
     fn group_queue(&self, member: &Member, durable: Option<&Durable>) -> QueueId {
         let known = self.stored_queue();
         match durable {
@@ -328,8 +330,8 @@ pub(super) fn is_any_online(members: &[Member]) -> bool {
     members.iter().any(|member| member.target.is_online())
 }
 
-/// Tells members that were full that the queue has something for them. They may have had room, and found nothing, just
-/// before it came there.
+/// Tells members that were full that the queue has something for them. They may have got room, and found the queue
+/// empty, just before.
 pub(super) fn nudge(members: &[Member]) {
     members.iter().for_each(|member| member.target.nudge());
 }

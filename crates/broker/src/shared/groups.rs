@@ -7,8 +7,7 @@ use hashbrown::HashTable;
 
 use crate::shared::Group;
 
-/// All groups by id and by full name. Ids are never used twice, so that a late message for a group that is
-/// gone finds nobody.
+/// All groups by id and by full name. Ids are not reused, so that a late message for a group that is gone finds nobody.
 #[derive(Default)]
 pub(crate) struct Groups {
     by_id: HashMap<u32, Arc<Group>, RandomState>,

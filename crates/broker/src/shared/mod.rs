@@ -1,7 +1,7 @@
 //! Shared subscriptions: groups of sessions of which one gets each message [MQTT-4.8.2-4].
 //!
-//! A [`Group`] chooses the member; what no member takes waits in its [`queue`], and [`waiting`] gives it to members later.
-//! [`groups`] are found by number and by name.
+//! A [`Group`] chooses the member; what no member takes is put into its [`queue`] and later given to members by
+//! [`waiting`]. [`groups`] are found by number and by name.
 
 mod group;
 mod groups;

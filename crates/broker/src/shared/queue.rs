@@ -1,21 +1,22 @@
 //! What waits for a group while no member takes it.
 //!
-//! Without a store all of it is in memory. With one all of it is on disk, and memory has two ends of it: the oldest
-//! messages, as they are given to members (`window`), and the newest that came while a member was connected (`fresh`).
-//! What is between them is on disk only (`tail`) and becomes the window page by page. So a queue that nobody takes from
-//! costs no memory, and one that has caught up needs no reading.
+//! Without a store all of it is in memory. With one all of it is on disk, and memory holds both ends: the oldest
+//! messages, which are given to members next (`window`), and the newest ones that came while a member was connected
+//! (`fresh`). What is between them is on disk only (`tail`) and is read into the window page by page. So a queue that
+//! nobody takes from costs no memory, and one that has caught up needs no reading.
 //!
 //! Invariant: places in the window are below the tail's, those below the fresh ones'. Each place is in one of them, or
-//! in the hands of somebody who gives it to a member.
+//! popped by somebody who is giving it to a member.
 //!
-//! A persistent session's queue has a [`Tail`] as well. The rest differs: a session never has newer messages in memory than
-//! on disk only, and nobody else has its messages in hand; it does have packet identifiers, trims and waiting publishers.
+//! A persistent session's queue has a [`Tail`] as well. The rest differs: what a session has in memory is always older
+//! than its tail, and nobody else holds its messages; on the other hand it has packet identifiers, trims and waiting
+//! publishers.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{SharedMessage, Tail, Timestamp, limits::Limits};
 
-/// Messages and bytes that are kept in memory as they come.
+/// Messages and bytes that may stay in memory as they come.
 const FRESH: usize = 512;
 const FRESH_BYTES: usize = 512 << 10;
 
@@ -37,7 +38,7 @@ impl Most {
         }
     }
 
-    /// When a message that came at `received` and expires at `expires` may wait no longer.
+    /// Until when a message that came at `received` and expires at `expires` may wait.
     pub(super) fn until(&self, received: Timestamp, expires: Option<Timestamp>) -> Option<Timestamp> {
         let aged = (self.age > 0).then(|| received.plus_millis(self.age));
         aged.into_iter().chain(expires).min()
@@ -51,7 +52,7 @@ pub(super) struct Queue {
     fresh: Stretch,
     /// Its next place is that of the first fresh message.
     tail: Tail,
-    /// Places below may be in somebody's hands.
+    /// Places below this may have been popped and may be put back.
     handed: u64,
     /// The group is gone: nothing may be added.
     pub(super) closed: bool,
@@ -91,7 +92,7 @@ impl Stretch {
         self.messages.append(&mut other.messages);
     }
 
-    /// Takes out what begins with this index.
+    /// Takes out everything from this index on.
     fn split_off(&mut self, index: usize) -> Self {
         let messages = self.messages.split_off(index);
         let bytes = messages.iter().map(|waiting| waiting.message.cost()).sum();
@@ -111,7 +112,7 @@ impl Queue {
         self.window.messages.is_empty() && self.fresh.messages.is_empty() && self.tail.is_empty()
     }
 
-    /// Whether something can be given away at once.
+    /// Whether a message can be given to a member without reading first.
     pub(super) fn is_at_hand(&self) -> bool {
         !self.window.messages.is_empty()
     }
@@ -121,19 +122,19 @@ impl Queue {
         self.window.bytes + self.fresh.bytes
     }
 
-    /// Whether a message of this cost is too much.
+    /// Whether a message of this cost is too much for the bounds.
     pub(super) fn is_full(&self, cost: usize, most: &Most) -> bool {
         let bytes = self.window.bytes as u64 + self.fresh.bytes as u64 + self.tail.bytes();
         self.len() >= most.messages || bytes + cost as u64 > most.bytes as u64
     }
 
-    /// Whether memory may have one more that is on disk too.
+    /// Whether one more message that is on disk may be kept in memory too.
     pub(super) fn may_keep(&self, cost: usize) -> bool {
         let kept = if self.tail.is_empty() { &self.window } else { &self.fresh };
         kept.messages.len() < FRESH && kept.bytes + cost <= FRESH_BYTES
     }
 
-    /// Adds a message that is in memory, and on disk if there is a store; its place.
+    /// Adds a message in memory, which is also on disk if there is a store. Returns its place.
     pub(super) fn keep(&mut self, message: Arc<SharedMessage>) -> u64 {
         let place = self.next();
         if self.tail.is_empty() {
@@ -145,7 +146,7 @@ impl Queue {
         place
     }
 
-    /// Adds a message that is on disk only: its place, and the bytes of memory that are free now.
+    /// Adds a message that is on disk only. Returns its place, and the bytes of memory that this freed.
     pub(super) fn leave(&mut self, cost: usize) -> (u64, usize) {
         let freed = self.leave_fresh();
         (self.tail.append(1, cost as u64), freed)
@@ -165,7 +166,7 @@ impl Queue {
         self.window.messages.insert(index, waiting);
     }
 
-    /// Where more is to be read, if there is room and it is not being read already. The caller reads and then calls
+    /// The place to read from, if there is room and no read is under way. The caller reads and then calls
     /// [`Self::loaded`] or [`Self::load_failed`].
     pub(super) fn begin_load(&mut self) -> Option<u64> {
         if self.tail.loading().is_some() || self.tail.is_empty() || self.window.messages.len() >= Tail::LOW {
@@ -175,9 +176,10 @@ impl Queue {
         Some(self.tail.from())
     }
 
-    /// What was read, where to read on and whether nothing more was there; how many bytes of memory it takes.
+    /// Takes a page that was read, where the next begins, and whether it was the last. Returns how many bytes of memory
+    /// it takes.
     pub(super) fn loaded(&mut self, page: Vec<Waiting>, next: u64, end: bool) -> usize {
-        // What came meanwhile may be in the page and is in memory already.
+        // The page may have messages that came meanwhile and are in memory already.
         let limit = self.tail.next();
         let Some(read) = self.tail.loaded(next, end, limit) else { return 0 };
         let before = self.window.bytes;
@@ -193,13 +195,13 @@ impl Queue {
         charged
     }
 
-    /// Reading failed, or nobody wants it any more.
+    /// The read failed, or nobody wants its result any more.
     pub(super) fn load_failed(&mut self) {
         self.tail.stop_loading();
     }
 
-    /// Nobody is there to take anything: what is on disk too leaves memory; how many bytes. What has been in somebody's
-    /// hands stays: it may still come back from there, and must not be read as well.
+    /// No member is connected: drops from memory what is also on disk, and returns how many bytes that freed. What was
+    /// popped and put back stays: others of that time may still be put back too, and must not be read as well.
     pub(super) fn park(&mut self) -> usize {
         if self.tail.loading().is_some() {
             return 0;
@@ -224,7 +226,7 @@ impl Queue {
         self.tail = Tail::restored(first..next, messages, bytes);
     }
 
-    /// Closes it: how many messages waited, and what they cost in memory.
+    /// Closes the queue. Returns how many messages waited, and what they cost in memory.
     pub(super) fn close(&mut self) -> (usize, usize) {
         let gone = (self.len(), self.window.bytes + self.fresh.bytes);
         *self = Self { closed: true, ..Self::default() };
@@ -253,7 +255,7 @@ mod tests {
         Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share())
     }
 
-    /// It would come twice: from whoever has it, and from the disk.
+    /// The failure: the message is delivered twice, by whoever popped it and from the disk.
     #[test]
     fn a_message_in_somebodys_hands_is_not_read_as_well() {
         let mut queue = Queue::default();

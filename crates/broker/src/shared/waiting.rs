@@ -1,5 +1,5 @@
-//! The way of messages through a group's queue: in when no member takes them, out to members as they have room, and
-//! back from the disk in between.
+//! How messages go through a group's queue: in when no member takes them, out when members have room, and read back
+//! from the disk in between.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -22,14 +22,14 @@ use crate::{
 pub(crate) struct GroupPage {
     /// In order.
     pub(crate) messages: Vec<Waiting>,
-    /// Where to read on.
+    /// Where the next page begins.
     pub(crate) next: u64,
-    /// Nothing more was there.
+    /// This was the last page.
     pub(crate) end: bool,
 }
 
 impl Group {
-    /// What an earlier process left: the queue `id`, with this in it.
+    /// Restores what an earlier process left in the queue `id`.
     pub(crate) fn restore(&self, id: QueueId, summary: Option<&QueueSummary>) {
         self.stored.store(id.0, Ordering::Release);
         if let Some(QueueSummary { first, next, messages, bytes, .. }) = summary {
@@ -42,8 +42,8 @@ impl Group {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Hands `limit` messages of the queue to a member that has come online, or as many as it takes; true if something
-    /// is left for it. Members are nudged when more was read from disk.
+    /// Gives at most `limit` messages of the queue to a member that has come online, or as many as it takes. True if
+    /// more is at hand for it. Members are nudged when more has been read from disk.
     pub(crate) fn drain_to(&self, slot: u32, limit: usize, context: &mut DeliveryContext<'_>) -> bool {
         if !self.has_queued() {
             return false;
@@ -53,7 +53,7 @@ impl Group {
         self.is_at_hand()
     }
 
-    /// Ends the group: what still waits is dropped and counted.
+    /// Ends the group: what still waits is dropped, and counted as such.
     pub(crate) fn close(&self, account: &Account, durable: Option<&Durable>) {
         let (messages, bytes) = self.change(Queue::close);
         account.release(MemoryKind::Queued, bytes);
@@ -64,29 +64,29 @@ impl Group {
         }
     }
 
-    /// What was read of its queue.
+    /// Takes a page that was read of its queue.
     pub(crate) fn loaded(&self, page: GroupPage, account: &Account) {
         let members = Arc::clone(&*self.members.read());
         if is_any_online(&members) {
             let GroupPage { messages, next, end } = page;
-            // Read because somebody has room: not refused for the budget, but counted in it.
+            // It was read because a member has room, so it is charged even beyond the budget.
             self.change(|queue| account.force(MemoryKind::Queued, queue.loaded(messages, next, end)));
             // The last member may have gone meanwhile.
             self.park(account);
         } else {
             self.load_failed(account);
         }
-        // Also whoever has come, or joined, just now.
+        // All members, also one that has just come or joined.
         self.nudge();
     }
 
-    /// Its queue could not be read, or nobody wants what was read; it may be tried again.
+    /// Its queue could not be read, or nobody wants what was read. Another read may follow.
     pub(crate) fn load_failed(&self, account: &Account) {
         self.change(Queue::load_failed);
         self.park(account);
     }
 
-    /// A member has gone. If none is left that could take anything, the queue leaves memory as far as it is on disk.
+    /// A member has gone. If no other is connected, drops from memory what is also on disk.
     pub(crate) fn park(&self, account: &Account) {
         let stored = self.stored_queue() != QueueId::NONE;
         if stored && self.has_queued() && !is_any_online(&self.members.read()) {
@@ -99,7 +99,7 @@ impl Group {
         self.change(|queue| queue.note_gone(messages, bytes));
     }
 
-    /// Takes back what was handed out: no member has it.
+    /// Puts back a message that no member took.
     pub(crate) fn put_back(&self, waiting: Waiting, account: &Account) {
         let cost = waiting.message.cost();
         let closed = self.change(|queue| {
@@ -124,8 +124,8 @@ impl Group {
         self.queue.lock().is_at_hand()
     }
 
-    /// Hands out what waits before `message`. True if that must wait behind the rest: what is on disk is older, and comes
-    /// later. `online` becomes false if no member is there.
+    /// Delivers what waits before `message`. True if `message` must be queued behind older messages that are still on
+    /// disk. Sets `online` to false if no member is connected.
     pub(super) fn drain_before(
         &self,
         message: &Message<'_>,
@@ -141,13 +141,13 @@ impl Group {
         if *online {
             self.drain(members, None, DRAIN_PER_MESSAGE, context);
         }
-        // A full queue would drop it, though a member may have room.
+        // Not if the queue is full: it would drop the message, though a member may have room.
         message.qos.min(granted(members)) > QoS::AtMostOnce
             && self.has_queued()
             && !self.queue.lock().is_full(message.cost(), &self.most)
     }
 
-    /// Adds a message behind all others. `online`: members may soon have room for it.
+    /// Adds a message behind all others. `online` means that members may soon have room for it.
     pub(super) fn enqueue(
         &self,
         message: &Message<'_>,
@@ -174,7 +174,7 @@ impl Group {
     }
 
     fn enqueue_in_memory(&self, message: &Message<'_>, account: &Account) -> Result<(), DropReason> {
-        // Whoever waits does not wait for what is queued.
+        // A publisher that waits does not wait for what is queued.
         let kept = message.share().without_receipt();
         let cost = kept.cost();
         self.change(|queue| {
@@ -187,7 +187,7 @@ impl Group {
         })
     }
 
-    /// QoS 2 is in no member's hands before it is on disk; QoS 1 need not come from there if members are about to take it.
+    /// No member gets QoS 2 before it is on disk. QoS 1 may stay in memory meanwhile if members are about to take it.
     fn enqueue_on_disk(
         &self,
         message: &Message<'_>,
@@ -214,7 +214,7 @@ impl Group {
             let stored = self.make_stored(durable);
             let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, commit);
             entry.expires = self.most.until(message.received, message.expires);
-            // Submitted under the lock: in the order of places.
+            // Submitted under the lock, so that the store sees entries in the order of their places.
             durable.queues().submit(QueueOp::Append(Arc::new(entry)));
             Ok(())
         })
@@ -227,7 +227,7 @@ impl Group {
         if queue.is_full(cost, &self.most) { Err(DropReason::QueueFull) } else { Ok(()) }
     }
 
-    /// Hands out queued messages in order, to the member of `slot` or to any, until one is refused. Begins to read more
+    /// Delivers queued messages in order, to the member of `slot` or to any, until one is refused. Starts reading more
     /// from disk.
     pub(super) fn drain(
         &self,
@@ -238,7 +238,7 @@ impl Group {
     ) {
         let only = slot.and_then(|slot| members.iter().find(|member| member.slot == slot));
         if let Some(durable) = context.durable.filter(|durable| durable.is_stalled()) {
-            // It would refuse to move them.
+            // The store would refuse to move them.
             return durable.stall(self.id);
         }
         for _ in 0..limit {
@@ -252,8 +252,8 @@ impl Group {
             }
             let mut queued = DeliveryContext { dirty: &mut *context.dirty, ..*context };
             let mut borrowed = message.borrow();
-            // From this queue to the member's in one step: else a crash or a refusal could leave it in neither, or QoS 2 in
-            // both.
+            // From this queue to the member's in one step. Otherwise a crash or a refusal could leave it in neither, or
+            // QoS 2 in both.
             borrowed.unit = queued.durable.is_some();
             let unit = queued.durable.map(|durable| Unit::new(&borrowed, durable.queues()));
             let outcome = match (slot, only) {
@@ -262,7 +262,7 @@ impl Group {
                 (None, _) => self.offer(&borrowed, members, &mut queued),
             };
             match outcome {
-                // What is too large no member can ever take: don't let it block the others.
+                // No retry helps a message that is too large: it must not block the others.
                 Some(
                     Outcome::Sent
                     | Outcome::Queued
@@ -284,7 +284,7 @@ impl Group {
                     drop(unit);
                     drop(borrowed);
                     self.put_back(waiting, context.account);
-                    // A member asks by itself again.
+                    // Those that were full ask again when they have room.
                     if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
                         nudge(members);
                     }
@@ -294,7 +294,7 @@ impl Group {
         }
     }
 
-    /// The message of `place` is gone from the queue.
+    /// Removes the message of `place` from the queue on disk.
     fn remove(&self, place: u64, context: &DeliveryContext<'_>) {
         let queue = self.stored_queue();
         if let Some(durable) = context.durable.filter(|_| queue != QueueId::NONE) {

@@ -1,8 +1,8 @@
 //! What a topic matches, resolved once and remembered per thread.
 //!
-//! A hit is one hash probe and two atomic loads: no lock, no allocation, no reference count. Lists are stale
-//! once a generation of the index moved; they may hold a receiver that has ended, which must treat further
-//! deliveries as dropped.
+//! A hit is one hash probe and two atomic loads: no lock, no allocation, no reference count. A list is stale once a
+//! generation of the index has moved on. It may hold a receiver that has ended, which must treat further deliveries as
+//! dropped.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -19,15 +19,15 @@ use crate::{
 
 /// Most topics remembered.
 const MAX_TOPICS: usize = 4096;
-/// Most receivers remembered over all topics, but for those of the last topic.
+/// Most receivers remembered over all topics, not counting those of the last topic.
 const MAX_TARGETS: usize = 1 << 18;
-/// A full cache keeps what it has, and starts over after so many lookups of other topics.
+/// A full cache keeps what it has and starts over after this many lookups of other topics.
 const MAX_MISSES: usize = 16 * MAX_TOPICS;
-/// Receivers of a topic that is not remembered for which memory is kept.
+/// Room kept for the receivers of a topic that is not remembered.
 const SPARE_TARGETS: usize = 256;
-/// Longer topics are matched each time.
+/// Longer topics are never remembered.
 const MAX_TOPIC_BYTES: usize = 1024;
-/// After so many ended receivers the cache starts over, to let go of them.
+/// After this many receivers have ended, the cache starts over to release them.
 const MAX_ENDED: u64 = 256;
 
 /// Per-thread cache of topic -> targets, validated by the index's generations.
@@ -38,7 +38,7 @@ pub struct MatchCache {
     places: HashTable<u32>,
     topics: Vec<Cached>,
     targets: usize,
-    /// Lookups in vain since the cache was full.
+    /// Misses since the cache became full.
     misses: usize,
     /// For topics that are not remembered.
     spare: Arc<MatchList>,
@@ -95,14 +95,14 @@ impl MatchList {
         self.targets.len() + self.groups.len()
     }
 
-    /// Lets go of everything but some memory. Not under a lock: what is let go may end here.
+    /// Releases everything but some capacity. Must not be called under a lock: a receiver may be dropped here.
     pub(super) fn clear(&mut self) {
         self.targets.clear();
         self.targets.shrink_to(SPARE_TARGETS);
         self.groups = Box::default();
     }
 
-    /// Resolves entries into the list, which is clear; they are sorted in place.
+    /// Resolves subscribers into the list, which is empty; sorts them in place.
     pub(super) fn fill(&mut self, entries: &mut [Subscriber], slots: &SlotTable, groups: &Groups) {
         entries.sort_by_key(|entry| entry.slot);
         let shared = entries.partition_point(|entry| entry.slot & GROUP == 0);
@@ -133,7 +133,8 @@ impl MatchList {
 }
 
 impl MatchCache {
-    /// The receivers of `topic` now. A lookup that was not remembered is paid for by the tables, nodes and entries it took.
+    /// The receivers of `topic` now. A lookup that was not remembered costs effort by the tables, nodes and subscribers
+    /// it visited.
     pub(crate) fn find(
         &mut self,
         index: &Index,
@@ -181,7 +182,7 @@ impl MatchCache {
         &self.topics[place].list
     }
 
-    /// Whether a topic that was not found may be remembered. Starts over when it is time.
+    /// Whether a topic that was not found may be remembered. Starts over if that is due.
     fn has_room(&mut self, index: &Index) -> bool {
         let full = self.topics.len() >= MAX_TOPICS || self.targets > MAX_TARGETS;
         self.misses += usize::from(full);
@@ -209,7 +210,7 @@ impl MatchCache {
     }
 }
 
-/// `None` for no entries.
+/// `None` if there are no subscribers.
 fn merge<'a>(entries: impl Iterator<Item = &'a Subscriber>, ids: &mut Vec<u32>) -> Option<Merged> {
     let first = ids.len() as u32;
     let mut merged: Option<Merged> = None;

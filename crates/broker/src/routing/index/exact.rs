@@ -12,7 +12,7 @@ pub(super) struct Filter {
     pub(super) subscribers: Subscribers,
 }
 
-/// Keeps half of the hash, so that growing the table reads no filter text.
+/// A filter's number with half of its text's hash, so that growing the table reads no text.
 struct FilterKey {
     number: u32,
     hash: u32,
@@ -31,7 +31,7 @@ pub(super) enum Removed {
         /// Whether the filter has wildcards.
         wildcard: bool,
     },
-    /// The last subscriber and so the filter.
+    /// The last subscriber, and the filter with it.
     Filter(Box<str>),
 }
 
@@ -59,7 +59,7 @@ impl Filters {
         self.records.get(number).map_or(&[], |filter| filter.subscribers.as_slice())
     }
 
-    /// Adds or replaces an entry; the filter's number and whether it is new.
+    /// Adds or replaces a subscriber; returns the filter's number and whether it is new.
     pub(super) fn set(&mut self, text: &str, hash: u64, entry: Subscriber) -> (u32, bool) {
         if let Some(number) = self.find(text, hash) {
             if let Some(filter) = self.records.get_mut(number) {
@@ -74,7 +74,7 @@ impl Filters {
         (number, true)
     }
 
-    /// Removes the entry of `slot`; the hash of the text and what went.
+    /// Removes the subscriber of `slot`; returns the hash of the text and what was removed.
     pub(super) fn remove(&mut self, number: u32, slot: u32, hasher: &RandomState) -> Option<(u64, Removed)> {
         let filter = self.records.get_mut(number)?;
         let removal = filter.subscribers.remove(slot);

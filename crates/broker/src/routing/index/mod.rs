@@ -1,8 +1,8 @@
 //! The subscription index: who subscribed to what, and who gets a message on a topic.
 //!
-//! Every filter has a number and one record. One hash table over filter texts serves subscribing and, since a
-//! topic has no wildcards, the exact match too. Wildcard filters are in [`wildcard`] as well. Changes bump
-//! generations, by which each thread's [`cache`] knows that a remembered match is stale.
+//! Every filter has a number and one record. One hash table over filter texts serves subscribing and, since a topic has
+//! no wildcards, the exact match too. Wildcard filters are in [`wildcard`] as well. Changes advance generations, which
+//! tell each thread's [`cache`] that a remembered match is stale.
 //!
 //! Lock order: this index's lock, then slots. Nothing is called under them that takes another lock, except a
 //! group's list of members.
@@ -35,7 +35,7 @@ use wildcard::Wildcards;
 
 const BUCKETS: usize = 4096;
 
-/// Numbers that grow when what a topic matches may have changed.
+/// Numbers that grow whenever the matches of a topic may have changed.
 struct Generations {
     /// Wildcard filters and groups on them.
     global: AtomicU64,
@@ -98,8 +98,8 @@ impl Index {
         }
     }
 
-    /// Adds or replaces the subscription of `entry.slot` to a valid filter. `None` when it would be a new one
-    /// and `may_add` is false.
+    /// Adds or replaces the subscription of `entry.slot` to a valid filter. `None` if it would be new and `may_add` is
+    /// false.
     pub(crate) fn subscribe(&self, filter: &str, entry: Subscriber, may_add: bool) -> Option<Added> {
         let mut tables = self.tables.write();
         let existed = tables.entry(filter, entry.slot, &self.hasher).is_some();
@@ -146,7 +146,7 @@ impl Index {
                 let group = tables.groups.add(make);
                 group.set_member(member);
                 let id = group.id();
-                // What counts is in the members; the entry only points at the group.
+                // The members have the options; this subscriber only points at the group.
                 let entry = Subscriber { slot: GROUP | id, id: 0, options: Options::stream() };
                 self.set(&mut tables, filter, entry);
                 id
@@ -163,17 +163,17 @@ impl Index {
         Some((GROUP | id, gone))
     }
 
-    /// Removes all subscriptions of an ended session or stream; returns groups that have no members left.
+    /// Removes all subscriptions of an ended session or stream; returns the groups that have no members left.
     pub(crate) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
         let gone = self.remove_some(references, slot);
         self.note_ended();
         gone
     }
 
-    /// As [`Self::remove_all`], of some of the subscriptions. [`Self::note_ended`] is called behind the last of them.
+    /// As [`Self::remove_all`], for some of the subscriptions. Call [`Self::note_ended`] after the last of them.
     pub(crate) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
         let mut gone = Vec::new();
-        // In parts, so that publishers wait for none of them long.
+        // In parts, so that no publisher waits long for the lock.
         for part in references.chunks(256) {
             let mut tables = self.tables.write();
             for reference in part {
@@ -188,7 +188,7 @@ impl Index {
         gone
     }
 
-    /// A session or stream has no subscriptions any more, and its slot may go to another.
+    /// A session or stream has no subscriptions left, and its slot may be given to another.
     pub(crate) fn note_ended(&self) {
         self.generations.ended.fetch_add(1, Ordering::Release);
     }
@@ -242,7 +242,7 @@ impl Index {
         (tables.subscriptions, tables.groups.len())
     }
 
-    /// Adds the entry under the lock; returns the filter's number.
+    /// Adds the subscriber under the lock; returns the filter's number.
     fn set(&self, tables: &mut Tables, filter: &str, entry: Subscriber) -> u32 {
         let hash = self.hasher.hash_one(filter);
         let (number, is_new) = tables.filters.set(filter, hash, entry);
@@ -254,7 +254,7 @@ impl Index {
         number
     }
 
-    /// Removes the entry under the lock; false if there was none.
+    /// Removes the subscriber under the lock; false if there was none.
     fn remove(&self, tables: &mut Tables, number: u32, slot: u32) -> bool {
         let Some((hash, removed)) = tables.filters.remove(number, slot, &self.hasher) else { return false };
         let wildcard = match &removed {
@@ -271,7 +271,7 @@ impl Index {
         true
     }
 
-    /// `None` if the slot is no member; `Some(Some(group))` if the group is gone with it.
+    /// `None` if the slot is no member; `Some(Some(group))` if it was the group's last.
     fn leave(&self, tables: &mut Tables, id: u32, slot: u32) -> Option<Option<Arc<Group>>> {
         let group = Arc::clone(tables.groups.get(id)?);
         if !group.remove_member(slot) {
@@ -297,8 +297,8 @@ impl Index {
         }
     }
 
-    /// Collects the entries that match `topic` and resolves them into `list`. Says how many tables, nodes and entries it
-    /// looked at.
+    /// Collects the subscribers that match `topic` and resolves them into `list`. Returns how many tables, nodes and
+    /// subscribers it visited.
     fn resolve(
         &self,
         topic: &str,
@@ -310,7 +310,7 @@ impl Index {
         scratch.clear();
         match Arc::get_mut(list) {
             Some(list) => list.clear(),
-            // Somebody is still at work on the old one.
+            // A spread is still using the old list.
             None => *list = Arc::default(),
         }
         let tables = self.tables.read();
@@ -322,8 +322,8 @@ impl Index {
         let visited = tables.wildcards.find(topic, &self.hasher, matches, |number| {
             scratch.extend_from_slice(filters.subscribers(number));
         });
-        // Slots are resolved under the index's lock: an ended session gives its slot back only after it
-        // removed its entries, so no entry can name another session here.
+        // Slots are resolved under the index's lock: an ended session frees its slot only after its subscriptions are
+        // removed, so no slot can stand for another session here.
         if let Some(list) = Arc::get_mut(list) {
             list.fill(scratch, &slots.read(), &tables.groups);
         }

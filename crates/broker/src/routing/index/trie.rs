@@ -37,7 +37,7 @@ struct Edge {
     child: u32,
 }
 
-/// The trie. Empty costs nothing.
+/// The trie. An empty one allocates nothing.
 pub(super) struct Trie {
     segments: Slab<Segment>,
     names: HashTable<u32>,
@@ -100,7 +100,7 @@ impl Trie {
         self.prune(at, hasher);
     }
 
-    /// Calls `found` with every filter that matches `topic`. Says how many nodes it looked at.
+    /// Calls `found` with every filter that matches `topic`. Returns how many nodes it visited.
     pub(super) fn find(&self, topic: &str, hasher: &RandomState, mut found: impl FnMut(u32)) -> usize {
         let mut visited = 0;
         if self.filters == 0 {

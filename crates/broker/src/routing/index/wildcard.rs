@@ -1,8 +1,8 @@
 //! Wildcard filters by shape: level count, positions of `+`, whether it ends in `#`.
 //!
-//! All filters of one shape that match a topic agree on their literal levels, so a topic needs one hash probe
-//! per shape. Peers choose the shapes, so there are at most [`MAX_SHAPES`]; filters of further shapes go to a
-//! [`Trie`]. Levels are hashed with random keys: a peer cannot make collisions.
+//! All filters of one shape that match a topic agree on their literal levels, so a topic needs one hash probe per
+//! shape. Peers choose the shapes, so there are at most [`MAX_SHAPES`]; filters of further shapes go to a [`Trie`].
+//! Levels are hashed with random keys, so that a peer cannot construct collisions.
 
 use ahash::RandomState;
 use hashbrown::HashTable;
@@ -71,7 +71,7 @@ struct Levels {
 }
 
 impl Levels {
-    /// Inline: the array is not copied then.
+    /// Inline, so that the array is not copied.
     #[inline]
     fn of(text: &str, hasher: &RandomState) -> Self {
         let mut levels = Self { hashes: [0; MAX_LEVELS], depth: 0 };
@@ -145,8 +145,8 @@ impl Wildcards {
         self.trie.remove(filter, hasher);
     }
 
-    /// Calls `found` with the number of each filter that matches `topic`. `matches` decides whether a filter
-    /// of equal hash really does. Says how many tables and nodes it looked at.
+    /// Calls `found` with the number of each filter that matches `topic`. `matches` decides whether a filter of equal
+    /// hash really matches. Returns how many tables and nodes it visited.
     pub(super) fn find(
         &self,
         topic: &str,
