@@ -24,7 +24,7 @@ impl InboundAliases {
         }
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the aliases take.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -35,7 +35,7 @@ impl InboundAliases {
     }
 }
 
-/// Aliases that we gave to the client: the first topics sent get one, for the connection's life.
+/// Aliases that we gave to the client: the first topics that are sent get one, for as long as the connection lasts.
 #[derive(Debug)]
 pub(super) struct OutboundAliases {
     maximum: u16,
@@ -65,12 +65,12 @@ impl OutboundAliases {
         Self { maximum: maximum.min(1024), topics: HashMap::default(), bytes: 0 }
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the aliases take.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Looks at what [`Self::assign`] would do.
+    /// How to send `topic`; changes nothing, see [`Self::assign`].
     pub(super) fn choose(&self, topic: &str) -> AliasUse {
         if let Some(alias) = self.topics.get(topic) {
             return AliasUse::Known(*alias);

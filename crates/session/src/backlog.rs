@@ -1,8 +1,9 @@
-//! What of a persistent session's queue is on disk only: its [`Tail`], and what the session must know of messages there.
+//! The part of a persistent session's queue that is on disk only: its [`Tail`], and what the session must know about
+//! the messages there.
 //!
-//! A shared group's queue has a tail as well and the rest is its own, for other reasons. A session's messages are the client's:
-//! it may have begun to receive them, so their packet identifiers are kept; the oldest are trimmed where the policy says so;
-//! and publishers wait until they are sent. A group's messages may go to any member until one has them.
+//! A shared group's queue has a [`Tail`] as well. The rest differs: a session's messages belong to one client, which
+//! may have begun to receive them, so that their packet identifiers must stay; the oldest are trimmed if the policy
+//! says so; and publishers may wait until they are sent. A group's messages may go to any member until one has them.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -14,9 +15,9 @@ use gateway_core::{Budget, DropReason, Page, QoS, Receipt, StoredEntry, Tail, Ti
 
 use super::{durable::Left, outbound::dropped};
 
-/// Below so many waiting bytes more are read.
+/// More is read while fewer bytes than this wait in memory.
 pub(super) const LOW_BYTES: usize = Page::BYTES / 2;
-/// What is read at least: one message, and more if they are small.
+/// The smallest read, in bytes: one message, or more if they are small.
 const LEAST: usize = 4 << 10;
 
 /// See the module.
@@ -24,22 +25,22 @@ const LEAST: usize = 4 << 10;
 pub(super) struct Backlog {
     /// Its next place is the next delivery's.
     pub(super) tail: Tail,
-    /// Places below are of an earlier process, which may have sent them: their entries say whether it has.
+    /// Places below this are of an earlier process, which may have sent them: their entries say whether it did.
     restored: u64,
-    /// Places below it may have sent although their entries do not say so.
+    /// Places below this it may have sent although their entries do not say so.
     begun: u64,
-    /// QoS 2 in places below may be what the client began to receive from an earlier process.
+    /// The client may have begun to receive QoS 2 messages in places below this from an earlier process.
     exact: u64,
     /// Bytes of the budget for what is being read.
     reserved: usize,
-    /// What was trimmed since a read began, all from its mark on, may be in what is read.
+    /// Something was trimmed since the read began. It is all at or behind the read's mark, but may be in what is read.
     trimmed_meanwhile: bool,
-    /// Publishers that wait for messages of the tail, by place.
+    /// Publishers that wait for messages of the tail, in order of place.
     awaited: VecDeque<Publisher>,
-    /// Places of which nothing is left, because of the last trims in a row.
+    /// Places that the last consecutive trims have emptied.
     trimmed: Range<u64>,
-    /// Places of the tail whose message was given to the session's shared group: they are on disk until another queue has
-    /// it, and are not read again. Those that a read does not find any more are forgotten.
+    /// Places of the tail whose message went back to its shared group. They stay on disk until another queue has the
+    /// message, and are not reread. Those that a read no longer finds are forgotten.
     given: BTreeSet<u64>,
 }
 
@@ -47,31 +48,31 @@ pub(super) struct Backlog {
 #[derive(Debug)]
 struct Publisher {
     place: u64,
-    /// When the message may go from disk unsent.
+    /// When the message may be removed from disk unsent.
     until: Option<Timestamp>,
     receipt: Arc<Receipt>,
 }
 
 impl Backlog {
-    /// What an earlier process left.
+    /// Restores what an earlier process left.
     pub(super) fn restored(left: &Left<'_>) -> Self {
         let &Left { first, next, exact, begun, messages, bytes, .. } = left;
         let tail = Tail::restored(first..next, messages, bytes);
         Self { tail, restored: next, begun, exact, ..Self::default() }
     }
 
-    /// Whether an earlier process may have sent what was read.
+    /// Whether an earlier process may have sent this entry.
     pub(super) fn is_sent(&self, entry: &StoredEntry<u32>) -> bool {
         entry.seq < self.restored && (entry.sent || entry.seq < self.begun)
     }
 
-    /// One more than the last place here of which the disk does not know that it may have been sent, but does from now on.
+    /// One more than the last place that may have been sent without the disk knowing; the caller tells it.
     pub(super) fn note_sent(&mut self) -> Option<u64> {
         let begun = std::mem::take(&mut self.begun);
         (begun > self.tail.from()).then_some(begun)
     }
 
-    /// Gives the next place to a delivery on disk only. Whoever waits for it is told if it must go from disk unsent.
+    /// Gives the next place to a delivery that is on disk only. Whoever waits for it is told if it is removed unsent.
     pub(super) fn append(
         &mut self,
         cost: u64,
@@ -83,7 +84,7 @@ impl Backlog {
         place
     }
 
-    /// Takes back a delivery that was to be sent from memory.
+    /// Returns to the tail a delivery that was to be sent from memory.
     pub(super) fn take_back(
         &mut self,
         place: u64,
@@ -97,14 +98,15 @@ impl Backlog {
         }
     }
 
-    /// The first place that may be trimmed: neither what is being read, for it may be sent by then, nor what the client
-    /// may have begun to receive at QoS 2, whose packet identifier it would hold for ever.
+    /// The first place that may be trimmed. That excludes what is being read, since it may be sent by then, and what
+    /// the client may have begun to receive at QoS 2, since it would keep the packet identifier for ever.
     pub(super) fn oldest(&self) -> u64 {
         self.tail.loading().unwrap_or_else(|| self.tail.from()).max(self.exact)
     }
 
-    /// One message from [`Self::oldest`] on is trimmed, and whoever waits for it is told. Its size is not known here: the
-    /// mean. Nor is its place, as some may be empty; but so many trims leave nothing in as many places.
+    /// One message at or behind [`Self::oldest`] is trimmed; whoever waits for it is told. Its size is not known here,
+    /// so the mean is taken. Nor is its place, as some may be empty, but n trims in a row surely empty the first n
+    /// places.
     pub(super) fn note_trimmed(&mut self) {
         let oldest = self.oldest();
         if !(self.trimmed.start..=self.trimmed.end).contains(&oldest) {
@@ -120,20 +122,20 @@ impl Backlog {
         self.trimmed_meanwhile = true;
     }
 
-    /// Whether the client may have begun to receive what is in this place, or does so soon.
+    /// Whether the client may have begun to receive what is in this place, or is about to.
     pub(super) fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
         self.tail.loading().is_some()
             || place < self.tail.from()
             || (qos == QoS::ExactlyOnce && place < self.exact)
     }
 
-    /// Whether there is something to read, and nobody reads it yet.
+    /// Whether there is something to read and no read is under way.
     pub(super) fn wants_load(&self) -> bool {
         self.tail.loading().is_none() && !self.tail.is_empty()
     }
 
-    /// A read of so many bytes begins, if the budget has room for it beside the `held` bytes of the session. While memory
-    /// is short fewer are read, and who holds nothing always gets the next message.
+    /// Begins a read, if the budget has room for it beside the `held` bytes of the session, and returns how many bytes
+    /// to read. While memory is short these are fewer; a session that holds nothing always gets its next message.
     pub(super) fn begin_load(&mut self, held: usize, budget: &dyn Budget) -> Option<usize> {
         let wanted = usize::try_from(self.tail.bytes()).unwrap_or(usize::MAX).min(Page::BYTES);
         let sizes = [wanted, wanted.min(Page::BYTES / 16), wanted.min(LEAST)];
@@ -145,7 +147,7 @@ impl Backlog {
         self.reserved = reserved?;
         self.trimmed_meanwhile = false;
         self.tail.begin_load(self.tail.next());
-        // A count that is not exact does not end a page early.
+        // The count is not exact and must not end a page early.
         Some(if self.reserved == wanted { Page::BYTES } else { self.reserved })
     }
 
@@ -155,7 +157,7 @@ impl Backlog {
         budget.release(std::mem::take(&mut self.reserved));
     }
 
-    /// What was read: of its entries those that count, if it was asked for.
+    /// The entries of a page that count; `None` if no read is under way.
     pub(super) fn loaded(&mut self, page: Page, budget: &dyn Budget) -> Option<Vec<StoredEntry<u32>>> {
         let Page { mut entries, next, end } = page;
         let mark = self.tail.loading()?;
@@ -169,22 +171,22 @@ impl Backlog {
         Some(entries)
     }
 
-    /// The messages of these places were given away, after what else waited has gone back to the tail. Below its first
-    /// place nothing is ever read again.
+    /// The messages of these places were given away, after everything else that waited was returned to the tail. Places
+    /// before the tail are never read again, so they need not be remembered.
     pub(super) fn give(&mut self, places: impl Iterator<Item = u64>) {
         let from = self.tail.from();
         self.given = self.given.split_off(&from);
         self.given.extend(places.filter(|place| *place >= from));
     }
 
-    /// Whoever waits for messages below `place` is told that they are gone: trimmed, expired on disk, or refused by it.
+    /// Tells whoever waits for messages below `place` that they are gone: trimmed, expired on disk, or refused by it.
     pub(super) fn give_up_before(&mut self, place: u64) {
         while let Some(waiting) = self.awaited.pop_front_if(|waiting| waiting.place < place) {
             dropped(Some(&waiting.receipt), DropReason::QueueFull);
         }
     }
 
-    /// Messages have expired on disk: whoever waits for one whose time has come is told, unless it is just being read.
+    /// Messages have expired on disk: tells whoever waits for one whose time has come, unless it is just being read.
     pub(super) fn give_up_expired(&mut self, now: Timestamp) {
         if self.tail.loading().is_some() {
             return;
@@ -198,7 +200,7 @@ impl Backlog {
         });
     }
 
-    /// More publishers wait than the disk may hold messages, as some of theirs are gone: the oldest are told so.
+    /// Tells the oldest publishers that their messages are gone while more wait than there can be messages on disk.
     pub(super) fn limit_awaited(&mut self, most: usize) {
         let oldest = self.oldest();
         while self.awaited.len() > most {
@@ -213,7 +215,7 @@ impl Backlog {
         self.awaited.pop_front_if(|waiting| waiting.place == place).map(|waiting| waiting.receipt)
     }
 
-    /// The session ends: whoever waits is told.
+    /// The session ends: tells whoever waits.
     pub(super) fn give_up(&mut self, budget: &dyn Budget) {
         self.stop_loading(budget);
         for waiting in self.awaited.drain(..) {
@@ -221,7 +223,7 @@ impl Backlog {
         }
     }
 
-    /// Whether messages that may wait a little may be added.
+    /// Whether a replay, which can wait, may add messages.
     pub(super) fn has_room(&self) -> bool {
         self.tail.messages() < Tail::LOW
     }

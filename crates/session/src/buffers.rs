@@ -41,7 +41,7 @@ pub fn recycle(mut buffer: Vec<u8>) {
     });
 }
 
-/// Frees half of what this thread's pool holds. Called once a second, it lets a burst's buffers go and leaves steady
+/// Frees half of what this thread's pool holds. Called once a second, it frees the buffers of a burst and leaves steady
 /// traffic nearly all of its own.
 pub fn trim_buffers() {
     POOL.with_borrow_mut(|pool| {

@@ -1,4 +1,4 @@
-//! What CONNECT asks and what the gateway grants: one pure decision.
+//! What CONNECT asks for and what the gateway grants: one pure decision.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use gateway_core::{ClientId, Protocol, QoS, limits::Limits};
 
 use super::{LinkParams, inbound::may_publish_to};
 
-/// What the decision depends on beside the packet.
+/// What the decision depends on besides the packet.
 pub struct ConnectPolicy<'a> {
     /// Bounds.
     pub limits: &'a Limits,
@@ -30,9 +30,9 @@ pub struct Accepted {
     pub expiry: u32,
     /// Keep alive in force, seconds, 0 is none.
     pub keep_alive: u16,
-    /// Towards the client.
+    /// What the session's outbound half needs to know.
     pub link: LinkParams,
-    /// The CONNACK; `session_present` is still to be set.
+    /// The CONNACK; the caller sets `session_present`.
     pub connack: ConnAck,
 }
 
@@ -133,8 +133,8 @@ fn keep_alive(wanted: u16, limits: &Limits) -> u16 {
     wanted.max(limits.keep_alive_min).min(most)
 }
 
-/// Only for a client that asks [MQTT-3.1.2-28], and not for one whose id is not one topic level: what it would be
-/// told were no topic, or a topic of another client.
+/// Only for a client that asks [MQTT-3.1.2-28] and whose id is one topic level: otherwise the answer would be no valid
+/// topic, or another client's.
 fn response_information(
     connect: &Connect,
     client_id: &ClientId,

@@ -1,9 +1,8 @@
-//! The durable side of a persistent session: deliveries that are on disk as well as in memory, and the tail of the queue
-//! that is on disk only.
+//! The durable side of a persistent session: deliveries that are on disk as well as in memory, and those on disk only.
 //!
-//! QoS 1 to a client that keeps up is sent at once and written meanwhile, unless its PUBACK comes first. All else goes
-//! to the tail and is read back when there is room. So QoS 2 is sent only after it was written: a message that a
-//! client has begun to receive is never forgotten, and its packet identifier never given to another.
+//! QoS 1 to a client that keeps up is sent at once and written meanwhile, unless its PUBACK comes first. Everything
+//! else goes to the tail and is read back when there is room. So QoS 2 is sent only after it was written: a message
+//! that a client has begun to receive is never forgotten, and its packet identifier is never given to another.
 
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ const WINDOW_BYTES: usize = 1 << 20;
 /// Where the durable state of one session goes.
 #[derive(Clone, Copy)]
 pub struct Disk<'a> {
-    /// Takes changes.
+    /// Takes changes of the queue.
     pub journal: &'a dyn Journal,
     /// The session's queue.
     pub queue: QueueId,
@@ -40,15 +39,15 @@ pub struct Left<'a> {
     pub first: u64,
     /// One more than the last.
     pub next: u64,
-    /// One more than the last QoS 2 place that it may have begun to send.
+    /// One more than the last QoS 2 place that the process may have begun to send.
     pub exact: u64,
-    /// One more than the last place that it may have begun to send although the entry there does not say so.
+    /// One more than the last place that it may have begun to send although the entry does not say so.
     pub begun: u64,
     /// Messages.
     pub messages: usize,
     /// Their cost.
     pub bytes: u64,
-    /// Packet identifiers of QoS 2 messages that came in.
+    /// Packet identifiers of QoS 2 messages received from the client and not released.
     pub received: &'a [u16],
 }
 
@@ -57,13 +56,13 @@ pub struct Left<'a> {
 pub enum Load {
     /// There is nothing to read, or no room for it.
     Nothing,
-    /// Read from this place on so many bytes, or one message.
+    /// Read this many bytes from this place on, or one message.
     From(u64, usize),
-    /// The memory budget is used up: to be tried again later.
+    /// The memory budget is used up; try again later.
     NoRoom,
 }
 
-/// Where a delivery is beside memory.
+/// Where a delivery is besides memory.
 #[derive(Debug, Clone)]
 pub(super) enum OnDisk {
     /// Nowhere.
@@ -75,7 +74,7 @@ pub(super) enum OnDisk {
 }
 
 impl OnDisk {
-    /// The session is over: what is not written yet need not be.
+    /// The session is over: what is not written yet need not be written.
     pub(super) fn settle(&self) {
         if let Self::Submitted(entry) = self {
             entry.settle();
@@ -96,7 +95,8 @@ impl OnDisk {
 }
 
 impl Delivery {
-    /// What is kept in memory of an offer, and submitted with this bound, unless its mode says that memory is enough.
+    /// Keeps an offer in memory, and submits it with this lifetime unless the message's durability says that memory is
+    /// enough.
     fn submitted(
         message: &Message<'_>,
         qos: QoS,
@@ -113,7 +113,7 @@ impl Delivery {
         delivery
     }
 
-    /// Writes a delivery that is in memory only, if it is one.
+    /// Submits a delivery that is in memory only; does nothing to others.
     fn write(&mut self, place: u64, bound: Lifetime, disk: Disk<'_>) {
         if !matches!(self.on_disk, OnDisk::No) || self.qos == QoS::AtMostOnce {
             return;
@@ -136,8 +136,9 @@ impl Outbound {
         rare.received.extend(left.received.iter().map(|id| (*id, Some(safe()))));
     }
 
-    /// The connection has ended: has the disk note what the client may have begun to receive, for the next process, if it
-    /// does not know. The commit is done when it does. What is sent is always at the front of the queue.
+    /// The connection has ended: has the disk note, for the next process, what the client may have begun to receive.
+    /// `None` if the disk knows already, else a commit that is done when it does. One place says it all, since what was
+    /// sent is always at the front of the queue.
     pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Commit>> {
         let Disk { journal, queue } = env.disk?;
         let rare = self.rare.as_mut()?;
@@ -148,7 +149,7 @@ impl Outbound {
         Some(commit)
     }
 
-    /// Messages on disk only expired there.
+    /// Messages that were on disk only have expired there.
     pub fn note_expired(&mut self, messages: usize, bytes: u64, now: Timestamp) {
         let Some(rare) = &mut self.rare else { return };
         rare.dropped += messages as u64;
@@ -158,14 +159,14 @@ impl Outbound {
         }
     }
 
-    /// Whether the client may have begun to receive what is on disk in this place, so that it must stay there although it
-    /// has expired: the session removes it when it is done with it.
+    /// Whether the client may have begun to receive what is on disk in this place. Then it must stay there although it
+    /// has expired, and the session removes it in the end.
     pub fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
         self.backlog().is_some_and(|backlog| backlog.may_have_sent(place, qos))
     }
 
-    /// Where more is to be read from disk, if there is room and it is not being read already. The caller reads and then
-    /// calls [`Self::loaded`] or [`Self::load_failed`].
+    /// What to read from disk, if there is room and no read is under way. The caller reads and then calls
+    /// [`Self::loaded`] or [`Self::load_failed`].
     pub fn begin_load(&mut self, env: &Env<'_>) -> Load {
         if !self.wants_load() {
             return Load::Nothing;
@@ -184,7 +185,7 @@ impl Outbound {
         self.rare.as_ref()?.backlog.as_deref()
     }
 
-    /// Whether [`Self::begin_load`] would, if the memory budget had room.
+    /// Whether [`Self::begin_load`] would begin a read, if the memory budget had room.
     pub fn wants_load(&self) -> bool {
         self.is_online()
             && self.rare.as_ref().is_some_and(|rare| {
@@ -194,7 +195,7 @@ impl Outbound {
             })
     }
 
-    /// What was read.
+    /// Takes the page that was read.
     pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
         let Some(mut rare) = self.rare.take() else { return };
         if let Some(backlog) = &mut rare.backlog
@@ -214,14 +215,14 @@ impl Outbound {
         self.pump(env);
     }
 
-    /// Reading failed; it is tried again.
+    /// The read failed; [`Self::begin_load`] may begin another.
     pub fn load_failed(&mut self, env: &Env<'_>) {
         if let Some(backlog) = self.rare.as_mut().and_then(|rare| rare.backlog.as_mut()) {
             backlog.stop_loading(env.budget);
         }
     }
 
-    /// What must be safe before the next connection may be answered: PUBREL packets go at once there.
+    /// What must be on disk before the next connection may be answered, since its first packets may be PUBRELs.
     pub fn unsafe_releases(&self) -> Vec<Arc<Commit>> {
         self.rare.as_ref().map_or_else(Vec::new, |rare| rare.inflight.unsafe_releases().cloned().collect())
     }
@@ -257,7 +258,7 @@ impl Outbound {
         if passes
             && rare.pending.len() < WINDOW.min(env.limits.mailbox_messages)
             && rare.pending.bytes() < WINDOW_BYTES
-            // Else it waits on disk, which is where memory is short the place for it.
+            // Otherwise it waits on disk, which is the place for it while memory is short.
             && env.budget.charge(held, message.cost())
         {
             let place = rare.backlog.get_or_insert_with(Box::default).tail.pass(1);
@@ -266,8 +267,8 @@ impl Outbound {
             return Outcome::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce {
-            // Another member may have room, and what is on disk only cannot be given to another member. Not a drop: it
-            // waits in the group's queue then.
+            // Another member may have room, and once it is on disk only it cannot go to another member. Not counted as
+            // a drop: the group's queue takes it.
             return Outcome::Dropped(DropReason::QueueFull);
         }
         self.append_to_tail(message, qos, offer, env, disk)
@@ -312,7 +313,8 @@ impl Outbound {
         if online { Outcome::Sent } else { Outcome::Queued }
     }
 
-    /// The connection ended: what waits and is on disk too leaves memory, but for what a shared group may give to others.
+    /// The connection ended: drops from memory what is also on disk, except what a shared group may give to other
+    /// members.
     pub(super) fn offload(&mut self, env: &Env<'_>) {
         let Some(disk) = env.disk else { return };
         let Some(rare) = &mut self.rare else { return };
@@ -331,7 +333,7 @@ impl Outbound {
         backlog.stop_loading(env.budget);
     }
 
-    /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the commit, if there is one.
+    /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the commit, if one is returned.
     pub(super) fn release(delivery: &Delivery, place: u64, env: &Env<'_>) -> Released {
         let receipt = delivery.receipt().cloned();
         let on_disk = delivery.on_disk.clone();
@@ -346,8 +348,8 @@ impl Outbound {
 }
 
 impl super::outbound::Rare {
-    /// Takes up what was read. If an earlier process may have sent it, it keeps its packet identifier and is sent
-    /// `again`, or the client may hold that for ever.
+    /// Takes up an entry that was read. If an earlier process may have sent it, it keeps its packet identifier and is
+    /// sent `again`, since otherwise the client might keep that identifier for ever.
     fn take_up(
         &mut self,
         entry: StoredEntry<u32>,
@@ -389,25 +391,25 @@ impl super::outbound::Rare {
         if again {
             self.inflight.restore(place, Stage::Publish(delivery), sent);
         } else {
-            // There was room when reading began.
+            // There was room when the read began.
             env.budget.force(delivery.message.cost());
             self.pending.push(delivery);
         }
     }
 }
 
-/// Until when a message may wait on disk, or without a connection, that does so since then, if there is a limit.
+/// Until when a message may wait that has been on disk, or without a connection, since `since`; `None` if for ever.
 pub(super) fn waits_until(since: Timestamp, env: &Env<'_>) -> Option<Timestamp> {
     let age = env.limits.offline_age.millis();
     (age > 0).then(|| since.plus_millis(age))
 }
 
-/// What the store may do with an entry whose time has come.
+/// How long the store keeps an entry that the session does not remove.
 #[derive(Clone, Copy)]
 enum Lifetime {
-    /// Nothing: it has been sent.
+    /// For ever: it has been sent.
     Sent,
-    /// Remove it when its message has expired, or at this time if that is sooner, unless it may have been sent by then.
+    /// Until its message expires or until this time, whichever is sooner, unless it may have been sent by then.
     Waits(Option<Timestamp>),
 }
 
@@ -416,7 +418,7 @@ impl Lifetime {
         Self::Waits(waits_until(received, env))
     }
 
-    /// When the store may remove an entry whose message expires at `expires`, if some time.
+    /// When the store may remove an entry whose message expires at `expires`, if ever.
     fn until(self, expires: Option<Timestamp>) -> Option<Timestamp> {
         match self {
             Self::Sent => None,

@@ -1,8 +1,8 @@
 //! The in-flight window towards a client: what waits for an acknowledgement, in sending order.
 //!
-//! Every delivery has a place in its session, counted from 0. The packet identifier follows from the place, so that it
-//! is the same after a restart without being written down; an acknowledgement is found by subtraction. The window
-//! spans fewer places than there are identifiers: none is reused while in flight [MQTT-2.2.1-3].
+//! Every delivery has a place in its session, counted from 0. The packet identifier is computed from the place, so that
+//! it is the same after a restart without being stored, and an acknowledgement is found by subtraction. The window
+//! spans fewer places than there are identifiers, so that none is reused while in flight [MQTT-2.2.1-3].
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,8 +11,8 @@ use gateway_core::{Commit, Receipt};
 use super::{durable::OnDisk, pending::Delivery};
 
 const IDS: u64 = 65_535;
-/// Places from the first in flight to a new one, at most, in windows. Places of messages that were dropped or expired
-/// before they were sent stay empty.
+/// How many windows there may be from the first place in flight to a new one. It is more than one because places of
+/// messages that were dropped or expired unsent stay empty.
 const SPAN: usize = 4;
 const LEAST_SPAN: usize = 1024;
 
@@ -28,33 +28,33 @@ pub(super) enum Stage {
 /// What is left of a QoS 2 delivery after PUBREC.
 #[derive(Debug)]
 pub(super) struct Released {
-    /// Who waits for the end.
+    /// Reports the end.
     pub(super) receipt: Option<Arc<Receipt>>,
     pub(super) on_disk: OnDisk,
-    /// PUBREL may go once this is safe.
+    /// PUBREL may be sent once this is done.
     pub(super) commit: Option<Arc<Commit>>,
 }
 
-/// One id in flight.
+/// One packet identifier in flight.
 #[derive(Debug)]
 pub(super) struct Unacked {
     pub(super) stage: Stage,
-    /// The disk knows that it was sent, if it is there.
+    /// The disk knows that it was sent, if it is on disk.
     pub(super) noted: bool,
 }
 
-/// The ring.
+/// All packet identifiers in flight.
 #[derive(Debug, Default)]
 pub(super) struct Inflight {
     ring: VecDeque<Option<Unacked>>,
-    /// Place of the ring's first entry; of the next one, if the ring is empty.
+    /// Place of the ring's first entry, or of the next one if the ring is empty.
     first: u64,
     live: usize,
-    /// First index that must be (re-)sent on this connection.
+    /// First index that must still be sent again on this connection.
     resend: usize,
     /// PUBLISH packets sent on this connection and not acknowledged.
     open: usize,
-    /// What the messages cost that may have to be sent again.
+    /// Cost of the messages that may have to be sent again.
     bytes: usize,
 }
 
@@ -74,11 +74,11 @@ impl Inflight {
         self.bytes
     }
 
-    /// The message of `id` need not be sent again, but for its PUBREL.
+    /// Of the message of `id` only the PUBREL may have to be sent again.
     pub(super) fn release(&mut self, id: u16, released: Released) {
         if let Some((_, entry)) = self.get_mut(id) {
             let cost = entry.cost();
-            // The place on disk says that it was sent, too.
+            // A release on disk implies that the message was sent.
             *entry = Unacked { stage: Stage::Release(released), noted: true };
             self.bytes -= cost;
         }
@@ -105,7 +105,7 @@ impl Inflight {
         self.resend >= self.ring.len()
     }
 
-    /// Takes up a message that is sent now. The caller has checked `has_room` and `is_resent`.
+    /// Adds a message that is being sent. The caller has checked `has_room` and `is_resent`.
     pub(super) fn push(&mut self, place: u64, delivery: Delivery) {
         let noted = matches!(&delivery.on_disk, OnDisk::Submitted(entry) if entry.sent);
         self.put(place, Unacked { stage: Stage::Publish(delivery), noted });
@@ -113,12 +113,12 @@ impl Inflight {
         self.open += 1;
     }
 
-    /// Takes up what may have been in flight before a restart: it will be sent again. The caller has checked `fits`.
+    /// Adds what may have been in flight before a restart and will be sent again. The caller has checked `fits`.
     pub(super) fn restore(&mut self, place: u64, stage: Stage, noted: bool) {
         self.put(place, Unacked { stage, noted });
     }
 
-    /// One more than the last place of which the disk does not know that it was sent, but does from now on.
+    /// One more than the last place that was sent without the disk knowing; the caller tells it.
     pub(super) fn note_sent(&mut self) -> Option<u64> {
         let first = self.first;
         let mut last = None;
@@ -136,7 +136,7 @@ impl Inflight {
         self.ring.is_empty() || (place >= self.next_place() && place - self.first < IDS - 1)
     }
 
-    /// Places that are to be sent again, at most.
+    /// At most how many places are still to be sent again.
     pub(super) fn unsent(&self) -> usize {
         self.ring.len().saturating_sub(self.resend)
     }
@@ -168,7 +168,7 @@ impl Inflight {
         self.bytes -= entry.cost();
         self.live -= 1;
         if index < self.resend {
-            // A Release that was not sent as PUBLISH on this connection is not counted there.
+            // A release whose PUBLISH went out on another connection is not counted in `open`.
             self.open = self.open.saturating_sub(1);
         }
         while matches!(self.ring.front(), Some(None)) {
@@ -202,7 +202,7 @@ impl Inflight {
         Some((id(place), place, entry))
     }
 
-    /// Moves past the entry that `next_resend` gave. It counts as open until its end, whatever its stage.
+    /// Moves past the entry that `next_resend` returned. It counts as open until it ends, whatever its stage.
     pub(super) fn advance(&mut self) {
         self.resend += 1;
         self.open += 1;
@@ -217,7 +217,7 @@ impl Inflight {
         })
     }
 
-    /// Commits of PUBREL packets that may not go yet.
+    /// Commits of PUBREL packets that may not be sent yet.
     pub(super) fn unsafe_releases(&self) -> impl Iterator<Item = &Arc<Commit>> {
         self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
             Stage::Release(released) => released.commit.as_ref().filter(|commit| commit.result().is_none()),

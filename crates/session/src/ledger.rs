@@ -1,20 +1,20 @@
-//! What a session holds beside its queue, charged in steps: a message that is acknowledged at once touches no shared
-//! counter.
+//! What a session holds besides its queue, charged in steps, so that a message that is acknowledged at once touches no
+//! shared counter.
 
 use gateway_core::Budget;
 
-/// So much is not charged: every session may hold it.
+/// This much is not charged: every session may hold it.
 pub(super) const FREE: usize = 4 << 10;
-/// Bytes that are charged at once, where the budget has room for more than is needed.
+/// Bytes that are charged at once if the budget has room for more than is needed.
 const STEP: usize = 16 << 10;
 
 /// Bytes on the budget for messages in flight and topic aliases.
 #[derive(Debug)]
 pub(super) struct Ledger {
     charged: usize,
-    /// The session may hold so much without another look at the budget.
+    /// The session may hold this much without asking the budget again.
     room: usize,
-    /// With less than this, some is given back.
+    /// Below this, some is given back.
     low: usize,
 }
 
@@ -25,7 +25,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Whether the session may hold `needed` bytes here, beside `others` that are charged elsewhere.
+    /// Whether the session may hold `needed` bytes here, besides `others` that are charged elsewhere.
     #[inline]
     pub(super) fn covers(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
         needed <= self.room || self.grows(needed, others, budget)
@@ -40,7 +40,7 @@ impl Ledger {
         granted.is_some()
     }
 
-    /// The session holds `bytes`, whatever was asked before.
+    /// The session now holds `bytes`, whatever was granted.
     #[inline]
     pub(super) fn settle(&mut self, bytes: usize, budget: &dyn Budget) {
         if bytes > self.room || bytes < self.low {
@@ -62,7 +62,7 @@ impl Ledger {
     fn is_charged(&mut self, bytes: usize) {
         self.charged = bytes;
         self.room = bytes.max(FREE);
-        // All of it goes with the last message, and else what is more than two steps too much.
+        // The last message gives back everything; before that, only an excess of more than two steps is given back.
         self.low = bytes.min(1).max((bytes + 1).saturating_sub(2 * STEP));
     }
 
@@ -99,7 +99,7 @@ mod tests {
         }
     }
 
-    /// Rules out an in-flight window that nobody counts, and a counter that every message touches.
+    /// The failure: an in-flight window that is not counted, or a shared counter that every message touches.
     #[test]
     fn small_traffic_touches_no_budget_and_all_of_the_rest_comes_back() {
         let account = Purse { held: Cell::new(0), limit: 256 << 10 };

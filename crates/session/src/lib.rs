@@ -1,9 +1,9 @@
 //! The MQTT session, without sockets and without a clock: packets and time in, bytes and effects out.
 //!
-//! Two halves. [`Inbound`] holds what the peer sends (topic aliases, limits) and belongs to the connection's
-//! task. [`Outbound`] holds what outlives the connection (in-flight window, packet ids, waiting deliveries,
-//! inbound QoS 2 ids) and sits behind one short lock of its owner, since other threads deliver into it.
-//! Inbound QoS 2 ids live there too: a takeover then never waits for the old task to hand them over.
+//! Two halves. [`Inbound`] holds what the peer sends (topic aliases, limits) and belongs to the connection's task.
+//! [`Outbound`] holds what outlives the connection (in-flight window, packet ids, waiting deliveries, inbound QoS 2
+//! ids) and sits behind one short lock of its owner, since other threads deliver into it. Inbound QoS 2 ids live there
+//! too, so that a takeover never waits for the old task to hand them over.
 //!
 //! Must not know: tokio, sockets, the broker, stores.
 

@@ -1,4 +1,4 @@
-//! The half of a session that outlives its connection: what we send, and what the peer must not send twice.
+//! The half of a session that outlives its connection: what we send, and which QoS 2 messages we have already received.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,7 +25,7 @@ use super::{
 /// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
 pub const OUT_BUFFER: usize = 64 << 10;
 
-/// What calls need from outside: bounds, time, budget.
+/// What calls need from outside.
 pub struct Env<'a> {
     /// Bounds.
     pub limits: &'a Limits,
@@ -61,18 +61,18 @@ pub(crate) enum Begin {
     Exceeded,
 }
 
-/// What few sessions need; made when first used.
+/// What few sessions need, made when first used.
 #[derive(Debug, Default)]
 pub(super) struct Rare {
     pub(super) inflight: Inflight,
     pub(super) pending: Pending,
-    /// Inbound QoS 2 ids; with a commit those that are on disk, or will be.
+    /// Inbound QoS 2 ids, each with a commit if it is on disk or on its way there.
     pub(super) received: HashMap<u16, Option<Arc<Commit>>, ahash::RandomState>,
-    /// Inbound QoS 2 ids that are still to go from disk; one entry for each.
+    /// Inbound QoS 2 ids that are being removed from disk, one entry for each.
     pub(super) forgetting: Vec<(u16, Arc<Commit>)>,
     pub(super) backlog: Option<Box<Backlog>>,
     pub(super) aliases: Option<OutboundAliases>,
-    /// What messages in flight and aliases have of the budget.
+    /// What messages in flight and aliases hold of the budget.
     pub(super) ledger: Ledger,
     pub(super) marks: VecDeque<ReceiptMark>,
     pub(super) dropped: u64,
@@ -80,7 +80,7 @@ pub(super) struct Rare {
     pub(super) overflowed: bool,
 }
 
-/// A place in the stream of bytes; when the socket has taken what is before it, `receipt` is told.
+/// A position in the stream of bytes: when the socket has taken everything before it, `receipt` is told.
 #[derive(Debug)]
 pub(super) struct ReceiptMark {
     pub(super) end: u64,
@@ -136,7 +136,7 @@ impl Outbound {
         self.pump(env);
     }
 
-    /// The connection ended: unsent bytes are gone, QoS 1 and 2 will be sent again.
+    /// The connection ended: unsent bytes are lost, QoS 1 and 2 will be sent again.
     pub fn detach(&mut self, env: &Env<'_>) {
         self.window = 0;
         recycle(std::mem::take(&mut self.out));
@@ -145,7 +145,7 @@ impl Outbound {
             rare.inflight.rewind();
             rare.aliases = None;
             rare.pending.limit(waits_until(env.now, env));
-            // QoS 1 and 2 are not lost: they are marked again when they are sent again.
+            // QoS 1 and 2 are not lost: they get new marks when they are sent again.
             for mark in rare.marks.drain(..).filter(|mark| mark.id == 0) {
                 dropped(Some(&mark.receipt), DropReason::ConnectionLost);
             }
@@ -189,8 +189,8 @@ impl Outbound {
         self.rare.as_ref().map_or(0, |rare| rare.dropped)
     }
 
-    /// Whether the last offer was dropped because the queue is full and the policy is to end the connection then; told
-    /// once.
+    /// Whether the last offer was dropped because the queue is full and the policy is to end the connection. Resets
+    /// that.
     pub fn take_overflow(&mut self) -> bool {
         self.rare.as_mut().is_some_and(|rare| std::mem::take(&mut rare.overflowed))
     }
@@ -241,7 +241,7 @@ impl Outbound {
         self.enqueue(message, qos, offer, env)
     }
 
-    /// Appends a control packet. Never waits: control packets answer the peer's own packets.
+    /// Appends a control packet, however full the buffer is: control packets only answer the peer's own packets.
     pub fn append(&mut self, bytes: &[u8]) {
         self.out().extend_from_slice(bytes);
     }
@@ -270,7 +270,7 @@ impl Outbound {
         std::mem::take(&mut self.out)
     }
 
-    /// All that was taken has gone to the socket but the last `unsent` bytes.
+    /// The socket has taken everything but the last `unsent` bytes.
     pub fn note_written(&mut self, unsent: usize) {
         let Some(rare) = &mut self.rare else { return };
         let written = self.taken.saturating_sub(unsent as u64);
@@ -305,7 +305,8 @@ impl Outbound {
         self.out.len() != before
     }
 
-    /// What a shared group queued here and is not yet sent: it is not read from disk again, even if it stays there.
+    /// Returns what a shared group queued here and was not sent yet. It is not reread from disk, even if it stays
+    /// there.
     pub fn yield_shared(&mut self, env: &Env<'_>) -> Vec<Yielded> {
         let Some(rare) = &mut self.rare else { return Vec::new() };
         let taken = rare.pending.extract(|delivery| delivery.group != 0);
@@ -324,8 +325,8 @@ impl Outbound {
         yielded
     }
 
-    /// The session is over. Hands back what a shared group may give to another member: what waits, and QoS 1
-    /// in flight; never QoS 2 in flight [MQTT-4.8.2-5].
+    /// The session is over. Returns what a shared group may give to another member: what waits, and QoS 1 in flight,
+    /// but never QoS 2 in flight [MQTT-4.8.2-5].
     pub fn end(&mut self, env: &Env<'_>) -> Vec<Yielded> {
         self.detach(&Env { disk: None, ..*env });
         self.ended = true;
@@ -335,7 +336,7 @@ impl Outbound {
         if let Some(backlog) = &mut rare.backlog {
             backlog.give_up(env.budget);
         }
-        // What is on disk the caller removes as a whole.
+        // The caller removes everything on disk at once.
         for (place, entry) in rare.inflight.drain() {
             match entry.stage {
                 Stage::Publish(delivery) if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce => {
@@ -367,8 +368,9 @@ impl Outbound {
         self.rare.as_ref().map_or(0, |rare| rare.held())
     }
 
-    /// Memory is short: what waits and is on disk leaves memory; else QoS 0 goes and, if the oldest may be dropped, as
-    /// much of the rest as is half of what waits. False if there was nothing of that.
+    /// Memory is short. A persistent session drops from memory what is also on disk. Another drops the QoS 0
+    /// messages that wait and, if the policy is to drop the oldest, further ones until half of the waiting bytes are gone.
+    /// False if that freed nothing.
     pub fn give_back(&mut self, env: &Env<'_>) -> bool {
         let before = self.held();
         self.offload(env);
@@ -435,12 +437,12 @@ impl Rare {
         self.aliases.as_ref().map_or(0, OutboundAliases::bytes)
     }
 
-    /// Bytes on the budget that the queue's own do not count.
+    /// Adjusts the charge for what is held besides the queue.
     pub(super) fn settle(&mut self, budget: &dyn Budget) {
         self.ledger.settle(self.inflight.bytes() + self.alias_bytes(), budget);
     }
 
-    /// Bytes on the budget in all, for how much more the session may have.
+    /// All bytes charged to the session, which decide how much more it may have.
     pub(super) fn held(&self) -> usize {
         self.pending.bytes() + self.ledger.charged()
     }

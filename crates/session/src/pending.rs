@@ -11,21 +11,21 @@ use super::durable::OnDisk;
 pub(super) struct Delivery {
     pub(super) message: Arc<SharedMessage>,
     pub(super) ids: Option<Box<[u32]>>,
-    /// Its place in the session; of a session that is not persistent given when it is sent.
+    /// Its place in the session. Without a store it gets one when it is sent.
     pub(super) place: u64,
     pub(super) group: u32,
     pub(super) qos: QoS,
     pub(super) retain: bool,
     pub(super) awaited: Awaited,
-    /// When it has waited too long, if it came or waited while there was no connection.
+    /// When it will have waited too long, if it waited without a connection.
     pub(super) until: Option<Timestamp>,
     pub(super) on_disk: OnDisk,
 }
 
-/// Whether a publisher waits for a delivery, so that each delivery is reported once whatever happens to it.
+/// What a waiting publisher was told of a delivery, so that each delivery is reported exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// Nobody waits: no receipt, or queued for an offline session.
+    /// Nobody waits: there is no receipt, or the delivery was queued for an offline session.
     No,
     /// Not yet reported as sent.
     Unsent,
@@ -34,7 +34,7 @@ pub(super) enum Awaited {
 }
 
 impl Delivery {
-    /// What is kept of an offer, in memory only so far.
+    /// Keeps an offer, so far in memory only.
     pub(super) fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Self {
         Self {
             message: Arc::clone(message.share()),
@@ -61,7 +61,7 @@ impl Delivery {
         }
     }
 
-    /// Whether it may not be sent any more.
+    /// Whether it must not be sent any more.
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
         self.message.is_expired(now) || self.until.is_some_and(|at| at <= now)
     }
@@ -71,8 +71,8 @@ impl Delivery {
         self.message.receipt.as_ref().filter(|_| self.awaited != Awaited::No)
     }
 
-    /// The message for another member of its shared group: with the receipt only if somebody waits, and with
-    /// the report of its sending taken back.
+    /// The message for another member of its shared group. It keeps the receipt only if somebody waits, and a report
+    /// that it was sent is taken back.
     pub(super) fn into_shared(self, place: u64) -> Yielded {
         if self.awaited == Awaited::Sent
             && let Some(receipt) = &self.message.receipt
@@ -138,14 +138,14 @@ impl Pending {
         Some(delivery)
     }
 
-    /// The connection ended: what waits may do so until then, if there is a limit.
+    /// The connection ended: what waits may do so until `until`, if there is a limit.
     pub(super) fn limit(&mut self, until: Option<Timestamp>) {
         if until.is_some() {
             self.queue.iter_mut().for_each(|delivery| delivery.until = delivery.until.or(until));
         }
     }
 
-    /// Takes out what `wanted` chooses, in order.
+    /// Takes out what `wanted` selects, in order.
     pub(super) fn extract(&mut self, wanted: impl Fn(&Delivery) -> bool) -> Vec<Delivery> {
         let mut taken = Vec::new();
         let mut kept = VecDeque::with_capacity(self.queue.len());
@@ -161,7 +161,7 @@ impl Pending {
         taken
     }
 
-    /// Takes out what is durable, or may become so, behind the last delivery of a shared group. In order.
+    /// Takes out, in order, what is or may become durable behind the last delivery of a shared group.
     pub(super) fn take_end(&mut self) -> Vec<Delivery> {
         let keep = self.queue.iter().rposition(|delivery| delivery.group != 0).map_or(0, |last| last + 1);
         let mut taken = Vec::new();

@@ -113,7 +113,7 @@ impl Outbound {
             rare.pending.push(delivery);
             return Outcome::Sent;
         }
-        // Not waited for, also not when it is sent before what is.
+        // Nobody waits for it, even if it is sent before deliveries that somebody waits for.
         delivery.awaited = Awaited::No;
         delivery.until = waits_until(env.now, env);
         rare.pending.push(delivery);
