@@ -1,9 +1,9 @@
 //! The time of the process, which never jumps.
 //!
-//! Deadlines (of sessions, wills, messages that wait, retained messages) are points of this time, in memory and on disk. It
-//! goes on with the monotonic clock, whatever happens to the wall clock meanwhile, and from process to process by a
-//! [`Mark`] in the data directory. As long as no wall clock was ever wrong both show the same. What others are told is
-//! [`to_wall`].
+//! Deadlines (of sessions, wills, messages that wait, retained messages) are points of this time, in memory and on
+//! disk. It advances with the monotonic clock, whatever happens to the wall clock, and continues from process to
+//! process by a [`Mark`] in the data directory. As long as the wall clock has never been wrong, both show the same.
+//! What others are told is converted by [`to_wall`].
 
 use std::{
     sync::{
@@ -15,11 +15,11 @@ use std::{
 
 use crate::Timestamp;
 
-/// What the wall clock may be behind or ahead of where it was seen last without being a jump, in milliseconds.
+/// By how many milliseconds the wall clock may deviate from what is expected before that is a jump.
 const STEADY: u64 = 250;
 
-/// The longest time between two processes that the wall clock is believed. Beyond it, or if it went back, no time has
-/// passed.
+/// The longest time between two processes for which the wall clock is believed. If it shows more, or went back, no time
+/// is taken to have passed.
 pub const LONGEST_ABSENCE: Duration = Duration::from_hours(7 * 24);
 
 /// Now.
@@ -28,12 +28,12 @@ pub fn now() -> Timestamp {
     TIME.at(elapsed)
 }
 
-/// What the wall clock showed at this time, as far as it is right now.
+/// What the wall clock showed at this time, provided that it is right now.
 pub fn to_wall(at: Timestamp) -> Timestamp {
     TIME.to_wall(at)
 }
 
-/// Looks at the wall clock: by how many milliseconds it has jumped since it was looked at last.
+/// Reads the wall clock. Returns by how many milliseconds it has jumped since it was read last, if it has.
 pub fn observe() -> Option<i64> {
     let elapsed = elapsed();
     TIME.observe(elapsed, wall())
@@ -45,7 +45,7 @@ pub fn mark() -> Mark {
     Mark { time: now.0, wall: to_wall(now).0 }
 }
 
-/// Goes on where the process before has left off. For the start, before the first deadline is made.
+/// Continues where the previous process stopped. To be called at the start, before any deadline is computed.
 pub fn resume(mark: Mark) -> Absence {
     let elapsed = elapsed();
     TIME.resume(mark, elapsed, wall())
@@ -63,22 +63,22 @@ pub struct Mark {
 /// What the wall clock says of the time between two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absence {
-    /// So long, which is believed.
+    /// This long, which is believed.
     Passed(Duration),
-    /// So long, which is not believed: deadlines go on as if no time had passed.
+    /// This long, which is not believed: deadlines continue as if no time had passed.
     Incredible(Duration),
-    /// The clock is behind by so much: deadlines go on as if no time had passed.
+    /// The clock is behind by this much: deadlines continue as if no time had passed.
     Behind(Duration),
 }
 
-/// When this clock was first asked. Looking at it also sets what [`TIME`] begins with.
+/// When this clock was first asked. Reading it also sets the beginning of [`TIME`].
 static START: LazyLock<Instant> = LazyLock::new(|| {
     TIME.base.store(wall(), Relaxed);
     #[expect(clippy::disallowed_methods, reason = "the clock of the process")]
     Instant::now()
 });
 
-/// Not behind the lock of [`START`], since [`to_wall`] is asked for each message.
+/// Not behind the lock of [`START`], since [`to_wall`] is called for each message.
 static TIME: Time = Time::new(0);
 
 fn elapsed() -> u64 {
@@ -131,7 +131,7 @@ impl Time {
         let passed = if let Absence::Passed(_) = absence { wall - mark.wall } else { 0 };
         let time = mark.time.saturating_add(passed);
         let ahead = difference(wall, time);
-        // Both are the same but for the moment between two looks at clocks.
+        // Both are the same except for the moment between reading the two clocks.
         let (time, ahead) = if ahead.unsigned_abs() <= STEADY { (wall, 0) } else { (time, ahead) };
         self.base.store(time.saturating_sub(elapsed), Relaxed);
         self.ahead.store(ahead, Relaxed);

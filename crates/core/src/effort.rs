@@ -1,23 +1,23 @@
-//! The account of work that a task spends from before it lets others have their turn.
+//! The work that a task may do before it lets others run.
 //!
-//! It counts instead of looking at a clock: a count is cheaper, and the same input always spends the same. Prices are
-//! about what the work costs in nanoseconds on a slow machine; only their size to each other and to [`Effort::TURN`]
-//! matters.
+//! Work is counted instead of timed: counting is cheaper than reading a clock, and the same input always costs the
+//! same. Prices are about the nanoseconds that the work takes on a slow machine; only their ratios to each other and to
+//! [`Effort::TURN`] matter.
 
-/// What a task may still do before it yields. Whoever works spends, also beyond what is left; whoever can keep his place
-/// asks [`Self::is_spent`] between two steps.
+/// What a task may still do before it yields. All work is spent from it, even beyond what is left; code that can stop
+/// and continue later asks [`Self::is_spent`] between two steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     left: i64,
 }
 
 impl Effort {
-    /// What a fresh account holds: with it one task keeps the others of its thread waiting for well below a millisecond.
+    /// What a task may do in one turn: it keeps the others of its thread waiting for well below a millisecond.
     pub const TURN: u32 = 500_000;
 
     /// A system call for a socket.
     pub const CALL: u32 = 4_000;
-    /// A kibibyte of input looked at.
+    /// A kibibyte of input read.
     pub const KIB: u32 = 100;
     /// A packet, whatever it is.
     pub const PACKET: u32 = 100;
@@ -29,23 +29,23 @@ impl Effort {
     pub const STEP: u32 = 150;
     /// A message of an RPC, checked.
     pub const REQUEST: u32 = 1_000;
-    /// A message set as retained or taken back.
+    /// A retained message set or cleared.
     pub const RETAINED: u32 = 1_500;
     /// A filter subscribed or unsubscribed.
     pub const FILTER: u32 = 3_000;
-    /// A node, table or entry of the subscription index looked at.
+    /// A node, table or subscriber of the subscription index visited.
     pub const NODE: u32 = 60;
-    /// A member of a shared group looked at.
+    /// A member of a shared group visited.
     pub const MEMBER: u32 = 40;
     /// A message handed to a receiver.
     pub const DELIVERY: u32 = 100;
-    /// One of very many receivers whose buffer is to be written at the end of the turn: paid before, so that they are not
-    /// too many. Others are paid for when they are written to.
+    /// One of very many receivers whose buffer is to be written at the end of the turn: spent in advance, so that a
+    /// turn does not collect too many. For others it is spent when they are written to.
     pub const FLUSH: u32 = Self::CALL;
-    /// A topic of the retained messages looked at.
+    /// A topic of the retained messages visited.
     pub const TOPIC: u32 = 150;
 
-    /// Begins anew: what was spent beyond the account is forgotten.
+    /// Starts a new turn; overspending is forgotten.
     #[inline]
     pub fn renew(&mut self) {
         *self = Self::default();
@@ -60,11 +60,11 @@ impl Effort {
     /// Spends the price of each of `count` things.
     #[inline]
     pub fn spend_each(&mut self, price: u32, count: usize) {
-        // What is counted is in memory: the product is far below the largest number.
+        // The things counted are in memory, so that the product is far below the largest number.
         self.left -= i64::from(price) * count as i64;
     }
 
-    /// How many things of this price are left, at least one.
+    /// How many things of this price may still be done, at least one.
     #[inline]
     pub fn affords(&self, price: u32) -> usize {
         usize::try_from(self.left / i64::from(price.max(1))).unwrap_or(0).max(1)
@@ -76,7 +76,7 @@ impl Effort {
         self.left <= 0
     }
 
-    /// What was spent since the account was fresh.
+    /// What was spent since the turn began.
     #[inline]
     pub fn spent(&self) -> u64 {
         u64::try_from(i64::from(Self::TURN) - self.left).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! What sessions ask to be kept on disk. The store writes what was submitted in the order of each queue, many at once.
+//! What sessions ask to be kept on disk. The store writes the changes of each queue in order, and many at once.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl QueueId {
 /// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.
 #[derive(Debug)]
 pub struct Entry {
-    /// Whose.
+    /// The queue.
     pub queue: QueueId,
     /// Its place in the queue: entries are delivered in this order, and their packet identifiers follow from it.
     pub seq: u64,
@@ -24,24 +24,24 @@ pub struct Entry {
     pub qos: QoS,
     /// RETAIN flag of the delivery.
     pub retain: bool,
-    /// It may have been sent before it is read back, so that DUP is to be set [MQTT-3.3.1-1].
+    /// It may be sent before it is read back, which then sets DUP [MQTT-3.3.1-1].
     pub sent: bool,
     /// The queue of the shared group that chose this session, or none.
     pub group: QueueId,
     /// Subscription identifiers.
     pub ids: Option<Box<[u32]>>,
-    /// When it may be dropped unsent: when its message expires, or sooner.
+    /// When it may be dropped unsent: when its message expires or before.
     pub expires: Option<Timestamp>,
-    /// Who waits for it; with none it is written some time.
+    /// The commit that waits for it; without one it is written at leisure.
     pub commit: Option<Arc<Commit>>,
-    /// Bytes that its message counts for, as [`SharedMessage::cost`]; known also when the message is gone.
+    /// Bytes that its message counts for, as [`SharedMessage::cost`]; kept so that it is known when the message is
+    /// gone.
     cost: u32,
     message: Unwritten<Arc<SharedMessage>>,
 }
 
 impl Entry {
-    /// A waiting entry with its part of the commit, which expires as its message does. `ids` and `group` are set by the
-    /// caller.
+    /// A waiting entry with its part of the commit; it expires with its message. The caller sets `ids` and `group`.
     pub fn new(
         queue: QueueId,
         seq: u64,
@@ -72,7 +72,7 @@ impl Entry {
         self.cost
     }
 
-    /// The store begins to write it: its message, or `None` if it need not be written any more.
+    /// The store begins to write it. Returns its message, or `None` if it need not be written any more.
     pub fn take(&self) -> Option<Arc<SharedMessage>> {
         self.message.take()
     }
@@ -125,48 +125,48 @@ impl<G> StoredEntry<G> {
 pub struct Page {
     /// In order.
     pub entries: Vec<StoredEntry<u32>>,
-    /// Where to read on.
+    /// Where the next page begins.
     pub next: u64,
-    /// Nothing more was there.
+    /// This was the last page.
     pub end: bool,
 }
 
 impl Page {
-    /// Bytes of messages in one, unless a single message is larger.
+    /// Bytes of messages in one page, unless a single message is larger.
     pub const BYTES: usize = 512 << 10;
 }
 
-/// One change of a queue. Commits given along carry a part that the store ends with `done` once the change is durable,
-/// or with `refuse`.
+/// One change of a queue. A commit in it carries a part, which the store ends with `done` once the change is durable,
+/// or else with `refuse`.
 #[derive(Debug)]
 pub enum QueueOp {
     /// Adds an entry.
     Append(Arc<Entry>),
-    /// Removes an entry, lazily. With a unit's commit it closes the unit and is written with it.
+    /// Removes an entry at leisure; or, with a unit's commit, closes the unit and is written with it.
     Remove {
-        /// Whose.
+        /// The queue.
         queue: QueueId,
-        /// Which.
+        /// The entry's place.
         seq: u64,
         /// The unit that this closes.
         unit: Option<Arc<Commit>>,
     },
-    /// The client has the QoS 2 message of an entry (PUBREC): its content goes, its place stays until PUBCOMP.
+    /// The client has the QoS 2 message of an entry (PUBREC): its content is removed, its place stays until PUBCOMP.
     Release {
-        /// Whose.
+        /// The queue.
         queue: QueueId,
-        /// Which.
+        /// The entry's place.
         seq: u64,
-        /// Who waits.
+        /// The commit that waits.
         commit: Arc<Commit>,
     },
-    /// A client's QoS 2 message with this packet identifier was taken over. Closes the unit of its entries.
+    /// A QoS 2 message with this packet identifier was received from the client. Closes the unit of its entries.
     Receive {
         /// The publishing session.
         queue: QueueId,
         /// Packet identifier.
         packet_id: u16,
-        /// The unit, and who waits.
+        /// The unit, which also waits.
         commit: Arc<Commit>,
     },
     /// The packet identifier is free again (PUBREL).
@@ -175,30 +175,30 @@ pub enum QueueOp {
         queue: QueueId,
         /// Packet identifier.
         packet_id: u16,
-        /// Who waits.
+        /// The commit that waits.
         commit: Arc<Commit>,
     },
     /// The client may have begun to receive what is below this place: the next process sends it again, with DUP.
     NoteSent {
-        /// Whose.
+        /// The queue.
         queue: QueueId,
         /// One more than the last such place.
         below: u64,
-        /// Who waits.
+        /// The commit that waits.
         commit: Arc<Commit>,
     },
     /// Removes the `count` oldest entries whose place is `from` or later.
     Trim {
-        /// Whose.
+        /// The queue.
         queue: QueueId,
         /// First place.
         from: u64,
         /// How many.
         count: usize,
     },
-    /// The queue and all that was received for it is gone.
+    /// Removes the queue and all that was received for it.
     Purge {
-        /// Which.
+        /// The entry's place.
         queue: QueueId,
     },
 }
@@ -208,7 +208,7 @@ pub trait Journal: Send + Sync {
     /// Submits a change. Changes of one queue are written in the order of the calls.
     fn submit(&self, op: QueueOp);
 
-    /// Somebody waits for entries that were submitted. Called when a message is routed, not for each of its entries: they
-    /// are then written together, and the message once.
+    /// Somebody waits for entries that were submitted. Called once a message is routed, not for each of its entries, so
+    /// that they are written together and the message only once.
     fn hurry(&self) {}
 }

@@ -76,8 +76,8 @@ pub struct Limits {
     pub max_client_id_bytes: usize,
     /// Subscriptions per session.
     pub max_subscriptions: usize,
-    /// Different sets of wildcard levels in the filters of one session, `a/+/b` and `c/+/d` being the same: what a message
-    /// costs to match grows with their number.
+    /// Different sets of wildcard levels in the filters of one session (`a/+/b` and `c/+/d` are the same): the cost of
+    /// a match grows with their number.
     pub max_filter_shapes: usize,
     /// Filters in one SUBSCRIBE or UNSUBSCRIBE; a packet with more closes the connection (0x97).
     pub max_filters_per_packet: usize,
@@ -112,8 +112,8 @@ pub struct Limits {
     pub retained_bytes: ByteSize,
     /// Most retained messages replayed for one subscription; 0 is no limit.
     pub retained_per_subscribe: usize,
-    /// Topics with a retained message that are looked at per second for the new subscriptions of one client, 0 is no limit;
-    /// its retained messages then come more slowly.
+    /// Topics with a retained message that are visited per second for the new subscriptions of one client, 0 is no
+    /// limit; beyond it the client's retained messages come more slowly.
     pub retained_scan_rate: u32,
     /// Connections in all.
     pub max_connections: usize,
@@ -121,7 +121,7 @@ pub struct Limits {
     pub max_connections_per_address: usize,
     /// TLS, WebSocket and CONNECT handshakes under way at once on one listener; more wait.
     pub max_handshakes: usize,
-    /// The same from one address, 0 is no own limit.
+    /// The same from one address, 0 is no limit of its own.
     pub max_handshakes_per_address: usize,
     /// New connections per second and listener, 0 is no limit; more wait.
     pub accept_rate: u32,
@@ -134,11 +134,12 @@ pub struct Limits {
     pub client_byte_rate: ByteSize,
     /// From accept to a complete CONNECT.
     pub connect_timeout: Span,
-    /// A packet that has begun must go on: the rest, or another 64 KiB of it, comes within this, or the connection closes.
+    /// A packet that has begun must continue: the connection closes unless the rest, or another 64 KiB, arrives within
+    /// this.
     pub packet_timeout: Span,
-    /// A write that makes no progress for so long closes the connection.
+    /// A write that makes no progress for this long closes the connection.
     pub write_timeout: Span,
-    /// Smallest keep alive granted to v5 clients, seconds; v3 clients cannot be told, theirs stays.
+    /// Smallest keep alive granted to v5 clients, seconds; v3 clients cannot be told, so theirs stays.
     pub keep_alive_min: u16,
     /// Largest keep alive granted to v5 clients, seconds, 0 is no limit; also for clients of any version that ask for none.
     pub keep_alive_max: u16,
@@ -241,7 +242,7 @@ impl Limits {
         ByteSize(self.budget().0 / 8)
     }
 
-    /// What `memory_budget` comes to on this machine.
+    /// `memory_budget` in bytes on this machine.
     pub fn budget(&self) -> ByteSize {
         const LEAST: usize = 64 << 20;
         match self.memory_budget {

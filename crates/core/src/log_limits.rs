@@ -1,4 +1,4 @@
-//! Lines that a peer can cause, limited so that it cannot fill the log.
+//! Limits on log lines that peers can cause, so that no peer can fill the log.
 
 use std::{
     collections::HashMap,
@@ -54,7 +54,7 @@ fn millis() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What is said of one peer, each limited on its own.
+/// Kinds of lines about one peer, each limited on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Said {
     /// A handshake failed before there was a CONNECT.
@@ -63,7 +63,7 @@ pub enum Said {
     Refused,
     /// A connection took a session over.
     Takeover,
-    /// A connection ended for what its client sent.
+    /// A connection ended because of what its client sent.
     Protocol,
     /// A packet over a limit was refused, and the connection goes on.
     Limit,
@@ -73,13 +73,13 @@ pub enum Said {
 
 /// Lines of one kind about one address within this time.
 const WINDOW_MILLIS: u64 = 10_000;
-/// So many of them are written.
+/// How many of them are written.
 const LINES_PER_WINDOW: u32 = 5;
-/// Kinds and addresses that are told apart within a window; all further ones share one place for each kind.
+/// Kinds and addresses distinguished within a window; all further ones share one place for each kind.
 const PLACES: usize = 256;
 
-/// Lets a few lines of each kind and address pass in ten seconds and counts the others: 5 lines, of at most 256 kinds and
-/// addresses. An IPv6 address stands for its /64, which is what one site has.
+/// Lets a few lines of each kind and address pass in ten seconds and counts the others: 5 lines, of at most 256 kinds
+/// and addresses. An IPv6 address counts as its /64, which is what one site has.
 #[derive(Debug, Default)]
 pub struct PeerLimits(Mutex<HashMap<(Said, Option<IpAddr>), Window>>);
 
@@ -96,8 +96,8 @@ impl PeerLimits {
         self.pass_at(said, peer, millis())
     }
 
-    /// Forgets the windows that are over; what was left out in them and not told since, by kind and address (`None` for
-    /// those beyond the places). To be called about once a second.
+    /// Forgets the windows that are over. Returns what was left out in them and not reported since, by kind and address
+    /// (`None` for those beyond the places). To be called about once a second.
     pub fn sweep(&self) -> Vec<(Said, Option<IpAddr>, u64)> {
         self.sweep_at(millis())
     }
@@ -133,7 +133,7 @@ impl PeerLimits {
     }
 }
 
-/// An address, or the /64 that it is of.
+/// An address, or the /64 that it belongs to.
 fn site(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(ip) => {

@@ -6,7 +6,7 @@ use std::{
     sync::LazyLock,
 };
 
-/// Of a machine that does not tell.
+/// Assumed if the machine does not say.
 const UNKNOWN: usize = 4 << 30;
 
 /// Bytes that the process may use, read once: the machine's, or less if a control group says so.
@@ -28,13 +28,14 @@ fn memory(root: &Path) -> Option<usize> {
             _ => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         };
         let is_memory = controllers.is_empty() || controllers.split(',').any(|name| name == "memory");
-        // A limit of any group above holds, too; in a container the path may be of the host, and only the root there.
+        // The limits of all groups above hold too. In a container the path may be the host's, and only the root is
+        // visible.
         let above = Path::new(path.trim_start_matches('/')).ancestors().filter(move |_| is_memory);
         above
             .filter_map(|group| read(root.join(base).join(group).join(file)).trim().parse().ok())
             .collect::<Vec<_>>()
     });
-    // Without a limit version 2 says "max" and version 1 more than any machine has.
+    // Without a limit version 2 says "max", and version 1 a number larger than any machine's memory.
     limits.chain(machine).min()
 }
 

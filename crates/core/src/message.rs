@@ -1,7 +1,7 @@
 //! An application message on its way through the gateway.
 //!
-//! [`Message`] borrows from the publisher's read buffer, so that QoS 0 needs no allocation.
-//! Whoever must keep it calls [`Message::share`], which copies once for all keepers.
+//! [`Message`] borrows from the publisher's read buffer, so that QoS 0 needs no allocation. Whoever must keep it calls
+//! [`Message::share`], which copies it once for all of them.
 
 use std::{cell::OnceCell, sync::Arc};
 
@@ -108,8 +108,8 @@ pub struct Message<'a> {
     pub receipt: Option<&'a Arc<Receipt>>,
     /// What its acknowledgement promises.
     pub durability: Durability,
-    /// Its durable parts are written together or not at all, with the operation that the caller submits then: see
-    /// [`Commit::of_unit`].
+    /// Its durable parts are written together or not at all, together with an operation that the caller submits
+    /// afterwards: see [`Commit::of_unit`].
     pub unit: bool,
     commit: OnceCell<Arc<Commit>>,
     shared: OnceCell<Arc<SharedMessage>>,
@@ -150,8 +150,8 @@ impl<'a> Message<'a> {
         Some(self.commit.get_or_init(|| if self.unit { Commit::of_unit() } else { Commit::new() }))
     }
 
-    /// The part of the store of retained messages, if the acknowledgement must wait for it. That of a unit is a commit
-    /// of its own: the unit must not be closed before.
+    /// The part of the commit for the store of retained messages, if the acknowledgement must wait for it. A unit gets
+    /// a commit of its own for that, which must be done before the unit is closed.
     pub fn retained_part(&self) -> Option<Arc<Commit>> {
         let commit = self.commit()?;
         if self.unit {
@@ -161,7 +161,7 @@ impl<'a> Message<'a> {
         Some(Arc::clone(commit))
     }
 
-    /// The message with a commit of which parts were given out before.
+    /// The message with a commit of which parts have already been given out.
     pub fn with_commit(mut self, commit: Option<Arc<Commit>>) -> Self {
         self.commit = commit.map(OnceCell::from).unwrap_or_default();
         self
@@ -192,13 +192,13 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Bytes counted for a user property beside its texts: two strings, each in an allocation of its own.
+/// Bytes counted for a user property besides its texts: two strings, each in an allocation of its own.
 const PAIR: usize = size_of::<(String, String)>() + 16;
 
-/// Bytes counted for a waiting message beside payload, topic and properties.
+/// Bytes counted for a waiting message besides payload, topic and properties.
 const OVERHEAD: usize = 160;
 
-/// A shared group's message that goes back to the group: to another member, or to the group's queue.
+/// A message that goes back to its shared group: to another member, or to the group's queue.
 #[derive(Debug)]
 pub struct Yielded {
     /// The broker's number of the group.
@@ -258,7 +258,7 @@ impl SharedMessage {
         }
     }
 
-    /// The same message for a delivery that nobody waits for; itself if there is no receipt.
+    /// The same message for a delivery that nobody waits for; this one if it has no receipt.
     pub fn without_receipt(self: &Arc<Self>) -> Arc<Self> {
         if self.receipt.is_none() { Arc::clone(self) } else { self.with(None) }
     }
@@ -268,7 +268,7 @@ impl SharedMessage {
         self.with(Some(receipt))
     }
 
-    /// The same message as one that has expired at any time.
+    /// The same message, but already expired.
     pub fn expired(&self) -> Arc<Self> {
         let expires = Some(Timestamp(0));
         Arc::new(Self { expires, ..self.copy(self.receipt.clone()) })

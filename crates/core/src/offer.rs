@@ -2,7 +2,7 @@
 
 use super::{DropReason, QoS, QueueId};
 
-/// How a message is offered to one receiver: what the subscriptions that matched it come to.
+/// How a message is offered to one receiver: the subscriptions that matched it, merged.
 #[derive(Debug, Clone, Copy)]
 pub struct Offer<'a> {
     /// Highest QoS granted; the message goes with this or its own, whichever is lower.

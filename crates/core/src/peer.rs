@@ -5,7 +5,8 @@ use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
-/// Remote IP address and port in 18 bytes, or the mark of a Unix socket. IPv4 is kept as an IPv4-mapped IPv6 address and shown as IPv4.
+/// Remote IP address and port in 18 bytes, or the value that stands for a Unix socket. IPv4 is kept as an IPv4-mapped
+/// IPv6 address and shown as IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     ip: [u8; 16],

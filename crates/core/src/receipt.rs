@@ -26,9 +26,9 @@ pub enum DropReason {
     SessionEnded,
 }
 
-/// Progress of those deliveries of one message that a connected receiver took. What was dropped or queued for
-/// an offline session when the message was routed is not counted: the routing's own result tells it. Each
-/// delivery counts once in `sent`, and once in one of `acked`, `rejected` and `dropped`.
+/// Progress of the deliveries of one message that connected receivers took. What was dropped or queued for an offline
+/// session when the message was routed is not counted here but in the result of routing. Each delivery counts once in
+/// `sent`, and once in one of `acked`, `rejected` and `dropped`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceiptState {
     /// Frames handed to the operating system.
@@ -41,7 +41,7 @@ pub struct ReceiptState {
     pub dropped: u32,
     /// Reason of the last drop.
     pub reason: Option<DropReason>,
-    /// Last reason code in a PUBACK or PUBREC, if one came; that of a refusal, if one was.
+    /// Last reason code in a PUBACK or PUBREC, if one came; if any refused the message, that of a refusal.
     pub code: Option<u8>,
 }
 

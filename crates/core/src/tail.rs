@@ -1,9 +1,9 @@
 //! The part of a queue that is on disk only.
 //!
-//! A queue with a store has its oldest messages in memory, on their way to whoever takes them. Behind these is the tail: what
-//! came when memory had no place for it, or nobody was there to take it. It becomes memory's page by page. The queues of
-//! persistent sessions and of shared groups are both made so, and this is what is the same in both: the places, the counts
-//! and the page that is being read.
+//! A queue with a store has its oldest messages in memory, on their way to whoever takes them. Behind them is the tail:
+//! what came when memory had no room for it, or nobody was there to take it. It is read into memory page by page. The
+//! queues of persistent sessions and of shared groups both work like this, and this is their common part: the places,
+//! the counts and the page that is being read.
 
 use std::{num::NonZero, ops::Range};
 
@@ -12,7 +12,7 @@ use std::{num::NonZero, ops::Range};
 pub struct Tail {
     from: u64,
     next: u64,
-    /// Not exact while messages expire on disk or are refused by it, exact again when all is read.
+    /// Inexact while messages expire on disk or are refused by it, exact again once everything is read.
     messages: usize,
     bytes: u64,
     /// While a page is being read: the queue's next place when that began.
@@ -20,7 +20,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Below so many messages in memory a page is read.
+    /// A page is read while fewer messages than this are in memory.
     pub const LOW: usize = 128;
 
     /// What an earlier process left on disk.
@@ -64,7 +64,7 @@ impl Tail {
         self.mark.map(NonZero::get)
     }
 
-    /// The next places go to so many messages that are in memory; the first of them. Nothing may be on disk only.
+    /// Gives the next places to messages that are in memory; returns the first. The tail must be empty.
     #[inline]
     pub fn pass(&mut self, messages: u64) -> u64 {
         debug_assert!(self.is_empty());
@@ -74,7 +74,7 @@ impl Tail {
         place
     }
 
-    /// The next places go to messages that are on disk only; the first of them.
+    /// Gives the next places to messages that are on disk only; returns the first.
     #[inline]
     pub fn append(&mut self, messages: usize, bytes: u64) -> u64 {
         let place = self.next;
@@ -84,22 +84,23 @@ impl Tail {
         place
     }
 
-    /// Messages from `place` on leave memory, which had all that is before the tail from there.
+    /// The tail begins at `place` again: the messages from there up to it have left memory.
     pub fn take_back(&mut self, place: u64, messages: usize, bytes: u64) {
         self.from = self.from.min(place);
         self.messages += messages;
         self.bytes += bytes;
     }
 
-    /// A page is read from [`Self::from`] on; [`Self::loaded`] or [`Self::stop_loading`] follows. `mark` is the queue's next
-    /// place: what has a place below is on disk or on its way there, so that the read finds it or it is gone.
+    /// Begins to read a page from [`Self::from`] on; [`Self::loaded`] or [`Self::stop_loading`] follows. The tail must
+    /// not be empty. `mark` is the queue's next place: everything below it has been submitted to the store, so that the
+    /// read finds it unless it is gone.
     pub fn begin_load(&mut self, mark: u64) {
         debug_assert!(!self.is_empty());
         self.mark = NonZero::new(mark);
     }
 
-    /// A page was read: up to `next`, or up to the `end` of what is on disk. It counts for places below `limit`. The places
-    /// that are no longer of the tail, and for the caller to find in the page; none if no page was asked for.
+    /// A page was read, up to `next` or to the `end` of what is on disk; of it only places below `limit` count. Returns
+    /// the places that left the tail with it, or `None` if no read is under way.
     pub fn loaded(&mut self, next: u64, end: bool, limit: u64) -> Option<Range<u64>> {
         let mark = self.mark.take()?.get();
         let next = if end { next.max(mark) } else { next };
@@ -109,12 +110,12 @@ impl Tail {
         Some(read)
     }
 
-    /// No page is being read any more; whether one was.
+    /// Ends the read, if one is under way, without a result; returns whether one was.
     pub fn stop_loading(&mut self) -> bool {
         self.mark.take().is_some()
     }
 
-    /// Messages are no longer of the tail: read, expired, trimmed or refused by the disk.
+    /// Messages have left the tail: they were read, trimmed or refused by the disk, or have expired.
     pub fn note_gone(&mut self, messages: usize, bytes: u64) {
         self.messages = self.messages.saturating_sub(messages);
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -128,7 +129,7 @@ impl Tail {
 mod tests {
     use super::*;
 
-    /// The failure: what is appended while the last page is being read is taken for read, and lost.
+    /// The failure: what is appended while the last page is being read is taken for read and lost.
     #[test]
     fn what_comes_during_a_read_stays_in_the_tail() {
         let mut tail = Tail::restored(3..5, 2, 20);

@@ -110,8 +110,7 @@ pub fn parse_shared(text: &str) -> Result<Option<(&str, &str)>, TopicError> {
     Ok(Some((group, filter)))
 }
 
-/// Whether `filter` matches `topic`, both valid. `$`-topics are not matched by a leading wildcard
-/// [MQTT-4.7.2-1].
+/// Whether `filter` matches `topic`, both valid. A leading wildcard does not match `$` topics [MQTT-4.7.2-1].
 pub fn matches<'a>(filter: &'a str, topic: &'a str) -> bool {
     if topic.starts_with('$') && (filter.starts_with('+') || filter.starts_with('#')) {
         return false;

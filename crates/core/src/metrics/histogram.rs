@@ -1,4 +1,4 @@
-//! How often something took how long, in fixed buckets.
+//! How long something took how often, in fixed buckets.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -7,18 +7,18 @@ use std::{
 
 use super::row::{MetricKind, Row};
 
-/// Durations in buckets. Any thread observes; for what happens now and then, not for each message.
+/// Durations in buckets. Any thread may observe; meant for what happens now and then, not for each message.
 #[derive(Debug)]
 pub struct Histogram {
-    /// Upper bounds in seconds, growing.
+    /// Upper bounds in seconds, ascending.
     bounds: &'static [f64],
-    /// As many as bounds, and one for what is above the last.
+    /// One for each bound, and one for what is above the last.
     buckets: Box<[AtomicU64]>,
     micros: AtomicU64,
 }
 
 impl Histogram {
-    /// An empty one with these upper bounds of buckets, in growing seconds.
+    /// An empty one with these upper bounds of buckets, in seconds, ascending.
     pub fn new(bounds: &'static [f64]) -> Self {
         Self {
             bounds,
@@ -27,7 +27,7 @@ impl Histogram {
         }
     }
 
-    /// Takes in one duration.
+    /// Counts one duration.
     pub fn observe(&self, took: Duration) {
         let seconds = took.as_secs_f64();
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);

@@ -1,11 +1,11 @@
-//! What a figure is called and what it says.
+//! Names, kinds and values of metrics.
 
 use std::borrow::Cow;
 
 /// A gauge: name, help, labels as `name="value"` (empty for none), value.
 pub type Gauge = (&'static str, &'static str, String, f64);
 
-/// A label value with the characters escaped that the format gives a meaning.
+/// A label value with the characters escaped that have a meaning in the format.
 pub fn escape_label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -32,16 +32,16 @@ impl MetricKind {
     }
 }
 
-/// One value with all that describes it; rows of one name need not stand together.
+/// One value with everything that describes it; rows of one name need not be adjacent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Metric name; counters end in `_total`.
     pub name: &'static str,
-    /// Of a histogram's rows what follows the name: `_bucket`, `_sum` or `_count`.
+    /// For rows of a histogram, what follows the name: `_bucket`, `_sum` or `_count`.
     pub suffix: &'static str,
-    /// What it counts, in words.
+    /// What it measures, in words.
     pub help: &'static str,
-    /// What it is.
+    /// Its kind.
     pub kind: MetricKind,
     /// `name="value",...`; empty for none.
     pub labels: Cow<'static, str>,
