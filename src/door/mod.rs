@@ -31,7 +31,7 @@ use tokio::{
     time::Instant,
 };
 
-use self::state::State;
+use self::state::Occupancy;
 pub(crate) use self::{
     address::Address,
     host::{Origins, is_this_machine},
@@ -156,7 +156,7 @@ pub(crate) struct Door {
     house: Arc<House>,
     patience: Duration,
     began: Instant,
-    state: Mutex<State<Knock>>,
+    state: Mutex<Occupancy<Knock>>,
     /// Tells of places given back.
     freed: Notify,
     closed: AtomicBool,
@@ -169,7 +169,7 @@ impl Door {
             house: Arc::clone(house),
             patience: bounds.patience,
             began: Instant::now(),
-            state: Mutex::new(State::new(bounds)),
+            state: Mutex::new(Occupancy::new(bounds)),
             freed: Notify::new(),
             closed: AtomicBool::new(false),
         });

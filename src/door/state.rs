@@ -9,7 +9,7 @@ use super::{Address, Bounds, NotNow, Refusal, rates::Rates};
 
 /// `K` ends whoever it belongs to.
 #[derive(Debug)]
-pub(super) struct State<K> {
+pub(super) struct Occupancy<K> {
     bounds: Bounds,
     connections: usize,
     handshakes: usize,
@@ -69,7 +69,7 @@ impl Order {
     }
 }
 
-impl<K> State<K> {
+impl<K> Occupancy<K> {
     pub(super) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -297,7 +297,7 @@ mod tests {
     }
 
     fn come(
-        state: &mut State<&'static str>,
+        state: &mut Occupancy<&'static str>,
         address: Option<Address>,
         now: u64,
         name: &'static str,
@@ -305,14 +305,14 @@ mod tests {
         state.enter(address, Duration::from_secs(now), name).unwrap()
     }
 
-    fn go(state: &mut State<&'static str>, address: Option<Address>, id: u64) {
+    fn go(state: &mut Occupancy<&'static str>, address: Option<Address>, id: u64) {
         state.exit(id);
         state.leave(address);
     }
 
     #[test]
     fn the_oldest_silent_handshake_leaves_for_a_newcomer_once_patience_is_over() {
-        let mut state = State::new(bounds());
+        let mut state = Occupancy::new(bounds());
         let (first, _) = come(&mut state, address(1), 0, "first");
         let (second, _) = come(&mut state, address(2), 0, "second");
         come(&mut state, address(3), 0, "third");
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn an_address_at_its_limit_loses_its_own_and_nobody_elses() {
-        let mut state = State::new(bounds());
+        let mut state = Occupancy::new(bounds());
         come(&mut state, address(2), 0, "other");
         let (own, _) = come(&mut state, address(1), 0, "own");
         come(&mut state, address(1), 0, "own too");
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn connections_that_work_are_never_closed_for_others() {
-        let mut state = State::new(bounds());
+        let mut state = Occupancy::new(bounds());
         for number in 0..4 {
             let (id, _) = come(&mut state, address(number), 0, "works");
             state.exit(id);
@@ -354,13 +354,13 @@ mod tests {
         // That one may yet leave.
         assert_eq!(state.enter(address(8), late, "newer"), Err(("newer", NotNow::Wait)));
         state.exit(4);
-        let own = State::enter(&mut state, address(8), late, "newer");
+        let own = Occupancy::enter(&mut state, address(8), late, "newer");
         assert_eq!(own, Err(("newer", NotNow::Refused(Refusal::Connections))));
     }
 
     #[test]
     fn idle_connections_leave_for_connections_and_not_for_handshakes() {
-        let mut state = State::new(Bounds { handshakes: 2, ..bounds() });
+        let mut state = Occupancy::new(Bounds { handshakes: 2, ..bounds() });
         let (idle, _) = come(&mut state, address(1), 0, "idle");
         state.settled(idle, true);
         let (busy, _) = come(&mut state, address(2), 0, "busy");
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn one_whose_bytes_were_there_stays_as_the_youngest() {
-        let mut state = State::new(Bounds { handshakes: 2, ..bounds() });
+        let mut state = Occupancy::new(Bounds { handshakes: 2, ..bounds() });
         let (first, _) = come(&mut state, address(1), 0, "first");
         come(&mut state, address(2), 1, "second");
         let late = Duration::from_secs(5);
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_proxys_clients_count_for_their_own_address_once_it_is_known() {
-        let mut state = State::new(bounds());
+        let mut state = Occupancy::new(bounds());
         for name in ["a", "b", "c"] {
             let (id, _) = come(&mut state, None, 0, name);
             let named = state.named(id, address(1).unwrap(), Duration::ZERO);
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn nothing_is_left_of_those_who_left() {
-        let mut state = State::new(bounds());
+        let mut state = Occupancy::new(bounds());
         for round in 0..100 {
             let (id, _) = come(&mut state, address(round), u64::from(round) * 2, "x");
             if round % 2 == 0 {

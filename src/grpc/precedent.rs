@@ -16,7 +16,7 @@ use super::{
     },
     publisher::direct,
     status::{Error, drop_error},
-    stream::{Options, Pace, Selector, SlowPolicy, StreamTarget, Subscription},
+    stream::{Pace, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
 
 /// The service.
@@ -36,7 +36,7 @@ impl PublishedPacketService for PrecedentService {
         let limits = broker.limits();
         let devices: Vec<_> = request.into_inner().device_id.into_iter().collect();
         convert::check_client_ids("device_id", &devices, limits)?;
-        let options = Options {
+        let options = StreamOptions {
             form: Form::Packet,
             policy: SlowPolicy::DropOldest,
             buffer: limits.stream_buffer.0,

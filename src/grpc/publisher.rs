@@ -314,7 +314,7 @@ fn check_batch(requests: &[v1::PublishRequest]) -> Result<(), Error> {
 }
 
 /// One message of a publish stream whose result was not yet sent.
-enum Pending {
+enum Unanswered {
     Done(Result<v1::PublishResponse, Error>),
     Waiting(Routed, Instant),
 }
@@ -334,7 +334,7 @@ struct PublishRun {
     context: Context,
     sender: mpsc::Sender<Unread>,
     /// In order of sequence; at most the window and one frame.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<Unanswered>,
     /// Sequence of the first pending message.
     next: u64,
     window: usize,
@@ -359,7 +359,7 @@ impl PublishRun {
             let event = {
                 let front = async {
                     match self.pending.front() {
-                        Some(Pending::Waiting(routed, deadline)) => {
+                        Some(Unanswered::Waiting(routed, deadline)) => {
                             routed.finish(*deadline, &self.context.shutdown).await
                         }
                         // Results that are done are never left in front.
@@ -381,7 +381,7 @@ impl PublishRun {
                 StreamEvent::Stop => (reading, stopping) = (false, true),
                 StreamEvent::Done(result) => {
                     if let Some(front) = self.pending.front_mut() {
-                        *front = Pending::Done(result);
+                        *front = Unanswered::Done(result);
                     }
                 }
             }
@@ -409,13 +409,13 @@ impl PublishRun {
         for routed in publish_all(&self.context.broker, frame.requests).await {
             self.pending.push_back(match routed {
                 Ok(routed) => match routed.ready() {
-                    Some(result) => Pending::Done(result),
-                    None => Pending::Waiting(routed, deadline),
+                    Some(result) => Unanswered::Done(result),
+                    None => Unanswered::Waiting(routed, deadline),
                 },
-                Err(error) => Pending::Done(Err(error)),
+                Err(error) => Unanswered::Done(Err(error)),
             });
         }
-        let fits = self.waiting.set(self.pending.capacity() * size_of::<Pending>());
+        let fits = self.waiting.set(self.pending.capacity() * size_of::<Unanswered>());
         fits.then_some(()).ok_or(Error::MemoryBudget)
     }
 
@@ -425,11 +425,11 @@ impl PublishRun {
             v1::PublishStreamResponse { first_sequence: self.next, ..v1::PublishStreamResponse::default() };
         while let Some(front) = self.pending.pop_front() {
             let result = match front {
-                Pending::Done(result) => result,
-                Pending::Waiting(routed, deadline) => match routed.ready() {
+                Unanswered::Done(result) => result,
+                Unanswered::Waiting(routed, deadline) => match routed.ready() {
                     Some(result) => result,
                     None => {
-                        self.pending.push_front(Pending::Waiting(routed, deadline));
+                        self.pending.push_front(Unanswered::Waiting(routed, deadline));
                         break;
                     }
                 },

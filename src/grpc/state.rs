@@ -20,7 +20,7 @@ use super::{
     page::{PAGE_BYTES, Pages, fit},
     proto::{gateway::v1, server::state_server::State},
     status::Error,
-    stream::{Options, Pace, RawMessage, Selector, SlowPolicy, StreamTarget, Subscription},
+    stream::{Pace, RawMessage, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
 
 /// Most requests in BatchGetLatest.
@@ -314,7 +314,7 @@ impl State for StateService {
             linger: convert::linger(request.linger)?,
             heartbeat: convert::heartbeat(request.heartbeat_interval)?,
         };
-        let options = Options {
+        let options = StreamOptions {
             form: Form::Latest,
             policy: SlowPolicy::Conflate,
             buffer: limits.stream_buffer.0,

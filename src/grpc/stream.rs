@@ -30,7 +30,7 @@ use tonic::Status;
 use super::{encode, now, status::Error};
 
 pub(super) use selector::Selector;
-pub(super) use target::{Options, SlowPolicy, StreamTarget, Taken};
+pub(super) use target::{SlowPolicy, StreamOptions, StreamTarget, Taken};
 
 /// A response that is encoded already; takes the place of the generated type on the server's side.
 #[derive(Debug, Clone, Default)]

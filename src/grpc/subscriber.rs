@@ -8,7 +8,7 @@ use super::{
     Context, convert,
     encode::Form,
     proto::{gateway::v1, server::subscriber_server::Subscriber},
-    stream::{Options, Pace, StreamTarget, Subscription},
+    stream::{Pace, StreamOptions, StreamTarget, Subscription},
 };
 
 /// The service.
@@ -26,8 +26,12 @@ impl Subscriber for SubscriberService {
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let broker = &self.context.broker;
         let wanted = convert::subscribe(request.into_inner(), broker.limits())?;
-        let options =
-            Options { form: Form::Item, policy: wanted.policy, buffer: wanted.buffer, batch: wanted.batch };
+        let options = StreamOptions {
+            form: Form::Item,
+            policy: wanted.policy,
+            buffer: wanted.buffer,
+            batch: wanted.batch,
+        };
         let target = Arc::new(StreamTarget::new(broker.clone(), wanted.selector, options));
         let pace = Pace { linger: wanted.linger, heartbeat: wanted.heartbeat };
         let stream = Subscription::attach(broker, &self.context.streams, target, &wanted.filters, pace)?;

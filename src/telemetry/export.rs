@@ -37,7 +37,7 @@ impl Telemetry {
     /// # Errors
     /// See [`TelemetryError`].
     #[cfg(feature = "otel")]
-    pub fn start(log: &Log, otel: &OtelConfig) -> Result<Self, TelemetryError> {
+    pub(crate) fn start(log: &Log, otel: &OtelConfig) -> Result<Self, TelemetryError> {
         let (otel, layer) = match &otel.endpoint {
             Some(endpoint) => {
                 super::otel::Otel::start(endpoint).map(|(otel, layer)| (Some(otel), Some(layer)))?

@@ -36,7 +36,7 @@ pub(crate) fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) 
 /// Renders rows as a page. HELP and TYPE appear once per name, and all rows of a name stand together, whatever
 /// the order they come in.
 pub(crate) fn render(rows: &[Row]) -> String {
-    let mut page = Page::default();
+    let mut page = Exposition::default();
     for row in rows {
         page.row(row);
     }
@@ -77,9 +77,9 @@ fn number(value: f64) -> String {
 
 /// Families in order of first appearance.
 #[derive(Default)]
-struct Page(Vec<(&'static str, String)>);
+struct Exposition(Vec<(&'static str, String)>);
 
-impl Page {
+impl Exposition {
     fn row(&mut self, row: &Row) {
         let name = row.name;
         let position = self.0.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use gateway_core::metrics::{MetricKind, Row};
 use opentelemetry::{
     KeyValue,
     metrics::{AsyncInstrument, MeterProvider},
@@ -19,7 +20,7 @@ use opentelemetry_sdk::{
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::{ExtraLayer, MetricKind, ReadRows, Row};
+use super::{ReadRows, logs::ExtraLayer};
 
 const SERVICE: &str = "mqtt-server";
 const METRICS_INTERVAL: Duration = Duration::from_secs(15);

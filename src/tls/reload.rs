@@ -29,11 +29,11 @@ type Fingerprint = BTreeMap<PathBuf, Option<(SystemTime, u64)>>;
 /// All TLS uses of the process. Reload is all or nothing.
 #[derive(Default)]
 pub struct TlsStore {
-    state: Mutex<State>,
+    state: Mutex<Certificates>,
 }
 
 #[derive(Default)]
-struct State {
+struct Certificates {
     uses: Vec<Use>,
     seen: Fingerprint,
 }
@@ -248,7 +248,7 @@ fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-impl State {
+impl Certificates {
     fn observed(&self) -> Fingerprint {
         let mut seen = Fingerprint::new();
         for entry in &self.uses {

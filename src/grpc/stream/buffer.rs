@@ -13,14 +13,14 @@ use super::{
         proto::gateway::v1::GapReason,
         status::Error,
     },
-    target::{Options, SlowPolicy},
+    target::{SlowPolicy, StreamOptions},
 };
 
 /// Kept beside each conflated value, in bytes counted.
 pub(super) const VALUE_OVERHEAD: usize = 128;
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct StreamBuffer {
     /// Full batches, oldest first.
     pub(super) sealed: VecDeque<Batch>,
     /// The batch being filled.
@@ -144,7 +144,7 @@ impl Shortage {
     }
 }
 
-impl State {
+impl StreamBuffer {
     pub(super) fn is_empty(&self) -> bool {
         self.sealed.is_empty()
             && self.open.messages == 0
@@ -179,7 +179,7 @@ impl State {
         }
     }
 
-    pub(super) fn pop(&mut self, options: &Options, full_only: bool) -> Option<Batch> {
+    pub(super) fn pop(&mut self, options: &StreamOptions, full_only: bool) -> Option<Batch> {
         if full_only && !self.is_full(options.batch) {
             return None;
         }

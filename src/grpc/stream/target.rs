@@ -13,7 +13,7 @@ use super::{
         status::Error,
     },
     Selector,
-    buffer::{Batch, Shortage, State, VALUE_OVERHEAD, Value},
+    buffer::{Batch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
 };
 
 /// The memory budget is charged in such steps, so that not every message touches what all threads share.
@@ -30,7 +30,7 @@ pub(in crate::grpc) enum SlowPolicy {
 
 /// Fixed properties of a stream.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::grpc) struct Options {
+pub(in crate::grpc) struct StreamOptions {
     pub(in crate::grpc) form: Form,
     pub(in crate::grpc) policy: SlowPolicy,
     /// Cap of the buffer in bytes.
@@ -43,10 +43,10 @@ pub(in crate::grpc) struct Options {
 pub(in crate::grpc) struct StreamTarget {
     broker: Broker,
     selector: Selector,
-    options: Options,
+    options: StreamOptions,
     /// Topics whose deletions it is told; none but for a watch of latest values.
     watched: Vec<String>,
-    state: Mutex<State>,
+    state: Mutex<StreamBuffer>,
 }
 
 impl std::fmt::Debug for StreamTarget {
@@ -68,10 +68,10 @@ pub(in crate::grpc) enum Taken {
 
 impl StreamTarget {
     /// An empty buffer, charged to the memory budget of `broker` as it fills.
-    pub(in crate::grpc) fn new(broker: Broker, selector: Selector, options: Options) -> Self {
+    pub(in crate::grpc) fn new(broker: Broker, selector: Selector, options: StreamOptions) -> Self {
         // Several batches must fit, or dropping the oldest would drop all.
         let batch = options.batch.min(options.buffer / 4);
-        let options = Options { batch, ..options };
+        let options = StreamOptions { batch, ..options };
         Self { broker, selector, options, watched: Vec::new(), state: Mutex::default() }
     }
 
@@ -111,7 +111,7 @@ impl StreamTarget {
         let old = {
             let mut state = self.state.lock();
             let closed = Some(state.closed.take().unwrap_or(Error::ShuttingDown));
-            std::mem::replace(&mut *state, State { closed, ..State::default() })
+            std::mem::replace(&mut *state, StreamBuffer { closed, ..StreamBuffer::default() })
         };
         self.broker.account().release(MemoryKind::GrpcStreams, old.charged);
     }
@@ -182,7 +182,7 @@ impl StreamTarget {
     }
 
     /// Adds one message, or says why not.
-    fn add(&self, state: &mut State, message: &Message<'_>) -> Outcome {
+    fn add(&self, state: &mut StreamBuffer, message: &Message<'_>) -> Outcome {
         if state.closed.is_some() {
             return Outcome::Dropped(DropReason::SessionEnded);
         }
@@ -202,7 +202,7 @@ impl StreamTarget {
         }
     }
 
-    fn append(&self, state: &mut State, message: &Message<'_>, need: usize) -> Outcome {
+    fn append(&self, state: &mut StreamBuffer, message: &Message<'_>, need: usize) -> Outcome {
         if let Some(shortage) = self.shortage(&mut state.charged, state.bytes, need) {
             let dropped_oldest =
                 self.options.policy == SlowPolicy::DropOldest && self.drop_oldest(state, need, shortage);
@@ -257,7 +257,7 @@ impl StreamTarget {
     }
 
     /// Makes room for `need` bytes by dropping the oldest batches; false if that would not be enough.
-    fn drop_oldest(&self, state: &mut State, need: usize, shortage: Shortage) -> bool {
+    fn drop_oldest(&self, state: &mut StreamBuffer, need: usize, shortage: Shortage) -> bool {
         if shortage == Shortage::Buffer {
             state.make_room(self.options.buffer - need, shortage);
             if self.shortage(&mut state.charged, state.bytes, need).is_none() {
@@ -273,7 +273,7 @@ impl StreamTarget {
     }
 
     /// Gives back what is charged beyond need.
-    fn settle(&self, state: &mut State) {
+    fn settle(&self, state: &mut StreamBuffer) {
         let needed = state.bytes.next_multiple_of(CHARGE_STEP);
         if state.charged > needed {
             self.broker.account().release(MemoryKind::GrpcStreams, state.charged - needed);
@@ -284,12 +284,12 @@ impl StreamTarget {
     /// Puts what `encode` writes, at most `need` bytes, in place of what is unread of that device and topic.
     fn conflate(
         &self,
-        state: &mut State,
+        state: &mut StreamBuffer,
         (device, topic): (&str, &str),
         need: usize,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Outcome {
-        let State { values, bytes, lost, charged, .. } = state;
+        let StreamBuffer { values, bytes, lost, charged, .. } = state;
         values.key.clear();
         values.key.extend_from_slice(device.as_bytes());
         values.key.push(0); // in no client id and no topic

@@ -24,7 +24,7 @@ const OPTIONS: Offer<'_> = Offer {
 };
 
 fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> {
-    let options = Options { form: Form::Item, policy, buffer, batch };
+    let options = StreamOptions { form: Form::Item, policy, buffer, batch };
     Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options))
 }
 
@@ -236,7 +236,8 @@ fn devices_prefixes_and_exclusions_are_filtered() {
 
 #[test]
 fn a_message_left_out_is_ignored_and_tells_the_publisher_nothing() {
-    let options = Options { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
+    let options =
+        StreamOptions { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
     let target = StreamTarget::new(broker(Limits::default()), Selector::new(true), options);
     let receipt = Arc::new(Receipt::default());
     let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
@@ -334,7 +335,8 @@ async fn linger_gathers_and_heartbeats_fill_the_silence() {
 
 #[tokio::test]
 async fn packets_come_one_by_one() {
-    let options = Options { form: Form::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
+    let options =
+        StreamOptions { form: Form::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
     let target = Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options));
     deliver(&target, "d", "t", &[0; 5000]); // lost; packets cannot tell, and must not end the stream
     for payload in [&b"1"[..], b"", b"333"] {
@@ -364,7 +366,7 @@ fn buffers_are_charged_to_the_memory_budget_and_given_back() {
     let broker = broker(Limits::default());
     let used = || broker.gauges().queued_bytes;
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
-        let options = Options { form: Form::Item, policy, buffer: 256 << 10, batch: 4096 };
+        let options = StreamOptions { form: Form::Item, policy, buffer: 256 << 10, batch: 4096 };
         let target = Arc::new(StreamTarget::new(broker.clone(), Selector::default(), options));
         for n in 0..1000 {
             deliver(&target, "d", &format!("t/{n}"), &[0; 500]);
@@ -405,7 +407,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     };
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
         let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
-        let options = Options { form: Form::Item, policy, buffer: 1 << 20, batch: 4096 };
+        let options = StreamOptions { form: Form::Item, policy, buffer: 1 << 20, batch: 4096 };
         let target = StreamTarget::new(broker.clone(), Selector::default(), options);
         let mut refused = 0;
         for n in 0..500u64 {
@@ -430,7 +432,8 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     // Others have it all: nothing of our own can make room.
     let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
     assert!(broker.account().charge(MemoryKind::GrpcStreams, 0, BUDGET));
-    let options = Options { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 1 << 20, batch: 4096 };
+    let options =
+        StreamOptions { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 1 << 20, batch: 4096 };
     let target = StreamTarget::new(broker.clone(), Selector::default(), options);
     assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
     broker.account().release(MemoryKind::GrpcStreams, BUDGET);
