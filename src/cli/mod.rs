@@ -29,7 +29,7 @@ use crate::{
     tls::{self, TlsStore},
 };
 
-/// What an orderly end may take beyond `shutdown.deadline` before the process ends without it.
+/// How far beyond `shutdown.deadline` an orderly end may take before the process ends regardless.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// Runs the command with the arguments of the process.
@@ -84,7 +84,7 @@ fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
     Ok(Config::load(flags, text.as_deref(), &env)?)
 }
 
-/// Reads what the configuration names, and says what is allowed and yet worth a line.
+/// Reads the files that the configuration names, and logs what is allowed but worth a warning.
 fn check(config: &Config) -> Result<(), ConfigError> {
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
     let now = SystemTime::now();
@@ -92,7 +92,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     config.database_password()?;
     let certificates = TlsStore::new();
     for (name, files) in config.tls_uses() {
-        // Just read without fault.
+        // They were just read without fault.
         let _ = certificates.add(&name, files, &[]);
     }
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
@@ -102,7 +102,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Of other programs a variable may be anything, and is left out if it is not text.
+/// Variables of other programs may be anything; those that are not text are left out.
 fn environment() -> BTreeMap<String, String> {
     let variables = std::env::vars_os();
     variables
@@ -193,8 +193,8 @@ fn say(text: &str) -> ExitCode {
     }
 }
 
-/// The one shape of what keeps the command from running: a line for each problem, with cause and remedy, before there
-/// is a log and after.
+/// The one form in which failures to run are reported, before there is a log and after: a line for each problem, with
+/// cause and remedy.
 fn fail(code: u8, problem: &dyn Display) -> ExitCode {
     for line in problem.to_string().lines() {
         let _ = writeln!(std::io::stderr(), "mqtt-server: {line}");

@@ -109,7 +109,7 @@ pub struct Database {
     pub connect_timeout: Span,
     /// Time for one request.
     pub request_timeout: Span,
-    /// A request without an answer for so long goes to another node too; zero is never.
+    /// A request unanswered for this long goes to another node too; zero is never.
     pub speculative_delay: Span,
     /// To how many other nodes at most.
     pub speculative_attempts: usize,
@@ -125,7 +125,7 @@ pub struct Database {
     pub spill_running: bool,
     /// While the database is away, answer reads from what waits for it.
     pub memory_reads: bool,
-    /// Lives of values by topic; the first rule that matches counts.
+    /// How long values live, by topic; the first rule that matches counts.
     pub ttl: Vec<TtlRule>,
     /// Topics of which every message is kept, and how long; the first rule that matches counts.
     pub history: Vec<TtlRule>,

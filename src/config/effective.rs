@@ -22,7 +22,7 @@ pub struct TlsFiles {
 }
 
 impl Config {
-    /// What memory the configuration can reach at most, as one line for people.
+    /// The most memory this configuration can use, as one line for people.
     pub fn memory_reach(&self) -> String {
         let budget = self.limits.budget();
         let waiting = if self.store.enabled { self.limits.waiting_for_disk() } else { ByteSize(0) };

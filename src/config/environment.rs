@@ -1,4 +1,4 @@
-//! Variables of the environment that begin as the gateway's own and are somebody else's.
+//! Environment variables that look like the gateway's own but belong to somebody else.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ pub(super) const PREFIX: &str = "MQTT_SERVER_";
 
 /// The variables that Kubernetes gives every container for each Service in its namespace, where a Service's name begins
 /// with `mqtt-server`: `MQTT_SERVER_SERVICE_HOST`, `MQTT_SERVER_PORT=tcp://...`, `MQTT_SERVER_PORT_8883_TCP_ADDR` and
-/// the like. They say nothing to the gateway.
+/// the like. They mean nothing to the gateway.
 pub fn kubernetes_variables(env: &BTreeMap<String, String>) -> Vec<&str> {
     env.iter().filter(|(name, value)| of_kubernetes(name, value)).map(|(name, _)| name.as_str()).collect()
 }

@@ -70,8 +70,8 @@ impl Config {
         }
     }
 
-    /// `non_tls` alone is whole: without a certificate that anybody named or another listener needs, gRPC is plaintext
-    /// too, on loopback.
+    /// `non_tls` is enough by itself: if nobody named a certificate and no other listener needs one, gRPC on loopback
+    /// is plaintext too.
     fn go_without_certificate(&mut self, given: &Table) {
         let named = ["cert", "key"].iter().any(|key| given.contains_key(*key));
         let grpc = given.get("grpc").and_then(Value::as_table);
@@ -222,7 +222,7 @@ impl Loader {
                     _ => "write it as in the sample file".to_owned(),
                 };
                 let name = path.join(".");
-                // The parser's words quote the value.
+                // The parser's message would quote the value.
                 let problem = if is_secret(&name) { "not text".to_owned() } else { first_line(&error) };
                 self.problems.push(with_its_own_fix(name, &value, problem, fix));
                 remove(&mut self.table, &path);
@@ -298,7 +298,7 @@ fn show(value: &Value) -> String {
     }
 }
 
-/// Where the parser of a value says what to write, that is the fix.
+/// If the parser of a value says what to write, that becomes the fix.
 fn with_its_own_fix(key: String, value: &Value, problem: String, fix: String) -> Problem {
     match problem.split_once("; ") {
         Some((problem, fix)) => Problem::new(key, show(value), problem, fix),
@@ -326,7 +326,7 @@ fn nearest(key: &str, schema: &Table) -> Option<String> {
     key_names("", schema, &mut known);
     let (wanted, name) = (plain(key), last(key));
     let similar = known.iter().map(|known| (distance(&wanted, &plain(known)), known));
-    // Of a short name less may be wrong.
+    // A short name may differ less.
     let most = (wanted.len() / 3).clamp(1, 3);
     let similar = similar.filter(|(distance, _)| *distance <= most).min().map(|(_, known)| known);
     let longer = || {

@@ -25,7 +25,7 @@ pub(crate) fn parse(text: &str) -> Result<Targets, String> {
     Ok(targets)
 }
 
-/// What is called `module` by its own events. `mqtt_server` stands for all crates of the gateway, and `mqtt_server::store`
+/// What the events of `module` call it. `mqtt_server` stands for all crates of the gateway, and `mqtt_server::store`
 /// for that crate.
 fn places(module: &str) -> Vec<&str> {
     let ours = |name: &str| CRATES.contains(&name.split("::").next().unwrap_or_default());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 /// What stands for a secret in messages.
 pub(super) const HIDDEN: &str = "(hidden)";
 
-/// A password. Shown and written out it is `(hidden)`, or empty if it is.
+/// A password. Displayed or serialized it is `(hidden)`, or empty if there is none.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -54,7 +54,7 @@ impl Serialize for Secret {
     }
 }
 
-/// Whether what stands under this key, maybe misspelt, must not be shown; also of a whole line with key and value.
+/// Whether the value under this key, perhaps misspelt, must not be shown. Takes a whole line with key and value, too.
 pub(super) fn is_secret(text: &str) -> bool {
     let text = text.to_lowercase();
     !text.ends_with("password_file") && (text.contains("pas") || text.contains("secret"))

@@ -104,7 +104,7 @@ pub struct Listener {
     pub client_ca: Option<PathBuf>,
     /// Refuse clients without a certificate; on if it is on in `[tls]`.
     pub require_client_cert: bool,
-    /// Connections at once through this listener, 0 is no own limit.
+    /// Connections at once through this listener; 0 for no limit of its own.
     pub max_connections: usize,
     /// Expect a PROXY protocol header (v1 or v2) before anything else; only behind a trusted proxy.
     pub proxy_protocol: bool,
@@ -194,7 +194,7 @@ pub struct Grpc {
     pub max_streams: u32,
     /// Connections at once; for one more the oldest that never made a call is closed, or it is refused.
     pub max_connections: u32,
-    /// The same from one address, 0 is no own limit.
+    /// The same from one address; 0 for no limit of its own.
     pub max_connections_per_address: u32,
     /// Connections at once that have not finished TLS and the beginning of HTTP/2; more wait.
     pub max_handshakes: u32,
@@ -206,7 +206,7 @@ pub struct Grpc {
     pub max_calls: u32,
     /// How often connections are pinged.
     pub keepalive_interval: Span,
-    /// A connection that does not answer a ping for so long is closed.
+    /// A connection that leaves a ping unanswered for this long is closed.
     pub keepalive_timeout: Span,
 }
 
@@ -242,7 +242,7 @@ pub struct Http {
     pub max_connections: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Span,
-    /// An answer of which nothing is read for so long ends the connection.
+    /// How long a client may read nothing of an answer before its connection ends.
     pub write_timeout: Span,
 }
 
@@ -261,7 +261,7 @@ pub struct Latest {
     pub enabled: bool,
     /// How long changes gather before they are written.
     pub flush_interval: Span,
-    /// Bytes of values not yet written; over it new topics are not recorded, and counted.
+    /// Bytes of values not yet written; above it new topics are not recorded but counted.
     pub max_bytes: ByteSize,
     /// Topics per device.
     pub topics_per_device: usize,
@@ -382,9 +382,9 @@ impl Default for Sys {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShutdownTimes {
-    /// From the signal to the end, whatever is still open.
+    /// Most time from the signal to the end, whatever is still open.
     pub deadline: Span,
-    /// Over which the DISCONNECTs are spread, against a storm of reconnects.
+    /// Time over which DISCONNECTs are spread, to avoid a storm of reconnects.
     pub disconnect_window: Span,
 }
 

@@ -22,7 +22,7 @@ impl Config {
         if check.0.is_empty() { Ok(()) } else { Err(ConfigError(check.0)) }
     }
 
-    /// What is allowed and yet worth a line in the log at start.
+    /// What is allowed but worth a warning at start.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (address, listener) in self.effective_listeners() {

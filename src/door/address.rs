@@ -1,4 +1,4 @@
-//! Whom a limit per address is for.
+//! What counts as one address for limits.
 
 use std::{
     net::{IpAddr, SocketAddr},

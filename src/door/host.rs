@@ -1,4 +1,4 @@
-//! The host that a request names, against pages that a browser was led to this machine by.
+//! Checks of the host that a request names, against web pages that make a browser talk to this machine.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ fn host_of(authority: &str) -> &str {
 }
 
 /// Whether `authority` can only mean this machine: `localhost` or a loopback address, with or without a port. Any other
-/// name may be one that its owner lets point here.
+/// name may have been pointed here by its owner.
 pub(crate) fn is_this_machine(authority: &str) -> bool {
     let host = host_of(authority);
     host.eq_ignore_ascii_case("localhost")

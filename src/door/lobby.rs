@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{Address, NotNow, Refusal};
 
-/// Who waits. Holds at most so many, however few addresses they come from.
+/// Those who wait: a limited number, however few addresses they come from.
 #[derive(Debug)]
 pub(crate) struct Lobby<W> {
     most: usize,
@@ -43,8 +43,8 @@ impl<W> Lobby<W> {
         turned_away
     }
 
-    /// The next who is let in, with its places, or refused. Of one address the youngest goes first: among many silent
-    /// ones it is the likeliest to have something to say, and in a storm as many are served either way.
+    /// The next one who is let in, with its places, or is refused. The youngest of an address goes first: among many
+    /// silent ones it is the likeliest to have something to say, and in a storm as many are served either way.
     pub(crate) fn next<T>(
         &mut self,
         mut enter: impl FnMut(Option<Address>) -> Result<T, NotNow>,

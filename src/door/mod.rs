@@ -1,9 +1,9 @@
 //! Who may come in: places for connections and handshakes, in all and by address. A leaf.
 //!
 //! Every listening socket has its own [`Door`], so that what is done to one holds up no other. A socket that was
-//! accepted waits in the [`Lobby`] for its address's turn, has a [`Seat`] then, and is a [`Guest`] while it says what it
-//! wants. Where there is no place, the guest that has been silent longest leaves for the newcomer, but not before
-//! the patience of the door is over: those who come in a storm are served in turn and not closed for each other.
+//! accepted waits in the [`Lobby`] for its address's turn, gets a [`Seat`], and is a [`Guest`] until it has said what
+//! it wants. If there is no place, the guest that has been silent longest has to leave for the newcomer, but only once
+//! the door's patience is over: in a storm everybody is served in turn and nobody is closed for another.
 
 mod address;
 mod host;
@@ -105,7 +105,7 @@ pub(crate) enum NotNow {
     Refused(Refusal),
 }
 
-/// What several doors have together: a number of connections.
+/// What several doors share: a number of connections.
 #[derive(Debug)]
 pub(crate) struct House {
     most: usize,
@@ -119,7 +119,7 @@ impl House {
         Arc::new(Self { most, taken: AtomicUsize::new(0), doors: Mutex::default() })
     }
 
-    /// One place more, for which the oldest silent guest of all doors leaves if need be.
+    /// Takes one more place; if need be the oldest silent guest of all doors leaves for it.
     fn take(&self) -> Result<(), NotNow> {
         if self.taken.fetch_add(1, Relaxed) < self.most {
             return Ok(());
@@ -214,11 +214,11 @@ impl Door {
 
     /// Waits until somebody who waits should try again. Cancel safe.
     pub(crate) async fn changed(&self) {
-        // Guests grow old without telling.
+        // A guest's patience runs out without a notification.
         let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;
     }
 
-    /// The system has no more sockets: one who is silent leaves, however short it has been.
+    /// The system has no more sockets: a silent guest leaves, however briefly it has been silent.
     pub(crate) fn shed(&self) {
         tell(self.state.lock().shed());
     }
@@ -237,7 +237,7 @@ impl Door {
     }
 }
 
-/// Tells a guest to leave. One that is gone already has left.
+/// Tells a guest to leave; if it is gone already, nothing happens.
 fn tell(knock: Option<Knock>) {
     if let Some(knock) = knock {
         let _ = knock.send(());
@@ -252,7 +252,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Its address is known only now, from the proxy in front. Only for a seat without one.
+    /// Sets the address, which is known only now, from the proxy in front. Only for a seat without one.
     ///
     /// # Errors
     /// Which limit of the address leaves no place.
@@ -303,8 +303,8 @@ impl Guest {
         self.door.freed.notify_one();
     }
 
-    /// `conversation` to its end, or `None` if the guest has to leave before. One whose bytes are read only as it is
-    /// told, as this thread had no time before, stays.
+    /// Runs `conversation` to its end, or returns `None` if the guest has to leave first. A guest stays if its bytes
+    /// were there in time and only this thread was late to read them.
     pub(crate) async fn attend<F: Future>(&self, mut conversation: Pin<&mut F>) -> Option<F::Output> {
         poll_fn(|cx| match conversation.as_mut().poll(cx) {
             Poll::Ready(end) => Poll::Ready(Some(end)),

@@ -1,4 +1,4 @@
-//! How often an address may come: a token bucket for each, of which only those that are not full are kept.
+//! How often an address may connect: a token bucket for each address, kept only while it is not full.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -9,7 +9,7 @@ use super::Address;
 
 /// What may come at once after a pause, as the time in which the rate allows it.
 const BURST: Duration = Duration::from_secs(30);
-/// Addresses remembered. Beyond it the one that is soonest free again is forgotten: that loses the least.
+/// Addresses remembered. Beyond that the one that would be full soonest is forgotten, which loses the least.
 const REMEMBERED: usize = 65_536;
 
 /// The buckets. A bucket is a time: when it will be full again.
@@ -22,7 +22,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// So many a second, 0 is no limit.
+    /// `rate` arrivals a second; 0 for no limit.
     pub(super) fn new(rate: u32) -> Self {
         let interval = (rate > 0).then(|| Duration::from_secs(1) / rate);
         Self { interval, full_at: HashMap::new(), order: BTreeSet::new() }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{Address, Bounds, NotNow, Refusal, rates::Rates};
 
-/// `K` ends whoever it belongs to.
+/// `K` is what ends a guest.
 #[derive(Debug)]
 pub(super) struct Occupancy<K> {
     bounds: Bounds,
@@ -38,7 +38,7 @@ struct Guest<K> {
     /// Gone once the guest was told to leave.
     knock: Option<K>,
     in_handshake: bool,
-    /// It is our turn.
+    /// It has said everything: the next move is ours.
     heard: bool,
 }
 
@@ -149,8 +149,8 @@ impl<K> Occupancy<K> {
         id
     }
 
-    /// The guest's address is known only now, from its proxy: the connection and the handshake are that address's. Says
-    /// who leaves for it.
+    /// The guest's address is known only now, from its proxy; connection and handshake count for that address from here
+    /// on. Returns who leaves for it.
     pub(super) fn named(&mut self, id: u64, address: Address, now: Duration) -> Result<Option<K>, Refusal> {
         if !self.rates.take(address, now) {
             return Err(Refusal::Rate);
@@ -209,13 +209,13 @@ impl<K> Occupancy<K> {
         }
     }
 
-    /// The guest is no more one.
+    /// The guest is gone, or is no longer a guest.
     pub(super) fn exit(&mut self, id: u64) {
         self.settled(id, false);
         self.guests.remove(&id);
     }
 
-    /// The guest was told to leave when what it owed was there already: it stays, as the youngest.
+    /// The guest was told to leave although what it owed had arrived: it stays, as the youngest.
     pub(super) fn revive(&mut self, id: u64, knock: K, now: Duration) -> u64 {
         if let Some(guest) = self.guests.get_mut(&id)
             && guest.heard
@@ -228,7 +228,7 @@ impl<K> Occupancy<K> {
         self.insert(address, now, knock)
     }
 
-    /// Who leaves now, however short it has been silent: the system has no more sockets.
+    /// Who leaves now, however briefly it has been silent: the system has no more sockets.
     pub(super) fn shed(&mut self) -> Option<K> {
         self.close_oldest(None, true, Duration::MAX)
     }
@@ -250,7 +250,8 @@ impl<K> Occupancy<K> {
         self.guests.values_mut().filter_map(|guest| guest.knock.take()).collect()
     }
 
-    /// Tells the oldest that may be closed to leave. It counts until it has: for that long there is one more.
+    /// Tells the oldest guest that may be closed to leave. It counts until it has left; until then there is one too
+    /// many.
     fn close_oldest(&mut self, of: Option<Address>, also_idle: bool, now: Duration) -> Option<K> {
         let id = self.silent.oldest(of).filter(|id| self.is_patience_over(*id, now));
         let idle = || self.idle.oldest(of).filter(|id| also_idle && self.is_patience_over(*id, now));

@@ -1,4 +1,4 @@
-//! What operators are told of the stores on disk and of certificates.
+//! What operators learn about the stores on disk and about certificates.
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};
 

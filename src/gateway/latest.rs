@@ -20,9 +20,9 @@ const PROBE: Duration = Duration::from_secs(2);
 /// Latest values, not yet running.
 pub(super) struct Opened {
     pub(super) latest: Arc<Latest>,
-    /// Of the topics that have one.
+    /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
-    /// What is in the data directory of them.
+    /// Those that are in the data directory.
     pub(super) on_disk: Option<Arc<EmbeddedLatest>>,
 }
 

@@ -70,7 +70,7 @@ pub enum StartError {
     Io(#[from] io::Error),
 }
 
-/// What keeps a store from being opened; of a full disk the remedy, too, wherever it was met.
+/// Why a store cannot be opened, with the remedy if the disk is full.
 fn unopened(error: &StoreError) -> String {
     let text = match error {
         StoreError::Unavailable(text) => text.clone(),
@@ -249,8 +249,8 @@ impl Gateway {
         info!("stopped");
     }
 
-    /// Ends what is left of connections and handshakes, so that nothing of this gateway outlives it: not the lock of its
-    /// data directory either.
+    /// Ends what is left of connections and handshakes, so that nothing outlives the gateway, not even the lock on its
+    /// data directory.
     async fn join_shards(&mut self, longest: Duration) {
         self.shared.end();
         let threads = std::mem::take(&mut self.threads);
@@ -266,7 +266,7 @@ impl Gateway {
     }
 
     async fn drain(&self) {
-        // Nobody comes after this: the sessions online are all that there are to end.
+        // Nobody connects after this: only the sessions now online are left to end.
         self.shared.refuse_connects().await;
         let sessions = self.broker.online_sessions();
         let window = self.config.shutdown.disconnect_window.0;

@@ -82,10 +82,10 @@ pub(super) async fn run_http(
     .await;
 }
 
-/// Until the clocks are kept again.
+/// How often the clocks are saved.
 const KEEP_CLOCK: Duration = Duration::from_secs(30);
 
-/// Writes where time goes on after the next start.
+/// Writes down where time continues after the next start.
 pub(super) async fn keep_clock(mark: &Arc<ClockMark>) {
     let mark = Arc::clone(mark);
     let kept = tokio::task::spawn_blocking(move || mark.keep()).await;

@@ -22,7 +22,7 @@ pub(super) struct Opened {
     retained: Arc<EmbeddedRetained>,
 }
 
-/// Messages of a queue that wait in memory or are being read, at most, beside those in flight.
+/// The most messages of a queue that wait in memory or are being read, besides those in flight.
 const AT_HAND: usize = 1024;
 
 /// Opens the stores in the data directory. Called in the runtime that the broker gives its reading to.

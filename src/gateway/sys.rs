@@ -8,7 +8,7 @@ use std::time::Duration;
 use broker::Gauges;
 use gateway_core::metrics::Totals;
 
-/// What [`SysStats::tick`] is told beside the counters.
+/// What [`SysStats::tick`] needs besides the counters.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SysInput {
     /// Time since 1970; only differences and the formatted time matter.

@@ -31,7 +31,7 @@ use crate::door::{Bounds, Door, Guest, Lobby, Refusal, Seat};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Sockets that may wait for a handshake's place, as a multiple of the places.
 const LOBBY: usize = 16;
-/// The part of the time for a handshake after which a silent peer leaves for one who waits.
+/// The fraction of the handshake timeout, as its divisor, after which a silent peer leaves for one who waits.
 const PATIENCE: u32 = 10;
 /// What a client sends first: the preface, and the head of its SETTINGS.
 const PREFACE: usize = 24;
@@ -213,7 +213,7 @@ impl Opening {
 }
 
 impl Connection {
-    /// An error once the connection has to end: in favour of another, at the end, or for its deadline.
+    /// An error once the connection has to end: in favour of another, at shutdown, or at its deadline.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.standing.guest().poll_told(cx).is_ready() {
             say_left(self.peer);

@@ -49,8 +49,8 @@ impl AsRef<[u8]> for Charged {
     }
 }
 
-/// Takes what there is of an answer and charges it, and all that follows when it comes. One that the account has no room for
-/// becomes an error.
+/// Takes what is ready of an answer and charges it, and the rest as it comes. An answer that does not fit in the
+/// account becomes an error.
 pub(super) async fn charged<B>(response: Response<B>, call: Call, purse: Arc<Purse>) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error = Status> + Send + 'static,
@@ -121,7 +121,7 @@ impl<B: HttpBody<Data = Bytes, Error = Status>> HttpBody for Answer<B> {
         let Some(frame) = std::task::ready!(self.poll_inner(cx)) else { return Poll::Ready(None) };
         Poll::Ready(Some(frame.and_then(|frame| {
             self.charge(frame).or_else(|error| {
-                // Of an answer that has begun, this is the end.
+                // An answer that has begun ends like this.
                 let mut trailers = HeaderMap::new();
                 Status::from(error).add_header(&mut trailers)?;
                 Ok(Frame::trailers(trailers))

@@ -35,7 +35,7 @@ use crate::door::{Guest, Seat};
 
 /// Calls that a connection may have beyond its limit, to be told so.
 pub(super) const SPARE: u32 = 100;
-/// Answered at once and asked for by supervisors: not among all calls.
+/// Called by supervisors and answered at once, so it does not count among all calls.
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Bytes of a call under way: its task, HTTP/2's stream, tonic's buffers.
 const CALL: usize = 16 << 10;
@@ -75,7 +75,7 @@ pub(super) struct CallLimit {
     calls: Arc<AtomicUsize>,
     account: Arc<Account>,
     bounds: RequestBounds,
-    /// Of supervisors: never short.
+    /// For health checks, which are never refused.
     health: Arc<Purse>,
 }
 
@@ -102,7 +102,7 @@ impl CallLimit {
         let mut call = Call::default();
         let standing = request.extensions().get::<Arc<Standing>>();
         if let Some(standing) = standing {
-            // From now on it is not one of the silent.
+            // From now on it is not a silent guest.
             standing.guest.heard();
             let before = standing.calls.fetch_add(1, Relaxed);
             call.connection = Some(Arc::clone(standing));

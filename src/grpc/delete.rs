@@ -24,8 +24,8 @@ pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Res
     Ok(deleted.len() as u64)
 }
 
-/// Deletes latest values as [`latest`] does, and the history of their topics: that first, since only the latest values say
-/// which topics a device has. Whoever is stopped half way has done some topics completely.
+/// Deletes latest values as [`latest`] does, and the history of their topics, which goes first, since only the latest
+/// values say which topics a device has. Stopped half way, it has done some topics completely.
 pub(super) async fn latest_and_history(context: &Context, device: &str) -> Result<u64, Error> {
     let (Some(values), Some(history)) = (&context.hooks.latest, context.broker.history()) else {
         return latest(context, device, "#").await;
@@ -55,8 +55,8 @@ pub(super) fn session(context: &Context, device: &str) -> bool {
     found
 }
 
-/// Deletes the retained messages that a device set, page by page, each on disk before the next; how many there were. Who set
-/// a message is known of the message alone: all of them are looked at.
+/// Deletes the retained messages that a device set, page by page, each on disk before the next; how many there were.
+/// Only a message itself says who set it, so all of them are looked at.
 pub(super) async fn retained(context: &Context, device: &str) -> Result<u64, Error> {
     let broker = &context.broker;
     let (mut deleted, mut after) = (0, None::<String>);

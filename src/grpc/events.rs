@@ -19,7 +19,7 @@ use super::{
 
 /// Most events in a batch.
 const BATCH: usize = 256;
-/// And bytes, but for the last one: filters may be long.
+/// And most bytes, not counting the last event: filters may be long.
 const BATCH_BYTES: usize = 64 << 10;
 /// Batches that wait for the caller to read them; behind them the broker's own bound holds.
 const FRAMES: usize = 4;

@@ -1,8 +1,8 @@
 //! The backends' side: tonic services over the broker.
 //!
-//! Knows the broker, types, config, telemetry and how to read latest values; must not know codec, session or
-//! net. Only this module knows tonic. Invariants: a call flushes its `Turn` before it awaits anything; every
-//! stream, request and page is bounded; only `status` makes a gRPC status; a stream never slows a publisher.
+//! Knows the broker, config and how to read latest values; must not know codec, session or net. Only this module knows
+//! tonic. Invariants: a call flushes its `Turn` before it awaits anything; every stream, request and page is bounded;
+//! only `status` makes a gRPC status; a stream never slows a publisher.
 
 mod accept;
 mod answer_body;
@@ -102,7 +102,7 @@ pub(crate) struct GrpcConfig {
     pub wait_timeout: Duration,
     /// Interval of HTTP/2 pings.
     pub keepalive_interval: Duration,
-    /// A connection whose ping is unanswered for so long is closed.
+    /// A connection that leaves a ping unanswered for this long is closed.
     pub keepalive_timeout: Duration,
     /// At shutdown, how long calls may finish before they are cut off.
     pub drain_timeout: Duration,
@@ -150,7 +150,7 @@ pub(crate) enum GrpcError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// What every service has at hand.
+/// What every service shares.
 #[derive(Clone)]
 struct Context {
     broker: Broker,
@@ -265,7 +265,7 @@ fn windows(config: &GrpcConfig, account: &Account) -> (u32, u32) {
     (connection, connection.min(STREAM_WINDOW))
 }
 
-/// What HTTP/2 is told.
+/// The settings of HTTP/2.
 fn server(config: &GrpcConfig, (connection_window, stream_window): (u32, u32)) -> Server {
     Server::builder()
         .trace_fn(on_call)

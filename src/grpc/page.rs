@@ -1,4 +1,4 @@
-//! Page tokens: opaque, and good for the request that they came with only.
+//! Page tokens: opaque, and good only for the request they came with.
 //!
 //! A token is where the next page starts, with a checksum of the request (less its page fields) and one of the whole.
 //! They guard against mistakes, not against forgery: whoever may ask for a page may ask for any.

@@ -125,8 +125,8 @@ async fn pause(turn: &mut Turn) {
     tokio::task::yield_now().await;
 }
 
-/// Validates and routes one message; the caller flushes `turn`. Not cancel safe in time: when it is dropped the rest of the
-/// receivers get the message at once.
+/// Validates and routes one message; the caller flushes `turn`. Not to be cancelled for speed: if it is dropped, the
+/// rest of the receivers get the message at once.
 async fn publish(
     broker: &Broker,
     request: v1::PublishRequest,
@@ -350,7 +350,7 @@ type Unread = (Result<v1::PublishStreamResponse, Status>, Option<Holding>);
 
 impl PublishRun {
     /// Reads frames while the window has room, and sends results in order, until the caller is done. When the gateway
-    /// shuts down, what was read has its results first.
+    /// shuts down, the results of what was read are sent first.
     async fn run(mut self, mut frames: Streaming<v1::PublishStreamRequest>) -> Result<(), Status> {
         let mut shutdown = self.context.shutdown.clone();
         let (mut reading, mut stopping) = (true, false);

@@ -1,4 +1,4 @@
-//! What the calls of one connection make the process hold, on the memory account: who has much there is refused first.
+//! What the calls of one connection hold, on the memory account: those who hold much are refused first.
 
 use std::sync::{
     Arc,

@@ -1,7 +1,8 @@
-//! Requests as they come: no more than is allowed, on the account, unpacked, and in time.
+//! Request bodies as they arrive: bounded, charged to the memory account, unpacked, and in time.
 //!
-//! Messages reach tonic whole, so that it never keeps half of one or unpacks one unseen. They are charged as they come, and
-//! stay charged until their call is answered or, of a stream of them, until it ends: tonic keeps a buffer of the largest.
+//! Messages reach tonic whole, so that it never keeps half of one or unpacks one unseen. They are charged as they
+//! arrive and stay charged until their call is answered or, in a stream, until the stream ends, since tonic keeps a
+//! buffer of the largest.
 
 use std::{
     io::Read as _,
@@ -31,10 +32,10 @@ const HEAD: usize = 5;
 const FREE: usize = 8 << 10;
 /// Bytes of a message that renew its time, and that are unpacked at once.
 const STEP: usize = 64 << 10;
-/// What becomes of an item of a batch, and of any other field, beside its bytes. Lists grow by doubling.
+/// Memory for a decoded item of a batch, and for any other field, besides its bytes. Lists grow by doubling.
 const ITEM: usize = 2 * size_of::<PublishRequest>();
 const FIELD: usize = 96;
-/// Decoded, a message may have so much more than the bytes allowed.
+/// How many times the allowed bytes a message may take when decoded.
 const MOST: usize = 4;
 /// The calls with many requests.
 const STREAMING: [&str; 2] = ["/PublishStream", "/ServerReflectionInfo"];
@@ -53,10 +54,10 @@ struct RequestBody {
     body: Body,
     bounds: RequestBounds,
     holding: Arc<Mutex<Holding>>,
-    /// Between messages there may be any time.
+    /// A stream: any time may pass between messages.
     is_stream: bool,
     is_gzip: bool,
-    /// The message that comes, with its head.
+    /// The message that is arriving, with its head.
     partial: Vec<u8>,
     /// What came behind it.
     rest: Bytes,
@@ -190,7 +191,7 @@ impl RequestBody {
         error.into()
     }
 
-    /// Whether what must go on did not.
+    /// Whether a message that must make progress did not.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_stream && self.partial.is_empty() {
             self.timer = None;
@@ -267,7 +268,7 @@ fn footprint(mut bytes: &[u8], depth: usize) -> usize {
             // What is in a group counts like what is beside it.
             WireType::StartGroup | WireType::EndGroup => Some(0),
         };
-        // Here decoding ends, too.
+        // Decoding ends here, too.
         let Some((field, rest)) = skipped.and_then(|len| bytes.split_at_checked(len)) else { break };
         bytes = rest;
         sum += match (depth, tag) {

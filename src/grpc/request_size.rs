@@ -1,4 +1,4 @@
-//! What stands before every service: the size limit in our words, and who gets compressed answers.
+//! What is in front of every service: the size limit in our words, and who gets compressed answers.
 
 use std::{
     convert::Infallible,
@@ -52,8 +52,8 @@ where
     }
 }
 
-/// Most clients say that they could read gzip; who sends it wants it. Compressing for the others costs more CPU than
-/// everything else about a message.
+/// Compresses only for those who send gzip themselves. Most clients say that they could read it, and compressing for
+/// all of them costs more CPU than everything else about a message.
 fn answer_in_kind(headers: &mut HeaderMap) {
     if headers.get("grpc-encoding").is_none_or(|encoding| encoding == "identity") {
         headers.remove("grpc-accept-encoding");

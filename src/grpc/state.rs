@@ -44,7 +44,7 @@ pub(crate) trait LatestValues: Send + Sync + 'static {
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
 
-    /// Deletes the values of `device` on topics that match `filter`; which there were.
+    /// Deletes the values of `device` on topics that match `filter`, and returns which there were.
     fn delete<'a>(
         &'a self,
         device: &'a str,
@@ -438,7 +438,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// The next response; true with the last.
+    /// The next response; true if it is the last.
     async fn next(mut self) -> (Self, Result<(RawMessage, bool), Error>) {
         let result = self.read().await;
         (self, result)

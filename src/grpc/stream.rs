@@ -160,11 +160,11 @@ const ADAPTIVE: Duration = Duration::from_millis(5);
 /// How long a batch that is not full waits for more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Linger {
-    /// Not at all after a silence of [`ADAPTIVE`], else until so long after the batch before: a lone message goes at
+    /// Not at all after a silence of [`ADAPTIVE`], else until that long after the batch before: a lone message goes at
     /// once, and a busy stream costs at most 200 wake-ups a second.
     #[default]
     Adaptive,
-    /// So long from when the reader first sees that something waits.
+    /// This long from when the reader first sees that something waits.
     Fixed(Duration),
 }
 
@@ -204,7 +204,7 @@ impl Gathering {
         }
     }
 
-    /// A batch of so many messages goes.
+    /// A batch of this many messages was handed out.
     fn went(&mut self, messages: u32) {
         self.running = false;
         if self.linger == Linger::Adaptive {

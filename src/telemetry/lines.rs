@@ -1,7 +1,7 @@
 //! One event of the log, one line, in either form: whatever a peer chose as its client id, topic or path.
 //!
-//! All fields pass here and nowhere else, so that no place that logs has to think of it. Characters that end a line,
-//! steer a terminal or reorder what a reader sees are written as escapes; a text over a thousand bytes is cut.
+//! All fields pass here and nowhere else, so that no log statement has to think of it. Characters that end a line,
+//! steer a terminal or reorder what a reader sees are written as escapes, and text over a thousand bytes is cut.
 
 use std::fmt::{self, Write as _};
 
@@ -109,7 +109,7 @@ enum Value {
 struct Fields {
     message: Option<String>,
     others: Vec<(&'static str, Value)>,
-    /// Of an event that came by the `log` crate.
+    /// Only for events that came through the `log` crate.
     target: Option<String>,
 }
 
@@ -149,7 +149,7 @@ impl Visit for Fields {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let mut text = Tamed::default();
-        // Only what `value` says of itself can fail; then what is there is shown.
+        // Only the value's own `Debug` can fail; then what it wrote so far is shown.
         let _ = write!(text, "{value:?}");
         self.add(field, Value::Text(text.end()));
     }

@@ -73,7 +73,7 @@ fn filter(level: &str) -> Targets {
         .fold(targets, |targets, library| targets.with_target(*library, most))
 }
 
-/// The clients whose packets are logged now. Asking costs one relaxed load while there are none.
+/// The clients whose packets are logged now. Checking costs one relaxed load while there are none.
 #[derive(Debug, Default)]
 pub struct TraceClients {
     any: AtomicBool,

@@ -95,7 +95,8 @@ fn register(provider: &SdkMeterProvider, read: ReadRows) {
         if kind == MetricKind::Gauge {
             meter.f64_observable_gauge(name).with_description(help).with_callback(observe).build();
         } else {
-            // A histogram's buckets, sum and count are counters. The name in Prometheus' form would get a second `_total` where a collector writes that form.
+            // A histogram's buckets, sum and count are counters. Under its Prometheus name a counter would get a second
+            // `_total` from a collector that writes that format.
             let plain = format!("{}{suffix}", name.strip_suffix("_total").unwrap_or(name));
             meter.f64_observable_counter(plain).with_description(help).with_callback(observe).build();
         }

@@ -174,8 +174,8 @@ pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
     check(config, |_, _| Ok(()))
 }
 
-/// As [`check_files`], and that every certificate is valid at `now`: for `--check`. A start goes on without that, for
-/// devices without a clock of their own do not look at dates, and the gateway's own clock may not be set yet.
+/// As [`check_files`], and that every certificate is valid at `now`: for `--check`. A start does not check dates, since
+/// devices without a clock ignore them and the gateway's own clock may not be set yet.
 ///
 /// # Errors
 /// As [`check_files`].

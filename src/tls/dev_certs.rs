@@ -92,7 +92,7 @@ pub(crate) fn ensure_dev_certs(dir: &Path, now: SystemTime) -> Result<DevCerts, 
     Ok(certs)
 }
 
-/// What the key was called before: a directory from then keeps that name for who uses it, as a link.
+/// The key's former name, kept as a link in directories that were made with it.
 const FORMER_KEY: &str = "private.key";
 
 fn take_former_key(key: &Path, former: &Path) -> Result<(), DevCertsError> {

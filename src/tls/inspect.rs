@@ -1,4 +1,4 @@
-//! What a certificate says of itself that TLS libraries of clients will hold against it.
+//! What a certificate says about itself that makes clients' TLS libraries refuse it.
 
 use std::{
     path::Path,
@@ -40,7 +40,7 @@ pub(super) enum Stage {
 /// Reads a chain, the server's own certificate first.
 ///
 /// # Errors
-/// One of them is none, or the first is of version 1.
+/// One of them is not a certificate, or the first is of version 1.
 pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts, TlsError> {
     let mut facts = Facts { from: i64::MIN, until: i64::MAX, named: false };
     for (number, der) in chain.iter().enumerate() {

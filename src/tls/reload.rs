@@ -45,13 +45,13 @@ struct Use {
     rules: ClientRules,
     handle: TlsHandle,
     facts: Facts,
-    /// What was told of its dates.
+    /// The stage of its validity that was last reported.
     told: Stage,
-    /// Whether it was told that it has no names.
+    /// Whether its lack of names was reported.
     told_nameless: bool,
 }
 
-/// Something about a certificate in use that its clients will hold against it.
+/// A problem of a certificate in use because of which clients will refuse it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     /// The uses that have it.
@@ -149,14 +149,14 @@ impl TlsStore {
         }
     }
 
-    /// Of every use its name and the days until its certificate ends, below zero after that.
+    /// The name of every use and the days until its certificate ends, below zero after that.
     pub fn days_left(&self, now: SystemTime) -> Vec<(String, f64)> {
         let state = self.state.lock();
         state.uses.iter().map(|entry| (entry.name.clone(), entry.facts.days_left(now))).collect()
     }
 
-    /// What is to be told at `now` and has not been since the certificate was read: that it has no names, that it ends
-    /// within 30 days, 7 days or one, that it is not valid. Uses that share a file are told of together.
+    /// What should be reported at `now` and was not yet since the certificate was read: that it has no names, that it
+    /// ends within 30 days, 7 days or one, or that it is not valid. Uses that share a file are reported together.
     pub fn notices(&self, now: SystemTime) -> Vec<Notice> {
         let mut notices: Vec<Notice> = Vec::new();
         for entry in &mut self.state.lock().uses {

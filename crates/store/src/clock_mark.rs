@@ -1,4 +1,4 @@
-//! Where the time of a data directory goes on (file `clock`): see [`gateway_core::clock`].
+//! Where a data directory's time continues after a restart (file `clock`): see [`gateway_core::clock`].
 
 use std::{
     fs,
@@ -19,8 +19,8 @@ pub struct ClockMark {
 }
 
 impl ClockMark {
-    /// Goes on where the process before has left off; says so, if the wall clock is not believed. The time of a process
-    /// goes on once, with its first data directory. Blocks on the disk.
+    /// Continues from where the previous process left off, and logs it if the wall clock is not trusted. A process does
+    /// this once, with its first data directory. Blocks on the disk.
     pub fn resume(directory: &Arc<DataDir>) -> Self {
         static ONCE: Once = Once::new();
         let path = directory.path().join(NAME);

@@ -14,9 +14,9 @@ use super::StoreError;
 /// How the embedded stores are verified when they are opened: their files are read page by page before they are used.
 #[derive(Debug, Clone, Copy)]
 pub struct Verify {
-    /// Also what was closed cleanly, and whatever time it takes.
+    /// Verify files that were closed cleanly too, however long it takes.
     pub always: bool,
-    /// For so long at most in each store; the rest is taken for sound. Zero is without limit.
+    /// How long to verify each store at most; the rest is assumed sound. Zero means no limit.
     pub limit: Duration,
 }
 
@@ -99,8 +99,8 @@ fn refused(path: &Path, error: &std::io::Error) -> StoreError {
     StoreError::Unavailable(text)
 }
 
-/// What devices say and the queues of their sessions are nobody else's to read. The directory of an earlier version, or one
-/// that was made beforehand, stays as it is: its owner may have a reason.
+/// Warns if other users can read what devices say and what their sessions queue. The permissions of an existing
+/// directory stay as they are: its owner may have a reason.
 fn warn_if_open_to_others(path: &Path) {
     let Ok(metadata) = fs::metadata(path) else { return };
     let mode = metadata.permissions().mode() & 0o777;
@@ -125,7 +125,8 @@ fn lock_soon(lock: &File) -> Result<(), TryLockError> {
     lock.try_lock()
 }
 
-/// Gives the file `name` of `directory` a new content: a crash leaves the old one or the new one. Blocks on the disk.
+/// Replaces the content of the file `name` in `directory`: a crash leaves either the old or the new content. Blocks on
+/// the disk.
 pub(super) fn replace_file(directory: &DataDir, name: &str, content: &str) -> Result<(), StoreError> {
     let path = directory.path().join(name);
     let replace = || {

@@ -11,7 +11,7 @@
 //! embedded                       all of them in LMDB, one environment (folder) each:
 //!   open environment reserve         opening, growing, room for removals on a full disk
 //!   check verify marker              damage: files read page by page, and which were closed cleanly
-//!   committer pending                one writer thread per environment, group commit
+//!   committer waiting pending        one writer thread per environment, group commit
 //!   fields keys message record       what records look like
 //!   sessions queues retained         tables and writers; `queues` has readers of its own
 //!   write read                       latest values
@@ -160,10 +160,9 @@ pub struct LatestPage {
 ///
 /// A value with a lower `version` than the stored one never replaces it.
 pub trait LatestStore: Send + Sync + 'static {
-    /// Writes all of `batch`; durable when it returns `Ok`, and but for the values it names with
-    /// [`StoreError::Partly`]. A value that the store can never take is dropped and counted, and does not fail the rest.
-    /// Idempotent. Dropped before it is done, it may or may not write, but leaves nothing behind that grows with every
-    /// such call.
+    /// Writes all of `batch`. Durable when it returns `Ok`; with [`StoreError::Partly`] all but the values named there
+    /// are. A value that the store can never take is dropped and counted, and does not fail the rest. Idempotent.
+    /// Dropped before it is done, it may or may not write, but leaves nothing behind that grows with every such call.
     fn upsert(&self, batch: Arc<[LatestValue]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Removes the values of these devices and topics, unless they are newer than `version` there says; durable when it

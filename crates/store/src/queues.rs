@@ -19,8 +19,8 @@ pub struct QueueSummary {
     pub next: u64,
     /// One more than the last place of a QoS 2 entry that an earlier process may have begun to send; 0 if there is none.
     pub exact: u64,
-    /// One more than the last place that an earlier process may have begun to send although its entry does not say so: it
-    /// does for a session whose connection had ended.
+    /// One more than the last place that an earlier process may have begun to send without the entry saying so. Entries
+    /// do say so once the session's connection has ended.
     pub begun: u64,
     /// Packet identifiers of QoS 2 messages that came in and are not released.
     pub received: Vec<u16>,
@@ -39,7 +39,7 @@ pub struct Loaded {
     pub damaged: usize,
 }
 
-/// How a store does.
+/// The health of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StoreHealth {
     /// Takes and keeps what it is given.
@@ -51,13 +51,14 @@ pub enum StoreHealth {
     Damaged,
 }
 
-/// Asked and told about entries that expire, in a thread of the store. Must not wait for the store.
+/// Decides about entries that expire, and hears of those that are gone. Called on a thread of the store, so it must not
+/// wait for the store.
 pub trait Expiry: Send + Sync {
-    /// Whether an entry stays although it has expired, since its receiver may have begun to receive it. Whoever has it in
-    /// memory removes it then: the store does not ask again.
+    /// Whether an expired entry stays because its receiver may have begun to receive it. Whoever has it in memory then
+    /// removes it: the store does not ask again.
     fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool;
 
-    /// So many entries and bytes of a queue had expired and are gone.
+    /// This many entries and bytes of a queue expired and were removed.
     fn expired(&self, queue: QueueId, messages: usize, bytes: u64);
 }
 
@@ -79,6 +80,6 @@ pub trait QueueStore: Journal {
     /// Whether there is room for another message, in memory and, as far as known, on disk.
     fn accepts(&self) -> bool;
 
-    /// How it does.
+    /// Its health.
     fn health(&self) -> StoreHealth;
 }

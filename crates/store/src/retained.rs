@@ -25,6 +25,6 @@ pub trait RetainedStore: Send + Sync {
     /// Reads everything, in order of topic. For the start: blocks on the disk.
     fn restore(&self, into: &mut dyn FnMut(Arc<SharedMessage>)) -> Result<(), StoreError>;
 
-    /// How it does.
+    /// Its health.
     fn health(&self) -> StoreHealth;
 }

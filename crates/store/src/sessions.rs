@@ -13,7 +13,7 @@ pub struct StoredSession {
     pub queue: QueueId,
     /// Client id.
     pub client_id: ClientId,
-    /// Seconds after the connection's end; `u32::MAX` never.
+    /// Seconds to live after the connection ended; `u32::MAX` is for ever.
     pub expiry: u32,
     /// When the connection ended; `None` while there is one. Deadlines count from here, or from the restart.
     pub since: Option<Timestamp>,
@@ -88,10 +88,10 @@ pub trait SessionStore: Send + Sync {
     /// it is given without its subscriptions.
     fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError>;
 
-    /// Whether it takes another session, as far as known. While it does not, a session that is begun and refused would
-    /// leave a removal behind that waits for the disk.
+    /// Whether it takes another session, as far as is known. While it does not, beginning a session and refusing it
+    /// would leave behind a removal that waits for the disk.
     fn accepts(&self) -> bool;
 
-    /// How it does.
+    /// Its health.
     fn health(&self) -> StoreHealth;
 }

@@ -20,7 +20,7 @@ const KEEP_BUFFER: usize = 4096;
 /// Bytes of an entry besides its buffers: slot, index, queues.
 const OVERHEAD: usize = 224;
 
-/// What an entry's changes do to the process-wide sums.
+/// How a change of an entry changes the process-wide sums.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) values: isize,
@@ -34,12 +34,12 @@ impl std::ops::AddAssign for Sums {
     }
 }
 
-/// What became of a message that was taken in.
+/// What became of a recorded message.
 #[derive(Debug)]
 pub(super) struct Recorded {
     pub(super) version: u64,
     pub(super) change: Sums,
-    /// It replaced a value that now is never written.
+    /// It replaced a value that will now never be written.
     pub(super) coalesced: bool,
 }
 
@@ -72,7 +72,7 @@ struct StripeEntry {
     payload: Vec<u8>,
     properties: Option<Arc<Properties>>,
     received: Timestamp,
-    /// When the oldest value came that the store does not have.
+    /// When the oldest value that the store lacks arrived.
     since: Timestamp,
     version: u64,
     /// What it counts for in the process-wide sum; 0 when clean.
@@ -96,7 +96,7 @@ pub(super) struct Stripe {
 }
 
 impl Stripe {
-    /// Takes a message in. `stamp` is called once it is accepted, for its version and when it came by the wall clock; so
+    /// Records a message. Once it is accepted, `stamp` gives its version and its wall-clock time of arrival, so that
     /// versions grow per entry.
     pub(super) fn record(
         &mut self,
@@ -153,8 +153,8 @@ impl Stripe {
         Ok(Recorded { version: entry.version, change, coalesced })
     }
 
-    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. What is in flight already
-    /// waits for its landing: its place must not be given away by one landing before the other.
+    /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. An entry in flight
+    /// is not taken again before it has landed: of two flights the first to land could free the slot of the other.
     pub(super) fn take(&mut self, count: usize, bytes: usize, out: &mut Vec<(Taken, LatestValue)>) -> usize {
         let mut taken = 0;
         let limit = out.len() + count;
@@ -204,7 +204,8 @@ impl Stripe {
         change
     }
 
-    /// Drops what waits of these topics of `device`, unless it is newer than `version`. Nothing of them is in flight.
+    /// Drops the pending values of these topics of `device`, unless newer than `version`. None of them may be in
+    /// flight.
     pub(super) fn forget(&mut self, device: &str, topics: &[(u64, &str)], version: u64) -> Sums {
         let mut change = Sums::default();
         let mut forgotten = Vec::new();
@@ -217,13 +218,13 @@ impl Stripe {
                 forgotten.push(slot);
             }
         }
-        // Their places may be given away: no queue may name them.
+        // Their slots may be reused, so no queue may name them.
         self.dirty.retain(|slot| !forgotten.contains(slot));
         forgotten.into_iter().for_each(|slot| self.remove(slot));
         change
     }
 
-    /// Removes clean entries that have been so for some rounds, of at most `count`. True if more remain.
+    /// Removes entries that have been clean for some rounds, looking at `count` at most. True if more remain.
     pub(super) fn evict(&mut self, round: u64, count: usize) -> bool {
         for _ in 0..count {
             let Some(&(since, slot, version)) = self.clean.front() else { return false };
@@ -314,7 +315,7 @@ impl Stripe {
         }
         self.free.push(slot);
         if self.index.is_empty() {
-            // What a store outage made large is given back.
+            // An outage of the store may have made it large.
             *self = Self::default();
         }
     }

@@ -16,7 +16,7 @@ use super::{
     buffer::{Batch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
 };
 
-/// The memory budget is charged in such steps, so that not every message touches what all threads share.
+/// The memory budget is charged in steps of this size, so that not every message touches what all threads share.
 const CHARGE_STEP: usize = 16 << 10;
 
 /// What to do when the buffer is full.
@@ -35,7 +35,7 @@ pub(in crate::grpc) struct StreamOptions {
     pub(in crate::grpc) policy: SlowPolicy,
     /// Cap of the buffer in bytes.
     pub(in crate::grpc) buffer: usize,
-    /// A batch is closed when it has so many bytes.
+    /// A batch is closed when it has this many bytes.
     pub(in crate::grpc) batch: usize,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::grpc) struct StreamTarget {
     broker: Broker,
     selector: Selector,
     options: StreamOptions,
-    /// Topics whose deletions it is told; none but for a watch of latest values.
+    /// Filters of the topics whose deletions are passed on; empty except for a watch of latest values.
     watched: Vec<String>,
     state: Mutex<StreamBuffer>,
 }
@@ -58,7 +58,7 @@ impl std::fmt::Debug for StreamTarget {
 /// What [`StreamTarget::take`] found.
 #[derive(Debug)]
 pub(in crate::grpc) enum Taken {
-    /// A batch with so many messages in it.
+    /// A batch with this many messages in it.
     Batch { bytes: Bytes, messages: u32 },
     /// Nothing (or not enough); the waker is registered.
     Nothing,
@@ -75,13 +75,13 @@ impl StreamTarget {
         Self { broker, selector, options, watched: Vec::new(), state: Mutex::default() }
     }
 
-    /// Told of deletions on topics that match one of `filters`.
+    /// Passes on deletions on topics that match one of `filters`.
     pub(in crate::grpc) fn watching(mut self, filters: Vec<String>) -> Self {
         self.watched = filters;
         self
     }
 
-    /// Values were deleted: whoever watches them is told, after what was before and in place of what is unread.
+    /// Passes the deletion of values on to a watcher, behind what came before and in place of what is unread.
     pub(in crate::grpc) fn removed(&self, device: &str, topics: &[Arc<str>]) {
         if self.watched.is_empty() || !self.selector.wants_device(Some(device)) {
             return;
@@ -368,7 +368,7 @@ impl Target for StreamTarget {
         if outcome == Outcome::Sent
             && let Some(receipt) = message.receipt
         {
-            // A stream is at most once: in its buffer is as far as it goes.
+            // A stream delivers at most once, so its buffer is as far as a receipt goes.
             receipt.update(|state| {
                 state.sent += 1;
                 state.acked += 1;

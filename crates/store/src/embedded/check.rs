@@ -46,7 +46,7 @@ pub(super) struct Terms<'a> {
     pub(super) tables: &'a [&'a str],
     /// The check ends then, if it has not before.
     pub(super) until: Option<Instant>,
-    /// Told now and then how many pages were looked at, and how many there are.
+    /// Called now and then with how many pages were looked at and how many there are.
     pub(super) progress: &'a mut dyn FnMut(u64, u64),
 }
 

@@ -20,14 +20,14 @@ use crate::{StoreError, StoreHealth};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// While commits fail, one submission in so many milliseconds may try whether the disk takes it.
+/// While commits fail, one submission per this many milliseconds may try whether the disk takes it.
 const PROBE_MILLIS: u64 = 1000;
 
 /// What was submitted and not yet taken by the writer. It bounds itself: see the stores.
 pub(super) trait Inbox: Send + 'static {
     /// What is submitted.
     type Op;
-    /// Adds behind all others. Short: every submitting thread waits for it.
+    /// Adds an operation behind all others. Must be short: every submitting thread waits for it.
     fn push(&mut self, op: Self::Op);
     /// How many are there.
     fn len(&self) -> usize;
@@ -52,7 +52,7 @@ pub(super) trait Work: Send + 'static {
     fn failed(&mut self);
     /// Whether something is left that the next `plan` would choose at once.
     fn more(&self) -> bool;
-    /// `plan` is to be called after so long though nothing was submitted.
+    /// How soon to call `plan` even if nothing is submitted.
     fn tick(&self) -> Option<Duration> {
         None
     }
@@ -60,14 +60,14 @@ pub(super) trait Work: Send + 'static {
     fn close(&mut self) {}
 }
 
-/// How long what nobody waits for may wait.
+/// How long operations that nobody waits for may be put off.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lazy {
     /// Time since the first operation that nobody waits for.
     pub(super) interval: Duration,
     /// Number of such operations.
     pub(super) count: usize,
-    /// Time since a commit until it is looked whether pages can be unmapped.
+    /// How long after a commit to look whether pages can be unmapped.
     pub(super) unmap: Duration,
 }
 
@@ -199,7 +199,7 @@ impl<W: Work> Drop for Committer<W> {
     }
 }
 
-/// Waits for the end of a store's thread, unless this is the one: whoever waited for a store may be the last to have it.
+/// Waits for a store's thread to end, unless it is the current one: whoever the store wakes may be the last to hold it.
 pub(super) fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
         let _ = thread.join();
@@ -218,7 +218,7 @@ struct Writer<W: Work> {
     spare: W::Inbox,
     /// The pause after the last commit, which failed, and when it ends.
     pause: Option<(Duration, Instant)>,
-    /// When it is looked whether pages can be unmapped; something was committed since the last look.
+    /// When to look next whether pages can be unmapped; `None` if nothing was committed since the last look.
     look: Option<Instant>,
     name: String,
 }

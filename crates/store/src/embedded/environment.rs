@@ -34,7 +34,7 @@ const STALE_READERS: Duration = Duration::from_secs(60);
 
 /// Fewer pages, of a small file or of little that was read, are not worth being unmapped.
 const WORTH_UNMAPPING: usize = 64 << 20;
-/// Bytes counted for finding something: it has a page of its own at worst.
+/// Bytes counted for each look-up: at worst it touches a page of its own.
 pub(super) const PAGE: usize = 4 << 10;
 
 /// How an environment is opened.
@@ -72,7 +72,7 @@ pub(super) struct Environment {
     directory: Arc<DataDir>,
 }
 
-/// What the one who writes looks after.
+/// What a writer looks after.
 struct Upkeep {
     reserve: Reserve,
     readers_checked: Option<Instant>,
@@ -168,7 +168,7 @@ impl Environment {
         self.directory.path().join(self.name)
     }
 
-    /// An error of LMDB: what it says of the file is remembered.
+    /// Takes note of what an error of LMDB says about the file.
     fn met(&self, error: &heed::Error) {
         if open::is_damage(error) {
             self.met_damage(error);
@@ -229,8 +229,8 @@ impl Environment {
         Ok(true)
     }
 
-    /// So many bytes were read, by a transaction that is over. Now and then the file is unmapped and mapped again, so that
-    /// what is read bit by bit does not come to be in memory as a whole. Nobody who writes waits for that.
+    /// Notes bytes read by a transaction that is over. Now and then the file is unmapped and mapped again, so that
+    /// reading it bit by bit does not bring all of it into memory. No writer waits for that.
     pub(super) fn note_read(&self, bytes: usize) {
         if self.touched.fetch_add(bytes, Relaxed) + bytes < WORTH_UNMAPPING || self.usable().is_err() {
             return;
@@ -295,7 +295,8 @@ impl Environment {
         }
     }
 
-    /// Before each transaction. A page behind the end of the file would end the process by a signal.
+    /// Checks the file's length before each transaction: touching a page beyond its end would end the process by a
+    /// signal.
     fn usable(&self) -> Result<(), heed::Error> {
         // In this order: the file may grow meanwhile, and others may note it.
         let known = self.length.load(Acquire);

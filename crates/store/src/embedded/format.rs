@@ -1,4 +1,4 @@
-//! The format of an environment: which it has, and the way from there to today's.
+//! The format of an environment, and the upgrades from older ones to today's.
 //!
 //! Every store has a list of upgrades, one for each format that was ever replaced, and opens its tables by
 //! [`Environment::open_tables`]. All steps that are missing, and the note of the new format, are one transaction: a crash
@@ -12,7 +12,7 @@ use crate::StoreError;
 /// The table of the format.
 pub(super) const META: &str = "meta";
 const FORMAT: &[u8] = b"format";
-/// CRC-32 of what is noted: damage must not be taken for a newer format, which is refused.
+/// Key of the CRC-32 of these records: damage must not pass for a newer format, which would be refused.
 const SUM: &[u8] = b"sum";
 
 /// No format is so high; without a sum, as older versions left it, this is damage.
@@ -121,7 +121,7 @@ impl Environment {
         Ok(opened)
     }
 
-    /// Notes the format of what is there.
+    /// Records the format.
     pub(super) fn set_format(&self, txn: &mut RwTxn<'_>, format: u32) -> Result<(), heed::Error> {
         let meta: Table = self.env.create_database(txn, Some(META))?;
         let format = format.to_le_bytes();

@@ -119,8 +119,8 @@ impl EmbeddedLatest {
         self.shared.environment.set_aside()
     }
 
-    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
-    /// what drops the last handle does so.
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Dropping
+    /// the last handle does the same.
     pub fn note_closed(&self) {
         self.shared.environment.note_closed();
     }

@@ -26,8 +26,8 @@ const SMALL: u64 = 64 << 20;
 /// Between two lines of the log about a verification.
 const REPORT: Duration = Duration::from_secs(5);
 
-/// LMDB maps its lock file, and ends the process where the disk has no room for it: so its room is taken before. More than
-/// it needs for its readers.
+/// Room taken for LMDB's lock file before it is mapped, as LMDB ends the process if the disk has no room for it. More
+/// than its readers need.
 const LOCK_FILE: u64 = 16 << 10;
 
 /// An environment, and what had to be moved out of its way.
@@ -136,7 +136,7 @@ fn map(path: &Path, map_size: usize, databases: u32) -> Result<Env<WithoutTls>, 
     unsafe { options.open(path) }
 }
 
-/// Gives `env` a memory map of another size, a multiple of the page size. LMDB keeps it as large as the data.
+/// Resizes the memory map of `env` to a multiple of the page size. LMDB never makes it smaller than the data.
 ///
 /// The caller holds the write side of the gate whose read side every read transaction holds.
 pub(super) fn resize(env: &Env<WithoutTls>, size: usize) -> Result<(), heed::Error> {

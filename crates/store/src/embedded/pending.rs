@@ -1,4 +1,4 @@
-//! What is to become of one key: changes that are not written yet, where a later one takes the place of an earlier.
+//! The pending change of one key, in which a later one replaces an earlier.
 
 /// The waiting changes of one key. Whoever waits for an offered value is told when it cannot be written, and it is
 /// forgotten then; all else is written some time.
@@ -6,7 +6,7 @@
 pub(super) struct Change<T> {
     /// Write this, or remove what is there.
     kept: Option<Option<T>>,
-    /// Rather write this, unless it fails.
+    /// Write this instead, but only once: it is dropped if the write fails.
     offered: Option<T>,
 }
 

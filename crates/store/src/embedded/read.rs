@@ -12,7 +12,7 @@ use heed::RoTxn;
 use super::{Shared, Table, keys, record};
 use crate::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
 
-/// A page ends after so long, so that no read transaction keeps old pages from being reused.
+/// A page ends after this time, so that no read transaction keeps old pages from being reused.
 const PAGE_TIME: Duration = Duration::from_millis(50);
 
 /// How many records are looked at between two looks at the clock.

@@ -8,7 +8,7 @@ use gateway_core::{ClientId, QoS, Timestamp};
 use super::fields::{self, Input, decode_properties, encode_properties, open, put_bytes, seal};
 use crate::LatestValue;
 
-/// Beside the QoS in its byte; records of before it are without.
+/// Set beside the QoS in its byte; older records never have it.
 const RETAIN: u8 = 0x80;
 
 /// The fixed beginning of a value's record, and its names.

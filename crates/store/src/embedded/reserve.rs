@@ -31,8 +31,8 @@ impl Reserve {
         reserve
     }
 
-    /// Makes the file unless it is there: whether it is now. After a failure it tries again a second later. It needs
-    /// twice the room, so that what was just given away is not taken back at once.
+    /// Makes the file unless it exists, and returns whether it exists now. After a failure it waits a second before it
+    /// tries again. It asks for twice the room, so that what was just freed is not taken back at once.
     pub(super) fn make(&mut self) -> bool {
         let now = now();
         if self.there || self.tried.is_some_and(|tried| now < tried + PAUSE) {
@@ -46,10 +46,10 @@ impl Reserve {
         self.there
     }
 
-    /// Gives its room away.
+    /// Deletes the file, which frees its room.
     pub(super) fn spend(&mut self) {
         self.there = false;
-        // What is not there gives no room.
+        // A file that is missing frees nothing.
         let _ = fs::remove_file(&self.path);
     }
 

@@ -124,7 +124,7 @@ struct Node<'p> {
 }
 
 impl<'a> Walk<'a> {
-    /// Over a file that has `present` whole pages of so many bytes and should have `length` of them.
+    /// A walk over a file of `present` whole pages of `page` bytes that should have `length` of them.
     pub(super) fn new(file: &'a File, page: usize, present: u64, length: u64, terms: Terms<'a>) -> Self {
         let words = usize::try_from(present / 64 + 1).unwrap_or(usize::MAX);
         let (beyond, spare) = (Vec::new(), Vec::new());
@@ -189,7 +189,7 @@ impl<'a> Walk<'a> {
             )?;
         }
         let found = (tree.branches, tree.leaves, tree.overflow, tree.entries);
-        // Of the free pages LMDB uses none of these.
+        // LMDB uses none of these counts for the free pages.
         if !matches!(kind, TreeKind::Free(_)) && found != (db.branches, db.leaves, db.overflow, db.entries) {
             return Err(damage("a tree has more or less than is noted of it"));
         }

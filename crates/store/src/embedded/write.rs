@@ -19,7 +19,7 @@ const MAX_COUNTED: usize = 100_000;
 /// A batch and whom to tell that it is durable.
 pub(super) struct Job {
     pub(super) batch: Arc<[LatestValue]>,
-    /// Its values go, rather than come.
+    /// Its values are to be removed, not written.
     pub(super) removal: bool,
     pub(super) done: oneshot::Sender<Result<(), StoreError>>,
 }
@@ -49,7 +49,7 @@ impl LatestWriter {
                 values += job.batch.len();
                 jobs.push(job);
             }
-            // Whoever gave up writes again what is still of interest.
+            // A caller that gave up writes again what it still needs.
             jobs.retain(|job| !job.done.is_closed());
             // Versions decide: a removal leaves what is newer, whichever came first.
             let (removals, writes): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.removal);
@@ -112,7 +112,7 @@ impl LatestWriter {
         let shared = Arc::clone(&self.shared);
         let (mut refused, mut again) = (0, false);
         let result = shared.environment.adding(|txn| {
-            // What was counted in a transaction that did not happen counts for nothing.
+            // Counts of a transaction that was rolled back are void.
             if again {
                 self.topics.clear();
             }

@@ -3,9 +3,9 @@
 //!
 //! The queue is bounded in messages and bytes, those under way included. When it is full, a new message is not kept
 //! (and counted): that costs a publisher nothing, leaves one hole from the moment the queue was full until the store is
-//! back, and the newest value of every topic is among the latest values anyway. What is lost when the process is killed:
-//! what the queue holds. Writes are idempotent, so a batch that failed or hung is written again as it is, until the store
-//! takes it.
+//! back, and the newest value of every topic is among the latest values anyway. A process that is killed loses what the
+//! queue holds. Writes are idempotent, so a batch that failed or hung is written again as it is, until the store takes
+//! it.
 
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) mod memory;
@@ -37,7 +37,7 @@ use walk::BUCKET_MS;
 pub(crate) use walk::bucket;
 pub use walk::{HistoryPage, HistoryPlace, HistoryQuery, Part, Walk};
 
-/// A batch for the store: so many messages, or so many bytes.
+/// Limits of a batch for the store, in messages and in bytes.
 const BATCH: usize = 2_000;
 const BATCH_BYTES: usize = 8 << 20;
 
@@ -79,13 +79,13 @@ pub struct HistoryOptions {
     pub max_message_bytes: usize,
     /// Versions start above this.
     pub version_start: u64,
-    /// Of this gateway, see [`version_offset`](crate::version_offset).
+    /// This gateway's offset, see [`version_offset`](crate::version_offset).
     pub version_offset: u64,
-    /// A batch that is not written after so long has failed; it is tried again.
+    /// A batch not written within this time has failed and is tried again.
     pub write_timeout: Duration,
-    /// A read that is not answered after so long has failed.
+    /// A read not answered within this time has failed.
     pub read_timeout: Duration,
-    /// What is not written so long after the beginning of the end is lost.
+    /// How long writing may go on after shutdown began; what is left then is lost.
     pub last_flush: Duration,
 }
 
@@ -125,15 +125,15 @@ impl HistoryEntry {
 
 /// Keeps messages of (device, topic) pairs in the order in which they were received.
 pub trait HistoryStore: Send + Sync + 'static {
-    /// Writes all of `batch`; durable when it returns `Ok`, and but for the entries it names with
-    /// [`StoreError::Partly`]. Idempotent: an entry that comes again changes nothing. One that the store can never take is
-    /// dropped and counted. Dropped before it is done, it may or may not write.
+    /// Writes all of `batch`. Durable when it returns `Ok`; with [`StoreError::Partly`] all but the entries named there
+    /// are. Idempotent: an entry that comes again changes nothing. One that the store can never take is dropped and
+    /// counted. Dropped before it is done, it may or may not write.
     fn append(&self, batch: Arc<[HistoryEntry]>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// One page of messages.
     fn page(&self, query: HistoryQuery) -> BoxFuture<'_, Result<HistoryPage, StoreError>>;
 
-    /// Deletes what `removal` names and was recorded with its version or a lower one, also if it is written later.
+    /// Deletes what `removal` names and was recorded with its version or a lower one, even if it is written only later.
     fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
@@ -144,7 +144,7 @@ pub struct Removal {
     pub device: String,
     /// Topics, each with the first and the last bucket that may hold messages of it.
     pub topics: Vec<(Arc<str>, u64, u64)>,
-    /// Of the deletion, above those of all messages that were recorded before.
+    /// The deletion's own version, above those of all messages recorded before it.
     pub version: u64,
 }
 
@@ -213,7 +213,7 @@ impl History {
             return;
         }
         let size = OVERHEAD + message.topic.len() + message.payload.len() + properties;
-        // Taken first, so that many shards together keep to the bounds.
+        // Counted before the check, so that many shards together stay within the bounds.
         let messages = self.messages.fetch_add(1, Relaxed);
         let bytes = self.bytes.fetch_add(size, Relaxed);
         if messages >= self.options.max_messages || bytes + size > self.options.max_bytes {
@@ -358,14 +358,14 @@ impl History {
         }
         let taken: Vec<_> = queue.drain(..number).collect();
         if queue.is_empty() {
-            // What an outage of the store made large is given back.
+            // An outage of the store may have made it large.
             queue.shrink_to(BATCH);
         }
         drop(queue);
         taken.into()
     }
 
-    /// What is written is forgotten; the rest goes behind all that waits, so that it keeps nothing else from the store.
+    /// Forgets what was written and puts the rest behind all that waits, so that it does not hold up anything else.
     fn landed(&self, batch: &[HistoryEntry], unwritten: &[usize]) {
         let (mut messages, mut bytes) = (0, 0);
         for (number, entry) in batch.iter().enumerate() {

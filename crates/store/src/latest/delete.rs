@@ -1,4 +1,4 @@
-//! Deleting: from memory, spill and store, so that nothing of what is under way brings a value back.
+//! Deleting from memory, spill and store, so that no write under way brings a value back.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ impl Latest {
     /// call, wherever they are. A value that is recorded meanwhile may go or stay. Where one was the newest of its topic over all
     /// devices, [`Latest::get`] without a device finds none until the next.
     ///
-    /// Ends early with an error, or cancelled, it has deleted a part; deleting again does the rest.
+    /// If it fails or is cancelled, a part is deleted; deleting again does the rest.
     ///
     /// # Errors
     /// As the store's; also if the store is away: it could bring back what it still has.

@@ -15,7 +15,7 @@ use tokio::{
 use super::{Latest, STRIPES, VISIT, late, spill::Spill};
 use crate::{LatestStore, LatestValue, StoreError, stripe::Taken};
 
-/// A batch for the store: so many values, fewer after failures, or so many bytes.
+/// Limits of a batch for the store, in values (fewer after failures) and in bytes.
 pub(super) const BATCH: usize = 4_000;
 const SMALLEST_BATCH: usize = 50;
 const BATCH_BYTES: usize = 8 << 20;
@@ -24,10 +24,10 @@ const BATCH_BYTES: usize = 8 << 20;
 const SPILL_BATCH: usize = 20_000;
 const SPILL_BYTES: usize = 32 << 20;
 
-/// A store that has taken nothing for so long, though it was asked, is as good as away.
+/// A store that was asked and took nothing for this long is as good as away.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// What is copied from a stripe under one lock.
+/// Values copied from a stripe under one lock.
 const TURN: usize = 64;
 const TURN_BYTES: usize = 256 << 10;
 
@@ -52,7 +52,7 @@ impl Latest {
         while self.pause(pause, &mut shutdown).await {
             let round = tokio::select! {
                 biased;
-                // A store that hangs does not delay the end: what was on its way waits again.
+                // A store that hangs must not delay the end: what was on its way goes back to waiting.
                 () = async { drop(shutdown.wait_for(|stop| *stop).await) } => break,
                 round = self.round(&mut contact) => round,
                 // A store that hangs does not keep values in memory either.
@@ -147,7 +147,7 @@ impl Latest {
             }
             let taken = match self.write_batch(target, round).await {
                 Ok(taken) => taken,
-                // The store takes others: the rest of this round as well, perhaps.
+                // The store took other values, and may take the rest of this round too.
                 Err((taken, error @ StoreError::Partly { .. })) => {
                     failed = Some(error);
                     taken
@@ -162,7 +162,8 @@ impl Latest {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Writes one batch; of how many values, also if it fails. [`StoreError::Partly`] is only one that wrote something.
+    /// Writes one batch. Returns how many values it had, with an error too; [`StoreError::Partly`] means that some were
+    /// written.
     async fn write_batch(&self, target: Target, round: u64) -> Result<usize, (usize, StoreError)> {
         let mut batch = Batch { latest: self, taken: Vec::new(), round, written: Written::None };
         let values = match target {
@@ -278,9 +279,9 @@ impl Latest {
         }
     }
 
-    /// Moves a part of what waits to the spill if the store is `away`: one commit, so that sessions and queues have the
-    /// disk in between; while memory is short as many as there is something for. Little is left for the end so, and a
-    /// process that is killed loses little.
+    /// Moves a part of what waits to the spill if the store is `away`: one commit, so that sessions and queues get the
+    /// disk in between, or as many as it takes while memory is short. That leaves little for shutdown, and a process
+    /// that is killed loses little.
     async fn spill_some(&self, away: bool) {
         let Some(spill) = self.spill.as_ref().filter(|_| away) else { return };
         loop {
@@ -293,7 +294,7 @@ impl Latest {
                 Ok(1..) if self.gauges().pending_bytes > self.options.in_memory() / 2 => {}
                 Ok(_) => return,
                 Err((_, error)) => {
-                    // What fails is tried again, and said at the end.
+                    // A failure is tried again, and reported at the end.
                     tracing::debug!(%error, "latest values cannot be kept in the data directory");
                     return;
                 }
@@ -301,7 +302,7 @@ impl Latest {
         }
     }
 
-    /// Whether the spill has so many times what it takes while running. At the end it takes as much again, so that a
+    /// Whether the spill holds `times` what it may take while running. At shutdown it may take as much again, so that a
     /// gateway that is restarted often while the store is away does not fill the disk of sessions and queues.
     fn is_full(&self, spill: &Spill, times: u64) -> bool {
         !self.options.spill_running && spill.bytes() >= times * self.options.max_bytes as u64
@@ -397,7 +398,7 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Takes up to about `most` values, of `most_bytes`, of the stripes in turn.
+    /// Takes up to about `most` values or `most_bytes` from the stripes in turn.
     fn take(&mut self, most: usize, most_bytes: usize) -> Vec<LatestValue> {
         let (mut values, mut bytes) = (Vec::new(), 0);
         let mut turn = Vec::new();

@@ -1,9 +1,9 @@
 //! Latest values with write-behind: recorded in memory by the shards, written to the store in batches.
 //!
-//! What is lost when the process is killed: what was recorded in the last `flush_interval` and during one
-//! commit of the store. While the store is away values stay in memory, the newest per (device, topic), up
-//! to `max_bytes`; then values of pairs not yet waiting are refused and counted. A store that neither writes nor
-//! fails counts as away after `write_timeout`; a read ends after `read_timeout`.
+//! A process that is killed loses what was recorded in the last `flush_interval` and during one commit of the store.
+//! While the store is away values stay in memory, the newest per (device, topic), up to `max_bytes`; then values of
+//! pairs not yet waiting are refused and counted. A store that neither writes nor fails counts as away after
+//! `write_timeout`; a read ends after `read_timeout`.
 //!
 //! With a [`SpillStore`] beside it, values go there as they come while the store is away, in large commits, so that little
 //! is left for the end; from there they go to the store once it takes values again. A value is first in memory, then maybe in the spill, then in the store, and is looked
@@ -84,7 +84,8 @@ pub struct Latest {
     state: ConditionWatch,
     latency: Histogram,
     round: AtomicU64,
-    /// The stripe where the next batch begins: all have their turn, also if values change faster than they are written.
+    /// The stripe where the next batch begins, so that all get their turn even if values change faster than they are
+    /// written.
     next_stripe: AtomicUsize,
     /// Values in a batch: fewer while the store fails, so that a slow one gets something done in time.
     batch: AtomicUsize,
@@ -184,7 +185,7 @@ impl Latest {
         self.watchers.add(selector)
     }
 
-    /// Nothing is written any more: what still waits is lost, and counted. How many values that are.
+    /// Stops writing: what still waits is lost and counted. Returns how many values that is.
     pub fn abandon(&self) -> usize {
         let lost = self.gauges().pending_values;
         count(|c| c.latest_dropped_shutdown.add(lost as u64));
@@ -224,7 +225,7 @@ impl Latest {
         &self.latency
     }
 
-    /// The bound on topics per device.
+    /// The limit of topics per device.
     pub fn topics_per_device(&self) -> usize {
         self.options.topics_per_device
     }

@@ -12,7 +12,7 @@ pub struct LatestOptions {
     /// Bytes of values not yet in the store. Values that already wait may be replaced by larger ones up to a
     /// quarter more.
     pub max_bytes: usize,
-    /// Fewer of them wait in memory, if this is less.
+    /// How many of these bytes may wait in memory, if that is less.
     pub max_memory: usize,
     /// Topics in memory per device; the store has its own bound over time.
     pub topics_per_device: usize,
@@ -24,13 +24,14 @@ pub struct LatestOptions {
     pub version_offset: u64,
     /// The ceiling of versions on disk; versions start above it, too.
     pub mark: Option<Arc<VersionMark>>,
-    /// A batch that is not written after so long has failed; it is tried again.
+    /// A batch not written within this time has failed and is tried again.
     pub write_timeout: Duration,
-    /// A read that is not answered after so long has failed.
+    /// A read not answered within this time has failed.
     pub read_timeout: Duration,
-    /// At shutdown the store has so long before the rest goes to the spill.
+    /// How long the store has at shutdown before the rest goes to the spill.
     pub last_write: Duration,
-    /// A store that is not on this machine: asked for a sign of life when nothing was written for so long.
+    /// How long a store on another machine may go without a write before it is asked for a sign of life; `None` for a
+    /// local one.
     pub probe: Option<Duration>,
     /// While the store is away the spill takes more than `max_bytes`.
     pub spill_running: bool,

@@ -1,4 +1,5 @@
-//! Memory, spill and store read as one: a value on its way is in one of them, and they are looked at in its order.
+//! Memory, spill and store read as one. They are looked at in the order in which a value passes through them, so that
+//! none is missed on its way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -123,7 +124,7 @@ impl Latest {
                 break;
             }
             let (stripe, hash) = self.place(&key.device, &key.topic);
-            // None if it went on meanwhile, to where is looked after this.
+            // Absent if it has moved on meanwhile, to a place that is looked at next.
             if let Some(value) = self.stripes[stripe].0.lock().get(hash, &key.device, &key.topic) {
                 bytes += value.payload.len();
                 values.insert(key, value);

@@ -1,8 +1,8 @@
 //! The driver session of the process, its statements, and what both do when the database is away or not as it was.
 //!
-//! The session is made by the first call that needs it, in a task of its own: who waits for it may give up. The driver
-//! keeps its connections by itself from then on. Statements go with a schema that was found right; when the database
-//! answers that it is not, they are made anew, with whatever tables are missing.
+//! The first call that needs the session makes it, in a task of its own, so that callers may give up waiting. From then
+//! on the driver keeps its connections by itself. Statements belong to a schema that was checked; when the database
+//! answers that it has changed, they are prepared again, and missing tables are made.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,14 +36,14 @@ use super::{
 /// Rows of one answer of the database, unless a statement is given another number.
 const ROWS: i32 = 100;
 
-/// A cluster that did not let us in is not asked again before that: meanwhile calls fail at once.
+/// How long a cluster that did not let us in is left alone: meanwhile calls fail at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A session that is not there after so long is begun anew. Nodes that accept connections and say nothing have no other
-/// limit in the driver.
+/// A session not established within this time is begun anew. Nodes that accept connections and say nothing have no
+/// other limit in the driver.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
-/// A node that is silent for so long is asked whether it is there, and gives up its connection if it does not say so.
+/// A node that is silent for this long is pinged, and its connection is closed if it does not answer.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// The task that makes a connection.
@@ -189,7 +189,7 @@ impl Cluster {
         let tables = schema::ready(&session, options).await?;
         let before = std::mem::replace(&mut self.state.lock().tables, tables.clone());
         if before != tables {
-            // They may be empty.
+            // The tables may be empty now.
             self.known.clear();
         }
         Ok(Arc::new(Connection::prepare(session, tables, options).await?))

@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// As a value that is refused it would be dropped, and so would all others until the clock is right.
+    /// Taken for a refused value it would be dropped, and so would all others until the clock is right.
     #[test]
     fn a_timestamp_in_the_future_is_a_fault_of_a_clock_and_not_of_the_value() {
         for text in [

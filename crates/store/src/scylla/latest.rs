@@ -30,7 +30,7 @@ pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
     let mut connection = cluster.connection().await?;
     let mut admission = Admission { known: &cluster.known, fresh: Vec::new(), dropped: Dropped::default() };
     let admitted = match admit(cluster, &connection, &batch, &mut admission).await {
-        // The tables are gone, or others: once more, with those that are there or are made.
+        // The tables were dropped or replaced: try once more with those that exist now.
         Err(_) if cluster.is_suspected(&connection) => {
             connection = cluster.connection().await?;
             admission.dropped = Dropped::default();
@@ -40,7 +40,7 @@ pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
     };
     let newest = row::newest_by_topic(&batch, &admitted);
     let mut plan = Plan::new(2 * admitted.len());
-    // A value goes to both tables one soon after the other, while the processor has it at hand.
+    // A value goes to both tables in quick succession, while it is in the processor's cache.
     for numbers in row::by_device(&batch, &admitted, BATCH_BYTES) {
         plan.add(Table::ByDevice, &numbers);
         for number in numbers.iter().filter(|number| newest[**number]) {
@@ -122,7 +122,7 @@ impl Put for Values {
     }
 }
 
-/// Devices of which new topics are noted that may not come to be; dropped, they are forgotten.
+/// Devices with newly noted topics whose write may fail; on drop these devices are forgotten.
 struct Admission<'a> {
     known: &'a KnownTopics,
     fresh: Vec<String>,
@@ -156,7 +156,7 @@ impl Drop for Admission<'_> {
     }
 }
 
-/// Says that values of one device are of no use, not for each device.
+/// Logs that values of a device are of no use, with a limit on the rate.
 fn warn_if_ahead<'a>(cluster: &Cluster, values: impl IntoIterator<Item = &'a LatestValue>, stored: &Stored) {
     for value in values {
         let hash = || cluster.known.hash(&value.topic);

@@ -5,7 +5,7 @@
 //! timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
 //!
 //! ```text
-//! options           what it is told
+//! options           settings
 //! cluster schema    the session, its statements, keyspace and tables
 //! errors limit      what an error means; how many requests are under way
 //! row topics        a value as a row; which topics devices have

@@ -1,4 +1,4 @@
-//! What [`ScyllaLatest`](super::ScyllaLatest) is told.
+//! Settings of [`ScyllaLatest`](super::ScyllaLatest).
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -46,8 +46,8 @@ pub struct ScyllaOptions {
     pub connect_timeout: Duration,
     /// Time for one request.
     pub request_timeout: Duration,
-    /// A request without an answer for so long is sent to another node as well. All of them are idempotent. `None`
-    /// never does.
+    /// A request unanswered for this long is sent to another node as well; all of them are idempotent. `None` never
+    /// does that.
     pub speculative_delay: Option<Duration>,
     /// To how many other nodes at most, one after each delay.
     pub speculative_attempts: usize,
@@ -63,7 +63,7 @@ pub struct ScyllaOptions {
     pub server_id: String,
 }
 
-/// Values of topics that match an MQTT filter live so long.
+/// How long values of the topics that match an MQTT filter live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TtlRule {
     /// The filter, valid.
@@ -151,7 +151,7 @@ impl ScyllaOptions {
     }
 }
 
-/// Seconds that a database lets a row live which should live for `secs`; 0 is for ever.
+/// The seconds for which a database keeps a row that should live for `secs`; 0 is for ever.
 pub(super) fn life(secs: u64, now: Timestamp) -> i32 {
     let left = END.checked_sub(now.0 / 1000).filter(|left| *left > 0).unwrap_or(MAX_TTL);
     i32::try_from(secs.min(MAX_TTL).min(left)).unwrap_or_default()

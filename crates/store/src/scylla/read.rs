@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{LatestPage, LatestQuery, LatestValue, PageBuilder, PageToken, Selection};
 
-/// A page ends after so many rows or devices looked at.
+/// A page ends after this many rows or devices looked at.
 const PAGE_WORK: usize = 20_000;
 
 /// Devices that are read at once at most.
@@ -27,8 +27,8 @@ const AHEAD: usize = 16;
 /// Rows of the first answer for a device, and most of any.
 pub(super) const ROWS: (usize, usize) = (25, 500);
 
-/// How far ahead of the clock of this machine a value is of the future: more than clocks that are kept together differ,
-/// in milliseconds.
+/// How far ahead of this machine's clock, in milliseconds, a value counts as of the future: more than synchronized
+/// clocks differ.
 const FUTURE: u64 = 1_000;
 
 /// What an answer should weigh, in bytes: the database counts rows only.

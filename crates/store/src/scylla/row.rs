@@ -137,7 +137,7 @@ impl Row {
 /// Longest name in a key, in bytes.
 const MAX_NAME: usize = 65_535;
 
-/// Whether it can stand in a key. What is empty is no name of MQTT's either.
+/// Whether it can be part of a key. MQTT has no empty names either.
 pub(super) fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len())
 }

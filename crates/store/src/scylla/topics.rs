@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// Hashes of topics in all; beyond it some devices are forgotten.
 const MAX_KNOWN: usize = 4 << 20;
 
-/// A device without room is read again after so long: its values may have expired, or been removed.
+/// How long until a device without room is read again: its values may have expired, or been removed.
 const STALE: Duration = Duration::from_secs(600);
 
 pub(super) struct KnownTopics {
@@ -50,7 +50,7 @@ pub(super) type Ahead = HashMap<u64, u64, RandomState>;
 #[derive(Default)]
 pub(super) struct Stored {
     pub(super) topics: Topics,
-    /// Those of `topics` whose value is newer than the clock of this machine: what is written now comes to nothing.
+    /// Topics whose value is newer than this machine's clock: what is written now has no effect.
     pub(super) ahead: Ahead,
     /// The gateway that wrote the newest of these.
     pub(super) writer: Option<String>,
@@ -113,8 +113,8 @@ impl KnownTopics {
         state.admit(device, &hashes, self.bound).unwrap_or_else(none)
     }
 
-    /// How many of these values (topic and version) of a device do not come to be, as the tables had newer ones of the
-    /// future when they were read.
+    /// How many of these values (topic and version) of a device have no effect, since the tables had newer ones, of the
+    /// future, when they were read.
     pub(super) fn void<'a>(&self, device: &str, values: impl IntoIterator<Item = (&'a str, u64)>) -> usize {
         if !self.any_ahead.load(Relaxed) {
             return 0;
@@ -133,7 +133,7 @@ impl KnownTopics {
         topics.into_iter().map(|topic| self.hash(topic)).collect()
     }
 
-    /// Of these devices nothing is known any more.
+    /// Forgets these devices.
     pub(super) fn forget<'a>(&self, devices: impl IntoIterator<Item = &'a String>) {
         let mut state = self.state.lock();
         devices.into_iter().for_each(|device| state.forget(device));
@@ -197,8 +197,8 @@ mod tests {
         Stored { topics: topics.into_iter().collect(), ..Stored::default() }
     }
 
-    /// The database keeps the value with the higher version and says nothing: who counts what is written believes that
-    /// it is there.
+    /// The database silently keeps the value with the higher version, so a write that had no effect must not be
+    /// counted.
     #[tokio::test(start_paused = true)]
     async fn values_older_than_one_of_the_future_are_known_to_be_void() {
         let known = KnownTopics::new(3);

@@ -1,9 +1,9 @@
 //! Writing: groups of values, each one request, so many under way as the limit allows.
 //!
 //! What may pass (timeouts, absent nodes) is tried again, here if the database was only slow and else by the caller,
-//! who is told which values are not written. What the database refuses is tried once more alone, with statements
-//! for a schema that was looked at; if it is refused then, the value is dropped. Where the tables are others than at the
-//! begin, somebody dropped what was written first: then all is written again.
+//! who is told which values are not written. What the database refuses is tried once more alone, with statements for a
+//! schema that was looked at; if it is refused then, the value is dropped. If the tables are not those of the
+//! beginning, somebody dropped what was written first, and all is written again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -37,7 +37,8 @@ pub(super) const BATCH_BYTES: usize = 5 << 10;
 /// Attempts of a request that was only too slow.
 const ATTEMPTS: u32 = 3;
 
-/// So many more failures than successes end a write: the database is away, and each further request would wait in vain.
+/// A write ends once failures outnumber successes by this many: the database is away, and further requests would wait
+/// in vain.
 const HOPELESS: usize = 8;
 
 /// Which values are written by one request each, and in which order.
@@ -141,9 +142,9 @@ struct Progress<T> {
 }
 
 impl<P: Put> Round<P> {
-    /// All groups, and once more alone what was refused. False if tables were dropped and made anew meanwhile, by whomever:
-    /// what was written before is gone, and what came after is not, so that two tables differ until all is written again.
-    /// `connection` is for the tables that are there now.
+    /// Writes all groups, then once more, alone, what was refused. False if tables were dropped and made anew
+    /// meanwhile: what was written before is gone and what came after is not, so the two tables differ until all is
+    /// written again. `connection` becomes one for the present tables.
     async fn whole(self: &Arc<Self>, connection: &mut Arc<Connection>) -> Result<bool, StoreError> {
         self.run(connection).await?;
         if !self.has_same_tables(connection).await? {
@@ -282,8 +283,8 @@ impl<T: Copy> Progress<T> {
     }
 }
 
-/// A statement of which [`put`] decides how long it takes and when it goes to further nodes, not the driver: that it may
-/// costs the driver something at each request, also if it never happens.
+/// A statement whose timeout and speculative execution are left to [`put`] and not to the driver, which pays for them
+/// at each request even if they never happen.
 pub(super) fn unhurried(session: &Session, mut statement: PreparedStatement) -> PreparedStatement {
     let profile = session.get_default_execution_profile_handle().pointee_to_builder();
     let profile = profile.speculative_execution_policy(None).request_timeout(None).build();
@@ -337,7 +338,7 @@ async fn send(
     session.batch(&batch, rows).await.map(drop)
 }
 
-/// Says that a value is dropped, not for each.
+/// Logs that a value was dropped, with a limit on the rate.
 pub(super) fn warn_refused(device: &str, topic: &str, error: &str) {
     warn_limited!(device, topic, error, "the database refuses a value, it is dropped");
 }

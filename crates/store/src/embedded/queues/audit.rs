@@ -18,8 +18,8 @@ pub(in crate::embedded) fn tables(
     Ok(Some(QueueTables { bodies, refs, entries, received, expiry }))
 }
 
-/// Looks at everything and tells `seen` of each record whether it is sound. Returns what is wrong beside that: messages
-/// that entries name and that are missing, counts and times that belong to none. Needs 8 bytes of memory per entry.
+/// Looks at everything and tells `seen` whether each record is sound. Returns how much else is wrong: messages that
+/// entries name but that are missing, and counts and times that belong to no entry. Needs 8 bytes of memory per entry.
 pub(in crate::embedded) fn audit(
     tables: &QueueTables,
     txn: &RoTxn<'_>,
@@ -87,7 +87,7 @@ pub(in crate::embedded) fn audit(
     Ok(wrong)
 }
 
-/// Records that [`audit`] will tell of.
+/// How many records [`audit`] will report.
 pub(in crate::embedded) fn records(tables: &QueueTables, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
     let mut records = 0;
     for table in [tables.entries, tables.bodies, tables.received] {

@@ -14,7 +14,8 @@ use super::inbox::{Gauges, Job};
 /// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Looks for what an open unit holds: beyond them only what comes before the first doubt passes it.
+/// Passes over the jobs to find what an open unit holds up. After the last, only what comes before the first doubtful
+/// job may overtake the unit.
 const LOOKS: usize = 4;
 
 /// What becomes of one entry.
@@ -92,8 +93,8 @@ enum What {
 }
 
 impl Batch {
-    /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if what stays there can go
-    /// once this is written, false if it waits for a unit to be closed.
+    /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if the rest can go once
+    /// this is written, false if it waits for a unit to be closed.
     pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, limit: usize, gauges: &Gauges) -> bool {
         let (length, full) = self.length(waiting.iter().enumerate(), limit);
         let (passing, more) = if !full && length < waiting.len() {
@@ -166,8 +167,8 @@ impl Batch {
         more
     }
 
-    /// Up to where to take these operations, and whether that is because they are enough. No unit is split: the cut is where
-    /// every unit that has begun is also closed.
+    /// How many of these operations to take, and whether the limit was reached. No unit is split: every unit that
+    /// begins before the cut is closed before it.
     fn length<'a>(&mut self, jobs: impl Iterator<Item = (usize, &'a Job)>, limit: usize) -> (usize, bool) {
         self.open.clear();
         let (mut length, mut taken, mut bytes) = (0, 0, 0);
@@ -191,12 +192,12 @@ impl Batch {
         (length, false)
     }
 
-    /// `behind` begins with a unit that nobody has closed yet: a message that waits for the retained store, or goes to very
-    /// many. It holds only the queues that it concerns: takes what may pass it and gives the rest back to `waiting`. True
-    /// if more may pass once this is written.
+    /// `behind` begins with a unit that is still open, such as a message that waits for the retained store or goes to
+    /// very many receivers. It holds up only the queues that it concerns: takes what may overtake it and gives the rest
+    /// back to `waiting`. True if more may overtake it once this is written.
     fn pass(&mut self, behind: VecDeque<Job>, waiting: &mut VecDeque<Job>, limit: usize) -> (Vec<Job>, bool) {
         let held = self.held(&behind);
-        // A unit of which the last look found out too late is not split.
+        // Units that only the last pass found to be held up must not be split.
         let late =
             |(job, held): (&Job, &bool)| !held && job.unit().is_some_and(|unit| self.open.contains(&unit));
         let known = behind.iter().zip(&held).position(late).unwrap_or(behind.len());
@@ -214,8 +215,8 @@ impl Batch {
         (passing, more)
     }
 
-    /// Which of these operations are parts of open units or come behind one in a queue. A closed unit of which one is held
-    /// is held as a whole, so it takes some looks; `open` has these units, too, afterwards.
+    /// Which of these operations belong to an open unit or come behind one in a queue. A closed unit is held up as a
+    /// whole if one of its parts is, so this takes several passes; afterwards `open` has those units too.
     fn held(&mut self, jobs: &VecDeque<Job>) -> Vec<bool> {
         let mut held = vec![false; jobs.len()];
         let mut queues = HashSet::<QueueId, ahash::RandomState>::default();

@@ -1,4 +1,4 @@
-//! How fast queues are: `cargo test --release --lib queues::bench -- --ignored --nocapture`.
+//! How fast queues are: `cargo test --release -p store queues::bench -- --ignored --nocapture`.
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement")]
 
 use std::{fs, sync::Arc, time::Instant};

@@ -16,7 +16,7 @@ const COMPACT_FROM: usize = 10_000;
 /// Something for the writer, in order.
 pub(super) enum Job {
     Op(QueueOp),
-    /// Read after all before it is written.
+    /// A read, to be done once everything before it is written.
     Load(PageRequest),
 }
 
@@ -24,9 +24,9 @@ impl Job {
     /// Whether somebody waits for it, so that the next commit must not be put off.
     pub(super) fn is_urgent(&self) -> bool {
         match self {
-            // Whoever waits says so when all entries of the message are there, or closes the unit.
+            // Whoever waits calls `hurry` once all entries of the message are here, or closes the unit.
             Self::Op(QueueOp::Append(_)) => false,
-            // Nor does anybody wait for a move from queue to queue: who wants to have it reads.
+            // Nobody waits for a move from queue to queue either; whoever wants the entry reads it.
             Self::Op(QueueOp::Remove { queue, unit, .. }) => unit.is_some() && *queue == QueueId::NONE,
             Self::Op(
                 QueueOp::Release { .. }
@@ -89,7 +89,7 @@ impl Job {
     }
 }
 
-/// What all threads may ask.
+/// Figures that any thread may read.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
     /// Bytes of messages in entries that are submitted and neither written, refused nor known to be settled.
@@ -105,7 +105,7 @@ pub(super) struct QueueInbox {
     pub(super) jobs: Vec<Job>,
     gauges: Arc<Gauges>,
     bytes: usize,
-    /// Search for settled entries at so many jobs, or bytes.
+    /// How many jobs or bytes to reach before the next search for settled entries.
     compact_at: (usize, usize),
     /// The least growth in bytes between two searches.
     step: usize,

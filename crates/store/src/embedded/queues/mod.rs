@@ -63,7 +63,7 @@ pub struct QueueOptions {
     pub unmap_interval: Duration,
     /// The time, by which messages expire.
     pub clock: fn() -> Timestamp,
-    /// So many entries at a queue's front, at most, may have been sent by an earlier process.
+    /// How many entries at a queue's front an earlier process may have sent at most.
     pub begun: usize,
     /// Called before each commit; for tests.
     pub hook: Option<CommitHook>,
@@ -170,20 +170,21 @@ impl EmbeddedQueues {
         self.environment.set_aside()
     }
 
-    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
-    /// what drops the last handle does so.
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Dropping
+    /// the last handle does the same.
     pub fn note_closed(&self) {
         self.environment.note_closed();
     }
 
-    /// For the start, before [`QueueStore::summaries`]: moves the entries of shared groups' members that have QoS 1 to
-    /// the end of the group's queue, in the order of their messages; how many. Their connections have ended
+    /// For the start, before [`QueueStore::summaries`]: moves QoS 1 entries of shared groups' members to the end of the
+    /// group's queue, in the order of their messages, and returns how many. Their connections have ended
     /// [MQTT-4.8.2-5]. Blocks on the disk.
     pub fn regroup(&self) -> Result<usize, StoreError> {
         start::regroup(&self.environment, &self.tables)
     }
 
-    /// From now on what has expired is removed. Before nobody knows which entries may have been sent. Once.
+    /// Removes what has expired from now on; before this call nobody knows which entries may have been sent. To be
+    /// called once.
     pub fn begin_expiry(&self, expiry: Arc<dyn Expiry>) {
         let _ = self.expiry.set(expiry);
         self.hurry();
@@ -259,7 +260,7 @@ impl QueueStore for EmbeddedQueues {
 }
 
 impl Drop for EmbeddedQueues {
-    /// Waits for the writer to finish what it was given, and for the readers; not for the thread that this is.
+    /// Waits for the writer to finish what it was given and for the readers, but not for the current thread.
     fn drop(&mut self) {
         self.committer = None;
         self.readers.close();

@@ -283,10 +283,10 @@ impl QueueTables {
         Ok(())
     }
 
-    /// Removes an entry with all that belongs to it: what it was, if it was there.
+    /// Removes an entry with all that belongs to it, and returns what it was if it was there.
     pub(super) fn remove(&self, txn: &mut RwTxn<'_>, key: &EntryKey) -> Result<Option<Head>, heed::Error> {
         let Some(value) = self.entries.get(txn, key)? else { return Ok(None) };
-        // Of a damaged value nothing else is known.
+        // Nothing else is known of a damaged value.
         let head = Head::decode(value).unwrap_or_default();
         self.entries.delete(txn, key)?;
         self.drop_content(txn, key, &head)?;
@@ -308,7 +308,7 @@ impl QueueTables {
         self.entries.put(txn, key, buffer)
     }
 
-    /// An entry may have been sent: it does not go by itself any more. Its place in `expiry` is gone already.
+    /// Notes that an entry may have been sent, so that it is no longer swept. Its key in `expiry` must be gone already.
     pub(super) fn note_sent(
         &self,
         txn: &mut RwTxn<'_>,
@@ -320,8 +320,8 @@ impl QueueTables {
         self.entries.put(txn, key, &value)
     }
 
-    /// All entries of a queue below this place may have been sent. Those that know it are left alone; the others are few,
-    /// for only so many are in flight.
+    /// Notes that all entries of a queue below this place may have been sent. Those already marked are left alone; the
+    /// others are few, as few are in flight.
     pub(super) fn note_all_sent(
         &self,
         txn: &mut RwTxn<'_>,

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::{inbox::Job, sweep::Sweep};
 
-/// By queue; those of which nothing is read, added or cut are not in it.
+/// By queue; queues that are not read, added to or cut are absent.
 #[derive(Default)]
 pub(super) struct Uses(HashMap<QueueId, Use, ahash::RandomState>);
 

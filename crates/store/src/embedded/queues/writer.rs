@@ -41,7 +41,7 @@ pub(super) struct QueueWork {
     /// Places of damaged entries that readers met.
     pub(super) damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
     pub(super) clock: fn() -> Timestamp,
-    /// Nothing is removed before it is there.
+    /// Nothing is removed until this is set.
     expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
     waiting: VecDeque<Job>,
     /// `waiting` can be written once the batch is.
@@ -58,7 +58,8 @@ pub(super) struct QueueWork {
     /// This transaction removes what expired until this second.
     expire_until: Option<u64>,
     effects: Effects,
-    /// Operations, and swept entries, in the next transaction: less after a failure, as removing needs free pages too.
+    /// The most operations and swept entries in the next transaction: fewer after a failure, since removing needs free
+    /// pages too.
     limit: usize,
     /// The last commit failed.
     failed: bool,
@@ -300,7 +301,7 @@ impl Work for QueueWork {
     }
 
     fn failed(&mut self) {
-        // Whether the last commit came to the disk after all is not known for sure.
+        // The last commit may have reached the disk after all.
         self.next_number = None;
         self.limit = (self.limit / 8).max(1);
         self.failed = true;

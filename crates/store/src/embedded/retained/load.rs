@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// A read transaction ends after so long, so that it does not keep old pages from being used again.
+/// A read transaction ends after this time, so that old pages can be reused.
 const READ_TIME: Duration = Duration::from_millis(50);
 
 /// Topics that somebody waits for.

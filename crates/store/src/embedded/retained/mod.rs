@@ -57,8 +57,8 @@ impl EmbeddedRetained {
         self.environment.set_aside()
     }
 
-    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Also
-    /// what drops the last handle does so.
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Dropping
+    /// the last handle does the same.
     pub fn note_closed(&self) {
         self.environment.note_closed();
     }

@@ -351,7 +351,7 @@ fn filters_with_one_hash_are_kept_apart() {
     assert!(filters().is_empty());
 }
 
-/// Figures: `cargo test --release --lib million_sessions -- --ignored --nocapture`.
+/// Figures: `cargo test --release -p store million_sessions -- --ignored --nocapture`.
 #[test]
 #[ignore = "writes a million sessions"]
 #[expect(clippy::print_stdout, clippy::disallowed_methods, reason = "shows figures")]

@@ -1,4 +1,4 @@
-//! Writing all stores of a data directory into one file that any version can read which knows its format.
+//! Writing all stores of a data directory into one file, readable by any version that knows its format.
 
 use std::{fs, io, path::Path};
 
@@ -26,8 +26,8 @@ use crate::{
 /// `file`, which must not be there yet. Changes nothing in the directory. Damaged records are left out and counted.
 ///
 /// # Errors
-/// If the directory is not there or is in use by a gateway, a store cannot be read or has another format than the newest, or the file cannot be written; no
-/// file is left then.
+/// If the directory is not there or is in use by a gateway, a store cannot be read or has another format than the
+/// newest, or the file cannot be written; then no file is left.
 pub fn export(
     path: &Path,
     file: &Path,

@@ -19,7 +19,7 @@ use crate::{
     embedded::queues::transfer::{Import as Queues, QueueRecord},
 };
 
-/// So many lines, or bytes of lines, are written at once.
+/// Lines, and bytes of lines, that are written at once at most.
 const LINES: usize = 10_000;
 const BYTES: usize = 16 << 20;
 

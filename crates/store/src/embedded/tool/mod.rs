@@ -105,7 +105,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Stor
     Ok(reports)
 }
 
-/// Looks at all records; why it cannot, if so.
+/// Looks at all records. Returns why it could not, if so.
 fn check_tables(
     env: &Env<WithoutTls>,
     tables: &[Checked],
@@ -235,7 +235,7 @@ pub fn backup(
             fs::copy(entry.path(), target.join(entry.file_name())).map_err(|e| unusable(&e))?;
         }
     }
-    // By this file a data directory is known.
+    // This file marks a data directory.
     fs::write(target.join("lock"), "").map_err(|e| unusable(&e))?;
     sync_directory(target).map_err(|e| unusable(&e))?;
     Ok(reports)
