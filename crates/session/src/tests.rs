@@ -213,7 +213,7 @@ fn a_failing_acknowledgement_ends_the_message() {
     assert!(outbound.end(&env(&limits, 0)).is_empty());
 }
 
-/// [MQTT-4.8.2-4] [MQTT-4.8.2-5]: a member that ends hands on QoS 1 in flight, never QoS 2 in flight; one that only
+/// [MQTT-4.8.2-4] [MQTT-4.8.2-5]: a member that ends returns its QoS 1 in flight, never QoS 2 in flight; one that only
 /// lost its connection gets its QoS 2 again.
 #[test]
 fn qos2_in_flight_stays_with_its_member() {
@@ -411,7 +411,7 @@ impl Budget for Counted {
     }
 }
 
-/// Rules out that a client that does not acknowledge holds a window full of large messages on nobody's account.
+/// The failure: a client that does not acknowledge holds a window full of large messages that are not charged.
 #[test]
 fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
     let limits = Limits::default();
@@ -435,7 +435,7 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
         }
     }
     assert_eq!((outbound.sizes().0, budget.0.get()), (3, 0));
-    // What is not acknowledged at the end of the session goes with it.
+    // What is not acknowledged at the end of the session is released with it.
     outbound.offer(&message(&[b'x'; 30_000], QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
     assert!(budget.0.get() > 30_000);
     outbound.detach(&env);
@@ -444,7 +444,7 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
     assert_eq!(budget.0.get(), 0);
 }
 
-/// Rules out a table of 1,024 long topics for each subscriber that announces aliases.
+/// The failure: a table of 1,024 long topics for each subscriber that announces aliases.
 #[test]
 fn our_own_topic_aliases_keep_to_64_kib_and_are_on_the_budget() {
     let limits = Limits::default();

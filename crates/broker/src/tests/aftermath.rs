@@ -1,13 +1,13 @@
-//! Ends that have much to do.
+//! Ends of sessions that leave much to do.
 
 use gateway_core::Effort;
 
 use super::*;
 
-/// One step may go beyond the account, of receivers of a message as many as are served between two looks at it.
+/// One step may overspend, by as many receivers as are served between two checks of the effort.
 const MOST: u64 = Effort::TURN as u64 + 50_000;
 
-/// Ends the session of `device`, in steps if `goes_on`; how many there were.
+/// Ends the session of `device`, in steps if `goes_on`; returns how many there were.
 fn end(bench: &mut Bench, device: &Device, goes_on: bool) -> usize {
     let closed = Closed { publish_will: true, expiry: Some(0), reason: "test" };
     bench.turn.flush();
@@ -28,7 +28,8 @@ fn end(bench: &mut Bench, device: &Device, goes_on: bool) -> usize {
     steps
 }
 
-/// The failure: a client with 10,000 filters that goes keeps its thread for tens of milliseconds, and ten of them longer.
+/// The failure: the end of a client with 10,000 filters blocks its thread for tens of milliseconds, and ten such
+/// clients block it for longer.
 #[test]
 fn a_session_with_many_filters_ends_in_steps_or_at_once_when_dropped() {
     const FILTERS: usize = 3_000;
@@ -48,7 +49,7 @@ fn a_session_with_many_filters_ends_in_steps_or_at_once_when_dropped() {
     }
 }
 
-/// The failure: a will for 15,000 is handed out, and written to as many sockets, in one go.
+/// The failure: a will for 15,000 receivers is delivered, and written to as many sockets, in one go.
 #[test]
 fn a_will_for_very_many_is_handed_out_in_steps_each_gets_it_once() {
     const RECEIVERS: usize = 3_000;
@@ -58,7 +59,7 @@ fn a_will_for_very_many_is_handed_out_in_steps_each_gets_it_once() {
         for device in &receivers {
             bench.subscribe(device, "will/d");
         }
-        // A match is not cut, and this one is remembered.
+        // The match itself is not divided; this one is remembered for the will.
         bench.publish("will/d", "before", QoS::AtMostOnce);
         for receiver in &receivers {
             assert_eq!(receiver.payloads(), ["before"]);
@@ -73,7 +74,7 @@ fn a_will_for_very_many_is_handed_out_in_steps_each_gets_it_once() {
     }
 }
 
-/// The failure: the client of a new session is told that the old one is gone from disk while it is not.
+/// The failure: the client of a new session is answered while the old session is still on disk.
 #[test]
 fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
     let disk = Arc::new(wills::Disk::default());

@@ -19,7 +19,7 @@ use tokio::{
 use super::*;
 
 thread_local! {
-    /// That of the test: each has a thread of its own.
+    /// The runtime of one test: each test has a thread of its own.
     static RUNTIME: Runtime = Builder::new_current_thread().build().expect("a runtime");
 }
 
@@ -27,7 +27,7 @@ fn runtime() -> Handle {
     RUNTIME.with(|runtime| runtime.handle().clone())
 }
 
-/// Lets the broker take up what it has read.
+/// Lets the broker take up the pages it has read.
 pub(super) fn go_on() {
     RUNTIME.with(|runtime| runtime.block_on(tokio::task::yield_now()));
 }
@@ -76,7 +76,7 @@ impl Disk {
         self.0.lock().unreadable = unreadable;
     }
 
-    /// Pages that were asked for.
+    /// How many pages were asked for.
     pub(super) fn loads(&self) -> usize {
         self.0.lock().loads
     }
@@ -138,7 +138,7 @@ impl Disk {
         messages.map(|message| String::from_utf8_lossy(&message.payload).into_owned()).collect()
     }
 
-    /// Removes an entry as expired; what it cost.
+    /// Removes the first entry as expired; returns what it cost.
     pub(super) fn expire_first(&self, queue: QueueId) -> u64 {
         let mut state = self.0.lock();
         let key = *state.entries.range((queue, 0)..).next().expect("an entry").0;
@@ -248,7 +248,7 @@ impl Shelf {
         self.0.lock().unreadable = unreadable;
     }
 
-    /// What is read is answered by [`Self::answer`].
+    /// While on, reads wait for [`Self::answer`].
     pub(super) fn set_holding(&self, holding: bool) {
         self.0.lock().holding = holding;
     }
@@ -269,7 +269,7 @@ impl Shelf {
         self.0.lock().loads
     }
 
-    /// Who has the message of a topic, this included.
+    /// How many references there are to the message of a topic, this store's included.
     pub(super) fn references(&self, topic: &str) -> usize {
         Arc::strong_count(&self.0.lock().messages[topic])
     }

@@ -1,5 +1,5 @@
-//! The queue of a shared group that is on disk: what of it is in memory, in which order it comes, and what a store that
-//! fails does to it.
+//! A shared group's queue on disk: what of it is in memory, in which order it is delivered, and what happens to it when
+//! the store fails.
 
 mod random;
 
@@ -16,7 +16,7 @@ struct Scene {
     bench: Bench,
     disk: Arc<Disk>,
     members: Vec<Device>,
-    /// What each member has been told so often.
+    /// How often each member had been nudged when it last asked.
     nudged: Vec<usize>,
     /// Messages and the commits of their acknowledgements.
     published: Vec<(String, QoS, Arc<Commit>)>,
@@ -36,7 +36,7 @@ impl Scene {
         Self { bench, disk, members, nudged, published: Vec::new(), most_bytes: 0 }
     }
 
-    /// As net does it; QoS 2 in a unit with its packet identifier.
+    /// Publishes as a connection does; QoS 2 in a unit with its packet identifier.
     fn publish(&mut self, qos: QoS) -> Published {
         let payload = self.published.len().to_string();
         let mut message = Message::new("t", payload.as_bytes(), self.bench.now, Origin::BACKEND);
@@ -62,7 +62,7 @@ impl Scene {
         self.bench.close(&self.members[member].clone());
     }
 
-    /// It comes back, with room for so many messages.
+    /// A member comes back, with room for this many messages.
     fn come(&mut self, member: usize, room: Option<usize>) {
         self.members[member].set_room(room);
         self.members[member] = self.bench.device(&format!("m{member}"));
@@ -70,7 +70,7 @@ impl Scene {
         self.ask();
     }
 
-    /// Members that were told ask, as their connections do: until nothing is left or they are full.
+    /// Members that were nudged ask, as their connections do, until nothing is left or they are full.
     fn ask(&mut self) {
         for (member, nudged) in self.members.iter().zip(&mut self.nudged) {
             let told = std::mem::replace(nudged, member.nudges()) < member.nudges();
@@ -87,7 +87,7 @@ impl Scene {
         self.look();
     }
 
-    /// Until nothing changes any more.
+    /// Commits, reads and asks until nothing changes any more.
     fn settle(&mut self) {
         for _ in 0..200 {
             let busy = self.disk.commit();
@@ -145,7 +145,7 @@ fn a_group_that_has_caught_up_is_served_without_reading() {
         scene.publish(QoS::AtLeastOnce);
     }
     scene.come(0, None);
-    // New messages come all the time while the old ones are read.
+    // New messages keep coming while the old ones are read.
     for _ in 0..20 {
         scene.publish(QoS::AtLeastOnce);
         scene.disk.commit();
@@ -192,7 +192,7 @@ fn what_the_store_refused_to_move_is_offered_again() {
         scene.come(0, None);
         scene.disk.commit();
         scene.ask();
-        // The messages are on their way to the member.
+        // The messages are being moved to the member.
         assert_eq!(scene.members[0].payloads(), numbers(0..3));
         scene.disk.set_failing(true);
         scene.settle();
@@ -237,7 +237,7 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     scene.settle();
     let mut stored = scene.stored();
     stored.sort();
-    // The session goes on, but does not read again what it gave away.
+    // The session continues, but does not reread what it gave away.
     assert_eq!(stored, ["0", "exactly once", "no place", "once more"]);
     // Nor does one that is over.
     scene.disk.set_failing(true);
@@ -251,7 +251,7 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     assert_eq!(scene.bench.broker.gauges().queued_bytes, 0);
 }
 
-/// It has looked into the queue before the message was there, and is told by nobody else.
+/// The failure: it found the queue empty just before the message came, and nobody tells it.
 #[test]
 fn a_member_that_joins_while_a_message_is_queued_gets_it_at_once() {
     let mut scene = Scene::new(2);
@@ -268,7 +268,8 @@ fn a_member_that_joins_while_a_message_is_queued_gets_it_at_once() {
     assert_eq!(joining.payloads(), numbers(0..1));
 }
 
-/// The queue was being read for somebody who is gone, so that it could not begin to read itself.
+/// The failure: it could not begin a read because one was under way for a member that has gone, and nobody tells it
+/// when that is given up.
 #[test]
 fn a_member_that_joins_while_a_page_is_given_up_is_told_to_ask_again() {
     let mut scene = Scene::new(2);
@@ -289,7 +290,7 @@ fn a_member_that_joins_while_a_page_is_given_up_is_told_to_ask_again() {
     assert_eq!(joining.payloads(), numbers(0..1));
 }
 
-/// Changes of sessions, in their order.
+/// Changes of sessions, in order.
 #[derive(Default)]
 struct Diary(Mutex<Vec<&'static str>>);
 
@@ -315,8 +316,8 @@ impl SessionStore for Diary {
     }
 }
 
-/// A start removes queues of nobody. The first messages of a group were acknowledged when its queue was on disk but not
-/// yet whose it is.
+/// The failure: a start removes queues without an owner, and the first messages of a group were acknowledged when its
+/// queue was on disk but its name was not.
 #[test]
 fn a_groups_queue_has_its_name_before_a_member_has_subscribed() {
     let (disk, diary) = (Arc::new(Disk::default()), Arc::new(Diary::default()));
@@ -333,7 +334,7 @@ fn a_groups_queue_has_its_name_before_a_member_has_subscribed() {
     }
 }
 
-/// Nobody would ever remove it from the list of groups, nor from the disk before a restart.
+/// The failure: nobody ever removes it from the list of groups, nor from disk before a restart.
 #[test]
 fn a_group_that_ends_while_it_delivers_gets_no_durable_queue() {
     let mut scene = Scene::new(1);
@@ -347,7 +348,7 @@ fn a_group_that_ends_while_it_delivers_gets_no_durable_queue() {
 }
 
 impl Scene {
-    /// Some commits fail; what must be kept is kept.
+    /// Commits and asks a few times, although commits may fail.
     fn settle_failing(&mut self) {
         for _ in 0..3 {
             self.disk.commit();
@@ -369,7 +370,7 @@ fn a_window_that_nobody_takes_from_leaves_memory_and_comes_once() {
     assert!(scene.bench.broker.gauges().queued_bytes > 0, "a page was read");
     scene.leave(0);
     scene.settle();
-    // One message was offered and not taken: it could still be in somebody's hands.
+    // One message was offered and not taken: others of that time might still be put back, so it stays.
     assert!(scene.bench.broker.gauges().queued_bytes <= 2 * 200);
     scene.come(1, None);
     scene.settle();

@@ -41,9 +41,9 @@ struct Receiver {
     offline: AtomicBool,
     durable: AtomicBool,
     nudges: AtomicUsize,
-    /// Something was left for it when it asked.
+    /// More was at hand for it when it asked.
     told: AtomicBool,
-    /// Takes so many more messages, then its queue is full.
+    /// Takes this many more messages, then its queue is full.
     room: Mutex<Option<usize>>,
     load: AtomicUsize,
     got: Mutex<Vec<Got>>,
@@ -56,7 +56,7 @@ struct Receiver {
     closes: Mutex<Vec<(u32, CloseReason)>>,
     ended: AtomicBool,
     flushes: AtomicUsize,
-    /// Happens once, when somebody next asks whether it is connected.
+    /// Runs once, when somebody next asks whether it is connected.
     when_asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -269,7 +269,7 @@ impl Bench {
         self.open(id, connect).0
     }
 
-    /// As [`Self::connect`], with what the answer waits for.
+    /// As [`Self::connect`]; also returns the commit that the answer waits for.
     pub(super) fn open(&mut self, id: &str, connect: Connect) -> (Device, Option<Arc<Commit>>) {
         let request = OpenRequest {
             client_id: ClientId::new(id),
@@ -319,7 +319,7 @@ impl Bench {
         self.broker.closed(&device.session, device.epoch, closed, self.now, &mut self.turn);
     }
 
-    /// Publishes from nobody in particular.
+    /// Publishes as the gateway itself.
     pub(super) fn publish(&mut self, topic: &str, payload: &str, qos: QoS) -> Published {
         self.publish_with(topic, payload, |message| message.qos = qos)
     }
@@ -352,7 +352,7 @@ impl Bench {
         self.broker.publish(&message, &mut self.turn)
     }
 
-    /// Moves time on by seconds and ticks.
+    /// Lets seconds pass and ticks.
     pub(super) fn pass(&mut self, seconds: u32) {
         self.now = self.now.plus_secs(seconds);
         self.broker.tick(self.now, &mut self.turn);
@@ -379,7 +379,7 @@ impl Device {
         self.test.receiver.durable.store(true, SeqCst);
     }
 
-    /// How often it was told that a group's queue has something for it.
+    /// How often it was nudged.
     pub(super) fn nudges(&self) -> usize {
         self.test.receiver.nudges.load(SeqCst)
     }
@@ -392,7 +392,7 @@ impl Device {
         self.test.receiver.told.store(told, SeqCst);
     }
 
-    /// Messages that it has got and the test has not looked at.
+    /// Messages that it has got and the test has not taken.
     fn taken(&self) -> usize {
         self.test.receiver.got.lock().len()
     }
@@ -401,7 +401,7 @@ impl Device {
         *self.test.receiver.room.lock() = room;
     }
 
-    /// What happens while it is next asked whether it is connected.
+    /// Sets what runs when somebody next asks whether it is connected.
     fn when_asked(&self, happens: impl FnOnce() + Send + 'static) {
         *self.test.receiver.when_asked.lock() = Some(Box::new(happens));
     }
@@ -410,7 +410,7 @@ impl Device {
         self.test.receiver.load.store(load, SeqCst);
     }
 
-    /// What it takes goes to disk, as of a persistent session.
+    /// Has what it takes go to disk, as a persistent session does.
     fn use_disk(&self, disk: &Arc<disk::Disk>) {
         *self.test.receiver.disk.lock() = Some((Arc::clone(disk), 0));
         self.set_durable();

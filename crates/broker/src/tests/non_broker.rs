@@ -1,6 +1,6 @@
 use super::*;
 
-/// Whatever way a device takes, nothing of it reaches another device, and streams get it.
+/// In whichever way a device publishes, no other device gets it, and streams do.
 #[test]
 fn nothing_goes_from_device_to_device() {
     let mut bench = Bench::with_mode(Limits::default(), true);

@@ -195,7 +195,7 @@ fn a_topics_rule_goes_before_its_listener_and_that_before_the_default() {
     assert_eq!(rules.of("b", None), Durability::Interval);
 }
 
-/// Each costs little, all of them together a shard's time for tens of milliseconds.
+/// The failure: each receiver costs little, but all of them together block a shard for tens of milliseconds.
 #[test]
 fn many_receivers_get_a_message_once_each_in_parts_or_when_dropped() {
     const RECEIVERS: usize = 6_000;
@@ -216,7 +216,7 @@ fn many_receivers_get_a_message_once_each_in_parts_or_when_dropped() {
         let Routing::More(mut spread) = bench.broker.publish_some(&message, &mut bench.turn) else {
             panic!("all at once");
         };
-        // Most of what one costs is the system call that it will take.
+        // Most of what a receiver costs is the system call that will write to it.
         let most = 10 + Effort::TURN as usize / Effort::CALL as usize;
         let first = got();
         assert!((1..most).contains(&first), "{first}");
@@ -235,7 +235,7 @@ fn many_receivers_get_a_message_once_each_in_parts_or_when_dropped() {
     }
 }
 
-/// Filters of 13 levels can be wildcards in 8,192 ways, each of which a topic would be looked up by.
+/// Filters of 13 levels can have wildcards in 8,192 ways, and a topic would be looked up in each of these.
 #[test]
 fn match_cost_does_not_grow_with_the_filter_shapes_that_clients_choose() {
     let mut bench = Bench::new(Limits::default());
@@ -256,7 +256,7 @@ fn match_cost_does_not_grow_with_the_filter_shapes_that_clients_choose() {
         }
         // The first two are not counted, nor is the filter without a wildcard.
         assert!(refused >= (1 << 13) - shapes - 3, "{refused} refused");
-        // What is refused for its shape leaves room for others.
+        // What is refused for its shape does not count.
         bench.subscribe(&device, "y/x/x/x");
         assert!(bench.unsubscribe(&device, "y/x/x/x"));
     }

@@ -150,7 +150,7 @@ fn replay_all(bench: &Bench, cursor: RetainedCursor) -> usize {
     replay(bench, cursor).0.len()
 }
 
-/// Longer than a small payload.
+/// A payload that does not stay in memory.
 fn long(text: &str) -> String {
     text.repeat(300)
 }
@@ -161,12 +161,12 @@ fn on_shelf() -> (Bench, Arc<Shelf>) {
     (bench, shelf)
 }
 
-/// After so long large messages leave memory.
+/// Lets so much time pass that large messages leave memory.
 fn forget(bench: &mut Bench) {
     bench.pass(61);
 }
 
-/// A peer could make the list as long as it likes.
+/// The failure: a peer can make the list as long as it likes.
 #[test]
 fn a_topic_set_and_cleared_repeatedly_waits_once_to_leave_memory() {
     let (mut bench, shelf) = on_shelf();
@@ -176,7 +176,7 @@ fn a_topic_set_and_cleared_repeatedly_waits_once_to_leave_memory() {
     }
     let retained = &bench.broker.inner.retained;
     assert_eq!(retained.leaving_len(), 0);
-    // Also if it is cleared and set while it is looked up on disk.
+    // Also if it is cleared and set while it is being read.
     retain(&mut bench, "a", &long("x"));
     shelf.set_holding(true);
     forget(&mut bench);

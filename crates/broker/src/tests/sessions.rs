@@ -35,7 +35,7 @@ fn takeover_publishes_or_cancels_the_old_will() {
         let resumed = !clean && expiry > 0;
         assert_eq!((new.present, old.is_ended()), (resumed, !resumed), "{row}");
         assert_eq!(bench.publish("x", "x", QoS::AtMostOnce).matched, u32::from(resumed), "{row}");
-        // The old connection's end changes nothing any more, and its will does not come later.
+        // The old connection's end no longer changes anything, and its will does not come later.
         bench.broker.closed(
             &old.session,
             old.epoch,
@@ -352,7 +352,7 @@ fn a_connected_session_outlives_its_expiry_and_ends_without_a_will() {
     assert!(watch.payloads().is_empty());
 }
 
-/// Else each refused CONNECT would leave the removal of a session behind that waits for the disk.
+/// Otherwise each refused CONNECT would leave behind a session's removal that waits for the disk.
 #[test]
 fn while_the_disk_is_full_only_stored_sessions_may_be_persistent() {
     let disk = Arc::new(wills::Disk::default());

@@ -250,7 +250,7 @@ fn what_a_leaving_member_held_goes_to_another_or_to_the_queue() {
     bench.broker.disconnect("m0", 0, true, bench.now, &mut bench.turn);
     let back = bench.device("m1");
     assert_eq!(back.payloads(), ["3"]);
-    // With the last member the group and all it holds go.
+    // The group and all it holds end with the last member.
     bench.close(&back);
     let receipt = Arc::new(Receipt::default());
     let mut last = Message::new("t", b"4", bench.now, Origin::BACKEND);

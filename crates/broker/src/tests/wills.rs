@@ -7,7 +7,7 @@ use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSes
 
 use super::*;
 
-/// A disk that is never late: sessions as a crash would leave them. Messages it does not keep.
+/// A disk that writes at once: sessions as a crash would leave them. It keeps no messages.
 #[derive(Default)]
 pub(super) struct Disk {
     sessions: Mutex<BTreeMap<QueueId, StoredSession>>,
@@ -74,7 +74,7 @@ pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
     Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
 }
 
-/// A subscriber whose messages are on their way to the disk until the test ends their parts.
+/// A subscriber whose messages are being written until the test ends their parts.
 fn watcher(bench: &mut Bench) -> Device {
     let watcher = bench.device("watcher");
     bench.subscribe(&watcher, "will/#");
@@ -134,7 +134,7 @@ fn no_will_is_lost_when_its_session_resumes_or_ends_before_the_commit() {
         assert_eq!(watcher.payloads(), ["first"]);
         let (second, answer) = open(&mut bench, connect(100, clean, "second", 0));
         assert_eq!((answer.result(), &*disk.wills()[0]), (None, "first"), "clean {clean}");
-        // Nor by the end of a connection that was not answered.
+        // Nor is it lost by the end of a connection that was not answered.
         bench.close_with(&second, Closed { publish_will: false, expiry: None, reason: "handshake_ended" });
         assert_eq!(disk.wills()[0], "first", "clean {clean}");
         commit(&watcher);

@@ -166,7 +166,7 @@ fn qos_2_possibly_sent_before_a_restart_is_neither_trimmed_nor_swept() {
     assert!(trims(bench.ops()).is_empty());
 }
 
-/// The page may have been read before the trim, and what is sent of it must be on disk.
+/// The page may have been read before the trim, but what is sent of it must still be on disk.
 #[test]
 fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
     let limits = Limits { offline_messages: 2, overflow: OverflowPolicy::DropOldest, ..Limits::default() };
@@ -205,7 +205,7 @@ fn reading_gives_back_what_it_took_of_the_budget_however_it_ends() {
     assert_eq!(bench.purse.used.get(), 0);
 }
 
-/// Rules out a device that returns while memory is short and gets nothing, as a whole page does not fit.
+/// The failure: a device that returns while memory is short gets nothing, as a whole page does not fit.
 #[test]
 fn pages_shrink_to_one_message_while_memory_is_short_and_then_wait() {
     let mut bench = Bench::new(Limits::default());
@@ -226,7 +226,7 @@ fn pages_shrink_to_one_message_while_memory_is_short_and_then_wait() {
     assert_eq!((bench.purse.used.get(), bench.load()), (0, Load::From(1, 4 << 10)));
 }
 
-/// Rules out messages of a session on disk that are dropped because memory is short.
+/// The failure: messages of a session on disk are dropped because memory is short.
 #[test]
 fn a_durable_session_that_may_hold_no_more_gets_its_messages_from_disk() {
     let mut bench = Bench::new(Limits::default());
@@ -244,8 +244,8 @@ fn a_durable_session_that_may_hold_no_more_gets_its_messages_from_disk() {
     assert_eq!(bench.purse.used.get(), 0);
 }
 
-/// [MQTT-3.3.1-1] [MQTT-4.3.2-2] [MQTT-4.3.3-2]: what an earlier process sent has DUP and its packet identifier; what only
-/// waited there has not. Where nobody knows, it may have been sent.
+/// [MQTT-3.3.1-1] [MQTT-4.3.2-2] [MQTT-4.3.3-2]: what an earlier process sent has DUP and its packet identifier; what
+/// only waited there does not. If that is unknown, it counts as sent.
 #[test]
 fn dup_is_set_for_what_an_earlier_process_sent_and_for_nothing_else() {
     for (begun, dups) in [(0, [true, false, false]), (6, [true, true, false])] {
@@ -293,7 +293,7 @@ fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
     assert_eq!(noted(&mut bench), Some(3), "2 was written as waiting");
     assert_eq!(noted(&mut bench), None, "once");
 
-    // What a crash left in doubt, and what was not read since.
+    // What a crash left in doubt and was not read since.
     let mut bench = Bench::new(Limits::default());
     bench.out.restore(&Left { begun: 2, ..left(0, 3, 0, 3, 300) });
     assert_eq!(noted(&mut bench), Some(2));
@@ -357,7 +357,7 @@ fn gaps_on_disk_do_not_let_waiting_publishers_pile_up() {
     let receipt = Arc::<Receipt>::default();
     for _ in 0..10_000 {
         bench.offer_awaited(0, None, &receipt);
-        // Some message, nobody knows which.
+        // Some message, it is unknown which.
         bench.out.note_expired(1, 1, Timestamp(1));
         bench.ops();
     }

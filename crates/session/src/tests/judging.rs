@@ -1,4 +1,4 @@
-//! What a client asks for and sends, judged before anything is done about it.
+//! What a client asks for and sends is judged before anything is done about it.
 
 use codec::Connect;
 

@@ -1,5 +1,5 @@
-//! What the queue store promises, in memory: operations in order, a commit point that moves at any time, and all that
-//! was not committed gone with a crash.
+//! What the queue store promises, in memory: operations in order, a commit point that may advance at any time, and
+//! crashes that lose everything behind it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -29,19 +29,19 @@ enum Job {
     Load(u64),
 }
 
-/// Everything that a commit may do for others.
+/// What commits lead to.
 #[derive(Default)]
 pub(super) struct DiskState {
     waiting: VecDeque<Job>,
     pub(super) entries: BTreeMap<(QueueId, u64), Stored>,
     pub(super) received: BTreeSet<(QueueId, u16)>,
-    /// Loads whose turn has come: the queue's place to read from.
+    /// Loads that may be answered: the place to read from.
     readable: VecDeque<u64>,
     /// What trims have taken away.
     pub(super) trimmed: Vec<Arc<SharedMessage>>,
 }
 
-/// The journal and what became of it.
+/// The journal and what is committed of it.
 #[derive(Default)]
 pub(super) struct Disk(pub(super) Mutex<DiskState>);
 
@@ -57,14 +57,14 @@ impl Disk {
         self.0.lock().waiting.push_back(Job::Load(from));
     }
 
-    /// Nobody waits for loads any more.
+    /// Forgets all loads.
     pub(super) fn cancel_loads(&self) {
         let mut state = self.0.lock();
         state.readable.clear();
         state.waiting.retain(|job| !matches!(job, Job::Load(_)));
     }
 
-    /// Answers a load whose turn has come with at most `most` entries of what is committed by now.
+    /// Answers a load that may be answered with at most `most` entries of what is committed by now.
     pub(super) fn read(&self, queue: QueueId, most: usize, now: Timestamp) -> Option<Page> {
         let mut state = self.0.lock();
         let from = state.readable.pop_front()?;
@@ -81,7 +81,7 @@ impl Disk {
         Some(page)
     }
 
-    /// Commits about `most` operations, or fails to.
+    /// Commits about `most` operations, or fails them.
     pub(super) fn commit(&self, most: usize, fails: bool) {
         let mut done = Vec::new();
         {
@@ -108,14 +108,14 @@ impl Disk {
         self.0.lock().waiting.is_empty()
     }
 
-    /// What is not committed is gone.
+    /// Loses what is not committed.
     pub(super) fn crash(&self) {
         let mut state = self.0.lock();
         state.waiting.clear();
         state.readable.clear();
     }
 
-    /// Removes what has expired, unless `keeps` says otherwise: how many, and their cost.
+    /// Removes what has expired, unless `keeps` says otherwise. Returns how many, and their cost.
     pub(super) fn expire(
         &self,
         queue: QueueId,

@@ -38,7 +38,7 @@ fn no_crash_loses_repeats_or_reorders_what_was_acknowledged() {
     }
 }
 
-/// What is taken, and whether no more may be.
+/// Bytes charged, and whether the budget is used up.
 #[derive(Default)]
 struct Purse(Cell<usize>, Cell<bool>);
 
@@ -71,7 +71,7 @@ struct Sent {
     commit: Option<Arc<Commit>>,
     /// The publisher offers it again.
     again: bool,
-    /// It must arrive.
+    /// The publisher was told that it is safe, so it must arrive.
     promised: bool,
     received: u32,
     /// Several processes had it, so that QoS 0 may come twice.
@@ -89,7 +89,7 @@ struct World {
     messages: Vec<Sent>,
     attempts: u32,
     receipts: Vec<Arc<Receipt>>,
-    /// A load was begun on this connection and is not answered.
+    /// A load was begun on this connection and is not answered yet.
     loading: bool,
     /// The client: what it holds of QoS 2, by identifier; what is open on this connection; its answers.
     held: BTreeMap<u16, u32>,
@@ -99,7 +99,7 @@ struct World {
     order: [Vec<u32>; 3],
     /// What another member has, whether it was promised, and its place here, which is to be removed.
     moved: Vec<(usize, bool, Option<u64>)>,
-    /// Of those the places that are still on disk here: the store has refused to move them so far.
+    /// Places of those that are still on disk here, because the store has refused to move them so far.
     staying: Vec<u64>,
     /// PUBREL packets that wait for the disk.
     steps: VecDeque<(u16, Arc<Commit>)>,
@@ -244,7 +244,7 @@ impl World {
         sent.commit = commit.filter(|_| taken);
     }
 
-    /// What the publisher was told meanwhile.
+    /// Notes what the publisher has been told.
     fn go_on(&mut self) {
         for sent in &mut self.messages {
             match sent.commit.as_ref().and_then(|commit| commit.result()) {
@@ -314,7 +314,7 @@ impl World {
         }
     }
 
-    /// They leave the disk here.
+    /// Moves them off the disk here.
     fn move_staying(&mut self) {
         for seq in self.staying.drain(..) {
             self.disk.submit(QueueOp::Remove { queue: QUEUE, seq, unit: None });
@@ -398,7 +398,7 @@ impl World {
         self.break_weak_promises();
         for sent in &mut self.messages {
             sent.crashed = true;
-            // Not acknowledged: sent again.
+            // Not acknowledged, so it is offered again.
             sent.again |= sent.commit.take().is_some();
         }
         self.retry();

@@ -1,4 +1,4 @@
-//! The client of the model: takes what it is sent, holds QoS 2 to its promises and answers when it likes.
+//! The client of the model: takes what it is sent, checks QoS 2 and answers when it likes.
 
 use super::*;
 
