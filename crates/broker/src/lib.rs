@@ -14,8 +14,8 @@
 //!
 //! The folders use each other through `Inner`, which holds one part of each: a subscription concerns a session, a group,
 //! the index and the disk at once. Inside a folder, files import what they need from beside them, and only `mod.rs` says
-//! what others may use. `api` has the arguments and results of calls, `target` the receivers' side, `drops` the events of
-//! what was dropped.
+//! what others may use. `api` has the arguments and results of calls, `target` the receivers' side, `events` what
+//! happens to devices, `drops` what was dropped of theirs.
 //!
 //! Invariant: no lock of this module is held while a target is called, and a target never calls back in.
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
@@ -24,6 +24,7 @@
 mod api;
 mod drops;
 mod durable;
+mod events;
 mod memory;
 mod retained;
 mod routing;
@@ -50,6 +51,7 @@ use tokio::sync::broadcast;
 
 use drops::Drops;
 use durable::Durable;
+use events::EVENT_CAPACITY;
 use retained::Retained;
 use routing::Index;
 use sessions::{ClientLock, Registry, Slots, Timers};
@@ -57,14 +59,12 @@ pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
+pub use events::{Event, EventKind};
 pub use memory::{Account, Charge, MemoryKind};
 pub use retained::{RetainedCursor, RetainedPage};
 pub use routing::{MatchCache, Routing, Spread, StreamHandle};
 pub use sessions::{Aftermath, SessionCore};
 pub use target::*;
-
-/// Events that a slow watcher may fall behind before it loses the oldest.
-const EVENT_CAPACITY: usize = 4096;
 
 /// The routing core; cheap to clone, callable from any thread.
 #[derive(Clone)]
@@ -188,17 +188,6 @@ impl Broker {
         self.inner.retained.set(message)
     }
 
-    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
-    pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.inner.events.subscribe()
-    }
-
-    /// Sends an event to watchers.
-    pub fn emit(&self, event: Event) {
-        // An error means that nobody watches.
-        let _ = self.inner.events.send(event);
-    }
-
     /// The memory account of the process.
     pub fn account(&self) -> &Arc<Account> {
         &self.inner.account
@@ -231,13 +220,6 @@ impl Broker {
 
     fn retained_store(&self) -> &Retained {
         &self.inner.retained
-    }
-
-    /// Makes and sends an event only if somebody watches.
-    fn emit_with(&self, at: Timestamp, core: &SessionCore, kind: impl FnOnce() -> EventKind) {
-        if self.inner.events.receiver_count() > 0 {
-            self.emit(Event { at, client_id: core.client_id().clone(), kind: kind() });
-        }
     }
 }
 

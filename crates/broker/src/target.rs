@@ -6,9 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{
-    ClientId, Commit, DropReason, Effort, Message, Offer, Outcome, QoS, SharedMessage, Yielded,
-};
+use gateway_core::{Commit, Effort, Message, Offer, Outcome, QoS, SharedMessage, Yielded};
 use store::QueueSummary;
 
 use super::{Charge, MatchCache, SessionCore};
@@ -210,63 +208,6 @@ pub struct ConnectionInfo {
     pub keep_alive: u16,
     /// User name, if any.
     pub username: Option<Box<str>>,
-}
-
-/// Something that happened, for `Events.WatchEvents` and logs.
-#[derive(Debug, Clone)]
-pub struct Event {
-    /// When.
-    pub at: gateway_core::Timestamp,
-    /// The device concerned.
-    pub client_id: ClientId,
-    /// What.
-    pub kind: EventKind,
-}
-
-/// Kinds of events.
-#[derive(Debug, Clone)]
-pub enum EventKind {
-    /// A connection was accepted.
-    Connected {
-        /// Its details.
-        info: Box<ConnectionInfo>,
-        /// Whether an earlier session was resumed.
-        session_present: bool,
-    },
-    /// A connection ended.
-    Disconnected {
-        /// Why, in a few words of a fixed set.
-        reason: &'static str,
-    },
-    /// Another connection took the session over.
-    TakenOver,
-    /// A subscription was made.
-    Subscribed {
-        /// Full filter.
-        filter: String,
-        /// Granted QoS.
-        qos: QoS,
-    },
-    /// A subscription was removed.
-    Unsubscribed {
-        /// Full filter.
-        filter: String,
-    },
-    /// The session is over.
-    SessionEnded {
-        /// Why: `expired`, `clean_start`, `administrative`.
-        reason: &'static str,
-    },
-    /// Messages were dropped for this session when they were routed, or lost unsent with its connection: one event a
-    /// second for each reason. What expires in a queue is only counted.
-    Dropped {
-        /// Why.
-        reason: DropReason,
-        /// How many since the last event.
-        count: u64,
-    },
-    /// Authentication failed.
-    AuthFailed,
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! What outlives the process: which store holds what, and how it is restored at the start.
+//! What outlives the process: which store holds what ([`Durable`]), how it is restored at the start ([`restore`]), reads of
+//! groups' queues ([`paging`]) and messages that go from one queue to another ([`moves`]).
 
 mod moves;
 mod paging;
+mod restore;
 
 use std::sync::{
     Arc, Weak,
@@ -10,23 +12,18 @@ use std::sync::{
 
 use ahash::RandomState;
 use gateway_core::{
-    ClientId, Commit, Durability, OriginKind, Page, QoS, QueueId, QueueOp, Refused, StoredEntry, Timestamp,
-    matches, metrics::count,
+    ClientId, Commit, Durability, OriginKind, Page, QoS, QueueId, QueueOp, Refused, StoredEntry, matches,
+    metrics::count,
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use store::{
-    Expiry, Loaded, QueueStore, QueueSummary, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
-    StoredSession, StoredSubscription,
-};
+use store::{Expiry, Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, StoreError, StoredSession};
 use tokio::runtime::Handle;
 
-use crate::{
-    Broker, Inner, MemoryKind, Session, SessionCore, SubscribeRequest, Target, durable::moves::Stalled,
-    sessions::Owners,
-};
+use crate::{Broker, Inner, Session, SessionCore, durable::moves::Stalled, sessions::Owners};
 
 pub(crate) use moves::Moved;
+pub use restore::Restored;
 
 /// Messages read from one queue at once.
 pub(crate) const READ_MESSAGES: usize = 512;
@@ -73,27 +70,6 @@ pub(crate) struct Durable {
     pub(crate) stalled: Mutex<Stalled>,
     /// Where the store's later answers go.
     pub(crate) inner: Weak<Inner>,
-}
-
-/// What was restored at the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Restored {
-    /// Sessions that continue.
-    pub sessions: usize,
-    /// Sessions that had expired.
-    pub expired: usize,
-    /// Subscriptions.
-    pub subscriptions: usize,
-    /// Subscriptions that are no longer allowed (non-broker mode, limits).
-    pub refused_subscriptions: usize,
-    /// Messages waiting on disk.
-    pub messages: usize,
-    /// Retained messages.
-    pub retained: usize,
-    /// Retained messages of devices, dropped in non-broker mode.
-    pub refused_retained: usize,
-    /// Retained messages beyond the limits: they stay on disk and are not served.
-    pub left_retained: usize,
 }
 
 impl Stores {
@@ -220,84 +196,6 @@ impl Broker {
     pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
         Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
     }
-
-    /// Restores what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
-    /// says that the sessions themselves were set aside as damaged. Blocks on the disk.
-    pub fn restore(
-        &self,
-        make: impl Fn(SessionCore) -> Arc<dyn Session>,
-        sessions_lost: bool,
-        now: Timestamp,
-    ) -> Result<Restored, StoreError> {
-        let Some(durable) = &self.inner.durable else { return Ok(Restored::default()) };
-        let queues = durable.queues().summaries()?;
-        let mut restoring = Restoring {
-            broker: self,
-            durable,
-            make,
-            now,
-            queues: queues.iter(),
-            orphans: Vec::new(),
-            groups: Vec::new(),
-            last: queues.last().map_or(0, |summary| summary.queue.0),
-            restored: Restored::default(),
-        };
-        durable.sessions().restore(&mut restoring)?;
-        restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
-        let Restoring { orphans, groups, last, mut restored, .. } = restoring;
-        durable.last.store(last, Relaxed);
-        for (queue, full_name) in groups {
-            if let Some(group) = self.inner.index.group_named(&full_name) {
-                let summary = queues.binary_search_by_key(&queue, |summary| summary.queue).ok();
-                let summary = summary.map(|at| &queues[at]);
-                restored.messages += summary.map_or(0, |summary| summary.messages);
-                durable.note_group(queue, group.id());
-                group.restore(queue, summary);
-            } else {
-                durable.sessions().submit(SessionOp::RemoveGroup(queue));
-                durable.queues().submit(QueueOp::Purge { queue });
-            }
-        }
-        // Every restored member is persistent, so its group needs a queue; only an earlier version left groups without
-        // one.
-        for group in self.inner.index.groups() {
-            group.keep_on_disk(durable);
-        }
-        // If the sessions are lost, their queues are kept in case somebody puts the file back.
-        let orphans = if sessions_lost { Vec::new() } else { orphans };
-        for queue in orphans.into_iter().filter(|queue| !durable.groups.lock().contains_key(queue)) {
-            durable.queues().submit(QueueOp::Purge { queue });
-        }
-        self.restore_retained(durable, now, &mut restored)?;
-        Ok(restored)
-    }
-
-    fn restore_retained(
-        &self,
-        durable: &Durable,
-        now: Timestamp,
-        restored: &mut Restored,
-    ) -> Result<(), StoreError> {
-        let inner = &*self.inner;
-        let mut gone = Vec::new();
-        durable.retained().restore(&mut |message| {
-            if inner.non_broker && message.kind == OriginKind::Device {
-                restored.refused_retained += 1;
-                gone.push(Arc::clone(&message.topic));
-            } else if message.is_expired(now) {
-                gone.push(Arc::clone(&message.topic));
-            } else if !inner.retained.restore(&message) {
-                // Beyond today's limits: not served, but not deleted either, in case the limits are raised again.
-                restored.left_retained += 1;
-            } else {
-                restored.retained += 1;
-            }
-        })?;
-        for topic in gone {
-            durable.retained().clear(topic, None);
-        }
-        Ok(())
-    }
 }
 
 struct QueueExpiry(Weak<Inner>);
@@ -361,111 +259,5 @@ impl Inner {
             let durable = self.durable.as_ref().filter(|_| group != QueueId::NONE);
             durable.and_then(|durable| durable.groups.lock().get(&group).copied()).unwrap_or(0)
         })
-    }
-}
-
-/// Puts what the stores read into the broker.
-struct Restoring<'a, M> {
-    broker: &'a Broker,
-    durable: &'a Durable,
-    make: M,
-    now: Timestamp,
-    queues: std::slice::Iter<'a, QueueSummary>,
-    /// Queues that belong to no session.
-    orphans: Vec<QueueId>,
-    groups: Vec<(QueueId, String)>,
-    last: u64,
-    restored: Restored,
-}
-
-impl<M> Restoring<'_, M> {
-    /// The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It
-    /// ends with the next tick, which publishes the will.
-    fn end_earlier(&self, client_id: &ClientId) {
-        let inner = &*self.broker.inner;
-        let mut lock = inner.lock_client(client_id.as_str());
-        let Some(earlier) = lock.find(client_id.as_str()) else { return };
-        lock.remove(&earlier);
-        let mut state = earlier.core().state.lock();
-        inner.timers.update(&earlier, &mut state, |state| state.expiry = 0);
-    }
-
-    /// The summary of a queue. Queues and summaries come in the same order.
-    fn summary(&mut self, queue: QueueId) -> Option<&QueueSummary> {
-        while self.queues.as_slice().first()?.queue <= queue {
-            let summary = self.queues.next()?;
-            if summary.queue == queue {
-                return Some(summary);
-            }
-            self.orphans.push(summary.queue);
-        }
-        None
-    }
-}
-
-impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
-    fn session(&mut self, stored: StoredSession, subscriptions: Vec<StoredSubscription>) {
-        let queue = stored.queue;
-        self.last = self.last.max(queue.0);
-        let now = self.now;
-        let inner = &*self.broker.inner;
-        let mut summary = self.summary(queue).cloned();
-        let was_offline = stored.since.is_some();
-        self.end_earlier(&stored.client_id);
-        let over = stored.expiry == 0
-            || stored.expiry != u32::MAX
-                && stored.since.is_some_and(|since| since.plus_secs(stored.expiry) <= now);
-        if over && stored.will.is_none() {
-            self.restored.expired += 1;
-            count(|c| c.sessions_expired.add(1));
-            self.durable.sessions().submit(SessionOp::Remove(queue, None));
-            self.durable.queues().submit(QueueOp::Purge { queue });
-            return;
-        }
-        let session = {
-            let client_id = stored.client_id.clone();
-            let mut lock = inner.lock_client(client_id.as_str());
-            let slot = inner.slots.reserve();
-            let session = (self.make)(SessionCore::restored(stored, slot, now, &inner.account));
-            if let Some(summary) = &mut summary {
-                if was_offline {
-                    // It had no connection: what was sent was noted in the entries when the last one ended.
-                    summary.begun = 0;
-                }
-                session.restore(summary);
-                self.restored.messages += summary.messages;
-            }
-            inner
-                .account
-                .force(MemoryKind::Sessions, session.core().state.lock().cost(session.core().client_id()));
-            inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
-            lock.replace(None, &session);
-            self.durable.note_slot(session.core());
-            session
-        };
-        inner.sessions.fetch_add(1, Relaxed);
-        inner.timers.schedule(&session, &session.core().state.lock());
-        self.restored.sessions += 1;
-        for StoredSubscription { filter, qos, no_local, retain_as_published, id } in subscriptions {
-            let request = SubscribeRequest {
-                filter: &filter,
-                qos,
-                no_local,
-                retain_as_published,
-                retain_handling: 2,
-                id,
-                commit: None,
-            };
-            if self.broker.resubscribe(&session, &request).is_ok() {
-                self.restored.subscriptions += 1;
-            } else {
-                self.restored.refused_subscriptions += 1;
-            }
-        }
-    }
-
-    fn group(&mut self, queue: QueueId, full_name: &str) {
-        self.last = self.last.max(queue.0);
-        self.groups.push((queue, full_name.to_owned()));
     }
 }

@@ -319,7 +319,7 @@ impl Bench {
         self.broker.closed(&device.session, device.epoch, closed, self.now, &mut self.turn);
     }
 
-    /// Publishes as the gateway itself.
+    /// Publishes as a backend.
     pub(super) fn publish(&mut self, topic: &str, payload: &str, qos: QoS) -> Published {
         self.publish_with(topic, payload, |message| message.qos = qos)
     }

@@ -1,0 +1,87 @@
+//! What happens to devices, for whoever watches.
+
+use gateway_core::{ClientId, DropReason, QoS, Timestamp};
+use tokio::sync::broadcast;
+
+use super::{Broker, ConnectionInfo, SessionCore};
+
+/// Events that a slow watcher may fall behind before it loses the oldest.
+pub(super) const EVENT_CAPACITY: usize = 4096;
+
+/// Something that happened, for `Events.WatchEvents` and logs.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// When.
+    pub at: Timestamp,
+    /// The device concerned.
+    pub client_id: ClientId,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// Kinds of events.
+#[derive(Debug, Clone)]
+pub enum EventKind {
+    /// A connection was accepted.
+    Connected {
+        /// Its details.
+        info: Box<ConnectionInfo>,
+        /// Whether an earlier session was resumed.
+        session_present: bool,
+    },
+    /// A connection ended.
+    Disconnected {
+        /// Why, in a few words of a fixed set.
+        reason: &'static str,
+    },
+    /// Another connection took the session over.
+    TakenOver,
+    /// A subscription was made.
+    Subscribed {
+        /// Full filter.
+        filter: String,
+        /// Granted QoS.
+        qos: QoS,
+    },
+    /// A subscription was removed.
+    Unsubscribed {
+        /// Full filter.
+        filter: String,
+    },
+    /// The session is over.
+    SessionEnded {
+        /// Why: `expired`, `clean_start`, `administrative`.
+        reason: &'static str,
+    },
+    /// Messages were dropped for this session when they were routed, or lost unsent with its connection: one event a
+    /// second for each reason. What expires in a queue is only counted.
+    Dropped {
+        /// Why.
+        reason: DropReason,
+        /// How many since the last event.
+        count: u64,
+    },
+    /// Authentication failed.
+    AuthFailed,
+}
+
+/// Events.
+impl Broker {
+    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.inner.events.subscribe()
+    }
+
+    /// Sends an event to watchers.
+    pub fn emit(&self, event: Event) {
+        // An error means that nobody watches.
+        let _ = self.inner.events.send(event);
+    }
+
+    /// Makes and sends an event only if somebody watches.
+    pub(super) fn emit_with(&self, at: Timestamp, core: &SessionCore, kind: impl FnOnce() -> EventKind) {
+        if self.inner.events.receiver_count() > 0 {
+            self.emit(Event { at, client_id: core.client_id().clone(), kind: kind() });
+        }
+    }
+}
