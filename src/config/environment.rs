@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_service_of_the_same_name_brings_is_known_and_what_a_person_writes_is_not() {
+    fn variables_of_a_kubernetes_service_are_told_from_a_persons() {
         for (name, value) in [
             ("MQTT_SERVER_SERVICE_HOST", "10.96.0.7"),
             ("MQTT_SERVER_SERVICE_PORT", "8883"),

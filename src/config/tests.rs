@@ -213,7 +213,7 @@ fn flags_go_over_environment_and_file() {
 }
 
 #[test]
-fn without_tls_and_a_certificate_grpc_is_plaintext_on_loopback_and_nowhere_else() {
+fn without_certificates_grpc_is_plaintext_on_loopback_only() {
     for line in ["--non-tls", "--non-tls --insecure-grpc"] {
         let config = load(line, "", &[]).unwrap();
         assert!(config.tls_uses().is_empty(), "{line}");
@@ -436,7 +436,7 @@ fn offline_queues_on_disk_may_exceed_the_memory_budget() {
 }
 
 #[test]
-fn the_budget_follows_the_machine_unless_it_is_set_and_what_it_comes_to_is_told() {
+fn the_budget_follows_the_machine_unless_set_and_is_shown() {
     let unset = load("", "", &[]).unwrap();
     assert!(unset.limits.budget().0 >= 64 << 20);
     assert!(!unset.memory_reach().contains("limits.memory_budget 0"), "{}", unset.memory_reach());

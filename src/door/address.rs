@@ -30,7 +30,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_64_bits_is_one_and_ipv4_is_the_same_however_it_is_written() {
+    fn an_ipv6_network_is_one_address_and_so_is_ipv4_in_either_form() {
         assert_eq!(address("2001:db8:1:2::1"), address("2001:db8:1:2:ffff:ffff:ffff:ffff"));
         assert_ne!(address("2001:db8:1:2::1"), address("2001:db8:1:3::1"));
         assert_eq!(address("::ffff:192.0.2.1"), address("192.0.2.1"));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_silent_handshake_leaves_for_a_newcomer_once_patience_is_over() {
+    fn the_oldest_silent_handshake_leaves_once_patience_is_over() {
         let mut state = Occupancy::new(bounds());
         let (first, _) = come(&mut state, address(1), 0, "first");
         let (second, _) = come(&mut state, address(2), 0, "second");

@@ -296,7 +296,7 @@ mod tests {
     use crate::config::{Grpc, Http, Latest};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn who_subscribes_at_once_is_not_too_early_for_what_sys_answers_only_once() {
+    async fn an_early_subscriber_gets_what_sys_answers_only_once() {
         let config = Config {
             non_tls: true,
             insecure_grpc: true,

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_opening_is_complete_with_the_whole_of_the_first_settings_however_it_is_cut() {
+    async fn an_opening_ends_with_the_first_settings_however_it_is_cut() {
         let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         bytes.extend_from_slice(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 9]);
         for step in [1, 7, 24, 33, 100] {

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_ends_when_every_online_receiver_is_done_or_the_deadline_tells_the_level() {
+    async fn a_wait_ends_with_all_online_receivers_or_at_the_deadline() {
         let receipt = Arc::new(Receipt::default());
         let published = Published { matched: 3, sent: 2, queued: 1, ..Published::default() };
         let routed =

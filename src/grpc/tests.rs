@@ -185,7 +185,7 @@ async fn half_tls_handshakes_leave_for_a_new_client() {
 }
 
 #[tokio::test]
-async fn an_unfinished_preface_has_a_deadline_and_a_client_without_calls_has_none() {
+async fn a_preface_has_a_deadline_and_a_client_without_calls_has_none() {
     let config = GrpcConfig { handshake_timeout: Duration::from_millis(200), ..GrpcConfig::default() };
     let running = start(None, config).await;
     let idle = connect(running.port).await;
@@ -222,7 +222,7 @@ async fn watch(channel: &Channel) -> Result<tonic::Streaming<tonic_health::pb::H
 }
 
 #[tokio::test]
-async fn a_call_beyond_the_limit_of_its_connection_is_refused_at_once_and_says_when_to_retry() {
+async fn a_call_beyond_its_connections_limit_is_refused_with_a_retry_time() {
     let config = GrpcConfig { max_calls_per_connection: 2, ..GrpcConfig::default() };
     let running = start(None, config).await;
     let channel = connect(running.port).await;
@@ -310,7 +310,7 @@ fn reflection_knows_every_service_and_every_item_has_a_comment() {
 }
 
 #[tokio::test]
-async fn the_service_of_latest_values_is_healthy_only_with_its_store_and_the_server_always() {
+async fn state_is_healthy_only_with_its_store_and_the_server_always() {
     let (condition, latest) = watch::channel(Condition::Unknown);
     let running = start_with(None, GrpcConfig::default(), Some(latest)).await;
     let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{}", running.port)).unwrap();

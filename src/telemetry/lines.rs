@@ -249,7 +249,7 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_that_a_peer_chooses_breaks_a_line_steers_a_terminal_or_reorders_it() {
+    fn nothing_a_peer_chooses_breaks_a_line_or_steers_a_terminal() {
         for evil in EVIL {
             for json in [false, true] {
                 let log = || {

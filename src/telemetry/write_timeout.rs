@@ -72,7 +72,7 @@ mod tests {
 
     /// In virtual time.
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_reads_now_and_then_is_waited_for_and_one_that_does_not_is_given_up() {
+    async fn a_peer_that_reads_now_and_then_is_waited_for_others_given_up() {
         let (ours, mut theirs) = tokio::io::duplex(4);
         let mut stream = WriteTimeout::new(ours, Duration::from_secs(10));
         let reader = tokio::spawn(async move {

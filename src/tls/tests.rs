@@ -168,7 +168,7 @@ fn dev_certificates_are_kept_until_they_are_about_to_expire() {
 }
 
 #[test]
-fn a_directory_from_before_keeps_the_former_name_of_the_key_through_renewals() {
+fn an_old_directory_keeps_the_keys_former_name_through_renewals() {
     let (dir, files) = dev();
     let former = dir.path().join("private.key");
     fs::rename(&files.key, &former).unwrap();
@@ -386,7 +386,7 @@ fn with_certificate(files: &TlsFiles) -> crate::config::Config {
 }
 
 #[test]
-fn a_certificate_out_of_its_time_is_refused_by_name_by_the_check_and_a_reload() {
+fn the_check_and_a_reload_name_a_certificate_that_is_not_valid_now() {
     let dir = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     for (name, days, problem, remedy) in
@@ -453,7 +453,7 @@ fn the_end_of_a_certificate_is_told_30_days_7_days_and_one_day_before() {
 }
 
 #[test]
-fn a_certificate_without_names_is_told_of_and_one_of_version_1_is_refused() {
+fn a_certificate_without_names_is_reported_and_version_1_refused() {
     let dir = tempfile::tempdir().unwrap();
     let nameless = dated(dir.path(), "nameless", -1..90, &[]);
     let store = TlsStore::new();
@@ -520,7 +520,7 @@ fn missing_files_are_found_before_any_port_opens() {
 }
 
 #[test]
-fn towards_a_database_the_gateway_trusts_the_ca_that_is_named_and_shows_its_own_certificate() {
+fn the_database_is_verified_by_the_named_ca_and_shown_our_certificate() {
     let (dir, files) = dev();
     let (_, cert, key) = client_ca(dir.path(), 1);
     let path = |name: &str| Some(dir.path().join(name));

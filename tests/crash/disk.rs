@@ -120,7 +120,7 @@ fn a_disk_that_stands_still_stalls_nobody_who_does_not_need_it() {
 }
 
 #[test]
-fn a_publisher_on_a_listener_that_promises_less_does_not_wait_for_a_disk_that_stands_still() {
+fn a_listener_that_promises_less_does_not_wait_for_a_stalled_disk() {
     let Some(library) = recorder::library() else { return };
     let control = tempfile::tempdir().expect("make a directory");
     let broker = start(library, control.path());
@@ -152,7 +152,7 @@ fn a_publisher_on_a_listener_that_promises_less_does_not_wait_for_a_disk_that_st
 }
 
 #[test]
-fn a_connect_that_waits_for_a_disk_that_stands_still_does_not_keep_the_others_from_being_disconnected() {
+fn a_connect_waiting_for_a_stalled_disk_does_not_delay_disconnects() {
     let Some(library) = recorder::library() else { return };
     let control = tempfile::tempdir().expect("make a directory");
     let mut broker = start(library, control.path());

@@ -164,7 +164,7 @@ fn wrong_order_is_found() {
 }
 
 #[test]
-fn a_session_that_subscribes_between_two_messages_may_get_the_older_one_later() {
+fn subscribing_between_two_messages_may_bring_the_older_one_later() {
     let mut story = Story::new("other");
     story.publish(0, AtLeastOnce, false);
     story.publish(1, AtLeastOnce, false);
@@ -266,7 +266,7 @@ fn an_old_retained_message_is_found() {
 }
 
 #[test]
-fn a_will_that_is_lost_although_the_next_connection_was_accepted_is_found() {
+fn a_will_lost_after_the_next_connection_was_accepted_is_found() {
     let mut story = Story::new("t");
     story.connect_with_will(0, false);
     assert_eq!(story.found(false), [], "the connection may still be there");
@@ -283,7 +283,7 @@ fn a_will_that_is_lost_although_the_next_connection_was_accepted_is_found() {
 }
 
 #[test]
-fn a_will_need_not_come_after_a_disconnect_nor_that_of_a_connection_without_an_answer() {
+fn no_will_is_due_after_a_disconnect_or_an_unanswered_connect() {
     let mut story = Story::new("t");
     story.connect_with_will(0, false);
     story.then(PUBLISHER, Event::Disconnect);

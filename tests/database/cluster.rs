@@ -43,7 +43,7 @@ fn patient(cluster: &Cassandra, tables: &Tables, delay: &str) -> Gateway {
 
 #[test]
 #[ignore = "three nodes of Cassandra: run it with --ignored"]
-fn values_do_not_wait_for_a_node_that_stands_still_when_a_second_one_may_be_asked() {
+fn values_do_not_wait_for_a_stalled_node_if_another_may_be_asked() {
     let Some(cluster) = three() else { return };
     // Asked of a node that does not stand still.
     let second = cluster.address.split(',').nth(1).expect("three addresses");

@@ -47,7 +47,7 @@ fn a_full_disk_of_the_database_costs_no_value_and_no_acknowledgement() {
 }
 
 #[test]
-fn values_that_a_guardrail_refuses_because_the_disk_is_nearly_full_are_not_dropped() {
+fn values_refused_because_a_disk_is_nearly_full_are_not_dropped() {
     let Some(_alone) = cassandra::shared() else { return };
     let Some(cassandra) = Cassandra::on_a_small_disk(true) else { return };
     // Guardrails are not for the user that Cassandra has at first.

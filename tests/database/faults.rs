@@ -66,7 +66,7 @@ fn a_database_that_stands_still_costs_no_value_and_no_acknowledgement() {
 }
 
 #[test]
-fn a_database_that_is_killed_or_not_there_at_start_gets_every_value_when_it_comes() {
+fn a_database_killed_or_absent_at_start_gets_every_value_later() {
     let Some(cassandra) = cassandra::victim() else { return };
     let (tables, others) = (Tables::open(&cassandra.address, None), Tables::open(&cassandra.address, None));
     let gateway = Gateway::start(&cassandra.address, &tables, "");
@@ -94,7 +94,7 @@ fn a_database_that_is_killed_or_not_there_at_start_gets_every_value_when_it_come
 }
 
 #[test]
-fn tables_that_are_dropped_while_it_runs_are_made_again_and_get_what_comes_then() {
+fn tables_dropped_while_it_runs_are_made_again_and_get_what_comes() {
     let Some(cassandra) = cassandra::shared() else { return };
     let tables = Tables::open(&cassandra.address, None);
     let gateway = Gateway::start(&cassandra.address, &tables, "");
@@ -111,7 +111,7 @@ fn tables_that_are_dropped_while_it_runs_are_made_again_and_get_what_comes_then(
 }
 
 #[test]
-fn a_refused_login_over_tls_is_said_and_disturbs_no_device_and_what_waited_is_written_after_the_right_one() {
+fn a_refused_login_disturbs_no_device_and_values_wait_for_the_right_one() {
     let Some(_alone) = cassandra::shared() else { return };
     let Some((guarded, ca)) = Cassandra::guarded() else { return };
     // The user that Cassandra has at first.

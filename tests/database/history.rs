@@ -99,7 +99,7 @@ fn every_message_is_read_in_both_orders_over_restarts_and_an_outage() {
 }
 
 #[test]
-fn what_was_received_just_before_the_end_is_in_the_history_and_off_is_not_empty() {
+fn history_has_what_came_just_before_the_end_and_off_is_not_empty() {
     let Some(cassandra) = cassandra::shared() else { return };
     let tables = Tables::open(&cassandra.address, None);
     let gateway = Gateway::start(&cassandra.address, &tables, RULE);

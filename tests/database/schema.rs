@@ -16,7 +16,7 @@ fn statements(tables: &Tables) -> Vec<String> {
 }
 
 #[test]
-fn a_schema_made_by_hand_from_the_guide_is_enough_and_without_it_nothing_is_made_or_lost() {
+fn the_guides_schema_is_enough_and_without_it_nothing_is_lost() {
     let Some(cassandra) = cassandra::shared() else { return };
     let tables = Tables::open(&cassandra.address, None);
     let gateway = Gateway::start(&cassandra.address, &tables, "migrate = false\n");

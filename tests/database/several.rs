@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[test]
-fn two_gateways_on_one_keyspace_undo_nothing_of_each_other_and_read_each_others_values() {
+fn two_gateways_share_a_keyspace_and_read_each_others_values() {
     let Some(cassandra) = cassandra::shared() else { return };
     let tables = Tables::open(&cassandra.address, None);
     let both = [0, 1].map(|_| Gateway::start(&cassandra.address, &tables, ""));

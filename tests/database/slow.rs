@@ -40,7 +40,7 @@ fn answers_that_take_seconds_delay_no_acknowledgement_and_lose_no_value() {
 }
 
 #[test]
-fn connections_that_are_cut_again_and_again_lose_no_value_and_bring_none_back() {
+fn connections_cut_again_and_again_lose_and_revive_no_value() {
     let Some(cassandra) = cassandra::shared() else { return };
     let tables = Tables::open(&cassandra.address, None);
     let proxy = Proxy::start(&cassandra.address);

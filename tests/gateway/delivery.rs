@@ -12,7 +12,7 @@ const ROOMY: &str =
     "[limits]\nmailbox_messages = 1000000\nmailbox_bytes = \"256 MiB\"\nwrite_timeout = \"10m\"\n";
 
 #[test]
-fn a_reader_that_stopped_for_a_while_is_sent_all_that_waits_although_nobody_sends_anything_more() {
+fn a_reader_that_paused_gets_all_that_waits_without_new_messages() {
     const MESSAGES: u32 = 20_000;
     let server = Server::start_with(&[], ROOMY);
     let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
@@ -72,7 +72,7 @@ fn a_burst_of_small_messages_reaches_a_reader_that_keeps_up() {
 }
 
 #[test]
-fn a_member_that_returns_gets_all_its_group_kept_although_its_own_queue_holds_less() {
+fn a_returning_member_gets_all_its_group_kept_beyond_its_own_queue() {
     ["drop_newest", "drop_oldest", "disconnect"].into_iter().for_each(returns_to_a_long_group_queue);
 }
 
@@ -109,7 +109,7 @@ fn expect_numbered(member: &mut Client, count: u32, case: &str) {
 }
 
 #[test]
-fn what_waits_in_a_group_queue_reaches_who_joins_the_group_although_nobody_publishes_any_more() {
+fn who_joins_a_group_gets_what_waits_without_new_messages() {
     const MESSAGES: u32 = 200;
     const GROUP: &str = "$share/group/t";
     // Half a mailbox is handed out at once, the rest as there is room.
@@ -140,7 +140,7 @@ fn half_connected(port: u16, protocol: Protocol) -> (Client, Vec<u8>) {
 }
 
 #[test]
-fn a_device_whose_connect_comes_whole_while_others_are_disconnected_is_told_so_at_once() {
+fn a_connect_completed_during_shutdown_is_refused_at_once() {
     // The 101st is disconnected five minutes after the others: the server surely waits all through the test.
     let server = Server::start_with(&[], "[shutdown]\ndeadline = \"10m\"\ndisconnect_window = \"10m\"\n");
     let late = [(Protocol::V5, 0x88), (Protocol::V4, 3)]
@@ -159,7 +159,7 @@ fn a_device_whose_connect_comes_whole_while_others_are_disconnected_is_told_so_a
 }
 
 #[test]
-fn a_device_that_never_sends_the_rest_of_its_connect_does_not_keep_the_server_from_stopping() {
+fn half_a_connect_does_not_keep_the_server_from_stopping() {
     let mut server =
         Server::start_with(&[], "[limits]\nconnect_timeout = \"10m\"\n[shutdown]\ndeadline = \"10m\"\n");
     let (late, _rest) = half_connected(server.ports.tcp, Protocol::V5);
@@ -171,7 +171,7 @@ fn a_device_that_never_sends_the_rest_of_its_connect_does_not_keep_the_server_fr
 }
 
 #[test]
-fn no_device_is_accepted_by_a_server_that_stops_and_then_left_without_a_word() {
+fn a_stopping_server_accepts_no_device_without_telling_it() {
     let mut server = Server::start_with(&[], "[shutdown]\ndeadline = \"5m\"\n");
     let port = server.ports.tcp;
     let connecting: Vec<_> = (0..4)
@@ -248,7 +248,7 @@ fn slow_reader(server: &Server) -> Client {
 
 /// Each replay that waits costs memory: a client that acknowledges nothing could ask for as many as it likes.
 #[test]
-fn a_filter_that_is_subscribed_again_while_its_retained_messages_wait_is_replayed_once_from_there() {
+fn a_filter_subscribed_again_during_its_replay_is_replayed_once() {
     let server = Server::start();
     let mut reader = slow_reader(&server);
     let filter = SubscribeFilter {
@@ -268,7 +268,7 @@ fn a_filter_that_is_subscribed_again_while_its_retained_messages_wait_is_replaye
 }
 
 #[test]
-fn retained_messages_that_wait_do_not_come_after_their_filter_was_unsubscribed() {
+fn retained_messages_that_wait_do_not_come_after_unsubscribing() {
     let server = Server::start();
     let mut reader = slow_reader(&server);
     assert_eq!(reader.subscribe_with("r/#", QoS::AtLeastOnce, None), 1);

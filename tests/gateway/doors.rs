@@ -58,7 +58,7 @@ fn silent_sockets_at_one_listener_leave_the_others_open() {
 }
 
 #[test]
-fn the_oldest_silent_handshake_is_closed_for_a_newcomer_and_the_rest_stay() {
+fn only_the_oldest_silent_handshake_is_closed_for_a_newcomer() {
     let toml = limits("max_handshakes = 6\nmax_handshakes_per_address = 0\nconnect_timeout = \"15s\"");
     let server = Server::start_with(&[], &toml);
     let mut first = from_host(1, server.ports.tcp);
@@ -132,7 +132,7 @@ fn an_address_has_its_own_number_of_connections() {
 }
 
 #[test]
-fn behind_a_proxy_the_address_is_the_one_it_names_and_the_proxy_has_no_limit() {
+fn behind_a_proxy_limits_are_for_the_address_it_names() {
     let toml = "[limits]\nmax_connections_per_address = 2\nmax_handshakes_per_address = 2\n".to_owned()
         + "[[listeners]]\nname = \"proxied\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\nproxy_protocol = true\n";
     let server = Server::start_with(&[], &toml);
@@ -256,7 +256,7 @@ fn sigterm_holds_its_deadline_whatever_clients_do_meanwhile() {
 
 /// Inside one process: nothing of a gateway that was shut down holds its data directory.
 #[test]
-fn a_half_open_handshake_does_not_keep_the_data_directory_of_a_gateway_that_was_shut_down() {
+fn a_half_open_handshake_does_not_keep_the_data_directory_locked() {
     use mqtt_server::{Gateway, config::Config};
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let directory = tempfile::tempdir().expect("make a directory");

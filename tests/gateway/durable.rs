@@ -219,7 +219,7 @@ fn a_start_in_non_broker_mode_keeps_only_the_namespace() {
 
 /// Both leave the disk by themselves.
 #[test]
-fn what_is_older_than_the_age_limit_is_not_sent_to_a_client_that_comes_back() {
+fn a_client_that_comes_back_gets_nothing_older_than_the_age_limit() {
     let server = Server::start_with(&[], "[limits]\noffline_age = \"1s\"\n");
     let mut device = resume(server.ports.tcp, lasting("dev", 600)).0;
     device.subscribe_with("t", QoS::ExactlyOnce, None);
@@ -240,7 +240,7 @@ fn what_is_older_than_the_age_limit_is_not_sent_to_a_client_that_comes_back() {
 
 /// What was in flight then is sent again.
 #[test]
-fn what_waited_when_the_connection_was_lost_is_not_sent_after_the_age_limit() {
+fn what_waited_at_a_lost_connection_is_not_sent_past_the_age_limit() {
     let server = Server::start_with(&[], "[limits]\noffline_age = \"1s\"\n");
     let one = || Connect { receive_maximum: Some(1), ..lasting("dev", 600) };
     let mut device = resume(server.ports.tcp, one()).0;
@@ -354,7 +354,7 @@ fn publish_numbered(port: u16, numbers: Range<u32>) {
 
 /// What waits for a group is on disk; a start reads none of it, and a member gets it page by page.
 #[test]
-fn a_long_group_queue_survives_crashes_outside_of_memory_and_loses_doubles_or_reorders_nothing() {
+fn a_long_group_queue_survives_crashes_whole_and_in_order() {
     const MESSAGES: u32 = 3000;
     /// A page of a group's queue, a window of a session's, and what is on its way between them.
     const MEMORY: u64 = 3 << 20;
@@ -396,7 +396,7 @@ fn a_long_group_queue_survives_crashes_outside_of_memory_and_loses_doubles_or_re
 
 /// What is large is not in memory after a start.
 #[test]
-fn large_retained_messages_are_replayed_in_order_after_a_crash_and_replaced_and_deleted() {
+fn large_retained_messages_survive_a_crash_and_can_be_replaced() {
     const TOPICS: usize = 300;
     let server = Server::start();
     let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
@@ -442,7 +442,7 @@ fn without_the_store_sessions_end_with_the_process() {
 
 /// A refusal needs no disk, but goes out behind the acknowledgement of what came before it [MQTT-4.6.0-2].
 #[test]
-fn a_refused_message_is_not_answered_before_an_earlier_one_that_waits_for_the_disk() {
+fn a_refusal_is_not_sent_before_an_earlier_answer_that_waits() {
     let server = Server::start();
     let mut away = resume(server.ports.tcp, lasting("away", 600)).0;
     away.subscribe_with("kept", QoS::AtLeastOnce, None);

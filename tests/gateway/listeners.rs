@@ -94,7 +94,7 @@ fn over_unix(path: &Path) -> Client {
 }
 
 #[test]
-fn a_unix_socket_carries_mqtt_and_its_file_comes_and_goes_with_the_server() {
+fn a_unix_socket_carries_mqtt_and_its_file_goes_with_the_server() {
     let toml = "[log]\nlevel = \"debug\"\n[[listeners]]\nname = \"local\"\nkind = \"tcp\"\naddress = \"unix:m.sock\"\nmode = \"0600\"\n";
     let server = Server::start_with(&[], toml);
     let exchange = |server: &Server| {
@@ -185,7 +185,7 @@ fn connack_over_tls(
 }
 
 #[test]
-fn a_listener_with_required_client_certificates_takes_those_of_its_authority_only() {
+fn a_listener_takes_client_certificates_of_its_authority_only() {
     let (own, other) = (Authority::new(), Authority::new());
     let directory = tempfile::tempdir().expect("make a directory");
     let ca = directory.path().join("clients.crt");
@@ -204,7 +204,7 @@ fn a_listener_with_required_client_certificates_takes_those_of_its_authority_onl
 }
 
 #[test]
-fn events_of_a_connection_name_client_peer_and_listener_and_nothing_secret() {
+fn events_of_a_connection_name_its_client_and_nothing_secret() {
     let toml = "[log]\nlevel = \"trace\"\ntrace_clients = [\"dev-1\"]\n".to_owned()
         + &listener("proxied", "tcp", "proxy_protocol = true");
     let server = Server::start_with(&["--log-format", "json"], &toml);

@@ -347,7 +347,7 @@ fn truncated_rows_hurt_nobody() {
 
 /// A log line of its own at the default level for each: who, what and why, whatever is in the client id.
 #[test]
-fn what_clients_do_wrong_is_told_once_each_on_a_line_that_they_cannot_break() {
+fn each_fault_of_a_client_is_logged_once_on_an_unbroken_line() {
     let mut server = Server::start_with(&[], "[limits]\nmax_client_id_bytes = 40\nmax_subscriptions = 1\n");
     let connect = |id: &[u8]| {
         let mut bytes = vec![0x10, 12 + id.len() as u8];

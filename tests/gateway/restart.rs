@@ -137,7 +137,7 @@ fn leave_behind(data: &Path, since: Timestamp) {
 
 /// A start whose wall clock is far ahead of, or behind, what is stored takes no time for passed; deadlines go on from there.
 #[test]
-fn a_wall_clock_that_cannot_be_believed_neither_ends_sessions_nor_keeps_them() {
+fn an_implausible_wall_clock_neither_ends_nor_keeps_sessions() {
     const DAY: i64 = 24 * 60 * 60;
     for (days, expiry, stays) in [
         (-400, 24 * 60 * 60, true), // The wall clock is far ahead.
@@ -168,7 +168,7 @@ fn a_wall_clock_that_cannot_be_believed_neither_ends_sessions_nor_keeps_them() {
 
 /// What broker mode allowed must not be a way from device to device later.
 #[test]
-fn non_broker_mode_forgets_subscriptions_and_retained_messages_that_it_would_not_allow() {
+fn non_broker_mode_forgets_stored_state_that_it_would_not_allow() {
     let server = Server::start();
     let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
     publisher.publish_acked("devices/dev/kept", b"x", true);

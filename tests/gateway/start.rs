@@ -179,7 +179,7 @@ fn what_keeps_it_from_starting_is_told_on_one_line_with_the_remedy() {
 
 /// The two lines of a first try without certificates, and the one that the certificates of `--dev` are for.
 #[test]
-fn plaintext_needs_no_certificate_and_those_of_dev_have_the_names_of_the_flags() {
+fn plaintext_needs_no_certificate_and_dev_makes_the_flags_files() {
     let free = ["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
     let dir = tempfile::tempdir().expect("make a directory");
     for args in [&["--non-tls"][..], &["--non-tls", "--insecure-grpc"]] {

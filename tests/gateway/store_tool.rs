@@ -96,7 +96,7 @@ fn restart_on(mut server: Server, data: &Path) -> Server {
 }
 
 #[test]
-fn a_backup_beside_a_running_gateway_starts_with_everything_acknowledged_before() {
+fn a_backup_of_a_running_gateway_has_all_acknowledged_before() {
     let server = filled();
     let (data, copy) = (server.dir().join("data"), server.dir().join("copy"));
     let (success, said) = store(&["check"], &[&data]);
@@ -167,7 +167,7 @@ fn lines(export: &Path, kind: &str) -> usize {
 }
 
 #[test]
-fn a_gateway_on_an_imported_export_has_the_same_messages_sessions_and_values() {
+fn an_imported_export_has_the_same_messages_sessions_and_values() {
     let mut server = filled();
     assert!(server.stop());
     let path = |name: &str| server.dir().join(name);
@@ -236,7 +236,7 @@ fn all_values_that_wait_for_a_database_that_is_away_are_kept_at_the_end() {
 }
 
 #[test]
-fn an_import_refuses_what_is_cut_short_changed_or_newer_and_leaves_nothing() {
+fn an_import_refuses_cut_changed_or_newer_files_and_leaves_nothing() {
     let mut server = filled();
     assert!(server.stop());
     let path = |name: &str| server.dir().join(name);

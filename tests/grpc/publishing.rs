@@ -256,7 +256,7 @@ async fn a_publish_that_waits_at_shutdown_is_told_how_far_it_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wait_ends_with_the_receivers_that_were_online_not_with_one_that_came_back() {
+async fn a_wait_is_for_receivers_that_were_online_not_for_later_ones() {
     let setup = Setup::with(|config| {
         config.limits.mailbox_messages = 1;
         config.limits.offline_messages = 1;

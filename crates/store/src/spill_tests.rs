@@ -53,7 +53,7 @@ async fn settle(latest: &Arc<Latest>) {
 }
 
 #[tokio::test]
-async fn a_deleted_value_comes_back_neither_from_memory_nor_from_spill_or_store() {
+async fn a_deleted_value_returns_from_neither_memory_spill_nor_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = Flaky::new();
     store.away.store(true, SeqCst);
@@ -95,7 +95,7 @@ async fn a_deleted_value_comes_back_neither_from_memory_nor_from_spill_or_store(
 }
 
 #[tokio::test]
-async fn what_is_not_written_at_shutdown_is_written_after_the_next_start_with_its_version() {
+async fn what_shutdown_leaves_is_written_after_the_next_start_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let store = Flaky::new();
     let mut versions = Vec::new();
@@ -216,7 +216,7 @@ async fn a_spill_while_running_gives_memory_back_and_loses_no_value() {
 
 /// With one small commit after the other the end did not come to all of them in its time.
 #[tokio::test]
-async fn while_the_store_is_away_values_go_to_the_spill_in_large_commits_and_the_end_finds_few() {
+async fn values_go_to_the_spill_in_large_commits_so_the_end_finds_few() {
     let dir = tempfile::tempdir().unwrap();
     let store = Flaky::new();
     store.away.store(true, SeqCst);
@@ -270,7 +270,7 @@ async fn no_number_of_restarts_makes_the_spill_larger_than_its_bound() {
 }
 
 #[tokio::test]
-async fn of_a_batch_written_in_part_only_the_rest_is_written_again_from_memory_and_from_the_spill() {
+async fn only_the_rest_of_a_batch_written_in_part_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = Flaky::new();
     let latest = latest(&store, &open(dir.path()), brief());
@@ -316,7 +316,7 @@ async fn a_removal_leaves_what_is_newer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_failures_are_one_change_of_condition_and_an_idle_store_is_watched() {
+async fn many_failures_change_condition_once_and_an_idle_store_is_watched() {
     let store = Flaky::new();
     let options = LatestOptions { probe: Some(Duration::from_secs(2)), ..LatestOptions::default() };
     let latest = Latest::new(Arc::clone(&store) as _, options);
@@ -410,7 +410,7 @@ async fn with_memory_reads_an_absent_store_is_an_empty_one() {
 }
 
 #[test]
-fn gateways_that_share_a_store_give_the_same_millisecond_different_versions() {
+fn gateways_on_one_store_give_a_millisecond_different_versions() {
     let offsets = ["a", "b"].map(version_offset);
     assert!(offsets[0] != offsets[1] && offsets.iter().all(|offset| *offset < 1000));
     let [a, b] = offsets.map(|offset| VersionClock::new(0, offset).next(NOW));

@@ -406,7 +406,7 @@ mod tests {
 
     /// A device that publishes while a batch is being filled from its stripe.
     #[test]
-    fn a_value_that_changes_in_flight_is_not_taken_twice_and_lands_where_it_was_taken() {
+    fn a_value_changed_in_flight_is_not_taken_twice_and_lands_in_place() {
         let mut stripe = Stripe::default();
         let device = ClientId::new("d");
         let record = |stripe: &mut Stripe, version| {

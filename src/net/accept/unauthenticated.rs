@@ -112,7 +112,7 @@ mod tests {
     };
 
     #[test]
-    fn whoever_came_first_leaves_for_others_and_nobody_holds_more_than_there_is() {
+    fn the_first_leaves_for_others_and_nobody_holds_more_than_there_is() {
         // A sixteenth of this is for those who have not authenticated.
         let account = Arc::new(Account::new(16 << 20));
         let all = Unauthenticated::new(&account);

@@ -445,7 +445,7 @@ mod tests {
 
     /// The next transaction met a page behind the end of the file: the process ended by SIGBUS, and with it all stores.
     #[test]
-    fn a_file_that_is_cut_short_while_in_use_ends_the_store_and_not_the_process() {
+    fn a_file_cut_short_while_in_use_ends_the_store_not_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let cut = || {
             let file =

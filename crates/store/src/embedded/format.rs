@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_format_is_brought_to_the_newest_in_all_steps_or_none_and_a_newer_one_is_refused() {
+    fn an_older_format_is_upgraded_whole_and_a_newer_one_refused() {
         let dir = tempfile::tempdir().unwrap();
         {
             let environment = environment(dir.path());

@@ -172,7 +172,7 @@ fn every_byte_that_describes_the_tables_is_checked() {
 }
 
 #[test]
-fn a_name_of_a_table_that_changed_is_damage_and_a_table_more_or_less_is_not() {
+fn a_changed_table_name_is_damage_and_a_table_more_or_less_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("latest/data.mdb");
     drop(open(dir.path()).unwrap());
@@ -219,7 +219,7 @@ fn what_was_closed_is_clean_until_somebody_changes_it() {
 
 /// What LMDB meets while the gateway runs: the file changes under it.
 #[test]
-fn damage_that_is_met_later_ends_the_use_of_the_store_and_sets_it_aside_at_the_next_start() {
+fn damage_met_later_ends_the_store_until_the_next_start_sets_it_aside() {
     use std::os::unix::fs::FileExt as _;
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("latest");

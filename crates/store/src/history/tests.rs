@@ -83,7 +83,7 @@ fn the_first_rule_that_matches_says_how_long() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_the_newest_and_takes_again_when_the_store_is_back() {
+async fn a_full_queue_refuses_the_newest_until_the_store_is_back() {
     let (store, history) = setup(HistoryOptions { max_messages: 3, ..options() });
     store.away.store(true, SeqCst);
     for n in 0..5_u8 {
@@ -144,7 +144,7 @@ async fn a_write_that_hangs_or_is_cut_off_is_written_again() {
 }
 
 #[tokio::test]
-async fn what_a_lost_node_does_not_take_waits_and_keeps_nothing_else_from_the_store() {
+async fn what_a_lost_node_does_not_take_waits_and_holds_nothing_else_up() {
     let (store, history) = setup(options());
     store.partly.store(true, SeqCst);
     for payload in [b"1".as_slice(), b"", b"2", b""] {
@@ -194,7 +194,7 @@ async fn the_end_is_not_delayed_by_a_store_that_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reads_reach_back_as_far_as_the_longest_rule_and_fail_when_the_store_is_away() {
+async fn reads_reach_back_to_the_longest_rule_and_fail_without_the_store() {
     let rules = vec![rule("kept/short", 60), rule("kept/#", 3_600)];
     let (store, history) = setup(HistoryOptions { rules, ..options() });
     record(&history, "kept/short", b"1");

@@ -111,7 +111,7 @@ async fn a_schema_that_is_missing_or_newer_is_refused_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_that_is_dropped_is_made_again_by_the_next_write_and_no_value_is_lost() {
+async fn a_dropped_schema_is_made_again_by_the_next_write_without_loss() {
     let Some(options) = options("schema dropped") else { return };
     let store = with(&options, |_| {});
     let values: Vec<_> = (0..20).map(|n| suite::value("d", &format!("t/{n}"), 5)).collect();

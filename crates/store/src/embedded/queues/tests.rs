@@ -265,7 +265,7 @@ async fn nothing_of_a_long_purged_queue_is_seen_while_it_goes_in_parts() {
 }
 
 #[tokio::test]
-async fn what_is_added_to_a_queue_that_is_still_being_emptied_is_not_removed_with_it() {
+async fn what_is_added_to_a_queue_being_emptied_is_not_removed_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, options) = Disk::new();
     let store = open(dir.path(), &options);

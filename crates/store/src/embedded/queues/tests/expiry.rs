@@ -52,7 +52,7 @@ async fn expired_messages_go_and_their_queue_is_told() {
 /// What a session may have sent is left to it and read back as expired. What has time left is read back as it was
 /// published. Before anybody can say what was sent, nothing goes.
 #[tokio::test]
-async fn an_entry_may_expire_before_its_message_and_goes_unless_it_may_have_been_sent() {
+async fn an_entry_may_expire_before_its_message_unless_it_may_be_sent() {
     static NOW: AtomicU64 = AtomicU64::new(1_700_000_000_000);
     let dir = tempfile::tempdir().unwrap();
     let options = QueueOptions { clock: || Timestamp(NOW.load(SeqCst)), ..QueueOptions::default() };

@@ -51,7 +51,7 @@ async fn the_start_knows_up_to_where_qos_2_may_have_been_sent() {
 }
 
 #[tokio::test]
-async fn what_a_groups_member_did_not_acknowledge_goes_back_to_the_group_in_order() {
+async fn what_a_member_did_not_acknowledge_returns_to_its_group_in_order() {
     let (dir, store) = new();
     let group = QueueId(50);
     append(&store, entry(group, 10));
