@@ -117,7 +117,7 @@ impl Connection {
     fn say_goodbye(&mut self, last: &[u8]) {
         if let Io::Layered(io) = &mut self.io {
             let slot = self.device.lock_owned(self.epoch);
-            let blocked = slot.and_then(|slot| slot.link.as_ref().map(|link| link.want_write));
+            let blocked = slot.and_then(|slot| slot.link.as_ref().map(|link| link.sending.is_left()));
             if blocked == Some(false)
                 && let Some(mut slot) = self.device.lock_owned(self.epoch)
             {

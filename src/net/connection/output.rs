@@ -33,7 +33,7 @@ impl Connection {
             // Whoever needs it asks again in this poll.
             link.notify_room = false;
             let group_queues = std::mem::take(&mut link.group_queues);
-            (link.want_write, matches!(link.writer, Writer::Direct(_)), group_queues)
+            (link.sending.is_left(), matches!(link.writer, Writer::Direct(_)), group_queues)
         };
         if group_queues {
             self.rare().group_queues = true;

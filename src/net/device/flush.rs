@@ -12,7 +12,7 @@ use gateway_core::{clock, metrics::count};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
-use super::{Device, Link, Unsent, Writer};
+use super::{Device, Link, Unsent, Writer, sending::Then};
 
 const ROUNDS: usize = 4;
 
@@ -22,11 +22,6 @@ pub(in crate::net) struct Flight {
     writer: OwnedWriteHalf,
     unsent: Unsent,
     v5: bool,
-}
-
-enum Next {
-    Done,
-    Again,
 }
 
 /// For whom a flush takes the writer.
@@ -55,7 +50,7 @@ fn write_rounds(device: &Device, taker: Taker) {
     for round in 1..=ROUNDS {
         let Some(flight) = take(device, taker) else { return };
         let result = flight.writer.try_write(flight.unsent.rest());
-        if matches!(give_back(device, flight, result, round == ROUNDS, false), Next::Done) {
+        if give_back(device, flight, result, round == ROUNDS, false) != Then::Again {
             return;
         }
     }
@@ -88,14 +83,14 @@ pub(in crate::net) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'
             _ => None,
         };
         // After the last round it is still the owner that goes on: nobody else would.
-        let next = give_back(device, flight, result, round == ROUNDS, true);
+        let then = give_back(device, flight, result, round == ROUNDS, true);
         if let Some(error) = failed {
             return Poll::Ready(Err(error));
         }
         if pending {
             return Poll::Pending;
         }
-        if matches!(next, Next::Done) && !device.lock().link.as_ref().is_some_and(|link| link.want_write) {
+        if then != Then::Again && !device.lock().link.as_ref().is_some_and(|link| link.sending.is_left()) {
             return Poll::Ready(Ok(()));
         }
     }
@@ -147,8 +142,7 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
         Taker::Turn if matches!(link.writer, Writer::Owner) => return None,
         Taker::Turn | Taker::TurnEnd => false,
     };
-    link.dirty &= matches!(taker, Taker::Turn);
-    if link.flushing || (link.want_write && !is_owner) {
+    if !link.sending.may_write(matches!(taker, Taker::Turn), is_owner) {
         return None;
     }
     let Writer::Direct(writer) = &mut link.writer else {
@@ -162,11 +156,11 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
         return None;
     };
     if link.unsent.is_none() && slot.out.buffered() == 0 {
-        link.want_write = false;
+        link.sending.is_done();
         return None;
     }
     let writer = writer.take()?;
-    link.flushing = true;
+    link.sending.start();
     let unsent = match link.unsent.take() {
         Some(unsent) => *unsent,
         None => Unsent::new(slot.out.take_out()),
@@ -181,7 +175,7 @@ fn give_back(
     result: io::Result<usize>,
     last_round: bool,
     owner: bool,
-) -> Next {
+) -> Then {
     let (wrote, failed) = match result {
         Ok(n) => (n, false),
         Err(error) => (0, error.kind() != io::ErrorKind::WouldBlock),
@@ -200,17 +194,14 @@ fn give_back(
             false => &[],
         };
         farewell(&flight.writer, Some(&flight.unsent), last);
-        return Next::Done;
+        return Then::Done;
     };
     let unsent = flight.unsent.rest().len();
     slot.out.note_written(unsent);
     link.writer = Writer::Direct(Some(flight.writer));
-    link.flushing = false;
     let complete = unsent == 0;
-    let short = !complete;
     if complete {
         recycle(flight.unsent.bytes);
-        link.want_write = false;
     } else {
         flight.unsent.stands(device.shared.broker.account());
         link.unsent = Some(Box::new(flight.unsent));
@@ -223,16 +214,13 @@ fn give_back(
         slot.out.pump(&device.env(clock::now()));
     }
     let more = complete && slot.out.buffered() > 0;
-    let hand_over = short || failed || (more && last_round);
-    if hand_over {
-        link.want_write = !failed;
-    }
-    if !owner && (hand_over || (link.notify_room && complete) || slot.out.wants_load()) {
+    let then = link.sending.stop(complete, failed, more, last_round);
+    if !owner && (then == Then::Leave || (link.notify_room && complete) || slot.out.wants_load()) {
         let waker = link.waker.clone();
         drop(guard);
         waker.wake();
     }
-    if more && !last_round { Next::Again } else { Next::Done }
+    then
 }
 
 /// Keeps a buffer ready for the owner's own writes.

@@ -1,13 +1,14 @@
 //! A session as the broker and the connection see it: the outbound half and its link, behind one short lock.
 //!
 //! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most
-//! one thread writes to a socket at a time (`flushing`).
+//! one thread writes to a socket at a time, and whatever waits for it is seen to ([`Sending`]).
 
 pub(super) mod flush;
 #[cfg(test)]
 pub(super) mod link_tests;
 #[cfg(test)]
 mod memory_tests;
+mod sending;
 
 use std::{
     any::Any,
@@ -31,6 +32,7 @@ use session::{Env, Left, LinkParams, Outbound, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{Shared, wheel::PAUSED};
+use sending::{Sending, Waits};
 
 /// The session object; one allocation holds the broker's part and ours.
 pub(in crate::net) struct Device {
@@ -60,10 +62,7 @@ pub(in crate::net) struct Link {
     pub(in crate::net) writer: Writer,
     /// Taken from the out-buffer and not completely written: the socket was full.
     pub(in crate::net) unsent: Option<Box<Unsent>>,
-    pub(in crate::net) flushing: bool,
-    pub(in crate::net) dirty: bool,
-    /// The socket is full: the owner waits for it.
-    pub(in crate::net) want_write: bool,
+    pub(in crate::net) sending: Sending,
     /// The owner wants to be woken when there is room again.
     pub(in crate::net) notify_room: bool,
     /// The queue of a shared group has something for the owner.
@@ -134,9 +133,7 @@ impl Link {
             waker,
             writer,
             unsent: None,
-            flushing: false,
-            dirty: false,
-            want_write: false,
+            sending: Sending::default(),
             notify_room: false,
             group_queues: false,
             close: None,
@@ -225,7 +222,7 @@ impl Device {
     pub(in crate::net) fn detach_idle(&self, epoch: u32) -> Result<Option<Link>, Flushing> {
         let mut slot = self.slot.lock();
         match &slot.link {
-            Some(link) if link.epoch == epoch && link.flushing => Err(Flushing),
+            Some(link) if link.epoch == epoch && link.sending.is_writing() => Err(Flushing),
             Some(link) if link.epoch == epoch => Ok(self.take_link(&mut slot)),
             _ => Ok(None),
         }
@@ -282,15 +279,18 @@ impl Slot {
     #[inline]
     pub(in crate::net) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
-        if link.dirty || link.flushing || self.out.buffered() == 0 {
+        let waits = self.out.buffered();
+        if waits == 0 {
             return false;
         }
-        if link.want_write {
-            link.settle_unsent(self.out.buffered());
-            return false;
+        match link.sending.list() {
+            Waits::Listed => true,
+            Waits::Left => {
+                link.settle_unsent(waits);
+                false
+            }
+            Waits::SeenTo => false,
         }
-        link.dirty = true;
-        true
     }
 }
 

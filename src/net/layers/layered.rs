@@ -123,8 +123,7 @@ impl Connection {
                 slot.out.note_written(0);
                 let bytes = slot.out.take_out();
                 if let Some(link) = &mut slot.link {
-                    link.dirty = false;
-                    link.want_write = false;
+                    link.sending.take_all();
                     link.unsent = None;
                 }
                 bytes
@@ -145,7 +144,7 @@ impl Connection {
         if let Some(mut slot) = self.device.lock_owned(self.epoch)
             && let Some(link) = &mut slot.link
         {
-            link.want_write = want;
+            link.sending.leave(want);
             // What waits behind the layers is charged here.
             let shared = &self.device.shared;
             let standing = || Box::new(Unsent::standing(shared.broker.account()));
