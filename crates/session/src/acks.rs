@@ -19,16 +19,32 @@ pub(crate) struct WrongStep;
 impl Outbound {
     /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight.
     pub(crate) fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
-        let Some(rare) = &mut self.rare else { return Ok(false) };
-        let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
-        if !matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce) {
-            return Err(WrongStep);
+        let known = self.acknowledged(id, code, env)?;
+        if known {
+            self.pump(env);
         }
-        if let Some((place, Unacked { stage: Stage::Publish(delivery), .. })) = rare.inflight.remove(id) {
+        Ok(known)
+    }
+
+    /// Several PUBACK packets, all with success. What they make room for is sent once.
+    pub(crate) fn handle_pubacks(
+        &mut self,
+        mut ids: impl Iterator<Item = u16>,
+        env: &Env<'_>,
+    ) -> Result<(), WrongStep> {
+        let result = ids.try_for_each(|id| self.acknowledged(id, reason::SUCCESS, env).map(drop));
+        self.pump(env);
+        result
+    }
+
+    fn acknowledged(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let Some(rare) = &mut self.rare else { return Ok(false) };
+        let is_due = |entry: &Unacked| matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce);
+        let Some(removed) = rare.inflight.remove_if(id, is_due) else { return Ok(false) };
+        if let (place, Unacked { stage: Stage::Publish(delivery), .. }) = removed? {
             delivery.on_disk.remove(place, env);
             answered(delivery.receipt(), code);
         }
-        self.pump(env);
         Ok(true)
     }
 
@@ -80,11 +96,9 @@ impl Outbound {
     /// PUBCOMP. False if the id is not in flight.
     pub(crate) fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
-        let Some((_, entry)) = rare.inflight.get_mut(id) else { return Ok(false) };
-        if !matches!(entry.stage, Stage::Release(_)) {
-            return Err(WrongStep);
-        }
-        if let Some((place, Unacked { stage: Stage::Release(released), .. })) = rare.inflight.remove(id) {
+        let is_due = |entry: &Unacked| matches!(entry.stage, Stage::Release(_));
+        let Some(removed) = rare.inflight.remove_if(id, is_due) else { return Ok(false) };
+        if let (place, Unacked { stage: Stage::Release(released), .. }) = removed? {
             released.on_disk.remove(place, env);
             answered(released.receipt.as_ref(), reason::SUCCESS);
         }

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{Commit, Receipt};
 
-use super::{durable::OnDisk, pending::Delivery};
+use super::{WrongStep, durable::OnDisk, pending::Delivery};
 
 const IDS: u64 = 65_535;
 /// How many windows there may be from the first place in flight to a new one. It is more than one because places of
@@ -162,9 +162,23 @@ impl Inflight {
 
     /// Ends `id` and returns what it was, with its place.
     pub(super) fn remove(&mut self, id: u16) -> Option<(u64, Unacked)> {
+        self.remove_if(id, |_| true)?.ok()
+    }
+
+    /// As [`Self::remove`], if it is as `expected`; `Err` if it is not, and stays.
+    #[inline]
+    pub(super) fn remove_if(
+        &mut self,
+        id: u16,
+        expected: impl FnOnce(&Unacked) -> bool,
+    ) -> Option<Result<(u64, Unacked), WrongStep>> {
         let index = self.index(id)?;
         let place = self.first + index as u64;
-        let entry = self.ring.get_mut(index)?.take()?;
+        let entry = self.ring.get_mut(index)?;
+        if !expected(entry.as_ref()?) {
+            return Some(Err(WrongStep));
+        }
+        let entry = entry.take()?;
         self.bytes -= entry.cost();
         self.live -= 1;
         if index < self.resend {
@@ -179,7 +193,7 @@ impl Inflight {
         if self.ring.is_empty() && self.ring.capacity() > 64 {
             self.ring = VecDeque::new();
         }
-        Some((place, entry))
+        Some(Ok((place, entry)))
     }
 
     /// A connection ended: everything left must be sent again on the next.

@@ -157,12 +157,7 @@ impl Inbound {
             return Ok(0);
         }
         let mut acks = 0;
-        let result = owner.outbound(|out, env| {
-            ids.try_for_each(|id| {
-                acks += 1;
-                out.handle_puback(id, reason::SUCCESS, env).map(drop)
-            })
-        })?;
+        let result = owner.outbound(|out, env| out.handle_pubacks(ids.inspect(|_| acks += 1), env))?;
         effort.spend_each(Effort::STEP, acks);
         count(|c| c.packets_in.add(acks as u64));
         result.map_err(Violation::from)?;
