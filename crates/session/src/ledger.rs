@@ -74,35 +74,13 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-
-    struct Purse {
-        held: Cell<usize>,
-        limit: usize,
-    }
-
-    impl Budget for Purse {
-        fn charge(&self, _held: usize, bytes: usize) -> bool {
-            let fits = self.held.get() + bytes <= self.limit;
-            if fits {
-                self.force(bytes);
-            }
-            fits
-        }
-        fn force(&self, bytes: usize) {
-            self.held.set(self.held.get() + bytes);
-        }
-        fn release(&self, bytes: usize) {
-            self.held.set(self.held.get() - bytes);
-        }
-    }
+    use crate::fuzz::Purse;
 
     /// The failure: an in-flight window that is not counted, or a shared counter that every message touches.
     #[test]
     fn small_traffic_touches_no_budget_and_all_of_the_rest_comes_back() {
-        let account = Purse { held: Cell::new(0), limit: 256 << 10 };
+        let account = Purse::new(256 << 10);
         let held = || account.held.get();
         let mut ledger = Ledger::default();
         assert!(ledger.covers(FREE, 0, &account) && held() == 0);

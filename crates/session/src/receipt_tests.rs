@@ -3,23 +3,11 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    Budget, DropReason, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Receipt, Timestamp,
-    limits::Limits,
+    DropReason, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Receipt, Timestamp, limits::Limits,
 };
 
 use super::*;
-
-struct Unlimited;
-
-impl Budget for Unlimited {
-    fn force(&self, bytes: usize) {
-        let _ = self.charge(0, bytes);
-    }
-    fn charge(&self, _held: usize, _bytes: usize) -> bool {
-        true
-    }
-    fn release(&self, _bytes: usize) {}
-}
+use crate::fuzz::Unlimited;
 
 /// A session and the receipt of the messages it is offered.
 struct Bench {

@@ -6,24 +6,13 @@ use std::{sync::Arc, time::Duration};
 
 use codec::{Packet, Publish, reason};
 use gateway_core::{
-    Budget, DropReason, Message, Offer, Origin, Outcome, Properties, Protocol, QoS, QueueId, Timestamp,
+    DropReason, Message, Offer, Origin, Outcome, Properties, Protocol, QoS, QueueId, Timestamp,
     limits::{Limits, OverflowPolicy},
     units::{ByteSize, Span},
 };
 
 use super::*;
-
-struct Unlimited;
-
-impl Budget for Unlimited {
-    fn force(&self, bytes: usize) {
-        let _ = self.charge(0, bytes);
-    }
-    fn charge(&self, _held: usize, _bytes: usize) -> bool {
-        true
-    }
-    fn release(&self, _bytes: usize) {}
-}
+use crate::fuzz::{Purse, Unlimited};
 
 fn env(limits: &Limits, now: u64) -> Env<'_> {
     Env { limits, now: Timestamp(now), budget: &Unlimited, disk: None }
@@ -391,31 +380,11 @@ fn full_queues_follow_the_policy() {
     assert!(outbound.take_overflow() && !outbound.take_overflow());
 }
 
-/// Budget that counts.
-#[derive(Default)]
-struct Counted(std::cell::Cell<usize>, usize);
-
-impl Budget for Counted {
-    fn charge(&self, _held: usize, bytes: usize) -> bool {
-        let fits = self.0.get() + bytes <= self.1;
-        if fits {
-            self.force(bytes);
-        }
-        fits
-    }
-    fn force(&self, bytes: usize) {
-        self.0.set(self.0.get() + bytes);
-    }
-    fn release(&self, bytes: usize) {
-        self.0.set(self.0.get() - bytes);
-    }
-}
-
 /// The failure: a client that does not acknowledge holds a window full of large messages that are not charged.
 #[test]
 fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
     let limits = Limits::default();
-    let budget = Counted(Default::default(), 200_000);
+    let budget = Purse::new(200_000);
     let env = Env { limits: &limits, now: Timestamp(0), budget: &budget, disk: None };
     let mut outbound = Outbound::new();
     outbound.attach(link(Protocol::V5), &[], &env);
@@ -426,7 +395,7 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
         outbound.take_out();
     }
     assert_eq!(taken, 6, "what does not fit is dropped");
-    assert!((6 * 30_000..=200_000).contains(&budget.0.get()), "{} bytes", budget.0.get());
+    assert!((6 * 30_000..=200_000).contains(&budget.held.get()), "{} bytes", budget.held.get());
     for id in 1..=taken {
         if id % 2 == 1 {
             assert_eq!(outbound.handle_puback(id, 0, &env), Ok(true));
@@ -434,21 +403,21 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
             assert!(outbound.handle_pubrec(id, 0, &env).is_ok(), "the PUBREL needs no message");
         }
     }
-    assert_eq!((outbound.sizes().0, budget.0.get()), (3, 0));
+    assert_eq!((outbound.sizes().0, budget.held.get()), (3, 0));
     // What is not acknowledged at the end of the session is released with it.
     outbound.offer(&message(&[b'x'; 30_000], QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
-    assert!(budget.0.get() > 30_000);
+    assert!(budget.held.get() > 30_000);
     outbound.detach(&env);
-    assert!(budget.0.get() > 30_000, "it is sent again on the next connection");
+    assert!(budget.held.get() > 30_000, "it is sent again on the next connection");
     outbound.end(&env);
-    assert_eq!(budget.0.get(), 0);
+    assert_eq!(budget.held.get(), 0);
 }
 
 /// The failure: a table of 1,024 long topics for each subscriber that announces aliases.
 #[test]
 fn our_own_topic_aliases_keep_to_64_kib_and_are_on_the_budget() {
     let limits = Limits::default();
-    let budget = Counted(Default::default(), usize::MAX);
+    let budget = Purse::new(usize::MAX);
     let env = Env { limits: &limits, now: Timestamp(0), budget: &budget, disk: None };
     let mut outbound = Outbound::new();
     outbound.attach(LinkParams { topic_alias_maximum: 1000, ..link(Protocol::V5) }, &[], &env);
@@ -458,8 +427,8 @@ fn our_own_topic_aliases_keep_to_64_kib_and_are_on_the_budget() {
         outbound.offer(&message, offer(QoS::AtMostOnce), &env);
         outbound.take_out();
     }
-    let held = budget.0.get();
+    let held = budget.held.get();
     assert!((32 << 10..=64 << 10).contains(&held), "{held} bytes");
     outbound.detach(&env);
-    assert_eq!(budget.0.get(), 0);
+    assert_eq!(budget.held.get(), 0);
 }

@@ -7,10 +7,10 @@ use codec::{
     Ack, AckKind, Disconnect, Packet, Publish, PublishFrame, Subscribe, SubscribeFilter, Unsubscribe, reason,
 };
 use gateway_core::{
-    Budget, Effort, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp, limits::Limits,
-    units::ByteSize,
+    Effort, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
 };
 
+use super::budgets::Unlimited;
 use crate::{Effect, Env, Inbound, LinkParams, Outbound, Owner, Violation};
 
 /// Interprets `data` as packets of a client, deliveries to it, losses of its connection and time between them. Each packet
@@ -69,16 +69,6 @@ enum Expected {
     Pong,
     Disconnect(u8, Option<u32>),
     Violation(u8),
-}
-
-struct Unlimited;
-
-impl Budget for Unlimited {
-    fn charge(&self, _: usize, _: usize) -> bool {
-        true
-    }
-    fn force(&self, _: usize) {}
-    fn release(&self, _: usize) {}
 }
 
 /// The connection as the session sees it.

@@ -1,16 +1,13 @@
 //! Random operations on the outbound half against a model client, in virtual time.
 
-use std::{
-    cell::Cell,
-    collections::{BTreeMap, BTreeSet, VecDeque},
-};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use codec::Packet;
 use gateway_core::{
-    Budget, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Timestamp, limits::Limits,
-    units::ByteSize,
+    Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
 };
 
+use super::budgets::Purse;
 use crate::{Begin, Env, LinkParams, Outbound};
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
@@ -23,24 +20,6 @@ pub fn fuzz_session(data: &[u8]) {
         world.step(operation, bytes.next().unwrap_or(0));
     }
     world.finish();
-}
-
-#[derive(Default)]
-struct Purse(Cell<usize>);
-
-impl Budget for Purse {
-    fn force(&self, bytes: usize) {
-        let _ = self.charge(0, bytes);
-    }
-    fn charge(&self, _held: usize, bytes: usize) -> bool {
-        self.0.set(self.0.get() + bytes);
-        true
-    }
-
-    fn release(&self, bytes: usize) {
-        assert!(self.0.get() >= bytes, "more released than charged");
-        self.0.set(self.0.get() - bytes);
-    }
 }
 
 struct World {
@@ -74,7 +53,7 @@ impl World {
         Self {
             outbound: Outbound::new(),
             limits,
-            purse: Purse::default(),
+            purse: Purse::new(usize::MAX),
             now: Timestamp(1_000),
             protocol: Protocol::V4,
             taken: BTreeMap::new(),
@@ -248,7 +227,11 @@ impl World {
             self.answer(0);
         }
         let (inflight, pending, ..) = self.outbound.sizes();
-        assert_eq!((inflight, pending, self.purse.0.get()), (0, 0, 0), "everything is delivered in the end");
+        assert_eq!(
+            (inflight, pending, self.purse.held.get()),
+            (0, 0, 0),
+            "everything is delivered in the end"
+        );
         for (number, qos) in &self.taken {
             let times = self.received.get(number).copied().unwrap_or(0);
             match qos {

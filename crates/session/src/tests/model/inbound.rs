@@ -7,12 +7,11 @@ use std::{
 };
 
 use gateway_core::{
-    Budget, Commit, Entry, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Timestamp,
-    limits::Limits,
+    Commit, Entry, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Timestamp, limits::Limits,
 };
 
 use super::disk::Disk;
-use crate::{Begin, Env, Left, LinkParams, Outbound};
+use crate::{Begin, Env, Left, LinkParams, Outbound, fuzz::Unlimited};
 
 /// The publisher's queue and that of a persistent session that gets all it publishes.
 const PUBLISHER: QueueId = QueueId(1);
@@ -29,16 +28,6 @@ fn no_crash_routes_an_acknowledged_qos_2_message_twice_or_never() {
         }
         world.finish();
     }
-}
-
-struct Unlimited;
-
-impl Budget for Unlimited {
-    fn charge(&self, _: usize, _: usize) -> bool {
-        true
-    }
-    fn force(&self, _: usize) {}
-    fn release(&self, _: usize) {}
 }
 
 /// A packet of the client that is not answered.

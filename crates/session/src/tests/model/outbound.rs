@@ -4,21 +4,20 @@
 mod client;
 
 use std::{
-    cell::Cell,
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
 use codec::{AckKind, Packet, encode_ack};
 use gateway_core::{
-    Budget, Commit, Durability, Journal, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, QueueOp,
-    Receipt, Timestamp, Yielded,
+    Commit, Durability, Journal, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, QueueOp, Receipt,
+    Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
     units::ByteSize,
 };
 
 use super::disk::Disk;
-use crate::{Env, Left, LinkParams, Load, Outbound};
+use crate::{Env, Left, LinkParams, Load, Outbound, fuzz::Purse};
 
 const QUEUE: QueueId = QueueId(7);
 /// The shared group of some deliveries, on disk and in memory.
@@ -35,29 +34,6 @@ fn no_crash_loses_repeats_or_reorders_what_was_acknowledged() {
             world.step(operation[0], operation[1]);
         }
         world.finish();
-    }
-}
-
-/// Bytes charged, and whether the budget is used up.
-#[derive(Default)]
-struct Purse(Cell<usize>, Cell<bool>);
-
-impl Budget for Purse {
-    fn charge(&self, _held: usize, bytes: usize) -> bool {
-        let fits = !self.1.get();
-        if fits {
-            self.force(bytes);
-        }
-        fits
-    }
-
-    fn force(&self, bytes: usize) {
-        self.0.set(self.0.get() + bytes);
-    }
-
-    fn release(&self, bytes: usize) {
-        assert!(self.0.get() >= bytes, "more released than charged");
-        self.0.set(self.0.get() - bytes);
     }
 }
 
@@ -122,7 +98,7 @@ impl World {
             outbound: Outbound::new(),
             disk: Disk::default(),
             limits,
-            purse: Purse::default(),
+            purse: Purse::new(usize::MAX),
             now: Timestamp(1_000),
             protocol: Protocol::V5,
             crashes: kind & 8 != 0,
@@ -169,7 +145,7 @@ impl World {
             29 if argument < 64 && self.crashes => self.crash(),
             30 if argument < 32 => self.fail_load(),
             // The budget is used up for a while, by others.
-            31 => self.purse.1.set(argument < 64),
+            31 => self.purse.limit.set(if argument < 64 { 0 } else { usize::MAX }),
             _ => {}
         }
         self.load();
@@ -383,7 +359,7 @@ impl World {
         self.go_on();
         self.disk.crash();
         self.outbound = Outbound::new();
-        self.purse = Purse::default();
+        self.purse = Purse::new(usize::MAX);
         self.receipts.clear();
         self.staying.clear();
         self.disconnected();
@@ -405,7 +381,7 @@ impl World {
     }
 
     fn finish(mut self) {
-        self.purse.1.set(false);
+        self.purse.limit.set(usize::MAX);
         self.lose(0);
         self.move_staying();
         self.disk.commit_all();
@@ -432,7 +408,7 @@ impl World {
         }
         let (inflight, pending, bytes, _) = self.outbound.sizes();
         assert_eq!((inflight, pending, bytes), (0, 0, 0), "everything is delivered in the end");
-        assert_eq!(self.purse.0.get(), 0, "budget not given back");
+        assert_eq!(self.purse.held.get(), 0, "budget not given back");
         let left: Vec<u64> = self.disk.0.lock().entries.keys().map(|(_, place)| *place).collect();
         assert!(left.is_empty(), "left on disk: {left:?}");
         assert!(self.held.is_empty(), "the client waits for PUBREL of {:?}", self.held);
