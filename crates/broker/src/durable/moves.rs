@@ -6,12 +6,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use gateway_core::{Commit, DropReason, QueueId, Refused, Timestamp, Yielded};
 use store::StoreHealth;
 
-use crate::{Broker, Inner, MemoryKind, Turn, drops::count_drop, durable::Durable, shared::Waiting};
+use crate::{Broker, Inner, MemoryKind, Turn, drops::count_drop, durable::Durable, shared::QueuedMessage};
 
 /// A message that is being moved.
 pub(crate) enum Moved {
     /// A message out of the group's own queue.
-    Waiting { group: u32, waiting: Waiting },
+    Queued { group: u32, waiting: QueuedMessage },
     /// A message that a member gave back; it is in that member's durable queue `from` if it has a place.
     Yielded { yielded: Yielded, from: QueueId },
 }
@@ -61,7 +61,7 @@ impl Inner {
     fn offer_again(&self, moved: Moved) {
         let Some(durable) = &self.durable else { return };
         match moved {
-            Moved::Waiting { group, waiting } => {
+            Moved::Queued { group, waiting } => {
                 // The group's queue went with it.
                 let Some(found) = self.index.group(group) else {
                     return count_drop(DropReason::SessionEnded);

@@ -9,7 +9,7 @@ use store::{Loaded, StoreError};
 use crate::{
     Inner,
     durable::{Durable, READ_MESSAGES},
-    shared::{GroupPage, Waiting},
+    shared::{GroupPage, QueuedMessage},
 };
 
 impl Durable {
@@ -57,7 +57,7 @@ impl Inner {
             );
         }
         let entries = self.allowed(durable, queue, entries);
-        let waiting = |message, place| Waiting { message, place };
+        let waiting = |message, place| QueuedMessage { message, place };
         let messages = entries.into_iter().filter_map(|entry| Some(waiting(entry.message?, entry.seq)));
         GroupPage { messages: messages.collect(), next, end }
     }

@@ -11,6 +11,6 @@ mod waiting;
 pub(crate) use self::{
     group::{DeliveryContext, Group, Member},
     groups::Groups,
-    queue::{Most, Waiting},
+    queue::{Most, QueuedMessage},
     waiting::GroupPage,
 };

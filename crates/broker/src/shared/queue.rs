@@ -59,7 +59,7 @@ pub(super) struct Queue {
 }
 
 /// A message with its place.
-pub(crate) struct Waiting {
+pub(crate) struct QueuedMessage {
     pub(crate) message: Arc<SharedMessage>,
     pub(crate) place: u64,
 }
@@ -67,18 +67,18 @@ pub(crate) struct Waiting {
 /// Messages in memory.
 #[derive(Default)]
 struct Stretch {
-    messages: VecDeque<Waiting>,
+    messages: VecDeque<QueuedMessage>,
     /// What they cost.
     bytes: usize,
 }
 
 impl Stretch {
-    fn push(&mut self, waiting: Waiting) {
+    fn push(&mut self, waiting: QueuedMessage) {
         self.bytes += waiting.message.cost();
         self.messages.push_back(waiting);
     }
 
-    fn pop(&mut self) -> Option<Waiting> {
+    fn pop(&mut self) -> Option<QueuedMessage> {
         let waiting = self.messages.pop_front()?;
         self.bytes -= waiting.message.cost();
         if self.messages.is_empty() {
@@ -139,9 +139,9 @@ impl Queue {
         let place = self.next();
         if self.tail.is_empty() {
             self.tail.pass(1);
-            self.window.push(Waiting { message, place });
+            self.window.push(QueuedMessage { message, place });
         } else {
-            self.fresh.push(Waiting { message, place });
+            self.fresh.push(QueuedMessage { message, place });
         }
         place
     }
@@ -153,14 +153,14 @@ impl Queue {
     }
 
     /// Takes out the first message, if it is in memory.
-    pub(super) fn pop(&mut self) -> Option<Waiting> {
+    pub(super) fn pop(&mut self) -> Option<QueuedMessage> {
         let waiting = self.window.pop()?;
         self.handed = self.handed.max(waiting.place + 1);
         Some(waiting)
     }
 
     /// Takes back what was popped.
-    pub(super) fn put_back(&mut self, waiting: Waiting) {
+    pub(super) fn put_back(&mut self, waiting: QueuedMessage) {
         let index = self.window.messages.partition_point(|other| other.place < waiting.place);
         self.window.bytes += waiting.message.cost();
         self.window.messages.insert(index, waiting);
@@ -178,7 +178,7 @@ impl Queue {
 
     /// Takes a page that was read, where the next begins, and whether it was the last. Returns how many bytes of memory
     /// it takes.
-    pub(super) fn loaded(&mut self, page: Vec<Waiting>, next: u64, end: bool) -> usize {
+    pub(super) fn loaded(&mut self, page: Vec<QueuedMessage>, next: u64, end: bool) -> usize {
         // The page may have messages that came meanwhile and are in memory already.
         let limit = self.tail.next();
         let Some(read) = self.tail.loaded(next, end, limit) else { return 0 };
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(queue.begin_load(), Some(2));
         // The store refused the other, too; both are given away before what is read.
         queue.put_back(second);
-        let page = (2..4).map(|place| Waiting { message: message(), place }).collect();
+        let page = (2..4).map(|place| QueuedMessage { message: message(), place }).collect();
         assert_eq!(queue.loaded(page, 4, true), 2 * message().cost());
         let places: Vec<u64> = std::iter::from_fn(|| queue.pop()).map(|waiting| waiting.place).collect();
         assert_eq!(places, [0, 1, 2, 3]);

@@ -7,7 +7,7 @@ use gateway_core::{DropReason, Entry, Message, Outcome, QoS, QueueId, QueueOp, U
 use store::QueueSummary;
 
 use super::{
-    DeliveryContext, Group, Member, Waiting,
+    DeliveryContext, Group, Member, QueuedMessage,
     group::{DRAIN_PER_MESSAGE, is_any_online, nudge},
     queue::Queue,
 };
@@ -21,7 +21,7 @@ use crate::{
 /// What was read of a group's queue.
 pub(crate) struct GroupPage {
     /// In order.
-    pub(crate) messages: Vec<Waiting>,
+    pub(crate) messages: Vec<QueuedMessage>,
     /// Where the next page begins.
     pub(crate) next: u64,
     /// This was the last page.
@@ -100,7 +100,7 @@ impl Group {
     }
 
     /// Puts back a message that no member took.
-    pub(crate) fn put_back(&self, waiting: Waiting, account: &Account) {
+    pub(crate) fn put_back(&self, waiting: QueuedMessage, account: &Account) {
         let cost = waiting.message.cost();
         let closed = self.change(|queue| {
             if !queue.closed {
@@ -243,7 +243,7 @@ impl Group {
         }
         for _ in 0..limit {
             let Some(waiting) = self.pop(context) else { return };
-            let Waiting { message, place } = &waiting;
+            let QueuedMessage { message, place } = &waiting;
             let until = self.most.until(message.received, message.expires);
             if until.is_some_and(|at| at <= context.now) {
                 count_drop(DropReason::Expired);
@@ -277,7 +277,7 @@ impl Group {
                     let commit = borrowed.issued().cloned();
                     drop(borrowed);
                     if let (Some(durable), Some(commit)) = (context.durable, commit) {
-                        durable.watch(&commit, Moved::Waiting { group: self.id, waiting });
+                        durable.watch(&commit, Moved::Queued { group: self.id, waiting });
                     }
                 }
                 None | Some(Outcome::Dropped(_)) => {
@@ -302,7 +302,7 @@ impl Group {
         }
     }
 
-    fn pop(&self, context: &DeliveryContext<'_>) -> Option<Waiting> {
+    fn pop(&self, context: &DeliveryContext<'_>) -> Option<QueuedMessage> {
         let (waiting, load) = self.change(|queue| {
             let waiting = queue.pop();
             (waiting, context.durable.zip(queue.begin_load()))

@@ -19,12 +19,12 @@ struct FilterKey {
 }
 
 /// All filters.
-pub(super) struct Filters {
+pub(super) struct FilterTable {
     records: Slab<Filter>,
     by_text: HashTable<FilterKey>,
 }
 
-/// What [`Filters::remove`] removed.
+/// What [`FilterTable::remove`] removed.
 pub(super) enum Removed {
     /// One of several subscribers.
     Subscriber {
@@ -35,13 +35,13 @@ pub(super) enum Removed {
     Filter(Box<str>),
 }
 
-impl Default for Filters {
+impl Default for FilterTable {
     fn default() -> Self {
         Self { records: Slab::starting_at(0), by_text: HashTable::new() }
     }
 }
 
-impl Filters {
+impl FilterTable {
     /// Number of the filter of this text; `hash` is the text's.
     pub(super) fn find(&self, text: &str, hash: u64) -> Option<u32> {
         let short = hash as u32;

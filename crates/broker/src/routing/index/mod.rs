@@ -29,7 +29,7 @@ use crate::{
 
 pub use cache::MatchCache;
 pub(crate) use cache::{MatchList, Matched};
-use exact::Filters;
+use exact::FilterTable;
 pub(crate) use subscribers::{GROUP, Options, Subscriber};
 use wildcard::Wildcards;
 
@@ -61,7 +61,7 @@ pub(crate) struct Index {
 }
 
 struct Tables {
-    filters: Filters,
+    filters: FilterTable,
     wildcards: Wildcards,
     groups: Groups,
     subscriptions: usize,
@@ -90,7 +90,7 @@ impl Index {
             hasher,
             generations: Generations { global: AtomicU64::new(0), exact, ended: AtomicU64::new(0) },
             tables: RwLock::new(Tables {
-                filters: Filters::default(),
+                filters: FilterTable::default(),
                 wildcards: Wildcards::default(),
                 groups: Groups::default(),
                 subscriptions: 0,
