@@ -1,4 +1,4 @@
-//! The README's tour with a database: every block fenced as `sh database`, in order.
+//! The tour of docs/storage.md: every block fenced as `sh database`, in order.
 
 #[path = "../support/tour.rs"]
 mod blocks;
@@ -11,11 +11,11 @@ use crate::{
 };
 
 #[test]
-fn what_a_device_says_is_the_same_by_rpc_and_by_cql_as_the_readme_shows() {
+fn what_a_device_says_is_the_same_by_rpc_and_by_cql_as_shown() {
     // Its keyspace is that of everybody's defaults, so not in a database of somebody else.
     let Some(cassandra) = cassandra::victim() else { return };
-    let blocks = blocks::blocks("sh database");
-    assert!(blocks.len() >= 3, "the README has only {} blocks with a database", blocks.len());
+    let blocks = blocks::blocks("docs/storage.md", "sh database");
+    assert!(blocks.len() >= 3, "docs/storage.md has only {} blocks with a database", blocks.len());
     let cqlsh = root().join(".venv/bin");
     if !need("mosquitto_pub", on_path("mosquitto_pub")) || !need("cqlsh", cqlsh.join("cqlsh").exists()) {
         return;

@@ -9,7 +9,7 @@ use crate::{
 
 #[test]
 fn readme_tour_works_as_written() {
-    let blocks = script::blocks("sh tour");
+    let blocks = script::blocks("README.md", "sh tour");
     assert!(blocks.len() >= 4, "the README has only {} tour blocks", blocks.len());
     if !need("mosquitto_pub and mosquitto_sub", on_path("mosquitto_pub") && on_path("mosquitto_sub")) {
         return;
@@ -23,7 +23,7 @@ fn readme_tour_works_as_written() {
 /// What docs/api.md says for Python, with the tools that are there.
 #[test]
 fn the_python_recipe_of_the_api_page_works_as_written() {
-    let [block] = &script::blocks_of("docs/api.md", "sh recipe")[..] else { panic!("one recipe") };
+    let [block] = &script::blocks("docs/api.md", "sh recipe")[..] else { panic!("one recipe") };
     let python = python();
     if !need("the Python environment .venv", python.is_some()) {
         return;

@@ -32,17 +32,12 @@ fn fences(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The blocks of the README with this info string.
-pub fn blocks(wanted: &str) -> Vec<Block> {
-    blocks_of("README.md", wanted)
-}
-
 /// The blocks of a page with this info string.
-pub fn blocks_of(page: &str, wanted: &str) -> Vec<Block> {
-    let readme = fs::read_to_string(root().join(page)).expect("read the page");
+pub fn blocks(page: &str, wanted: &str) -> Vec<Block> {
+    let text = fs::read_to_string(root().join(page)).expect("read the page");
     let mut blocks: Vec<Block> = Vec::new();
     let mut after_block = false;
-    for (info, content) in fences(&readme) {
+    for (info, content) in fences(&text) {
         match info.as_str() {
             info if info == wanted => {
                 blocks.push(Block { script: content, expected: Vec::new() });
