@@ -67,6 +67,24 @@ fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
     }
 }
 
+/// The failure: a client that does not keep up stays connected although the policy is to end its connection.
+#[test]
+fn a_full_queue_ends_the_connection_where_that_is_the_policy() {
+    for (overflow, closed) in
+        [(OverflowPolicy::Disconnect, Some(CloseReason::SlowConsumer)), (OverflowPolicy::DropNewest, None)]
+    {
+        let shared =
+            shared_with(Limits { max_inflight: 1, mailbox_messages: 1, overflow, ..Limits::default() });
+        let (device, epoch) = open_as(&shared, "c", true);
+        assert!(attach(&device, epoch, &Arc::new(Wakes::default()), Writer::Owner));
+        let closes = || device.lock().link.as_ref().and_then(|link| link.close);
+        (0..2).for_each(|_| deliver(&device, QoS::AtLeastOnce, 1));
+        assert_eq!((closes(), device.queue().dropped), (None, 0));
+        deliver(&device, QoS::AtLeastOnce, 1);
+        assert_eq!((closes(), device.queue().dropped), (closed, 1));
+    }
+}
+
 /// Rules out buffers of full sockets, and answers behind them, that nobody counts.
 #[tokio::test]
 async fn what_a_full_socket_does_not_take_is_charged_until_it_goes() {
