@@ -22,7 +22,6 @@ use tokio::runtime::Handle;
 
 use crate::{Broker, Inner, Session, SessionCore, durable::moves::Stalled, sessions::Owners};
 
-pub(crate) use moves::Moved;
 pub use restore::Restored;
 
 /// Messages read from one queue at once.

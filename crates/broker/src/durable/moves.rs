@@ -3,18 +3,10 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gateway_core::{Commit, DropReason, QueueId, Refused, Timestamp, Yielded};
+use gateway_core::{Commit, QueueId, Refused, Timestamp, Yielded};
 use store::StoreHealth;
 
-use crate::{Broker, Inner, MemoryKind, Turn, drops::count_drop, durable::Durable, shared::QueuedMessage};
-
-/// A message that is being moved.
-pub(crate) enum Moved {
-    /// A message out of the group's own queue.
-    Queued { group: u32, waiting: QueuedMessage },
-    /// A message that a member gave back; it is in that member's durable queue `from` if it has a place.
-    Yielded { yielded: Yielded, from: QueueId },
-}
+use crate::{Broker, Inner, MemoryKind, Turn, durable::Durable};
 
 /// What the store refused, for the next tick. It is bounded: there are only so many groups, and what members gave back
 /// was in memory already and counts against the budget.
@@ -27,14 +19,20 @@ pub(crate) struct Stalled {
 }
 
 impl Durable {
-    /// Ends the caller's own part of the commit of a move, and has it offered again if it is refused.
-    pub(crate) fn watch(&self, commit: &Arc<Commit>, moved: Moved) {
+    /// Ends the caller's own part of the commit of a move. If the store refuses it both queues are as they were before:
+    /// then `offer_again` puts the message where the next tick finds it.
+    pub(crate) fn watch(
+        &self,
+        commit: &Arc<Commit>,
+        offer_again: impl FnOnce(&Inner, &Self) + Send + 'static,
+    ) {
         let inner = self.inner.clone();
         commit.then(move |result| {
             if result == Err(Refused)
                 && let Some(inner) = inner.upgrade()
+                && let Some(durable) = &inner.durable
             {
-                inner.offer_again(moved);
+                offer_again(&inner, durable);
             }
         });
         commit.done();
@@ -50,36 +48,20 @@ impl Durable {
         self.stalled.lock().groups.insert(group);
     }
 
+    /// What a member gave back, and could not be moved out of its durable queue `from`, if it was in that.
+    pub(crate) fn stall_yielded(&self, inner: &Inner, mut yielded: Yielded, from: QueueId) {
+        // The receipt already knows what became of it.
+        yielded.message = yielded.message.without_receipt();
+        inner.account.force(MemoryKind::Queued, yielded.message.cost());
+        self.stalled.lock().yielded.push((yielded, from));
+    }
+
     /// The group's queue could not be read; the next tick tries again.
     pub(crate) fn stall_reading(&self, group: u32) {
         self.stalled.lock().unread.insert(group);
     }
 }
 
-impl Inner {
-    /// The store refused a move: both queues are as they were before.
-    fn offer_again(&self, moved: Moved) {
-        let Some(durable) = &self.durable else { return };
-        match moved {
-            Moved::Queued { group, waiting } => {
-                // The group's queue went with it.
-                let Some(found) = self.index.group(group) else {
-                    return count_drop(DropReason::SessionEnded);
-                };
-                found.put_back(waiting, &self.account);
-                durable.stall(group);
-            }
-            Moved::Yielded { mut yielded, from } => {
-                // The receipt already knows what became of it.
-                yielded.message = yielded.message.without_receipt();
-                self.account.force(MemoryKind::Queued, yielded.message.cost());
-                durable.stalled.lock().yielded.push((yielded, from));
-            }
-        }
-    }
-}
-
-/// What the store did not take.
 impl Broker {
     /// Offers again what the store refused.
     pub(crate) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {

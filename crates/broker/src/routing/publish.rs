@@ -8,7 +8,7 @@ use store::StoreHealth;
 
 use crate::{
     Broker, Delivered, DirectOutcome, Offline, Published, RetainError, Routing, Shortage, Turn,
-    drops::drop_message, durable::Moved,
+    drops::drop_message,
 };
 
 /// Publishing.
@@ -150,7 +150,9 @@ impl Broker {
             let commit = borrowed.issued().cloned();
             drop(borrowed);
             if let (Some(durable), Some(commit)) = (durable, commit) {
-                durable.watch(&commit, Moved::Yielded { yielded, from });
+                durable.watch(&commit, move |inner, durable| {
+                    durable.stall_yielded(inner, yielded, from);
+                });
             }
         }
     }

@@ -14,7 +14,6 @@ use super::{
 use crate::{
     drops::count_drop,
     durable::Durable,
-    durable::Moved,
     memory::{Account, MemoryKind},
 };
 
@@ -277,7 +276,15 @@ impl Group {
                     let commit = borrowed.issued().cloned();
                     drop(borrowed);
                     if let (Some(durable), Some(commit)) = (context.durable, commit) {
-                        durable.watch(&commit, Moved::Queued { group: self.id, waiting });
+                        let id = self.id;
+                        durable.watch(&commit, move |inner, durable| match inner.index.group(id) {
+                            Some(group) => {
+                                group.put_back(waiting, &inner.account);
+                                durable.stall(id);
+                            }
+                            // Its queue went with it.
+                            None => count_drop(DropReason::SessionEnded),
+                        });
                     }
                 }
                 None | Some(Outcome::Dropped(_)) => {
