@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 
-use super::verify::{self, Fault, Walk};
+use super::verify::{self, Fault, FileWalk};
 
 const MAGIC: u32 = 0xBEEF_C0DE;
 const FORMAT: u32 = 1;
@@ -113,7 +113,7 @@ fn pages(file: &File, size: u64, terms: Option<Terms<'_>>) -> Result<u64, Fault>
         None => (&[][..], None, &mut silent as &mut dyn FnMut(u64, u64)),
     };
     let terms = Terms { tables, until, progress };
-    let mut walk = Walk::new(file, page as usize, size / page, length / page, terms);
+    let mut walk = FileWalk::new(file, page as usize, size / page, length / page, terms);
     walk.free_pages(&newest.free, newest.transaction)?;
     walk.tables(&newest.main)?;
     Ok(length)

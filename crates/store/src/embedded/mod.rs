@@ -72,13 +72,13 @@ impl Default for EmbeddedOptions {
 
 /// A [`LatestStore`] in the data directory.
 pub struct EmbeddedLatest {
-    shared: Arc<Shared>,
-    jobs: Option<mpsc::Sender<write::Job>>,
+    shared: Arc<LatestTables>,
+    jobs: Option<mpsc::Sender<write::LatestJob>>,
     writer: Option<JoinHandle<()>>,
     readers: Arc<Semaphore>,
 }
 
-struct Shared {
+struct LatestTables {
     environment: Environment,
     latest: Table,
     newest: Table,
@@ -99,7 +99,7 @@ impl EmbeddedLatest {
             let latest = environment.env.create_database(txn, Some("latest"))?;
             Ok((latest, environment.env.create_database(txn, Some("newest"))?))
         })?;
-        let shared = Arc::new(Shared { environment, latest, newest });
+        let shared = Arc::new(LatestTables { environment, latest, newest });
         let (jobs, inbox) = mpsc::channel(JOBS);
         let writer = write::LatestWriter::new(Arc::clone(&shared), options.topics_per_device);
         let writer = std::thread::Builder::new()
@@ -134,14 +134,14 @@ impl EmbeddedLatest {
     async fn submit(&self, batch: Arc<[LatestValue]>, removal: bool) -> Result<(), StoreError> {
         let (done, result) = oneshot::channel();
         let jobs = self.jobs.as_ref().ok_or_else(closed)?;
-        jobs.send(write::Job { batch, removal, done }).await.map_err(|_| closed())?;
+        jobs.send(write::LatestJob { batch, removal, done }).await.map_err(|_| closed())?;
         result.await.map_err(|_| closed())?
     }
 
     /// Runs `read` on the blocking pool.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Shared) -> Result<T, StoreError> + Send + 'static,
+        read: impl FnOnce(&LatestTables) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let permit = Arc::clone(&self.readers).acquire_owned().await.map_err(|_| closed())?;
         let shared = Arc::clone(&self.shared);

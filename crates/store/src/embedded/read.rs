@@ -9,7 +9,7 @@ use std::{
 use gateway_core::metrics::count;
 use heed::RoTxn;
 
-use super::{Shared, Table, keys, record};
+use super::{LatestTables, Table, keys, record};
 use crate::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
 
 /// A page ends after this time, so that no read transaction keeps old pages from being reused.
@@ -22,7 +22,7 @@ const CLOCK_EVERY: u32 = 256;
 const MAX_GROUP: usize = 1000;
 
 /// Where a name is, or where it would go.
-pub(super) struct Place<'t> {
+pub(super) struct Located<'t> {
     pub(super) key: Vec<u8>,
     /// The sound record of this name, if there is one.
     pub(super) record: Option<&'t [u8]>,
@@ -35,22 +35,22 @@ pub(super) fn locate<'t>(
     table: Table,
     txn: &'t RoTxn<'_>,
     name: &[u8],
-    owns: impl Fn(&record::Head<'_>) -> bool,
-) -> Result<Option<Place<'t>>, heed::Error> {
+    owns: impl Fn(&record::RecordHead<'_>) -> bool,
+) -> Result<Option<Located<'t>>, heed::Error> {
     if name.is_empty() {
         return Ok(None);
     }
     for probe in 0..keys::PROBES {
         let key = keys::key(name, probe);
         let Some(record) = table.get(txn, &key)? else {
-            return Ok(Some(Place { key, record: None, damaged: false }));
+            return Ok(Some(Located { key, record: None, damaged: false }));
         };
         match record::decode_head(record) {
             Some(head) if owns(&head) => {
-                return Ok(Some(Place { key, record: Some(record), damaged: false }));
+                return Ok(Some(Located { key, record: Some(record), damaged: false }));
             }
             Some(_) if keys::is_long(&key) => {}
-            _ => return Ok(Some(Place { key, record: None, damaged: true })),
+            _ => return Ok(Some(Located { key, record: None, damaged: true })),
         }
     }
     Ok(None)
@@ -58,7 +58,7 @@ pub(super) fn locate<'t>(
 
 /// The value of (device, topic), or of the device that wrote `topic` last.
 pub(super) fn get(
-    shared: &Shared,
+    shared: &LatestTables,
     txn: &RoTxn<'_>,
     topic: &str,
     device: Option<&str>,
@@ -76,8 +76,8 @@ pub(super) fn get(
     let name = keys::name(device, topic);
     let place = locate(shared.latest, txn, &name, |head| head.device == device && head.topic == topic)?;
     Ok(match place {
-        Some(Place { record: Some(record), .. }) => record::decode_value(record),
-        Some(Place { damaged: true, key, .. }) => {
+        Some(Located { record: Some(record), .. }) => record::decode_value(record),
+        Some(Located { damaged: true, key, .. }) => {
             report_damage(&key);
             None
         }
@@ -87,7 +87,7 @@ pub(super) fn get(
 
 /// One page.
 pub(super) fn list(
-    shared: &Shared,
+    shared: &LatestTables,
     txn: &RoTxn<'_>,
     selection: &Selection,
 ) -> Result<LatestPage, heed::Error> {

@@ -63,7 +63,7 @@ fn bad(page: u64, what: &str) -> Fault {
 }
 
 /// A walk over one file.
-pub(super) struct Walk<'a> {
+pub(super) struct FileWalk<'a> {
     file: &'a File,
     page: usize,
     /// Whole pages in the file, and pages that there should be.
@@ -104,7 +104,7 @@ struct Tree {
 }
 
 /// A tree and where in it the walk is.
-struct Place<'k> {
+struct Position<'k> {
     kind: TreeKind,
     depth: u16,
     level: u16,
@@ -123,7 +123,7 @@ struct Node<'p> {
     data: &'p [u8],
 }
 
-impl<'a> Walk<'a> {
+impl<'a> FileWalk<'a> {
     /// A walk over a file of `present` whole pages of `page` bytes that should have `length` of them.
     pub(super) fn new(file: &'a File, page: usize, present: u64, length: u64, terms: Terms<'a>) -> Self {
         let words = usize::try_from(present / 64 + 1).unwrap_or(usize::MAX);
@@ -184,7 +184,7 @@ impl<'a> Walk<'a> {
             }
             self.visit(
                 db.root,
-                &Place { kind, depth: db.depth, level: 1, low: None, high: None },
+                &Position { kind, depth: db.depth, level: 1, low: None, high: None },
                 &mut tree,
             )?;
         }
@@ -196,7 +196,7 @@ impl<'a> Walk<'a> {
         Ok(tree)
     }
 
-    fn visit(&mut self, number: u64, place: &Place<'_>, tree: &mut Tree) -> Result<(), Fault> {
+    fn visit(&mut self, number: u64, place: &Position<'_>, tree: &mut Tree) -> Result<(), Fault> {
         let mut page = self.spare.pop().unwrap_or_else(|| vec![0; self.page]);
         self.claim(number)?;
         self.read(number, 0, &mut page)?;
@@ -216,7 +216,7 @@ impl<'a> Walk<'a> {
             for (at, node) in nodes.iter().enumerate() {
                 let low = if at == 0 { place.low } else { Some(node.key) };
                 let high = nodes.get(at + 1).map(|next| next.key).or(place.high);
-                self.visit(node.number, &Place { level: place.level + 1, low, high, ..*place }, tree)?;
+                self.visit(node.number, &Position { level: place.level + 1, low, high, ..*place }, tree)?;
             }
         } else {
             tree.leaves += 1;
@@ -382,7 +382,7 @@ fn nodes(page: &[u8], branch: bool) -> Option<Vec<Node<'_>>> {
 }
 
 /// Whether keys are as long as they may be, in order, and between those of the page above.
-fn in_order(nodes: &[Node<'_>], branch: bool, place: &Place<'_>) -> bool {
+fn in_order(nodes: &[Node<'_>], branch: bool, place: &Position<'_>) -> bool {
     let by_number = matches!(place.kind, TreeKind::Free(_));
     let compare = |one: &[u8], other: &[u8]| match by_number {
         true => u64_at(one, 0).cmp(&u64_at(other, 0)),

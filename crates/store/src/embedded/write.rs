@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use heed::RwTxn;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Shared, keys, read, record};
+use super::{LatestTables, keys, read, record};
 use crate::{LatestValue, StoreError};
 
 /// Values in one transaction, unless a single batch has more.
@@ -17,7 +17,7 @@ const MAX_COMMIT: usize = 20_000;
 const MAX_COUNTED: usize = 100_000;
 
 /// A batch and whom to tell that it is durable.
-pub(super) struct Job {
+pub(super) struct LatestJob {
     pub(super) batch: Arc<[LatestValue]>,
     /// Its values are to be removed, not written.
     pub(super) removal: bool,
@@ -26,7 +26,7 @@ pub(super) struct Job {
 
 /// Owns all write transactions.
 pub(super) struct LatestWriter {
-    shared: Arc<Shared>,
+    shared: Arc<LatestTables>,
     topics_per_device: usize,
     /// Topics per device, counted from the table when first needed.
     topics: HashMap<ClientId, usize, ahash::RandomState>,
@@ -34,12 +34,12 @@ pub(super) struct LatestWriter {
 }
 
 impl LatestWriter {
-    pub(super) fn new(shared: Arc<Shared>, topics_per_device: usize) -> Self {
+    pub(super) fn new(shared: Arc<LatestTables>, topics_per_device: usize) -> Self {
         Self { shared, topics_per_device, topics: HashMap::default(), buffer: Vec::new() }
     }
 
     /// Serves jobs until all senders are gone.
-    pub(super) fn run(mut self, mut inbox: mpsc::Receiver<Job>) {
+    pub(super) fn run(mut self, mut inbox: mpsc::Receiver<LatestJob>) {
         while let Some(first) = inbox.blocking_recv() {
             let mut values = first.batch.len();
             let mut jobs = vec![first];
@@ -64,14 +64,14 @@ impl LatestWriter {
         }
     }
 
-    fn answer(&self, jobs: Vec<Job>, result: &Result<(), heed::Error>) {
+    fn answer(&self, jobs: Vec<LatestJob>, result: &Result<(), heed::Error>) {
         for job in jobs {
             // A caller that is gone wanted no answer.
             let _ = job.done.send(result.as_ref().copied().map_err(|e| self.shared.environment.failed(e)));
         }
     }
 
-    fn remove(&mut self, jobs: &[Job]) -> Result<(), heed::Error> {
+    fn remove(&mut self, jobs: &[LatestJob]) -> Result<(), heed::Error> {
         let shared = Arc::clone(&self.shared);
         shared.environment.writing(|txn| {
             for value in jobs.iter().flat_map(|job| job.batch.iter()) {
@@ -91,7 +91,7 @@ impl LatestWriter {
             let head = record.and_then(record::decode_head);
             head.is_some_and(|head| head.device == device && head.version <= value.version)
         };
-        let Shared { latest, newest, .. } = *self.shared;
+        let LatestTables { latest, newest, .. } = *self.shared;
         let name = keys::name(device, topic);
         let place = read::locate(latest, txn, &name, |head| head.device == device && head.topic == topic)?;
         if let Some(place) = place.filter(|place| old(place.record)) {
@@ -106,7 +106,7 @@ impl LatestWriter {
         Ok(())
     }
 
-    fn commit(&mut self, jobs: &[Job]) -> Result<(), heed::Error> {
+    fn commit(&mut self, jobs: &[LatestJob]) -> Result<(), heed::Error> {
         let mut values: Vec<&LatestValue> = jobs.iter().flat_map(|job| job.batch.iter()).collect();
         values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
         let shared = Arc::clone(&self.shared);
@@ -135,7 +135,7 @@ impl LatestWriter {
     fn put(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<bool, heed::Error> {
         let (device, topic) = (value.device.as_str(), &*value.topic);
         let name = keys::name(device, topic);
-        let owns = |head: &record::Head<'_>| head.device == device && head.topic == topic;
+        let owns = |head: &record::RecordHead<'_>| head.device == device && head.topic == topic;
         let Some(place) = read::locate(self.shared.latest, txn, &name, owns)? else { return Ok(false) };
         if let Some(stored) = place.record.and_then(record::decode_head) {
             if stored.version >= value.version {

@@ -9,12 +9,12 @@ use std::{
 use super::*;
 
 /// A row's key: device, topic, bucket, received, version.
-type Key = (String, String, u64, HistoryPlace);
+type RowKey = (String, String, u64, HistoryPlace);
 
 /// See the module.
 #[derive(Default)]
 pub struct MemoryHistory {
-    rows: Mutex<BTreeMap<Key, LatestValue>>,
+    rows: Mutex<BTreeMap<RowKey, LatestValue>>,
     /// Version of the last deletion of a partition.
     removed: Mutex<BTreeMap<(String, String, u64), u64>>,
     /// Calls fail.

@@ -165,7 +165,7 @@ impl Latest {
     /// Writes one batch. Returns how many values it had, with an error too; [`StoreError::Partly`] means that some were
     /// written.
     async fn write_batch(&self, target: Target, round: u64) -> Result<usize, (usize, StoreError)> {
-        let mut batch = Batch { latest: self, taken: Vec::new(), round, written: Written::None };
+        let mut batch = Flight { latest: self, taken: Vec::new(), round, written: Written::None };
         let values = match target {
             Target::Store => batch.take(self.batch.load(Relaxed), BATCH_BYTES),
             Target::Spill => batch.take(SPILL_BATCH, SPILL_BYTES),
@@ -390,14 +390,14 @@ impl Written {
 }
 
 /// Values on their way to the store; back to waiting if dropped unwritten.
-struct Batch<'a> {
+struct Flight<'a> {
     latest: &'a Latest,
     taken: Vec<(usize, Taken)>,
     round: u64,
     written: Written,
 }
 
-impl Batch<'_> {
+impl Flight<'_> {
     /// Takes up to about `most` values or `most_bytes` from the stripes in turn.
     fn take(&mut self, most: usize, most_bytes: usize) -> Vec<LatestValue> {
         let (mut values, mut bytes) = (Vec::new(), 0);
@@ -424,7 +424,7 @@ impl Batch<'_> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for Flight<'_> {
     fn drop(&mut self) {
         let keep = self.latest.options.in_memory() / STRIPES / 4;
         for (place, (number, taken)) in self.taken.iter().enumerate() {

@@ -212,15 +212,15 @@ impl Put for Entries {
 }
 
 /// The bucket, then what a row of latest values is written from.
-struct Bound<'a>(i64, row::Bound<'a>);
+struct BoundEntry<'a>(i64, row::BoundRow<'a>);
 
-fn bind<'a>(entry: &'a HistoryEntry, server: &'a str) -> Bound<'a> {
+fn bind<'a>(entry: &'a HistoryEntry, server: &'a str) -> BoundEntry<'a> {
     let ttl = life(entry.ttl.into(), entry.value.received);
     let bucket = bucket(entry.value.received.0).cast_signed();
-    Bound(bucket, row::bind(&entry.value, server, ttl))
+    BoundEntry(bucket, row::bind(&entry.value, server, ttl))
 }
 
-impl SerializeRow for Bound<'_> {
+impl SerializeRow for BoundEntry<'_> {
     fn serialize(
         &self,
         context: &RowSerializationContext<'_>,

@@ -6,7 +6,7 @@ use gateway_core::{Timestamp, matches};
 use rustls::ClientConfig;
 use scylla::{client::Compression as Algorithm, statement::Consistency as Level};
 
-use super::row::{self, Bound};
+use super::row::{self, BoundRow};
 use crate::LatestValue;
 
 /// Most seconds that Cassandra lets a row live: 20 years.
@@ -140,7 +140,7 @@ impl Compression {
 
 impl ScyllaOptions {
     /// What `value` is written as.
-    pub(super) fn row<'a>(&'a self, value: &'a LatestValue) -> Bound<'a> {
+    pub(super) fn row<'a>(&'a self, value: &'a LatestValue) -> BoundRow<'a> {
         row::bind(value, &self.server_id, self.ttl(&value.topic, value.received))
     }
 

@@ -104,7 +104,7 @@ pub(super) async fn list(cluster: &Arc<Cluster>, query: LatestQuery) -> Result<L
     }
     let connection = cluster.connection().await?;
     let mut page = PageBuilder::new(selection.limit);
-    let mut ahead = Ahead::new(cluster, &connection, &selection);
+    let mut ahead = ReadAhead::new(cluster, &connection, &selection);
     let mut work = 0;
     while let Some((device, after, mut answer)) = ahead.next().await? {
         // Covers everything before this device: no topic is empty.
@@ -172,7 +172,7 @@ async fn ask(
 }
 
 /// The first answers for the devices of a selection, in order.
-struct Ahead<'a> {
+struct ReadAhead<'a> {
     cluster: &'a Arc<Cluster>,
     connection: &'a Arc<Connection>,
     /// Each with the topic to begin after.
@@ -186,7 +186,7 @@ struct Ahead<'a> {
     arrived: HashMap<usize, Result<Answer, StoreError>>,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> ReadAhead<'a> {
     fn new(cluster: &'a Arc<Cluster>, connection: &'a Arc<Connection>, selection: &Selection) -> Self {
         let begin = |device: &String| match &selection.after {
             Some(after) if after.device > *device => None,

@@ -30,7 +30,7 @@ const CORRELATION_DATA: i8 = 16;
 /// end.
 #[derive(SerializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
-pub(super) struct Bound<'a> {
+pub(super) struct BoundRow<'a> {
     payload: &'a [u8],
     device: &'a str,
     topic: &'a str,
@@ -50,7 +50,7 @@ pub(super) struct Bound<'a> {
 }
 
 /// `server` is the gateway that recorded it if the value does not say; a `ttl` of 0 is for ever.
-pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bound<'a> {
+pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> BoundRow<'a> {
     let properties = value.properties.as_deref();
     let bit = |is_set: bool, bit: i8| if is_set { bit } else { 0 };
     let present = properties.map_or(0, |p| {
@@ -61,7 +61,7 @@ pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bou
             | bit(p.correlation_data.is_some(), CORRELATION_DATA)
     });
     let version = value.version.cast_signed();
-    Bound {
+    BoundRow {
         payload: &value.payload,
         device: value.device.as_str(),
         topic: &value.topic,

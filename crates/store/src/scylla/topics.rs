@@ -36,7 +36,7 @@ struct Devices {
 
 struct Device {
     topics: Topics,
-    ahead: Ahead,
+    ahead: FutureVersions,
     read: Instant,
 }
 
@@ -44,14 +44,14 @@ struct Device {
 pub(super) type Topics = HashSet<u64, RandomState>;
 
 /// Versions of the future by the hashes of their topics: nearly always none.
-pub(super) type Ahead = HashMap<u64, u64, RandomState>;
+pub(super) type FutureVersions = HashMap<u64, u64, RandomState>;
 
 /// What the tables hold of a device.
 #[derive(Default)]
 pub(super) struct Stored {
     pub(super) topics: Topics,
     /// Topics whose value is newer than this machine's clock: what is written now has no effect.
-    pub(super) ahead: Ahead,
+    pub(super) ahead: FutureVersions,
     /// The gateway that wrote the newest of these.
     pub(super) writer: Option<String>,
 }
@@ -202,7 +202,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn values_older_than_one_of_the_future_are_known_to_be_void() {
         let known = KnownTopics::new(3);
-        let ahead = Ahead::from_iter([(known.hash("a"), 100)]);
+        let ahead = FutureVersions::from_iter([(known.hash("a"), 100)]);
         let topics = Topics::from_iter([known.hash("a"), known.hash("b")]);
         known.load("d", Stored { topics, ahead, writer: None }, []);
         assert_eq!(known.void("d", [("a", 99), ("a", 100), ("b", 1), ("c", 1)]), 1);

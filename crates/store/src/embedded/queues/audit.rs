@@ -2,7 +2,7 @@
 
 use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
-use super::tables::{self, EntryKey, Head, NAMES, QueueTables};
+use super::tables::{self, EntryHead, EntryKey, NAMES, QueueTables};
 use crate::embedded::message;
 
 /// The tables of an environment that is only read; none if it was never used.
@@ -29,7 +29,7 @@ pub(in crate::embedded) fn audit(
     let mut named = Vec::new();
     for entry in tables.entries.iter(txn)? {
         let (key, value) = entry?;
-        let head = Head::decode(value);
+        let head = EntryHead::decode(value);
         let (Ok(key), Some(head)) = (EntryKey::try_from(key), head) else {
             seen(false);
             continue;
@@ -75,7 +75,7 @@ pub(in crate::embedded) fn audit(
         let sound = match tables::expiry(key) {
             Some((second, queue, seq)) => match tables::entry_key(queue, seq) {
                 Some(entry) => {
-                    let head = tables.entries.get(txn, &entry)?.and_then(Head::decode);
+                    let head = tables.entries.get(txn, &entry)?.and_then(EntryHead::decode);
                     head.is_some_and(|head| head.swept() == Some(second))
                 }
                 None => false,

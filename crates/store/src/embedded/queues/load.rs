@@ -14,7 +14,7 @@ use heed::{RoTxn, WithoutTls};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
-use super::tables::{self, Head, QueueTables};
+use super::tables::{self, EntryHead, QueueTables};
 use crate::{
     Loaded, StoreError,
     embedded::{
@@ -172,7 +172,7 @@ impl QueueReader {
             if loaded.entries.len() >= request.messages || late {
                 return Ok(loaded);
             }
-            let head = Head::decode(value);
+            let head = EntryHead::decode(value);
             let cost = head.as_ref().map_or(0, |head| head.cost as usize);
             if !loaded.entries.is_empty() && bytes + cost > request.bytes {
                 return Ok(loaded);
@@ -198,7 +198,7 @@ impl QueueReader {
         &self,
         txn: &RoTxn<'_, WithoutTls>,
         seq: u64,
-        head: Head,
+        head: EntryHead,
         known: &mut Known,
     ) -> Result<Option<StoredEntry>, heed::Error> {
         let message = if head.number == 0 {
@@ -226,7 +226,7 @@ impl QueueReader {
     fn message(
         &self,
         txn: &RoTxn<'_, WithoutTls>,
-        head: &Head,
+        head: &EntryHead,
         known: &mut Known,
     ) -> Result<MessageBody, heed::Error> {
         if let Some(message) = known.get(&head.number) {

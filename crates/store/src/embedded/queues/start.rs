@@ -6,7 +6,7 @@ use gateway_core::{QoS, QueueId};
 use hashbrown::HashMap;
 use heed::RwTxn;
 
-use super::tables::{self, EntryKey, Head, QueueTables};
+use super::tables::{self, EntryHead, EntryKey, QueueTables};
 use crate::{QueueSummary, StoreError, embedded::environment::Environment};
 
 /// Entries moved in one transaction.
@@ -24,7 +24,7 @@ pub(super) fn summaries(
             let (key, value) = entry?;
             let Some((queue, seq)) = tables::place(key) else { continue };
             // A damaged value is met when the entry is loaded.
-            let cost = Head::decode_cost(value).unwrap_or(0);
+            let cost = EntryHead::decode_cost(value).unwrap_or(0);
             if queues.last().is_none_or(|last| last.queue != queue) {
                 queues.push(QueueSummary { queue, first: seq, ..QueueSummary::default() });
             }
@@ -34,7 +34,7 @@ pub(super) fn summaries(
             summary.next = seq + 1;
             if summary.messages <= begun {
                 summary.begun = seq + 1;
-                if Head::is_exact(value) {
+                if EntryHead::is_exact(value) {
                     summary.exact = seq + 1;
                 }
             }
@@ -65,10 +65,10 @@ pub(super) fn regroup(environment: &Environment, tables: &QueueTables) -> Result
         let mut moves = Vec::new();
         for entry in tables.entries.iter(txn)? {
             let (key, value) = entry?;
-            if !Head::has_group(value) {
+            if !EntryHead::has_group(value) {
                 continue;
             }
-            if let (Some(head), Ok(key)) = (Head::decode(value), EntryKey::try_from(key))
+            if let (Some(head), Ok(key)) = (EntryHead::decode(value), EntryKey::try_from(key))
                 && head.qos == QoS::AtLeastOnce
                 && head.number != 0
             {
@@ -116,7 +116,7 @@ fn move_entry(
     seq: u64,
 ) -> Result<(), heed::Error> {
     let (Some(to), Some(head)) =
-        (tables::entry_key(group, seq), tables.entries.get(txn, key)?.and_then(Head::decode))
+        (tables::entry_key(group, seq), tables.entries.get(txn, key)?.and_then(EntryHead::decode))
     else {
         return Ok(());
     };
@@ -125,7 +125,7 @@ fn move_entry(
         tables.expiry.delete(txn, &tables::expiry_key(second, key))?;
     }
     // Whoever gets it next has not had it, and has other subscription identifiers.
-    let head = Head { group: QueueId::NONE, ids: None, sent: false, ..head };
+    let head = EntryHead { group: QueueId::NONE, ids: None, sent: false, ..head };
     if let Some(second) = head.swept() {
         tables.expiry.put(txn, &tables::expiry_key(second, &to), &[])?;
     }

@@ -7,7 +7,7 @@ use heed::{RoTxn, RwTxn};
 
 use super::{
     batch::Cut,
-    tables::{self, EntryKey, Head, QueueTables},
+    tables::{self, EntryHead, EntryKey, QueueTables},
 };
 use crate::Expiry;
 
@@ -101,7 +101,7 @@ pub(super) fn expire(
         tables.expiry.delete(txn, &key)?;
         let Some((_, queue, seq)) = place else { continue };
         let Some(entry) = tables::entry_key(queue, seq) else { continue };
-        if let Some(head) = tables.entries.get(txn, &entry)?.and_then(Head::decode)
+        if let Some(head) = tables.entries.get(txn, &entry)?.and_then(EntryHead::decode)
             && keeps.keeps(queue, seq, head.qos)
         {
             tables.note_sent(txn, &entry, head)?;

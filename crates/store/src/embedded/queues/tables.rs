@@ -115,7 +115,7 @@ fn put(into: &mut [u8], number: u64) -> Option<()> {
 
 /// What `entries` says of an entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::embedded) struct Head {
+pub(in crate::embedded) struct EntryHead {
     /// Number of its message; 0 if it was released and only its place is kept.
     pub(in crate::embedded) number: u64,
     pub(in crate::embedded) qos: QoS,
@@ -130,7 +130,7 @@ pub(in crate::embedded) struct Head {
     pub(in crate::embedded) expiry: Option<u64>,
 }
 
-impl Head {
+impl EntryHead {
     /// Writes the value into `out`, which is cleared first.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         encode(out, self, self.ids.as_deref());
@@ -210,7 +210,7 @@ impl Head {
     }
 }
 
-fn encode(out: &mut Vec<u8>, head: &Head, ids: Option<&[u32]>) {
+fn encode(out: &mut Vec<u8>, head: &EntryHead, ids: Option<&[u32]>) {
     out.clear();
     out.extend_from_slice(&number_key(head.number));
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
@@ -284,10 +284,14 @@ impl QueueTables {
     }
 
     /// Removes an entry with all that belongs to it, and returns what it was if it was there.
-    pub(super) fn remove(&self, txn: &mut RwTxn<'_>, key: &EntryKey) -> Result<Option<Head>, heed::Error> {
+    pub(super) fn remove(
+        &self,
+        txn: &mut RwTxn<'_>,
+        key: &EntryKey,
+    ) -> Result<Option<EntryHead>, heed::Error> {
         let Some(value) = self.entries.get(txn, key)? else { return Ok(None) };
         // Nothing else is known of a damaged value.
-        let head = Head::decode(value).unwrap_or_default();
+        let head = EntryHead::decode(value).unwrap_or_default();
         self.entries.delete(txn, key)?;
         self.drop_content(txn, key, &head)?;
         Ok(Some(head))
@@ -300,11 +304,11 @@ impl QueueTables {
         key: &EntryKey,
         buffer: &mut Vec<u8>,
     ) -> Result<(), heed::Error> {
-        let head = self.entries.get(txn, key)?.and_then(Head::decode);
+        let head = self.entries.get(txn, key)?.and_then(EntryHead::decode);
         if let Some(head) = head {
             self.drop_content(txn, key, &head)?;
         }
-        Head::released().encode(buffer);
+        EntryHead::released().encode(buffer);
         self.entries.put(txn, key, buffer)
     }
 
@@ -313,10 +317,10 @@ impl QueueTables {
         &self,
         txn: &mut RwTxn<'_>,
         key: &EntryKey,
-        head: Head,
+        head: EntryHead,
     ) -> Result<(), heed::Error> {
         let mut value = Vec::new();
-        Head { sent: true, ..head }.encode(&mut value);
+        EntryHead { sent: true, ..head }.encode(&mut value);
         self.entries.put(txn, key, &value)
     }
 
@@ -329,11 +333,11 @@ impl QueueTables {
         below: u64,
     ) -> Result<(), heed::Error> {
         let (Some(first), Some(end)) = (entry_key(queue, 0), entry_key(queue, below)) else { return Ok(()) };
-        let mut unknown: Vec<(EntryKey, Head)> = Vec::new();
+        let mut unknown: Vec<(EntryKey, EntryHead)> = Vec::new();
         for entry in self.entries.range(txn, &(Bound::Included(&first[..]), Bound::Excluded(&end[..])))? {
             let (key, value) = entry?;
             if let (Ok(key), Some(head)) =
-                (EntryKey::try_from(key), Head::decode(value).filter(|head| !head.sent))
+                (EntryKey::try_from(key), EntryHead::decode(value).filter(|head| !head.sent))
             {
                 unknown.push((key, head));
             }
@@ -347,7 +351,7 @@ impl QueueTables {
         Ok(())
     }
 
-    fn drop_content(&self, txn: &mut RwTxn<'_>, key: &EntryKey, head: &Head) -> Result<(), heed::Error> {
+    fn drop_content(&self, txn: &mut RwTxn<'_>, key: &EntryKey, head: &EntryHead) -> Result<(), heed::Error> {
         if let Some(second) = head.swept() {
             self.expiry.delete(txn, &expiry_key(second, key))?;
         }
@@ -406,7 +410,7 @@ mod tests {
 
     #[test]
     fn heads_come_back_as_they_went_and_no_bytes_make_the_decoder_panic() {
-        let full = Head {
+        let full = EntryHead {
             number: 1 << 40,
             qos: QoS::ExactlyOnce,
             retain: true,
@@ -417,17 +421,17 @@ mod tests {
             ids: Some([1, 268_435_455].into()),
             expiry: Some(1_700_000_000),
         };
-        let bare = Head { ids: None, group: QueueId::NONE, expiry: None, ..full.clone() };
+        let bare = EntryHead { ids: None, group: QueueId::NONE, expiry: None, ..full.clone() };
         let mut bytes = Vec::new();
-        for head in [Head::released(), bare, full] {
+        for head in [EntryHead::released(), bare, full] {
             head.encode(&mut bytes);
-            assert_eq!(Head::decode(&bytes).as_ref(), Some(&head));
-            assert_eq!(Head::decode_cost(&bytes), Some(head.cost));
+            assert_eq!(EntryHead::decode(&bytes).as_ref(), Some(&head));
+            assert_eq!(EntryHead::decode_cost(&bytes), Some(head.cost));
             for at in 0..bytes.len() {
-                let _ = Head::decode(&bytes[..at]);
+                let _ = EntryHead::decode(&bytes[..at]);
                 let mut flipped = bytes.clone();
                 flipped[at] ^= 0xFF;
-                let _ = Head::decode(&flipped);
+                let _ = EntryHead::decode(&flipped);
             }
         }
     }

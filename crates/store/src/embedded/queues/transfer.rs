@@ -10,7 +10,7 @@ use super::{
     audit,
     tables::{self, EntryKey, QueueTables},
 };
-pub(in crate::embedded) use tables::Head as StoredHead;
+pub(in crate::embedded) use tables::EntryHead;
 
 use crate::{
     DataDir, StoreError,
@@ -25,7 +25,7 @@ pub(in crate::embedded) enum QueueRecord {
     /// A message by its number.
     Message(u64, SharedMessage),
     /// A place of a queue.
-    Entry(QueueId, u64, StoredHead),
+    Entry(QueueId, u64, EntryHead),
     /// A packet identifier that is not released.
     Received(QueueId, u16),
 }
@@ -51,7 +51,7 @@ pub(in crate::embedded) fn export<E>(
     let mut give = |record| sink(record).map_err(ExportError::Sink);
     let mut named = Vec::new();
     for entry in tables.entries.iter(txn)? {
-        named.extend(StoredHead::decode(entry?.1).map(|head| head.number));
+        named.extend(EntryHead::decode(entry?.1).map(|head| head.number));
     }
     named.sort_unstable();
     named.dedup();
@@ -73,7 +73,7 @@ pub(in crate::embedded) fn export<E>(
     drop(named);
     for entry in tables.entries.iter(txn)? {
         let (key, value) = entry?;
-        let (Some((queue, seq)), Some(head)) = (tables::place(key), StoredHead::decode(value)) else {
+        let (Some((queue, seq)), Some(head)) = (tables::place(key), EntryHead::decode(value)) else {
             damaged += 1;
             continue;
         };

@@ -16,7 +16,7 @@ use super::{
     inbox::{Gauges, Job, QueueInbox},
     load::Readers,
     sweep::{self, Sweep},
-    tables::{self, Head, QueueTables},
+    tables::{self, EntryHead, QueueTables},
     uses::Uses,
 };
 use crate::{
@@ -148,7 +148,7 @@ impl QueueWork {
             Then::Put { job, body } => {
                 let Job::Op(QueueOp::Append(entry)) = &self.batch.jobs[job] else { return Ok(()) };
                 let (number, body) = (numbers[body], &self.batch.bodies[body]);
-                let expiry = Head::encode_new(entry, number, body.refs == 1, &mut self.buffer);
+                let expiry = EntryHead::encode_new(entry, number, body.refs == 1, &mut self.buffer);
                 self.tables.entries.put(txn, &key, &self.buffer)?;
                 if let Some(second) = expiry {
                     self.tables.expiry.put(txn, &tables::expiry_key(second, &key), &[])?;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     LatestValue, StoredSession, StoredSubscription, StoredWill,
-    embedded::queues::transfer::{QueueRecord, StoredHead},
+    embedded::queues::transfer::{EntryHead, QueueRecord},
 };
 
 /// The newest version that this program reads, and the one it writes.
@@ -360,7 +360,7 @@ impl Line {
 
 impl EntryLine {
     pub(super) fn read(self) -> Result<QueueRecord, String> {
-        let head = StoredHead {
+        let head = EntryHead {
             number: self.message,
             qos: qos(self.qos)?,
             retain: self.retain,
