@@ -25,6 +25,7 @@ mod api;
 mod drops;
 mod durable;
 mod events;
+mod half_hash;
 mod memory;
 mod retained;
 mod routing;

@@ -1,5 +1,6 @@
 //! What outlives the process: which store holds what ([`Durable`]), how it is restored at the start ([`restore`]), reads of
-//! groups' queues ([`paging`]) and messages that go from one queue to another ([`moves`]).
+//! groups' queues ([`paging`]) and messages that go from one queue to another ([`moves`]). [`Durable`] has a list of moves
+//! that the store refused, so that it and [`moves`] use each other.
 
 mod moves;
 mod paging;
@@ -20,7 +21,8 @@ use parking_lot::Mutex;
 use store::{Expiry, Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, StoreError, StoredSession};
 use tokio::runtime::Handle;
 
-use crate::{Broker, Inner, Session, SessionCore, durable::moves::Stalled, sessions::Owners};
+use self::moves::Stalled;
+use crate::{Broker, Inner, Session, SessionCore, sessions::Owners};
 
 pub use restore::Restored;
 

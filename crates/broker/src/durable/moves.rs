@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use gateway_core::{Commit, QueueId, Refused, Timestamp, Yielded};
 use store::StoreHealth;
 
-use crate::{Broker, Inner, MemoryKind, Turn, durable::Durable};
+use super::Durable;
+use crate::{Broker, Inner, MemoryKind, Turn};
 
 /// What the store refused, for the next tick. It is bounded: there are only so many groups, and what members gave back
 /// was in memory already and counts against the budget.

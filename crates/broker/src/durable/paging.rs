@@ -6,9 +6,9 @@ use std::sync::Weak;
 use gateway_core::{Page, QueueId};
 use store::{Loaded, StoreError};
 
+use super::{Durable, READ_MESSAGES};
 use crate::{
     Inner,
-    durable::{Durable, READ_MESSAGES},
     shared::{GroupPage, QueuedMessage},
 };
 

@@ -2,7 +2,8 @@
 
 use std::{cmp::Reverse, sync::atomic::Ordering::Relaxed};
 
-use crate::{Broker, memory::account::FLOOR, sessions::TURN};
+use super::account::FLOOR;
+use crate::{Broker, sessions::TURN};
 
 /// Slots visited by one tick.
 const LOOK: u32 = 64 * TURN;

@@ -12,11 +12,8 @@ use std::{
 use gateway_core::{Offer, QueueId, SharedMessage, Timestamp, metrics::count};
 use store::{BoxFuture, LoadedRetained, StoreError};
 
-use crate::{
-    Broker, Inner,
-    retained::{Found, Scanned},
-    routing::Options,
-};
+use super::{Found, Scanned};
+use crate::{Broker, Inner, routing::Options};
 
 /// Topics looked at under one lock.
 const SCAN: usize = 1000;

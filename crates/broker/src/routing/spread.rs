@@ -7,11 +7,8 @@ use gateway_core::{
     Commit, Durability, Effort, Message, Offer, Outcome, QoS, QueueId, SharedMessage, Unit, metrics::count,
 };
 
-use crate::{
-    Broker, Delivered, Published, Target, Turn,
-    routing::index::{MatchList, Matched},
-    shared::Group,
-};
+use super::index::{MatchList, Matched};
+use crate::{Broker, Delivered, Published, Target, Turn, shared::Group};
 
 /// Up to this many receivers are served in one go, since to continue later costs a copy of the message.
 const MANY: usize = 1024;

@@ -5,10 +5,8 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::{
-    Broker, Target,
-    routing::index::{Options, Subscriber},
-};
+use super::index::{Options, Subscriber};
+use crate::{Broker, Target};
 
 /// Keeps a gRPC stream registered; dropping it removes the stream.
 pub struct StreamHandle {

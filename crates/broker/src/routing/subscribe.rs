@@ -7,10 +7,10 @@ use gateway_core::{
 };
 use store::{SessionOp, StoredSubscription};
 
+use super::index::{Added, Options, Subscriber};
 use crate::{
     Broker, EventKind, Inner, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
     Subscribed,
-    routing::index::{Added, Options, Subscriber},
     sessions::SessionState,
     shared::{Group, Member, Most},
 };

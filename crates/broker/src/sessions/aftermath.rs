@@ -11,7 +11,8 @@ use std::{
 
 use gateway_core::{Commit, Effort, Timestamp};
 
-use crate::{Broker, EventKind, Session, Spread, Turn, Will, sessions::lifecycle::Ended};
+use super::lifecycle::Ended;
+use crate::{Broker, EventKind, Session, Spread, Turn, Will};
 
 /// What is left to do. It is done in any case: when this is dropped, the rest is done at once.
 pub struct Aftermath {

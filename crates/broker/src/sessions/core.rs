@@ -6,7 +6,8 @@ use gateway_core::{ClientId, Commit, Peer, Protocol, QueueId, Timestamp};
 use parking_lot::Mutex;
 use store::{StoredSession, StoredWill};
 
-use crate::{Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Will, sessions::wills::Leaving};
+use super::leaving::Leaving;
+use crate::{Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Will};
 
 /// The broker's part of one session. It is embedded in the connection layer's session object, so that both are one
 /// allocation.

@@ -4,7 +4,8 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use gateway_core::QoS;
 
-use crate::{Broker, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session, sessions::slots::TURN};
+use super::slots::TURN;
+use crate::{Broker, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session};
 
 /// Slots that one page of devices visits.
 const PAGE_SLOTS: u32 = 8 * 1024;

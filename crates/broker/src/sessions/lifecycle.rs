@@ -10,11 +10,10 @@ use std::sync::{
 
 use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
+use super::core::{References, SessionState, cost};
 use crate::{
     Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, Opened, Session,
-    SessionCore, Target, Turn, Will,
-    sessions::core::{References, SessionState, cost},
-    shared::Group,
+    SessionCore, Target, Turn, Will, shared::Group,
 };
 
 /// Timers run per tick at most.

@@ -2,11 +2,16 @@
 //!
 //! [`lifecycle`] opens, closes and ends them; [`core`] is what routing keeps of each. They are found by client id
 //! ([`registry`]), by number ([`slots`]), by deadline ([`timers`]) and by durable queue ([`owners`]). What remains to
-//! be done after their end is an [`Aftermath`]; [`wills`] publishes wills. [`devices`] shows them to operators.
+//! be done after their end is an [`Aftermath`]; [`wills`] publishes wills. [`devices`] shows them to
+//! operators.
+//!
+//! [`lifecycle`], [`Aftermath`] and [`wills`] use each other: an end may publish wills, and a published will completes an
+//! end. The other files know none of these three.
 
 mod aftermath;
 mod core;
 mod devices;
+mod leaving;
 mod lifecycle;
 mod owners;
 mod registry;
@@ -18,7 +23,7 @@ pub use self::{aftermath::Aftermath, core::SessionCore};
 pub(crate) use self::{
     core::SessionState,
     owners::Owners,
-    registry::{ClientLock, Registry, spread},
+    registry::{ClientLock, Registry},
     slots::{SlotTable, Slots, TURN},
     timers::Timers,
 };

@@ -9,7 +9,8 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{Session, sessions::slots::Slots};
+use super::slots::Slots;
+use crate::{Session, half_hash::widen};
 
 const SHARDS: usize = 64;
 
@@ -50,7 +51,7 @@ impl ClientLock<'_> {
     /// The session of the client id that the shard was locked for.
     pub(crate) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
         let mut found = None;
-        self.shard.find(spread(self.hash), |key| {
+        self.shard.find(widen(self.hash), |key| {
             if key.hash == self.hash {
                 found = self.slots.session(key.slot);
             }
@@ -65,20 +66,14 @@ impl ClientLock<'_> {
             self.remove(old);
         }
         let key = SessionKey { slot: session.core().slot(), hash: self.hash };
-        self.shard.insert_unique(spread(self.hash), key, |key| spread(key.hash));
+        self.shard.insert_unique(widen(self.hash), key, |key| widen(key.hash));
     }
 
     /// Removes exactly this session, not a later one of the same client id.
     pub(crate) fn remove(&mut self, session: &Arc<dyn Session>) {
         let slot = session.core().slot();
-        if let Ok(entry) = self.shard.find_entry(spread(self.hash), |key| key.slot == slot) {
+        if let Ok(entry) = self.shard.find_entry(widen(self.hash), |key| key.slot == slot) {
             entry.remove();
         }
     }
-}
-
-/// A table hash from the half that is kept: the table takes its tag from the top bits and the position from the low
-/// ones.
-pub(crate) fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use gateway_core::Timestamp;
 use parking_lot::Mutex;
 
-use crate::{Session, sessions::core::SessionState};
+use super::core::SessionState;
+use crate::Session;
 
 /// Sessions by their next deadline. The key is computed from the session's state, so that nobody has to remember it.
 #[derive(Default)]

@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
-use crate::{
-    Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will, sessions::core::SessionState,
-};
+use super::core::SessionState;
+use crate::{Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will};
 
 /// Wills.
 impl Broker {
@@ -132,47 +131,5 @@ impl Inner {
             (Some(commit), Some(leaving)) => leaving.wait(commit),
             _ => durable.put_session(state.stored(core), commit),
         }
-    }
-}
-
-/// Wills of one session that are being published. Its record has the first of them until all are safe: the others are
-/// of connections that had not been answered yet.
-pub(crate) struct Leaving {
-    will: Will,
-    /// How many there are, plus one while the session's end keeps the record.
-    left: u32,
-    waiting: Option<Arc<Commit>>,
-}
-
-impl Leaving {
-    pub(crate) fn new(will: Will) -> Self {
-        Self { will, left: 1, waiting: None }
-    }
-
-    pub(crate) fn will(&self) -> &Will {
-        &self.will
-    }
-
-    pub(crate) fn hold(&mut self) {
-        self.left += 1;
-    }
-
-    /// One fewer; whether it was the last.
-    pub(crate) fn release(&mut self) -> bool {
-        self.left -= 1;
-        self.left == 0
-    }
-
-    /// Adds a part to `commit` that is done when the record has changed. Whoever waited before was taken over and is
-    /// refused.
-    pub(crate) fn wait(&mut self, commit: &Arc<Commit>) {
-        commit.add();
-        if let Some(earlier) = self.waiting.replace(Arc::clone(commit)) {
-            earlier.refuse();
-        }
-    }
-
-    pub(crate) fn into_waiting(self) -> Option<Arc<Commit>> {
-        self.waiting
     }
 }

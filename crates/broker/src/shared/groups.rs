@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use crate::shared::Group;
+use super::Group;
 
 /// All groups by id and by full name. Ids are not reused, so that a late message for a group that is gone finds nobody.
 #[derive(Default)]

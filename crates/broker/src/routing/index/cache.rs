@@ -13,8 +13,7 @@ use super::{GROUP, Index, Subscriber};
 use crate::{
     Target,
     sessions::{SlotTable, Slots},
-    shared::Group,
-    shared::Groups,
+    shared::{Group, Groups},
 };
 
 /// Most topics remembered.

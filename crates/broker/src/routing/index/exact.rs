@@ -4,7 +4,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use super::subscribers::{Removal, Subscriber, Subscribers};
-use crate::{sessions::spread, slab::Slab};
+use crate::{half_hash::widen, slab::Slab};
 
 /// A filter and its subscribers: 32 bytes and the text.
 pub(super) struct Filter {
@@ -48,7 +48,7 @@ impl FilterTable {
         let same = |key: &FilterKey| {
             key.hash == short && self.records.get(key.number).is_some_and(|filter| &*filter.text == text)
         };
-        Some(self.by_text.find(spread(short), same)?.number)
+        Some(self.by_text.find(widen(short), same)?.number)
     }
 
     pub(super) fn get(&self, number: u32) -> Option<&Filter> {
@@ -70,7 +70,7 @@ impl FilterTable {
         let number =
             self.records.insert(Filter { text: Box::from(text), subscribers: Subscribers::One(entry) });
         let key = FilterKey { number, hash: hash as u32 };
-        self.by_text.insert_unique(spread(key.hash), key, |key| spread(key.hash));
+        self.by_text.insert_unique(widen(key.hash), key, |key| widen(key.hash));
         (number, true)
     }
 
@@ -85,12 +85,12 @@ impl FilterTable {
         if removal == Removal::Removed {
             return Some((hash, Removed::Subscriber { wildcard: super::is_wildcard(&filter.text) }));
         }
-        if let Ok(key) = self.by_text.find_entry(spread(hash as u32), |key| key.number == number) {
+        if let Ok(key) = self.by_text.find_entry(widen(hash as u32), |key| key.number == number) {
             key.remove();
         }
         let (len, capacity) = (self.by_text.len(), self.by_text.capacity());
         if capacity > 4096 && len * 4 < capacity {
-            self.by_text.shrink_to(len * 2, |key| spread(key.hash));
+            self.by_text.shrink_to(len * 2, |key| widen(key.hash));
         }
         let filter = self.records.remove(number)?;
         Some((hash, Removed::Filter(filter.text)))

@@ -4,6 +4,8 @@
 //! no wildcards, the exact match too. Wildcard filters are in [`wildcard`] as well. Changes advance generations, which
 //! tell each thread's [`cache`] that a remembered match is stale.
 //!
+//! [`cache`] and this file use each other: a lookup that misses is resolved here, into the cache's list.
+//!
 //! Lock order: this index's lock, then slots. Nothing is called under them that takes another lock, except a
 //! group's list of members.
 
@@ -23,8 +25,7 @@ use parking_lot::RwLock;
 
 use crate::{
     sessions::Slots,
-    shared::Groups,
-    shared::{Group, Member},
+    shared::{Group, Groups, Member},
 };
 
 pub use cache::MatchCache;
