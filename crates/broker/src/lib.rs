@@ -44,7 +44,7 @@ use std::{
 
 use ahash::RandomState;
 use gateway_core::{
-    Message, Timestamp,
+    Timestamp,
     limits::{Limits, SharedStrategy},
 };
 use store::{History, Latest};
@@ -184,11 +184,6 @@ impl Broker {
         Self { inner }
     }
 
-    /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
-    pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
-        self.inner.retained.set(message)
-    }
-
     /// The memory account of the process.
     pub fn account(&self) -> &Arc<Account> {
         &self.inner.account
@@ -212,15 +207,6 @@ impl Broker {
     /// Whether devices talk to backends only.
     pub fn is_non_broker(&self) -> bool {
         self.inner.non_broker
-    }
-
-    /// Whether `filter`, shared or not, lies in the namespace of `client_id`. Always true in broker mode.
-    pub fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
-        !self.inner.non_broker || routing::namespace_allows(&self.inner.namespace, client_id, filter)
-    }
-
-    fn retained_store(&self) -> &Retained {
-        &self.inner.retained
     }
 }
 

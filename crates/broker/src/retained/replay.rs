@@ -9,11 +9,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use gateway_core::{Offer, QueueId, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{Message, Offer, QueueId, SharedMessage, Timestamp, metrics::count};
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 use super::{Found, Scanned};
-use crate::{Broker, Inner, routing::Options};
+use crate::{Broker, Inner, RetainError, routing::Options};
 
 /// Topics looked at under one lock.
 const SCAN: usize = 1000;
@@ -67,7 +67,7 @@ impl RetainedCursor {
         scan: &mut usize,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Option<Arc<SharedMessage>>>> {
-        let retained = broker.retained_store();
+        let retained = &broker.inner.retained;
         if let Some(reading) = &mut self.reading {
             let Poll::Ready(result) = reading.as_mut().poll(cx) else { return Poll::Pending };
             self.reading = None;
@@ -111,7 +111,7 @@ impl RetainedCursor {
 
     /// The next topic that matches, whether its message is in memory or on disk.
     fn find(&mut self, broker: &Broker, now: Timestamp, scan: &mut usize) -> Scanned {
-        let retained = broker.retained_store();
+        let retained = &broker.inner.retained;
         if !self.filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
             self.done = true;
             *scan -= 1;
@@ -143,15 +143,20 @@ impl RetainedCursor {
     }
 }
 
-/// Reading retained messages.
+/// Setting and reading retained messages.
 impl Broker {
+    /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
+    pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+        self.inner.retained.set(message)
+    }
+
     /// A retained message, if set and not expired. Cancel safe.
     pub async fn retained(
         &self,
         topic: &str,
         now: Timestamp,
     ) -> Result<Option<Arc<SharedMessage>>, StoreError> {
-        let retained = self.retained_store();
+        let retained = &self.inner.retained;
         let mut found = retained.get(topic, now);
         self.read_retained(found.as_mut_slice(), now).await?;
         Ok(found.and_then(|found| found.message))
@@ -185,7 +190,7 @@ impl Broker {
 
     /// Reads what is on disk only.
     async fn read_retained(&self, found: &mut [Found], now: Timestamp) -> Result<(), StoreError> {
-        let retained = self.retained_store();
+        let retained = &self.inner.retained;
         let topics = Found::to_read(&*found);
         if !topics.is_empty() {
             let read = retained.load(topics).await?;
@@ -202,7 +207,7 @@ impl Broker {
         bytes: usize,
         now: Timestamp,
     ) -> (Vec<Found>, Option<Arc<str>>) {
-        let retained = self.retained_store();
+        let retained = &self.inner.retained;
         let (mut list, mut sum) = (Vec::new(), 0);
         let mut position: Option<Arc<str>> = after.map(Arc::from);
         while list.len() < limit && sum < bytes {

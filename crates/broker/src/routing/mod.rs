@@ -12,6 +12,5 @@ mod subscribe;
 
 pub use index::MatchCache;
 pub(crate) use index::{GROUP, Index, Options};
-pub(crate) use namespace::allows as namespace_allows;
 pub use spread::{Routing, Spread};
 pub use streams::StreamHandle;

@@ -2,12 +2,22 @@
 
 use gateway_core::parse_shared;
 
+use crate::Broker;
+
 const PLACE: &str = "{client_id}";
+
+/// Namespaces.
+impl Broker {
+    /// Whether `filter`, shared or not, lies in the namespace of `client_id`. Always true in broker mode.
+    pub fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
+        !self.inner.non_broker || allows(&self.inner.namespace, client_id, filter)
+    }
+}
 
 /// Whether every topic that `filter` can match lies in the namespace of `client_id`: literal levels of the
 /// pattern are repeated exactly, `+` stands for any one level, a final `#` for any rest. Of a shared
 /// subscription the filter behind the group counts.
-pub(crate) fn allows(pattern: &str, client_id: &str, filter: &str) -> bool {
+fn allows(pattern: &str, client_id: &str, filter: &str) -> bool {
     // A client id with these could name somebody else's levels; the session layer refuses it anyway.
     if client_id.bytes().any(|byte| matches!(byte, b'/' | b'+' | b'#')) {
         return false;

@@ -19,7 +19,8 @@ use std::{
 };
 
 use gateway_core::{
-    ClientId, Commit, DropReason, Offer, Origin, OriginKind, Outcome, Protocol, QoS, SharedMessage, Yielded,
+    ClientId, Commit, DropReason, Message, Offer, Origin, OriginKind, Outcome, Protocol, QoS, SharedMessage,
+    Yielded,
 };
 use parking_lot::Mutex;
 
