@@ -157,8 +157,7 @@ impl<'a> Message<'a> {
         if self.unit {
             return Some(Arc::clone(commit.make_before()));
         }
-        commit.add();
-        Some(Arc::clone(commit))
+        Some(commit.part())
     }
 
     /// The message with a commit of which parts have already been given out.

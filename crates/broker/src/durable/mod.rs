@@ -142,22 +142,15 @@ impl Durable {
 
     /// Writes a session's record.
     pub(crate) fn put_session(&self, session: StoredSession, commit: Option<&Arc<Commit>>) {
-        self.sessions().submit(SessionOp::Put(Box::new(session), part(commit)));
+        self.sessions().submit(SessionOp::Put(Box::new(session), commit.map(Commit::part)));
     }
 
     /// Removes an ended session's record and queue from disk.
     pub(crate) fn remove_session(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
         self.owners.lock().remove(core);
-        self.sessions().submit(SessionOp::Remove(core.queue(), part(commit)));
+        self.sessions().submit(SessionOp::Remove(core.queue(), commit.map(Commit::part)));
         self.queues().submit(QueueOp::Purge { queue: core.queue() });
     }
-}
-
-/// One more part of a commit.
-fn part(commit: Option<&Arc<Commit>>) -> Option<Arc<Commit>> {
-    let commit = commit?;
-    commit.add();
-    Some(Arc::clone(commit))
 }
 
 /// What outlives the process.

@@ -237,9 +237,7 @@ impl Spread {
 
     /// The same, if it is a unit, with a part for the operation that closes it, which the caller submits.
     pub fn unit(&self) -> Option<Arc<Commit>> {
-        let commit = self.commit.as_ref().filter(|commit| commit.is_unit())?;
-        commit.add();
-        Some(Arc::clone(commit))
+        self.commit.as_ref().filter(|commit| commit.is_unit()).map(Commit::part)
     }
 }
 

@@ -77,8 +77,7 @@ impl Broker {
                 left = inner.index.groups_of(&[reference]);
             }
             if let (Some(durable), Some(commit)) = (inner.durable_for(core), commit) {
-                commit.add();
-                let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), Arc::clone(commit));
+                let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), commit.part());
                 durable.sessions().submit(op);
             }
         }
@@ -138,7 +137,6 @@ impl Broker {
                 for group in inner.index.groups_of(&[reference]) {
                     group.keep_on_disk(durable);
                 }
-                commit.add();
                 let subscription = StoredSubscription {
                     filter: request.filter.to_owned(),
                     qos,
@@ -146,7 +144,7 @@ impl Broker {
                     retain_as_published: request.retain_as_published,
                     id: request.id,
                 };
-                let op = SessionOp::Subscribe(core.queue(), subscription, Arc::clone(commit));
+                let op = SessionOp::Subscribe(core.queue(), subscription, commit.part());
                 durable.sessions().submit(op);
             }
             (reference, existed)

@@ -55,10 +55,7 @@ impl Aftermath {
     /// will. `commit` gets a part that is done when nothing of it is left on disk.
     pub(crate) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
-        let commit = commit.map(|commit| {
-            commit.add();
-            Arc::clone(commit)
-        });
+        let commit = commit.map(Commit::part);
         self.steps.push_back(Step::Clear(Clearing { ended, removed: 0, commit }));
     }
 

@@ -37,8 +37,7 @@ impl Leaving {
     /// Adds a part to `commit` that is done when the record has changed. Whoever waited before was taken over and is
     /// refused.
     pub(crate) fn wait(&mut self, commit: &Arc<Commit>) {
-        commit.add();
-        if let Some(earlier) = self.waiting.replace(Arc::clone(commit)) {
+        if let Some(earlier) = self.waiting.replace(commit.part()) {
             earlier.refuse();
         }
     }

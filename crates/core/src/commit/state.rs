@@ -79,7 +79,13 @@ impl Commit {
         self.before.get()
     }
 
-    /// One more part. Only for who holds one that is open.
+    /// One more part, for whoever is to end it. Only for who holds one that is open.
+    pub fn part(self: &Arc<Self>) -> Arc<Self> {
+        self.add();
+        Arc::clone(self)
+    }
+
+    /// As [`Self::part`], for who has the commit already.
     pub fn add(&self) {
         let open = self.left.fetch_add(1, AcqRel);
         debug_assert!(open > 0, "nothing is added to a commit that is done");

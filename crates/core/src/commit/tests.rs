@@ -68,6 +68,18 @@ fn a_commit_ends_with_its_last_part_and_remembers_a_refusal() {
     assert_eq!(commit.poll(Waker::noop()), Some(Ok(())));
 }
 
+#[cfg(debug_assertions)]
+#[test]
+fn a_part_that_ends_twice_and_one_that_comes_late_are_found() {
+    let wrong: [fn(&Commit); 3] = [Commit::done, Commit::refuse, Commit::add];
+    for wrong in wrong {
+        let commit = Commit::new();
+        commit.done();
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| wrong(&commit)));
+        assert!(found.is_err());
+    }
+}
+
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 

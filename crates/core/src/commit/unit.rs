@@ -38,9 +38,7 @@ impl<'a, 'm> Unit<'a, 'm> {
     /// The commit of the unit, if one was begun, with a part for the operation that closes it: the caller submits that.
     pub fn hand_over(mut self) -> Option<Arc<Commit>> {
         self.closed = true;
-        let commit = self.message.issued().filter(|commit| commit.is_unit())?;
-        commit.add();
-        Some(Arc::clone(commit))
+        self.part()
     }
 
     /// The message is not routed completely: the unit is for somebody else to close.
@@ -50,10 +48,11 @@ impl<'a, 'm> Unit<'a, 'm> {
 
     fn close_with(&mut self, close: impl FnOnce(Arc<Commit>) -> QueueOp) -> bool {
         self.closed = true;
-        let Some(commit) = self.message.issued().filter(|commit| commit.is_unit()) else { return false };
-        commit.add();
-        self.journal.submit(close(Arc::clone(commit)));
-        true
+        self.part().map(|commit| self.journal.submit(close(commit))).is_some()
+    }
+
+    fn part(&self) -> Option<Arc<Commit>> {
+        self.message.issued().filter(|commit| commit.is_unit()).map(Commit::part)
     }
 }
 

@@ -147,10 +147,7 @@ impl Stores {
             Line::MqttServerExport { .. } | Line::End { .. } => return Err("not expected here".to_owned()),
         };
         self.reports[report].records += 1;
-        let part = || {
-            self.commit.add();
-            Arc::clone(&self.commit)
-        };
+        let part = || self.commit.part();
         match line {
             Line::Session(session) => {
                 let session = Box::new(session.read()?);
@@ -184,12 +181,10 @@ impl Stores {
             self.sessions.submit(op);
         }
         for message in self.messages.drain(..) {
-            commit.add();
-            self.retained.set(message, Some(Arc::clone(&commit)));
+            self.retained.set(message, Some(commit.part()));
         }
         // What nobody waits for is written with this at the latest.
-        commit.add();
-        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&commit))));
+        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(commit.part())));
         commit.done();
         if !self.queue_records.is_empty() {
             self.queues.write(&self.queue_records)?;
