@@ -111,7 +111,7 @@ pub struct Database {
     pub request_timeout: Span,
     /// A request unanswered for this long goes to another node too; zero is never.
     pub speculative_delay: Span,
-    /// To how many other nodes at most.
+    /// How many other nodes it may be sent to.
     pub speculative_attempts: usize,
     /// Compression of requests and answers.
     pub compression: Compression,

@@ -2,7 +2,7 @@
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// The crates of the gateway beside its own, as their events name them.
+/// The gateway's crates besides `mqtt_server`, as their events name them.
 const CRATES: [&str; 5] = ["broker", "codec", "gateway_core", "session", "store"];
 
 /// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a

@@ -1,5 +1,5 @@
-//! Answers until they are sent, on the account: what a client does not read waits here or in HTTP/2's buffers, and is charged
-//! wherever it is.
+//! Answers until they are sent, on the memory account: what a client does not read waits here or in HTTP/2's buffers,
+//! and is charged wherever it is.
 
 use std::{
     collections::VecDeque,

@@ -39,7 +39,7 @@ pub(super) const SPARE: u32 = 100;
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Bytes of a call under way: its task, HTTP/2's stream, tonic's buffers.
 const CALL: usize = 16 << 10;
-/// What a header takes beside its bytes.
+/// What a header takes besides its bytes.
 const HEADER: usize = 128;
 
 /// What a connection's calls share: its places, their number, and what they hold.

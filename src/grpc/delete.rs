@@ -16,7 +16,7 @@ const PAGE: usize = 256;
 /// Topics whose history is deleted at once: a year of one is 1,461 partitions.
 const TOPICS: usize = 16;
 
-/// Deletes latest values and tells those who watch; how many there were.
+/// Deletes latest values, tells watchers, and returns how many there were.
 pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Result<u64, Error> {
     let Some(latest) = &context.hooks.latest else { return Ok(0) };
     let deleted = latest.delete(device, filter, now()).await?;
@@ -55,8 +55,8 @@ pub(super) fn session(context: &Context, device: &str) -> bool {
     found
 }
 
-/// Deletes the retained messages that a device set, page by page, each on disk before the next; how many there were.
-/// Only a message itself says who set it, so all of them are looked at.
+/// Deletes the retained messages that a device set, page by page, each on disk before the next, and returns how many
+/// there were. Only a message itself says who set it, so all of them are looked at.
 pub(super) async fn retained(context: &Context, device: &str) -> Result<u64, Error> {
     let broker = &context.broker;
     let (mut deleted, mut after) = (0, None::<String>);

@@ -252,7 +252,7 @@ fn append(partial: &mut Vec<u8>, more: &[u8], whole: usize) {
     partial.extend_from_slice(more);
 }
 
-/// What the fields of a message take beside their bytes when they are decoded. Counted are those of the message, of the
+/// What the fields of a message take besides their bytes when they are decoded. Counts those of the message, of the
 /// items of a batch (its field 1) and of their properties (field 6): nothing else nests.
 fn footprint(mut bytes: &[u8], depth: usize) -> usize {
     let mut sum = 0;
@@ -265,7 +265,7 @@ fn footprint(mut bytes: &[u8], depth: usize) -> usize {
             WireType::LengthDelimited => {
                 decode_varint(&mut bytes).ok().and_then(|len| usize::try_from(len).ok())
             }
-            // What is in a group counts like what is beside it.
+            // Fields inside a group count like those outside.
             WireType::StartGroup | WireType::EndGroup => Some(0),
         };
         // Decoding ends here, too.
@@ -316,7 +316,7 @@ mod tests {
         body: Body,
     }
 
-    /// A call that sends `bytes`, with so much memory for all. Messages may have 16 MiB.
+    /// A call that sends `bytes`, with a memory budget for all calls. Messages may have 16 MiB.
     fn setup(budget: usize, path: &str, encoding: &'static str, bytes: &[u8]) -> Setup {
         let account = Arc::new(Account::new(budget));
         let call = Arc::new(Mutex::new(Purse::new(Arc::clone(&account)).open()));

@@ -108,8 +108,8 @@ impl StateService {
         }
     }
 
-    /// Deletes the retained messages that match, page by page, each on disk before the next: how many. Cancelled, it has
-    /// deleted a part.
+    /// Deletes the retained messages that match, page by page, each on disk before the next, and returns how many. If
+    /// cancelled, it has deleted a part.
     async fn delete_matching(&self, filter: &str) -> Result<u64, Error> {
         let broker = &self.context.broker;
         convert::check_filter(|| "topic_filter".to_owned(), filter, broker.limits())?;

@@ -109,7 +109,7 @@ impl Streams {
         Ok(Slot { streams: Arc::clone(self), id })
     }
 
-    /// Tells those who watch that values of `device` were deleted.
+    /// Tells watchers that values of `device` were deleted.
     pub(super) fn removed(&self, device: &str, topics: &[Arc<str>]) {
         let targets: Vec<_> = {
             let inner = self.inner.lock();
@@ -168,7 +168,7 @@ pub(super) enum Linger {
     Fixed(Duration),
 }
 
-/// The wait for more company.
+/// The wait for further messages.
 struct Gathering {
     linger: Linger,
     /// Made when first needed.
@@ -258,7 +258,7 @@ impl Subscription {
         }
     }
 
-    /// Ends the stream without another word.
+    /// Ends the stream without sending anything more.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.packets.clear();
@@ -299,7 +299,7 @@ impl Subscription {
                     if let Some(packet) = self.next_packet() {
                         return Poll::Ready(Some(Ok(packet)));
                     }
-                    // Only losses, which packets cannot tell.
+                    // Only losses, which the packet form cannot express.
                 }
                 Taken::Closed(error) => {
                     self.ended = true;

@@ -122,7 +122,7 @@ async fn certificates_are_replaced_for_new_connections_without_a_restart() {
 #[tokio::test]
 async fn a_peer_that_never_finishes_its_handshake_blocks_nobody() {
     let (tls, ca) = certificate();
-    // Longer than the test: nothing but service beside it lets the other in.
+    // Longer than the test: the other gets in only if both are served at the same time.
     let config = GrpcConfig { handshake_timeout: Duration::from_secs(3_600), ..GrpcConfig::default() };
     let running = start(Some(Arc::new(ArcSwap::from_pointee(tls))), config).await;
     let _silent = TcpStream::connect(("127.0.0.1", running.port)).await.unwrap();
@@ -153,7 +153,7 @@ async fn sockets(port: u16, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     sockets
 }
 
-/// Their deadline is ten times longer than others have patience with them.
+/// The deadline is ten times as long as the patience of those who wait.
 fn few(connections: usize, handshakes: usize) -> GrpcConfig {
     GrpcConfig {
         max_connections: connections,

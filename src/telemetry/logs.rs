@@ -91,7 +91,7 @@ impl TraceClients {
         self.any.load(Relaxed)
     }
 
-    /// Clients that are traced at once, at most, beside those of the configuration.
+    /// The most clients traced at once, besides those of the configuration.
     const MOST: usize = 1000;
 
     /// Starts tracing a client; false if too many are traced.

@@ -146,8 +146,8 @@ pub struct LatestQuery {
 
 /// One page of latest values, ordered by device, then topic.
 ///
-/// A page may hold fewer values than the limit, even none, and still have a `next`: it also ends after
-/// so many bytes, or after so much work without a match.
+/// A page may hold fewer values than the limit, even none, and still have a `next`: it also ends after a number of
+/// bytes, or after some work without a match.
 #[derive(Debug, Clone, Default)]
 pub struct LatestPage {
     /// The values.

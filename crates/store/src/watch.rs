@@ -113,7 +113,7 @@ impl Watchers {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Tells the watchers that want it of a message that was recorded.
+    /// Passes a recorded message to the watchers that want it.
     pub(super) fn notify(&self, device: &ClientId, message: &Message<'_>, version: u64) {
         let mut value = None;
         for watcher in self.list.read().iter().filter(|w| w.selects(device.as_str(), message.topic)) {

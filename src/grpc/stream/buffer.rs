@@ -16,7 +16,7 @@ use super::{
     target::{SlowPolicy, StreamOptions},
 };
 
-/// Kept beside each conflated value, in bytes counted.
+/// Bytes counted for each conflated value besides the value itself.
 pub(super) const VALUE_OVERHEAD: usize = 128;
 
 #[derive(Debug, Default)]

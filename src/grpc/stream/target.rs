@@ -237,7 +237,7 @@ impl StreamTarget {
         Outcome::Sent
     }
 
-    /// Why `need` more bytes have no room beside `bytes`; charges them if they have.
+    /// Why there is no room for `need` bytes more than `bytes`; charges them if there is.
     fn shortage(&self, charged: &mut usize, bytes: usize, need: usize) -> Option<Shortage> {
         let total = bytes + need;
         if total > self.options.buffer {

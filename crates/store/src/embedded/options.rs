@@ -35,7 +35,7 @@ impl fmt::Debug for DurableOptions {
 }
 
 impl DurableOptions {
-    /// The environment `name` with so many tables.
+    /// The options of the environment `name` with this many tables.
     pub(super) fn environment(&self, name: &'static str, tables: u32) -> EnvironmentOptions {
         EnvironmentOptions {
             name,

@@ -43,8 +43,8 @@ pub struct HistoryQuery {
 
 /// One page of history.
 ///
-/// A page may hold fewer messages than the limit, even none, and still have a `next`: it also ends after so many bytes,
-/// or after so many buckets without a message.
+/// A page may hold fewer messages than the limit, even none, and still have a `next`: it also ends after a number of
+/// bytes, or of buckets without a message.
 #[derive(Debug, Clone, Default)]
 pub struct HistoryPage {
     /// The messages, in the order that was asked for.

@@ -13,9 +13,9 @@ use crate::{LatestQuery, LatestStore, LatestValue, StoreError};
 const PAGE: usize = 256;
 
 impl Latest {
-    /// Deletes the values of `device` on all topics that match `filter`, and says which: all that were recorded before the
-    /// call, wherever they are. A value that is recorded meanwhile may go or stay. Where one was the newest of its topic over all
-    /// devices, [`Latest::get`] without a device finds none until the next.
+    /// Deletes the values of `device` on all topics that match `filter`, and says which: all that were recorded before
+    /// the call, wherever they are. A value recorded meanwhile may go or stay. Where one was the newest of its topic
+    /// over all devices, [`Latest::get`] without a device finds none until the next.
     ///
     /// If it fails or is cancelled, a part is deleted; deleting again does the rest.
     ///

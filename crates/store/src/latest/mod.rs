@@ -5,9 +5,9 @@
 //! pairs not yet waiting are refused and counted. A store that neither writes nor fails counts as away after
 //! `write_timeout`; a read ends after `read_timeout`.
 //!
-//! With a [`SpillStore`] beside it, values go there as they come while the store is away, in large commits, so that little
-//! is left for the end; from there they go to the store once it takes values again. A value is first in memory, then maybe in the spill, then in the store, and is looked
-//! for in this order, so that it is seen wherever it is.
+//! With a [`SpillStore`], values go there as they come while the store is away, in large commits, so that little is
+//! left for the end; from there they go to the store once it takes values again. A value is first in memory, then maybe
+//! in the spill, then in the store, and is looked for in this order, so that it is seen wherever it is.
 //!
 //! ```text
 //! options condition   how it behaves; whether the store takes values, and the log of that

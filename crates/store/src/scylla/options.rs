@@ -49,7 +49,7 @@ pub struct ScyllaOptions {
     /// A request unanswered for this long is sent to another node as well; all of them are idempotent. `None` never
     /// does that.
     pub speculative_delay: Option<Duration>,
-    /// To how many other nodes at most, one after each delay.
+    /// How many other nodes it may be sent to, one after each delay.
     pub speculative_attempts: usize,
     /// Compression of requests and answers.
     pub compression: Compression,

@@ -136,7 +136,7 @@ pub(super) async fn list(cluster: &Arc<Cluster>, query: LatestQuery) -> Result<L
     Ok(page.searched_to(None))
 }
 
-/// How many rows to ask for after `rows` with so many bytes together.
+/// How many rows to ask for after `rows` that had `bytes` together.
 pub(super) fn next_rows(rows: usize, bytes: usize) -> usize {
     let weight = (bytes / rows.max(1)).max(1);
     (ANSWER_BYTES / weight).clamp(1, ROWS.1)

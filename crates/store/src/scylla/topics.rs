@@ -79,8 +79,8 @@ impl KnownTopics {
         self.hashing.hash_one(topic)
     }
 
-    /// Whether the device has the topics or may have them beside those it has; notes them. `None` if the tables must be
-    /// asked what it has.
+    /// Whether the device has the topics or has room for them; notes them. `None` if the tables must be asked what it
+    /// has.
     pub(super) fn admit<'a>(
         &self,
         device: &str,

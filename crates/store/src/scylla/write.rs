@@ -1,4 +1,4 @@
-//! Writing: groups of values, each one request, so many under way as the limit allows.
+//! Writing: groups of values, one request each, as many under way as the limit allows.
 //!
 //! What may pass (timeouts, absent nodes) is tried again, here if the database was only slow and else by the caller,
 //! who is told which values are not written. What the database refuses is tried once more alone, with statements for a
@@ -60,7 +60,7 @@ struct Group<T> {
 }
 
 impl<T> Plan<T> {
-    /// For about so many values.
+    /// With room for about this many values.
     pub(super) fn new(values: usize) -> Self {
         Self { order: Vec::with_capacity(values), groups: VecDeque::with_capacity(values) }
     }
@@ -92,7 +92,7 @@ pub(super) trait Put: Send + Sync + 'static {
         numbers: &[usize],
     ) -> impl Future<Output = Result<(), ExecutionError>> + Send;
 
-    /// Counts and tells that the database refuses the value of this number.
+    /// Counts and logs that the database refuses the value of this number.
     fn refused(&self, number: usize, error: &str);
 }
 

@@ -36,7 +36,7 @@ fn append_and_drain() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let store = EmbeddedQueues::open(&DataDir::open(dir.path()).unwrap(), &QueueOptions::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // A publisher may have so many unacknowledged.
+    // How many messages a publisher may have unacknowledged.
     for window in [20_000, 1_000] {
         let messages: Vec<_> = (0..MESSAGES).map(message).collect();
         let commits = gateway_core::metrics::totals().store_commits;

@@ -123,7 +123,7 @@ impl QueueReader {
         let mut answers = Vec::new();
         let result = self.environment.reading(|txn| {
             while let Some(request) = requests.pop() {
-                // Nobody waits any more for one whose future was dropped.
+                // Nobody waits for a request whose future was dropped.
                 if !request.reply.is_closed() {
                     let loaded = self.load(txn, &request, started, &mut known);
                     answers.push((request.reply, loaded));

@@ -160,7 +160,7 @@ impl EntryHead {
         self.expiry.filter(|_| !self.sent)
     }
 
-    /// The value of an entry of which only the place is left.
+    /// The value of a released entry: only its place is left.
     pub(super) fn released() -> Self {
         Self { qos: QoS::ExactlyOnce, sent: true, ..Self::default() }
     }

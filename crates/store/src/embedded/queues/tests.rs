@@ -1,4 +1,5 @@
-//! Every operation of durable queues and their order; what failures, expiry, damage and a start do to them is beside.
+//! Every operation of durable queues and their order; what failures, expiry, damage and a start do to them is in the
+//! files beside this one.
 
 mod damage;
 mod expiry;

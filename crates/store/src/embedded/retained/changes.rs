@@ -18,7 +18,7 @@ pub(super) struct RetainedOp {
     pub(super) commit: Option<Arc<Commit>>,
 }
 
-/// Bytes counted for a removal, beside the topic.
+/// Bytes counted for a removal besides its topic.
 const OVERHEAD: usize = 100;
 
 /// Changes by topic.

@@ -29,7 +29,7 @@ struct TopicsRequest {
 
 /// Answers requests in their order.
 pub(super) struct RetainedReader {
-    /// None while it is dropped.
+    /// `None` only while it is dropped.
     requests: Option<mpsc::Sender<TopicsRequest>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -43,7 +43,7 @@ impl RetainedReader {
         let (requests, inbox) = mpsc::channel::<TopicsRequest>();
         let run = move || {
             for TopicsRequest { topics, reply } in inbox {
-                // Nobody waits any more for one whose future was dropped.
+                // Nobody waits for a request whose future was dropped.
                 if !reply.is_closed() {
                     let _ = reply.send(read(&environment, &tables, &topics));
                 }

@@ -68,9 +68,9 @@ pub struct Progress {
 pub struct StoreReport {
     /// Folder of the store.
     pub store: &'static str,
-    /// Records, as an export has one line for each: sessions, subscriptions, shared groups, messages and their places in
-    /// queues, packet identifiers, retained messages, latest values. What the store notes beside them to find them again
-    /// is looked at and not counted. A check counts damaged ones, too; an export and an import those they wrote.
+    /// Records, as an export has one line for each: sessions, subscriptions, shared groups, messages and their places
+    /// in queues, packet identifiers, retained messages, latest values. What the store keeps besides them, to find them
+    /// again, is looked at but not counted. A check counts damaged ones, too; an export and an import those they wrote.
     pub records: u64,
     /// How many records are damaged, and notes that do not fit them.
     pub damaged: u64,
