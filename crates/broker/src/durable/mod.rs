@@ -165,7 +165,7 @@ impl Broker {
         self.inner.durability.of(topic, listener)
     }
 
-    /// Reads a session's queue from place `from` on: about so many bytes, and one message at least. Cancel safe.
+    /// Reads a session's queue from place `from` on: about `bytes` of it, but at least one message. Cancel safe.
     pub async fn read_queue(
         &self,
         client_id: &ClientId,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Durable {
-    /// Lets a short future go on by itself. At the end of the process it may be dropped before its end.
+    /// Runs a short future in the background. It may be dropped unfinished when the process ends.
     pub(crate) fn run(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.stores.runtime.spawn(future);
     }
