@@ -1,32 +1,22 @@
 //! The backends' side: tonic services over the broker.
 //!
+//! ```text
+//! server     what stands around every call: connections, limits, deadlines, memory
+//! services   gateway.v1 and the precedent
+//! stream     receivers of messages behind Subscribe and WatchLatest
+//! messages   between proto messages and the gateway's types
+//! ```
+//!
 //! Knows the broker, config and how to read latest values; must not know codec, session or net. Only this module knows
 //! tonic. Invariants: a call flushes its `Turn` before it awaits anything; every stream, request and page is bounded;
 //! only `status` makes a gRPC status; a stream never slows a publisher.
 
-mod accept;
-mod answer_body;
-mod answers;
-mod calls;
-mod convert;
-mod deadline;
-mod delete;
-mod devices;
-mod encode;
-mod events;
-mod health;
-mod history;
-mod page;
-mod precedent;
+mod messages;
 pub(crate) mod proto;
-mod publisher;
-mod purse;
-mod request_body;
-mod request_size;
-mod state;
+mod server;
+mod services;
 mod status;
 mod stream;
-mod subscriber;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -46,11 +36,6 @@ use tonic_health::{
 };
 
 use self::{
-    calls::CallLimit,
-    devices::DevicesService,
-    events::EventsService,
-    health::Health,
-    precedent::PrecedentService,
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
         server::{
@@ -58,16 +43,16 @@ use self::{
             state_server::StateServer, subscriber_server::SubscriberServer,
         },
     },
-    publisher::PublisherService,
-    request_body::RequestBounds,
-    request_size::SizeLimit,
-    state::StateService,
+    server::{calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
+    services::{
+        devices::DevicesService, events::EventsService, health::Health, precedent::PrecedentService,
+        publisher::PublisherService, state::StateService, subscriber::SubscriberService,
+    },
     stream::Streams,
-    subscriber::SubscriberService,
 };
 
-pub use self::convert::fuzz_convert;
-pub(crate) use self::{accept::SharedTls, state::LatestValues};
+pub use self::messages::convert::fuzz_convert;
+pub(crate) use self::{server::accept::SharedTls, services::state::LatestValues};
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
@@ -212,10 +197,10 @@ async fn run(
 ) -> Result<(), GrpcError> {
     health.set_all(ServingStatus::Serving).await;
     let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
-    let door = accept::door(&config);
+    let door = server::accept::door(&config);
     // However this ends, no connection outlives it.
     let _closing = Closing(Arc::clone(&door));
-    tokio::spawn(accept::accept(listener, tls, config, Arc::clone(&memory.account), door, ready));
+    tokio::spawn(server::accept::accept(listener, tls, config, Arc::clone(&memory.account), door, ready));
     let (per_connection, in_all) = (config.max_calls_per_connection, config.max_calls);
     let router = server(&config, windows(&config, &memory.account))
         .layer(CallLimit::new(per_connection, in_all, memory.account, memory.request))
@@ -276,7 +261,7 @@ fn server(config: &GrpcConfig, (connection_window, stream_window): (u32, u32)) -
         .initial_connection_window_size(connection_window)
         .max_frame_size(FRAME)
         .http2_max_header_list_size(HEADER_LIST)
-        .max_concurrent_streams(config.max_calls_per_connection.saturating_add(calls::SPARE))
+        .max_concurrent_streams(config.max_calls_per_connection.saturating_add(server::calls::SPARE))
 }
 
 fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcError> {

@@ -27,7 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::{encode, now, status::Error};
+use super::{messages::encode, now, status::Error};
 
 pub(super) use selector::Selector;
 pub(super) use target::{SlowPolicy, StreamOptions, StreamTarget, Taken};

@@ -16,7 +16,7 @@ use tonic_health::pb::{
 };
 use tonic_types::StatusExt as _;
 
-use super::{health::SERVICES, *};
+use super::{services::health::SERVICES, *};
 
 struct Running {
     port: u16,
@@ -229,7 +229,7 @@ async fn a_call_beyond_its_connections_limit_is_refused_with_a_retry_time() {
     let held = [watch(&channel).await.unwrap(), watch(&channel).await.unwrap()];
     // More than HTTP/2 lets through at once: none of them waits for those that are held.
     let mut calls = tokio::task::JoinSet::new();
-    for _ in 0..2 * calls::SPARE {
+    for _ in 0..2 * server::calls::SPARE {
         let channel = channel.clone();
         calls.spawn(async move { watch(&channel).await.map(drop) });
     }

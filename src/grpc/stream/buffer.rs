@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use super::{
     super::{
-        encode::{self, Form},
+        messages::encode::{self, Form},
         proto::gateway::v1::GapReason,
         status::Error,
     },

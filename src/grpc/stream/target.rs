@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{
     super::{
-        encode::{self, Form},
+        messages::encode::{self, Form},
         status::Error,
     },
     Selector,

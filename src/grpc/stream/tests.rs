@@ -11,7 +11,7 @@ use tonic::Code;
 use super::{super::proto::gateway::v1, *};
 use crate::{
     config::{ByteSize, Limits},
-    grpc::encode::Form,
+    grpc::messages::encode::Form,
 };
 
 const OPTIONS: Offer<'_> = Offer {

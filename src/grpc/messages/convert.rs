@@ -8,22 +8,22 @@ use gateway_core::{
     Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, parse_shared,
 };
 
-use super::{
-    encode,
+use super::encode;
+use crate::config::Limits;
+use crate::grpc::{
     proto::gateway::v1,
     status::Error,
     stream::{Linger, Selector, SlowPolicy},
 };
-use crate::config::Limits;
 
 /// Most entries over all filter fields of a request.
-pub(super) const MAX_FILTERS: usize = 1_000;
+pub(in crate::grpc) const MAX_FILTERS: usize = 1_000;
 /// Most exclusions with wildcards: each costs a match for every message.
 const MAX_WILD_EXCLUSIONS: usize = 100;
 /// Most items in a batch.
-pub(super) const MAX_BATCH: usize = 10_000;
+pub(in crate::grpc) const MAX_BATCH: usize = 10_000;
 /// Most bytes in a batch of a stream.
-pub(super) const MAX_STREAM_BATCH: usize = 64 << 10;
+pub(in crate::grpc) const MAX_STREAM_BATCH: usize = 64 << 10;
 /// Least buffer of a stream, if the gateway's own limit is not below.
 const MIN_BUFFER: usize = 4 << 10;
 const MAX_LINGER: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ const MAX_STRING: usize = 65_535;
 
 /// Until when a publish waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(in crate::grpc) enum Wait {
     Accepted,
     Durable,
     Sent,
@@ -46,21 +46,21 @@ pub(super) enum Wait {
 
 /// A publish that passed validation.
 #[derive(Debug)]
-pub(super) struct Publication {
-    pub(super) device: Option<String>,
-    pub(super) topic: String,
-    pub(super) payload: Bytes,
-    pub(super) qos: QoS,
-    pub(super) retain: bool,
-    pub(super) properties: Option<Arc<Properties>>,
-    pub(super) expiry: Option<u32>,
-    pub(super) wait: Wait,
-    pub(super) offline: broker::Offline,
+pub(in crate::grpc) struct Publication {
+    pub(in crate::grpc) device: Option<String>,
+    pub(in crate::grpc) topic: String,
+    pub(in crate::grpc) payload: Bytes,
+    pub(in crate::grpc) qos: QoS,
+    pub(in crate::grpc) retain: bool,
+    pub(in crate::grpc) properties: Option<Arc<Properties>>,
+    pub(in crate::grpc) expiry: Option<u32>,
+    pub(in crate::grpc) wait: Wait,
+    pub(in crate::grpc) offline: broker::Offline,
 }
 
 impl Publication {
     /// The message to route.
-    pub(super) fn message(&self, now: Timestamp) -> Message<'_> {
+    pub(in crate::grpc) fn message(&self, now: Timestamp) -> Message<'_> {
         let mut message = Message::new(&self.topic, &self.payload, now, Origin::BACKEND);
         message.qos = self.qos;
         message.retain = self.retain;
@@ -71,7 +71,10 @@ impl Publication {
 }
 
 /// Validates one publish.
-pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Result<Publication, Error> {
+pub(in crate::grpc) fn publication(
+    request: v1::PublishRequest,
+    limits: &Limits,
+) -> Result<Publication, Error> {
     let wait = match known(request.wait, "wait")? {
         v1::Wait::Unspecified | v1::Wait::Accepted => Wait::Accepted,
         v1::Wait::Durable => Wait::Durable,
@@ -120,7 +123,10 @@ pub(super) fn publication(request: v1::PublishRequest, limits: &Limits) -> Resul
 }
 
 /// Validates a retained message.
-pub(super) fn retained(request: v1::SetRetainedRequest, limits: &Limits) -> Result<Publication, Error> {
+pub(in crate::grpc) fn retained(
+    request: v1::SetRetainedRequest,
+    limits: &Limits,
+) -> Result<Publication, Error> {
     if !limits.retain_available {
         return Err(Error::RetainUnavailable);
     }
@@ -142,7 +148,10 @@ pub(super) fn retained(request: v1::SetRetainedRequest, limits: &Limits) -> Resu
 }
 
 /// Validates MQTT 5 properties; `None` if nothing is set.
-pub(super) fn properties(field: &str, proto: v1::Properties) -> Result<Option<Arc<Properties>>, Error> {
+pub(in crate::grpc) fn properties(
+    field: &str,
+    proto: v1::Properties,
+) -> Result<Option<Arc<Properties>>, Error> {
     let payload_format = match known(proto.payload_format, "properties.payload_format")? {
         v1::PayloadFormat::Unspecified => None,
         v1::PayloadFormat::Bytes => Some(0),
@@ -176,18 +185,18 @@ pub(super) fn properties(field: &str, proto: v1::Properties) -> Result<Option<Ar
 
 /// A subscription that passed validation.
 #[derive(Debug)]
-pub(super) struct Subscribe {
-    pub(super) selector: Selector,
-    pub(super) filters: Vec<String>,
-    pub(super) policy: SlowPolicy,
-    pub(super) buffer: usize,
-    pub(super) batch: usize,
-    pub(super) linger: Linger,
-    pub(super) heartbeat: Option<Duration>,
+pub(in crate::grpc) struct Subscribe {
+    pub(in crate::grpc) selector: Selector,
+    pub(in crate::grpc) filters: Vec<String>,
+    pub(in crate::grpc) policy: SlowPolicy,
+    pub(in crate::grpc) buffer: usize,
+    pub(in crate::grpc) batch: usize,
+    pub(in crate::grpc) linger: Linger,
+    pub(in crate::grpc) heartbeat: Option<Duration>,
 }
 
 /// Validates a subscription.
-pub(super) fn subscribe(request: v1::SubscribeRequest, limits: &Limits) -> Result<Subscribe, Error> {
+pub(in crate::grpc) fn subscribe(request: v1::SubscribeRequest, limits: &Limits) -> Result<Subscribe, Error> {
     let entries = request.device_ids.len()
         + request.device_id_prefixes.len()
         + request.topic_filters.len()
@@ -237,7 +246,7 @@ fn bytes_within(field: &str, value: u32, least: usize, most: usize) -> Result<us
 }
 
 /// The filters, or all topics if there are none.
-pub(super) fn or_all(mut filters: Vec<String>) -> Vec<String> {
+pub(in crate::grpc) fn or_all(mut filters: Vec<String>) -> Vec<String> {
     if filters.is_empty() {
         filters.push("#".to_owned());
     }
@@ -247,7 +256,7 @@ pub(super) fn or_all(mut filters: Vec<String>) -> Vec<String> {
 }
 
 /// Validates `linger`.
-pub(super) fn linger(proto: Option<prost_types::Duration>) -> Result<Linger, Error> {
+pub(in crate::grpc) fn linger(proto: Option<prost_types::Duration>) -> Result<Linger, Error> {
     match span("linger", proto)? {
         None => Ok(Linger::Adaptive),
         Some(span) if span <= MAX_LINGER => Ok(Linger::Fixed(span)),
@@ -256,7 +265,7 @@ pub(super) fn linger(proto: Option<prost_types::Duration>) -> Result<Linger, Err
 }
 
 /// Validates `heartbeat_interval`.
-pub(super) fn heartbeat(proto: Option<prost_types::Duration>) -> Result<Option<Duration>, Error> {
+pub(in crate::grpc) fn heartbeat(proto: Option<prost_types::Duration>) -> Result<Option<Duration>, Error> {
     let span = span("heartbeat_interval", proto)?;
     if span.is_some_and(|span| span < MIN_HEARTBEAT) {
         return Err(Error::invalid("heartbeat_interval", "is less than 100 ms"));
@@ -271,7 +280,10 @@ fn span(field: &str, proto: Option<prost_types::Duration>) -> Result<Option<Dura
 }
 
 /// A point in time, whole milliseconds since the Unix epoch.
-pub(super) fn time(field: &str, proto: Option<prost_types::Timestamp>) -> Result<Option<Timestamp>, Error> {
+pub(in crate::grpc) fn time(
+    field: &str,
+    proto: Option<prost_types::Timestamp>,
+) -> Result<Option<Timestamp>, Error> {
     let Some(proto) = proto else { return Ok(None) };
     let nanos = u32::try_from(proto.nanos).ok().filter(|nanos| *nanos < 1_000_000_000);
     let seconds = u64::try_from(proto.seconds).ok().filter(|seconds| *seconds <= MAX_SECONDS);
@@ -282,7 +294,7 @@ pub(super) fn time(field: &str, proto: Option<prost_types::Timestamp>) -> Result
 }
 
 /// Validates the number of filter entries of a request.
-pub(super) fn check_entries(entries: usize) -> Result<(), Error> {
+pub(in crate::grpc) fn check_entries(entries: usize) -> Result<(), Error> {
     if entries > MAX_FILTERS {
         return Err(Error::invalid("request", format!("has more than {MAX_FILTERS} filter entries")));
     }
@@ -290,13 +302,13 @@ pub(super) fn check_entries(entries: usize) -> Result<(), Error> {
 }
 
 /// Validates a view; unspecified is `default`.
-pub(super) fn view(view: i32, default: v1::DeviceView) -> Result<v1::DeviceView, Error> {
+pub(in crate::grpc) fn view(view: i32, default: v1::DeviceView) -> Result<v1::DeviceView, Error> {
     let view = known(view, "view")?;
     Ok(if view == v1::DeviceView::Unspecified { default } else { view })
 }
 
 /// Validates a page size; 0 is the default.
-pub(super) fn page_size(size: i32) -> Result<usize, Error> {
+pub(in crate::grpc) fn page_size(size: i32) -> Result<usize, Error> {
     match usize::try_from(size) {
         Ok(0) => Ok(DEFAULT_PAGE),
         Ok(size @ ..=MAX_PAGE) => Ok(size),
@@ -305,7 +317,7 @@ pub(super) fn page_size(size: i32) -> Result<usize, Error> {
 }
 
 /// Validates MQTT filters, none of them shared.
-pub(super) fn check_filters(field: &str, filters: &[String], limits: &Limits) -> Result<(), Error> {
+pub(in crate::grpc) fn check_filters(field: &str, filters: &[String], limits: &Limits) -> Result<(), Error> {
     for (place, filter) in filters.iter().enumerate() {
         let name = || format!("{field}[{place}]");
         check_filter(name, filter, limits)?;
@@ -314,7 +326,11 @@ pub(super) fn check_filters(field: &str, filters: &[String], limits: &Limits) ->
 }
 
 /// Validates one MQTT filter that is not shared.
-pub(super) fn check_filter(field: impl Fn() -> String, filter: &str, limits: &Limits) -> Result<(), Error> {
+pub(in crate::grpc) fn check_filter(
+    field: impl Fn() -> String,
+    filter: &str,
+    limits: &Limits,
+) -> Result<(), Error> {
     TopicFilter::check(filter).map_err(|e| topic_error(field(), e))?;
     match parse_shared(filter) {
         Ok(None) => check_topic_limits(field, filter, limits),
@@ -323,7 +339,7 @@ pub(super) fn check_filter(field: impl Fn() -> String, filter: &str, limits: &Li
 }
 
 /// Validates a topic to publish to.
-pub(super) fn check_topic(field: &str, topic: &str, limits: &Limits) -> Result<(), Error> {
+pub(in crate::grpc) fn check_topic(field: &str, topic: &str, limits: &Limits) -> Result<(), Error> {
     check_topic_name(field, topic, limits)?;
     if topic == "$SYS" || topic.starts_with("$SYS/") {
         return Err(Error::invalid(field, "is reserved for the gateway"));
@@ -332,7 +348,7 @@ pub(super) fn check_topic(field: &str, topic: &str, limits: &Limits) -> Result<(
 }
 
 /// Validates a topic name.
-pub(super) fn check_topic_name(field: &str, topic: &str, limits: &Limits) -> Result<(), Error> {
+pub(in crate::grpc) fn check_topic_name(field: &str, topic: &str, limits: &Limits) -> Result<(), Error> {
     TopicName::check(topic).map_err(|e| topic_error(field, e))?;
     check_topic_limits(|| field.to_owned(), topic, limits)
 }
@@ -348,7 +364,7 @@ fn check_topic_limits(field: impl Fn() -> String, text: &str, limits: &Limits) -
 }
 
 /// Validates a client id.
-pub(super) fn check_client_id(field: &str, id: &str, limits: &Limits) -> Result<(), Error> {
+pub(in crate::grpc) fn check_client_id(field: &str, id: &str, limits: &Limits) -> Result<(), Error> {
     if id.is_empty() {
         return Err(Error::invalid(field, "is empty"));
     }
@@ -362,7 +378,7 @@ pub(super) fn check_client_id(field: &str, id: &str, limits: &Limits) -> Result<
 }
 
 /// Validates client ids or their prefixes.
-pub(super) fn check_client_ids(field: &str, ids: &[String], limits: &Limits) -> Result<(), Error> {
+pub(in crate::grpc) fn check_client_ids(field: &str, ids: &[String], limits: &Limits) -> Result<(), Error> {
     ids.iter().enumerate().try_for_each(|(place, id)| {
         check_client_id(field, id, limits).map_err(|error| match error {
             Error::Invalid { field, problem } => Error::invalid(format!("{field}[{place}]"), problem),
@@ -411,7 +427,7 @@ fn topic_error(field: impl Into<String>, error: TopicError) -> Error {
 }
 
 /// A known value of an enum field.
-pub(super) fn known<E: TryFrom<i32>>(value: i32, field: &str) -> Result<E, Error> {
+pub(in crate::grpc) fn known<E: TryFrom<i32>>(value: i32, field: &str) -> Result<E, Error> {
     E::try_from(value).map_err(|_| Error::invalid(field, format!("{value} is not a known value")))
 }
 

@@ -6,22 +6,24 @@ use broker::Turn;
 use gateway_core::metrics::count;
 use tonic::{Request, Response, Status};
 
-use super::{
-    Context, convert,
-    convert::MAX_STREAM_BATCH,
-    encode::Form,
+use super::publisher::direct;
+use crate::grpc::{
+    Context,
+    messages::{
+        convert::{self, MAX_STREAM_BATCH},
+        encode::Form,
+    },
     now,
     proto::{
         gateway::v1, precedent_server::published_packet_service_server::PublishedPacketService, rpcserver,
     },
-    publisher::direct,
     status::{Error, drop_error},
     stream::{Pace, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
 
 /// The service.
-pub(super) struct PrecedentService {
-    pub(super) context: Context,
+pub(in crate::grpc) struct PrecedentService {
+    pub(in crate::grpc) context: Context,
 }
 
 #[tonic::async_trait]

@@ -3,12 +3,16 @@
 use broker::{DeviceInfo, Turn};
 use tonic::{Request, Response, Status};
 
-use super::{
-    Context, answers, convert,
-    deadline::within,
-    delete, now,
-    page::{PAGE_BYTES, Pages, fit},
+use super::delete;
+use crate::grpc::{
+    Context,
+    messages::{
+        answers, convert,
+        page::{PAGE_BYTES, Pages, fit},
+    },
+    now,
     proto::{gateway::v1, server::devices_server::Devices},
+    server::deadline::within,
     status::Error,
 };
 
@@ -17,8 +21,8 @@ const SHOWN: usize = 100;
 const SHOWN_BYTES: usize = 64 << 10;
 
 /// The service.
-pub(super) struct DevicesService {
-    pub(super) context: Context,
+pub(in crate::grpc) struct DevicesService {
+    pub(in crate::grpc) context: Context,
 }
 
 impl DevicesService {

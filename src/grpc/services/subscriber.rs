@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::{
-    Context, convert,
-    encode::Form,
+use crate::grpc::{
+    Context,
+    messages::{convert, encode::Form},
     proto::{gateway::v1, server::subscriber_server::Subscriber},
     stream::{Pace, StreamOptions, StreamTarget, Subscription},
 };
 
 /// The service.
-pub(super) struct SubscriberService {
-    pub(super) context: Context,
+pub(in crate::grpc) struct SubscriberService {
+    pub(in crate::grpc) context: Context,
 }
 
 #[tonic::async_trait]

@@ -10,32 +10,32 @@ use gateway_core::metrics::count;
 
 /// The holdings of a connection.
 #[derive(Debug)]
-pub(super) struct Purse {
+pub(in crate::grpc) struct Purse {
     account: Arc<Account>,
     held: AtomicUsize,
 }
 
 impl Purse {
-    pub(super) fn new(account: Arc<Account>) -> Arc<Self> {
+    pub(in crate::grpc) fn new(account: Arc<Account>) -> Arc<Self> {
         Arc::new(Self { account, held: AtomicUsize::new(0) })
     }
 
     /// Nothing so far.
-    pub(super) fn open(self: &Arc<Self>) -> Holding {
+    pub(in crate::grpc) fn open(self: &Arc<Self>) -> Holding {
         Holding { purse: Arc::clone(self), bytes: 0 }
     }
 }
 
 /// A part of what a connection holds; given back on drop.
 #[derive(Debug)]
-pub(super) struct Holding {
+pub(in crate::grpc) struct Holding {
     purse: Arc<Purse>,
     bytes: usize,
 }
 
 impl Holding {
     /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
-    pub(super) fn set(&mut self, bytes: usize) -> bool {
+    pub(in crate::grpc) fn set(&mut self, bytes: usize) -> bool {
         let Purse { account, held } = &*self.purse;
         if bytes > self.bytes {
             let more = bytes - self.bytes;

@@ -10,8 +10,9 @@ use tokio::sync::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{
-    Context, answers, convert,
+use crate::grpc::{
+    Context,
+    messages::{answers, convert},
     proto::{gateway::v1, server::events_server::Events},
     status::Error,
     stream::Selector,
@@ -25,8 +26,8 @@ const BATCH_BYTES: usize = 64 << 10;
 const FRAMES: usize = 4;
 
 /// The service.
-pub(super) struct EventsService {
-    pub(super) context: Context,
+pub(in crate::grpc) struct EventsService {
+    pub(in crate::grpc) context: Context,
 }
 
 /// Which events a watch wants.

@@ -16,11 +16,11 @@ use tonic::{
     server::NamedService,
 };
 
-use super::status::Error;
+use crate::grpc::status::Error;
 
 /// A service with the limit before it.
 #[derive(Clone)]
-pub(super) struct SizeLimit<S>(pub(super) S);
+pub(in crate::grpc) struct SizeLimit<S>(pub(in crate::grpc) S);
 
 impl<S: NamedService> NamedService for SizeLimit<S> {
     const NAME: &'static str = S::NAME;
@@ -61,7 +61,7 @@ fn answer_in_kind(headers: &mut HeaderMap) {
 }
 
 /// Our error for tonic's own about a request above the limit, packed or unpacked.
-pub(super) fn too_large(status: &Status) -> Option<Error> {
+pub(in crate::grpc) fn too_large(status: &Status) -> Option<Error> {
     let (packed, unpacked) = ("Error, decoded message length too large", "Error decompressing: size limit");
     (status.message().starts_with(packed) || status.message().starts_with(unpacked))
         .then_some(Error::RequestTooLarge)

@@ -24,7 +24,8 @@ use tonic::{
     codegen::{Body as HttpBody, Bytes, http::Request},
 };
 
-use super::{proto::gateway::v1::PublishRequest, purse::Holding, status::Error};
+use super::purse::Holding;
+use crate::grpc::{proto::gateway::v1::PublishRequest, status::Error};
 
 /// The flag and the length of a message.
 const HEAD: usize = 5;
@@ -42,11 +43,11 @@ const STREAMING: [&str; 2] = ["/PublishStream", "/ServerReflectionInfo"];
 
 /// Bounds of a request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RequestBounds {
+pub(in crate::grpc) struct RequestBounds {
     /// Bytes of a message, unpacked.
-    pub(super) message: usize,
+    pub(in crate::grpc) message: usize,
     /// Time for a message, or [`STEP`] of it.
-    pub(super) timeout: Duration,
+    pub(in crate::grpc) timeout: Duration,
 }
 
 /// A request's body on its way to tonic.
@@ -69,7 +70,7 @@ struct RequestBody {
 }
 
 /// Charges what `request` sends to `holding`, which its call keeps until it is answered.
-pub(super) fn charged(
+pub(in crate::grpc) fn charged(
     request: Request<Body>,
     bounds: RequestBounds,
     holding: Arc<Mutex<Holding>>,
@@ -289,8 +290,8 @@ mod tests {
     use tonic::Code;
     use tonic_types::StatusExt as _;
 
+    use super::super::purse::Purse;
     use super::*;
-    use crate::grpc::purse::Purse;
 
     const MIB: usize = 1 << 20;
     const BATCH: &str = "/gateway.v1.Publisher/PublishBatch";

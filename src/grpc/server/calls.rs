@@ -29,12 +29,12 @@ use super::{
     answer_body,
     purse::{Holding, Purse},
     request_body::{self, RequestBounds},
-    status::Error,
 };
 use crate::door::{Guest, Seat};
+use crate::grpc::status::Error;
 
 /// Calls that a connection may have beyond its limit, to be told so.
-pub(super) const SPARE: u32 = 100;
+pub(in crate::grpc) const SPARE: u32 = 100;
 /// Called by supervisors and answered at once, so it does not count among all calls.
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Bytes of a call under way: its task, HTTP/2's stream, tonic's buffers.
@@ -43,7 +43,7 @@ const CALL: usize = 16 << 10;
 const HEADER: usize = 128;
 
 /// What a connection's calls share: its places, their number, and what they hold.
-pub(super) struct Standing {
+pub(in crate::grpc) struct Standing {
     guest: Guest,
     _seat: Seat,
     calls: AtomicUsize,
@@ -53,23 +53,23 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub(super) fn new(seat: Seat, guest: Guest, purse: Arc<Purse>, window: Holding) -> Self {
+    pub(in crate::grpc) fn new(seat: Seat, guest: Guest, purse: Arc<Purse>, window: Holding) -> Self {
         Self { guest, _seat: seat, calls: AtomicUsize::new(0), purse, _window: window }
     }
 
     /// What its calls hold.
-    pub(super) fn purse(&self) -> &Arc<Purse> {
+    pub(in crate::grpc) fn purse(&self) -> &Arc<Purse> {
         &self.purse
     }
 
-    pub(super) fn guest(&self) -> &Guest {
+    pub(in crate::grpc) fn guest(&self) -> &Guest {
         &self.guest
     }
 }
 
 /// Limits the calls of everything it is laid upon.
 #[derive(Clone)]
-pub(super) struct CallLimit {
+pub(in crate::grpc) struct CallLimit {
     per_connection: usize,
     in_all: usize,
     calls: Arc<AtomicUsize>,
@@ -80,7 +80,7 @@ pub(super) struct CallLimit {
 }
 
 impl CallLimit {
-    pub(super) fn new(
+    pub(in crate::grpc) fn new(
         per_connection: u32,
         in_all: u32,
         account: Arc<Account>,
@@ -137,7 +137,7 @@ fn size_of_headers(headers: &HeaderMap) -> usize {
 
 /// A call under way, until its answer is sent or given up.
 #[derive(Default)]
-pub(super) struct Call {
+pub(in crate::grpc) struct Call {
     connection: Option<Arc<Standing>>,
     all: Option<Arc<AtomicUsize>>,
     holding: Option<Holding>,
@@ -164,7 +164,7 @@ impl<S> Layer<S> for CallLimit {
 
 /// A service whose calls are limited.
 #[derive(Clone)]
-pub(super) struct Limited<S> {
+pub(in crate::grpc) struct Limited<S> {
     inner: S,
     limit: CallLimit,
 }

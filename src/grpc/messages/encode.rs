@@ -8,7 +8,8 @@ use gateway_core::clock;
 use gateway_core::{Message, OriginKind, Timestamp};
 use prost::Message as _;
 
-use super::{answers, proto::gateway::v1};
+use super::answers;
+use crate::grpc::proto::gateway::v1;
 
 /// Tag of a length-delimited field below 16.
 const fn delimited(field: u8) -> u8 {
@@ -25,7 +26,7 @@ const ITEMS: u8 = delimited(1);
 
 /// Which form a message takes in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(in crate::grpc) enum Form {
     /// `SubscribeItem { message }`.
     Item,
     /// `WatchLatestItem { value }`.
@@ -35,7 +36,7 @@ pub(super) enum Form {
 }
 
 /// Appends `message` to `out`.
-pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
+pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
     let device = message.origin.client_id.map_or("", |id| id.as_str());
     let base = text_len(device.len()) + text_len(message.topic.len()) + text_len(message.payload.len());
     if form == Form::Packet {
@@ -97,10 +98,10 @@ pub(super) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
 }
 
 /// Most bytes that the gaps in front of a message take.
-pub(super) const GAPS_BOUND: usize = 80;
+pub(in crate::grpc) const GAPS_BOUND: usize = 80;
 
 /// An upper bound of what [`message`] appends, gaps in front of it included.
-pub(super) fn size_bound(message: &Message<'_>) -> usize {
+pub(in crate::grpc) fn size_bound(message: &Message<'_>) -> usize {
     let device = message.origin.client_id.map_or(0, |id| id.as_str().len());
     let properties = message.properties.map_or(0, |p| {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -112,13 +113,13 @@ pub(super) fn size_bound(message: &Message<'_>) -> usize {
 }
 
 /// Appends `{ gap }`. The same bytes serve `SubscribeResponse` and `WatchLatestResponse`.
-pub(super) fn gap(out: &mut Vec<u8>, count: u64, reason: v1::GapReason) {
+pub(in crate::grpc) fn gap(out: &mut Vec<u8>, count: u64, reason: v1::GapReason) {
     let gap = v1::Gap { count, reason: reason.into() };
     item(out, v1::subscribe_item::Item::Gap(gap));
 }
 
 /// Appends `{ heartbeat }`. The same bytes serve `SubscribeResponse` and `WatchLatestResponse`.
-pub(super) fn heartbeat(out: &mut Vec<u8>, at: Timestamp) {
+pub(in crate::grpc) fn heartbeat(out: &mut Vec<u8>, at: Timestamp) {
     item(
         out,
         v1::subscribe_item::Item::Heartbeat(v1::Heartbeat { time: Some(answers::time(clock::to_wall(at))) }),
@@ -126,14 +127,14 @@ pub(super) fn heartbeat(out: &mut Vec<u8>, at: Timestamp) {
 }
 
 /// Appends `WatchLatestItem { removed }`.
-pub(super) fn removed(out: &mut Vec<u8>, device: &str, topic: &str) {
+pub(in crate::grpc) fn removed(out: &mut Vec<u8>, device: &str, topic: &str) {
     let removed = v1::RemovedValue { device_id: device.to_owned(), topic: topic.to_owned() };
     let item = v1::watch_latest_item::Item::Removed(removed);
     v1::WatchLatestResponse { items: vec![v1::WatchLatestItem { item: Some(item) }] }.encode_raw(out);
 }
 
 /// An upper bound of what [`removed`] appends.
-pub(super) fn removed_bound(device: &str, topic: &str) -> usize {
+pub(in crate::grpc) fn removed_bound(device: &str, topic: &str) -> usize {
     device.len() + topic.len() + 32
 }
 
@@ -143,7 +144,7 @@ fn item(out: &mut Vec<u8>, item: v1::subscribe_item::Item) {
 }
 
 /// The proto form of an origin.
-pub(super) fn origin(kind: OriginKind) -> v1::Origin {
+pub(in crate::grpc) fn origin(kind: OriginKind) -> v1::Origin {
     match kind {
         OriginKind::Device => v1::Origin::Device,
         OriginKind::Backend => v1::Origin::Backend,
@@ -188,8 +189,8 @@ mod tests {
     use gateway_core::{ClientId, Origin, Properties, QoS};
     use prost::Message as _;
 
+    use super::super::convert;
     use super::*;
-    use crate::grpc::convert;
 
     #[test]
     fn hand_encoded_messages_decode_as_the_generated_types() {

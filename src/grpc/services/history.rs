@@ -4,15 +4,18 @@ use broker::Broker;
 use gateway_core::{Timestamp, clock};
 use store::{HistoryPlace, HistoryQuery};
 
-use super::{
-    answers, convert, now,
-    page::{PAGE_BYTES, Pages, fit},
+use crate::grpc::{
+    messages::{
+        answers, convert,
+        page::{PAGE_BYTES, Pages, fit},
+    },
+    now,
     proto::gateway::v1,
     status::Error,
 };
 
 /// One page. Reads only.
-pub(super) async fn page(
+pub(in crate::grpc) async fn page(
     broker: &Broker,
     mut request: v1::ListHistoryRequest,
 ) -> Result<v1::ListHistoryResponse, Error> {

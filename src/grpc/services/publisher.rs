@@ -14,15 +14,19 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{
-    Context, answers,
-    calls::Standing,
-    convert,
-    convert::{MAX_BATCH, Publication, Wait},
-    deadline::deadline,
+use crate::grpc::{
+    Context,
+    messages::{
+        answers,
+        convert::{self, MAX_BATCH, Publication, Wait},
+    },
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
-    purse::{Holding, Purse},
+    server::{
+        calls::Standing,
+        deadline::deadline,
+        purse::{Holding, Purse},
+    },
     status::{Error, Level, Reached, drop_error},
 };
 
@@ -32,8 +36,8 @@ const MAX_WINDOW: usize = 10_000;
 const RESPONSE_FRAMES: usize = 16;
 
 /// The service.
-pub(super) struct PublisherService {
-    pub(super) context: Context,
+pub(in crate::grpc) struct PublisherService {
+    pub(in crate::grpc) context: Context,
 }
 
 /// A message that was routed, and perhaps a receipt to wait for.
@@ -190,7 +194,7 @@ fn refused(refusal: Shortage) -> Error {
 }
 
 /// The result of a message to one device in the form of a routed one.
-pub(super) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
+pub(in crate::grpc) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
     let one = Published { matched: 1, ..Published::default() };
     match outcome {
         DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
@@ -371,7 +375,7 @@ impl PublishRun {
                     result = front => StreamEvent::Done(result),
                     _ = shutdown.wait_for(|stop| *stop), if reading => StreamEvent::Stop,
                     frame = frames.message(), if reading && room => StreamEvent::Frame(frame.map_err(|status| {
-                        super::request_size::too_large(&status).map_or(status, Status::from)
+                        crate::grpc::server::request_size::too_large(&status).map_or(status, Status::from)
                     })?),
                 }
             };

@@ -10,15 +10,18 @@ use store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, 
 use tokio::{sync::watch, task::JoinSet};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
-use super::{
-    Context, answers, convert,
-    convert::MAX_STREAM_BATCH,
-    deadline::within,
-    delete,
-    encode::Form,
-    history, now,
-    page::{PAGE_BYTES, Pages, fit},
+use super::{delete, history};
+use crate::grpc::{
+    Context,
+    messages::{
+        answers,
+        convert::{self, MAX_STREAM_BATCH},
+        encode::Form,
+        page::{PAGE_BYTES, Pages, fit},
+    },
+    now,
     proto::{gateway::v1, server::state_server::State},
+    server::deadline::within,
     status::Error,
     stream::{Pace, RawMessage, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
@@ -95,8 +98,8 @@ impl LatestValues for Latest {
 }
 
 /// The service.
-pub(super) struct StateService {
-    pub(super) context: Context,
+pub(in crate::grpc) struct StateService {
+    pub(in crate::grpc) context: Context,
 }
 
 impl StateService {
@@ -419,7 +422,7 @@ impl State for StateService {
     }
 }
 
-pub(super) fn retain_error(error: RetainError) -> Error {
+pub(in crate::grpc) fn retain_error(error: RetainError) -> Error {
     match error {
         RetainError::Quota => Error::RetainedQuota,
         RetainError::Memory => Error::MemoryBudget,
@@ -475,7 +478,7 @@ impl Snapshot {
 }
 
 /// A snapshot, then changes.
-pub(super) struct WatchStream {
+pub(in crate::grpc) struct WatchStream {
     changes: Subscription,
     snapshot: Option<SnapshotRead>,
 }

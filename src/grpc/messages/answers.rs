@@ -4,10 +4,11 @@ use broker::{ConnectionInfo, DeviceInfo, Event, EventKind, Published};
 use gateway_core::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMessage, Timestamp, clock};
 use store::LatestValue;
 
-use super::{convert::Wait, proto::gateway::v1};
+use super::convert::Wait;
+use crate::grpc::proto::gateway::v1;
 
 /// The proto form of MQTT 5 properties.
-pub(super) fn properties_to_proto(properties: &Properties) -> v1::Properties {
+pub(in crate::grpc) fn properties_to_proto(properties: &Properties) -> v1::Properties {
     let format = match properties.payload_format {
         None => v1::PayloadFormat::Unspecified,
         Some(1) => v1::PayloadFormat::Text,
@@ -27,7 +28,7 @@ pub(super) fn properties_to_proto(properties: &Properties) -> v1::Properties {
 }
 
 /// The proto form of a point in time as the wall clock shows it.
-pub(super) fn time(at: Timestamp) -> prost_types::Timestamp {
+pub(in crate::grpc) fn time(at: Timestamp) -> prost_types::Timestamp {
     let seconds = i64::try_from(at.0 / 1_000).unwrap_or(i64::MAX);
     let nanos = i32::try_from(at.0 % 1_000 * 1_000_000).unwrap_or_default();
     prost_types::Timestamp { seconds, nanos }
@@ -57,7 +58,7 @@ fn drop_reason(reason: Option<DropReason>) -> i32 {
 }
 
 /// What became of a message: `published` is the routing's view, `waited` what its receipt told later.
-pub(super) fn publish_response(
+pub(in crate::grpc) fn publish_response(
     published: Published,
     wait: Wait,
     waited: Option<ReceiptState>,
@@ -88,7 +89,7 @@ pub(super) fn publish_response(
 }
 
 /// The proto form of a latest value.
-pub(super) fn latest_value(value: LatestValue) -> v1::LatestValue {
+pub(in crate::grpc) fn latest_value(value: LatestValue) -> v1::LatestValue {
     v1::LatestValue {
         device_id: value.device.as_str().to_owned(),
         topic: value.topic.as_ref().to_owned(),
@@ -102,7 +103,7 @@ pub(super) fn latest_value(value: LatestValue) -> v1::LatestValue {
 }
 
 /// The proto form of a retained message.
-pub(super) fn retained_message(message: &SharedMessage, now: Timestamp) -> v1::RetainedMessage {
+pub(in crate::grpc) fn retained_message(message: &SharedMessage, now: Timestamp) -> v1::RetainedMessage {
     v1::RetainedMessage {
         device_id: message.client_id.as_ref().map_or_else(String::new, |id| id.as_str().to_owned()),
         topic: message.topic.as_ref().to_owned(),
@@ -115,7 +116,7 @@ pub(super) fn retained_message(message: &SharedMessage, now: Timestamp) -> v1::R
 }
 
 /// The proto form of a device, without its subscriptions.
-pub(super) fn device(info: DeviceInfo) -> v1::Device {
+pub(in crate::grpc) fn device(info: DeviceInfo) -> v1::Device {
     v1::Device {
         device_id: info.client_id.as_str().to_owned(),
         online: info.online,
@@ -134,7 +135,7 @@ pub(super) fn device(info: DeviceInfo) -> v1::Device {
 }
 
 /// The proto form of a subscription.
-pub(super) fn subscription(topic_filter: String, qos: QoS) -> v1::DeviceSubscription {
+pub(in crate::grpc) fn subscription(topic_filter: String, qos: QoS) -> v1::DeviceSubscription {
     v1::DeviceSubscription { topic_filter, qos: qos_to_proto(qos) }
 }
 
@@ -154,7 +155,7 @@ fn connection(info: &ConnectionInfo) -> v1::Connection {
 }
 
 /// The kind of an event, for filters.
-pub(super) fn event_kind(kind: &EventKind) -> v1::EventKind {
+pub(in crate::grpc) fn event_kind(kind: &EventKind) -> v1::EventKind {
     match kind {
         EventKind::Connected { .. } => v1::EventKind::Connected,
         EventKind::Disconnected { .. } => v1::EventKind::Disconnected,
@@ -168,7 +169,7 @@ pub(super) fn event_kind(kind: &EventKind) -> v1::EventKind {
 }
 
 /// The proto form of an event.
-pub(super) fn event(event: Event) -> v1::Event {
+pub(in crate::grpc) fn event(event: Event) -> v1::Event {
     use v1::event::Detail;
 
     let detail = match event.kind {

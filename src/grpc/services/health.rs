@@ -7,7 +7,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 /// The service that reads latest values.
 const STATE: &str = "gateway.v1.State";
 
-pub(super) const SERVICES: [&str; 7] = [
+pub(in crate::grpc) const SERVICES: [&str; 7] = [
     "",
     "gateway.v1.Publisher",
     "gateway.v1.Subscriber",
@@ -18,21 +18,21 @@ pub(super) const SERVICES: [&str; 7] = [
 ];
 
 /// Health of all services.
-pub(super) struct Health {
-    pub(super) reporter: HealthReporter,
+pub(in crate::grpc) struct Health {
+    pub(in crate::grpc) reporter: HealthReporter,
     /// The store of latest values, if they are on.
-    pub(super) latest: Option<watch::Receiver<Condition>>,
+    pub(in crate::grpc) latest: Option<watch::Receiver<Condition>>,
 }
 
 impl Health {
-    pub(super) async fn set_all(&self, status: ServingStatus) {
+    pub(in crate::grpc) async fn set_all(&self, status: ServingStatus) {
         for service in SERVICES {
             self.reporter.set_service_status(service, status).await;
         }
     }
 
     /// [`STATE`] is NOT_SERVING while the store of latest values is away. Never ends.
-    pub(super) async fn follow_latest(&mut self) {
+    pub(in crate::grpc) async fn follow_latest(&mut self) {
         if let Some(latest) = &mut self.latest {
             loop {
                 let status = match *latest.borrow_and_update() {

@@ -24,8 +24,9 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
-use super::{GrpcConfig, calls::Standing, purse::Purse};
+use super::{calls::Standing, purse::Purse};
 use crate::door::{Bounds, Door, Guest, Lobby, Refusal, Seat};
+use crate::grpc::GrpcConfig;
 
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -41,7 +42,7 @@ const FRAME_HEAD: usize = 9;
 pub(crate) type SharedTls = Arc<ArcSwap<ServerConfig>>;
 
 /// A connection that tonic can serve.
-pub(super) struct Connection {
+pub(in crate::grpc) struct Connection {
     io: Io,
     peer: SocketAddr,
     standing: Arc<Standing>,
@@ -55,7 +56,7 @@ enum Io {
 }
 
 /// The places of the server.
-pub(super) fn door(config: &GrpcConfig) -> Arc<Door> {
+pub(in crate::grpc) fn door(config: &GrpcConfig) -> Arc<Door> {
     Door::alone(Bounds {
         connections: config.max_connections,
         connections_per_address: config.max_connections_per_address,
@@ -66,7 +67,7 @@ pub(super) fn door(config: &GrpcConfig) -> Arc<Door> {
 }
 
 /// Accepts until the receiver is gone.
-pub(super) async fn accept(
+pub(in crate::grpc) async fn accept(
     listener: TcpListener,
     tls: Option<SharedTls>,
     config: GrpcConfig,
@@ -161,7 +162,7 @@ async fn open(
             }
         }
     };
-    let window = super::windows(config, &account).0 as usize;
+    let window = crate::grpc::windows(config, &account).0 as usize;
     let purse = Purse::new(account);
     let mut holding = purse.open();
     if !holding.set(window) {

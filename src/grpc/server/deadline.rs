@@ -5,13 +5,13 @@ use std::{future::Future, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tonic::metadata::MetadataMap;
 
-use super::status::Error;
+use crate::grpc::status::Error;
 
 /// Kept back of a caller's deadline, so that our answer comes before its own.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(50);
 
 /// When a call must be answered: its grpc-timeout less a margin, or the default.
-pub(super) fn deadline(metadata: &MetadataMap, default: Duration) -> Instant {
+pub(in crate::grpc) fn deadline(metadata: &MetadataMap, default: Duration) -> Instant {
     let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc_timeout);
     let span = timeout.map_or(default, |timeout| timeout - (timeout / 10).min(DEADLINE_MARGIN));
     // A peer may ask for more than the clock can count.
@@ -38,7 +38,7 @@ fn grpc_timeout(text: &str) -> Option<Duration> {
 }
 
 /// What `answer` becomes, if that is before the call's deadline.
-pub(super) async fn within<T>(
+pub(in crate::grpc) async fn within<T>(
     metadata: &MetadataMap,
     default: Duration,
     answer: impl Future<Output = Result<T, Error>>,

@@ -6,10 +6,11 @@ use broker::Turn;
 use gateway_core::{Message, Origin, clock};
 use store::LatestQuery;
 
-use super::{Context, now, page::PAGE_BYTES, state::retain_error, status::Error};
+use super::state::retain_error;
+use crate::grpc::{Context, messages::page::PAGE_BYTES, now, status::Error};
 
 /// MQTT 5 reason code "administrative action".
-pub(super) const ADMINISTRATIVE: u8 = 0x98;
+pub(in crate::grpc) const ADMINISTRATIVE: u8 = 0x98;
 
 /// Retained messages looked at at once.
 const PAGE: usize = 256;
@@ -17,7 +18,7 @@ const PAGE: usize = 256;
 const TOPICS: usize = 16;
 
 /// Deletes latest values, tells watchers, and returns how many there were.
-pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Result<u64, Error> {
+pub(in crate::grpc) async fn latest(context: &Context, device: &str, filter: &str) -> Result<u64, Error> {
     let Some(latest) = &context.hooks.latest else { return Ok(0) };
     let deleted = latest.delete(device, filter, now()).await?;
     context.streams.removed(device, &deleted);
@@ -26,7 +27,7 @@ pub(super) async fn latest(context: &Context, device: &str, filter: &str) -> Res
 
 /// Deletes latest values as [`latest`] does, and the history of their topics, which goes first, since only the latest
 /// values say which topics a device has. Stopped half way, it has done some topics completely.
-pub(super) async fn latest_and_history(context: &Context, device: &str) -> Result<u64, Error> {
+pub(in crate::grpc) async fn latest_and_history(context: &Context, device: &str) -> Result<u64, Error> {
     let (Some(values), Some(history)) = (&context.hooks.latest, context.broker.history()) else {
         return latest(context, device, "#").await;
     };
@@ -48,7 +49,7 @@ pub(super) async fn latest_and_history(context: &Context, device: &str) -> Resul
 }
 
 /// Ends the session of a device. Whether it had one.
-pub(super) fn session(context: &Context, device: &str) -> bool {
+pub(in crate::grpc) fn session(context: &Context, device: &str) -> bool {
     let mut turn = Turn::default();
     let found = context.broker.disconnect(device, ADMINISTRATIVE, true, now(), &mut turn);
     turn.flush();
@@ -57,7 +58,7 @@ pub(super) fn session(context: &Context, device: &str) -> bool {
 
 /// Deletes the retained messages that a device set, page by page, each on disk before the next, and returns how many
 /// there were. Only a message itself says who set it, so all of them are looked at.
-pub(super) async fn retained(context: &Context, device: &str) -> Result<u64, Error> {
+pub(in crate::grpc) async fn retained(context: &Context, device: &str) -> Result<u64, Error> {
     let broker = &context.broker;
     let (mut deleted, mut after) = (0, None::<String>);
     loop {

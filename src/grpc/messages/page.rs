@@ -6,20 +6,20 @@
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use prost::Message;
 
-use super::status::Error;
+use crate::grpc::status::Error;
 
 /// Bytes of a page of a list: under the 4 MiB that clients accept by default.
-pub(super) const PAGE_BYTES: usize = 3 << 20;
+pub(in crate::grpc) const PAGE_BYTES: usize = 3 << 20;
 
 /// The pages of one request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pages {
+pub(in crate::grpc) struct Pages {
     request: u32,
 }
 
 impl Pages {
     /// Of the RPC `method`; `request` is without its page size and token.
-    pub(super) fn of(method: &str, request: &impl Message) -> Self {
+    pub(in crate::grpc) fn of(method: &str, request: &impl Message) -> Self {
         let mut bytes = method.as_bytes().to_vec();
         bytes.push(0);
         bytes.extend(request.encode_to_vec());
@@ -27,7 +27,7 @@ impl Pages {
     }
 
     /// Where the page starts that `token` asks for; `None` is the first.
-    pub(super) fn start(self, token: &str) -> Result<Option<String>, Error> {
+    pub(in crate::grpc) fn start(self, token: &str) -> Result<Option<String>, Error> {
         if token.is_empty() {
             return Ok(None);
         }
@@ -44,7 +44,7 @@ impl Pages {
     }
 
     /// The token of a page that starts at `start`; an empty one at the end.
-    pub(super) fn token(self, start: Option<&str>) -> String {
+    pub(in crate::grpc) fn token(self, start: Option<&str>) -> String {
         let Some(start) = start else { return String::new() };
         let mut bytes = self.request.to_le_bytes().to_vec();
         bytes.extend(start.as_bytes());
@@ -55,7 +55,7 @@ impl Pages {
 }
 
 /// As many items as fit in `budget` bytes, at least one; true if some did not.
-pub(super) fn fit<T: Message>(items: impl Iterator<Item = T>, budget: usize) -> (Vec<T>, bool) {
+pub(in crate::grpc) fn fit<T: Message>(items: impl Iterator<Item = T>, budget: usize) -> (Vec<T>, bool) {
     let mut taken = Vec::new();
     let mut size = 0;
     for item in items {

@@ -22,8 +22,8 @@ use tonic::{
 use super::{
     calls::Call,
     purse::{Holding, Purse},
-    status::Error,
 };
+use crate::grpc::status::Error;
 
 /// Frames taken before the client has room for them: a message and the end of its answer.
 const AHEAD: usize = 2;
@@ -51,7 +51,11 @@ impl AsRef<[u8]> for Charged {
 
 /// Takes what is ready of an answer and charges it, and the rest as it comes. An answer that does not fit in the
 /// account becomes an error.
-pub(super) async fn charged<B>(response: Response<B>, call: Call, purse: Arc<Purse>) -> Response<Body>
+pub(in crate::grpc) async fn charged<B>(
+    response: Response<B>,
+    call: Call,
+    purse: Arc<Purse>,
+) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error = Status> + Send + 'static,
 {

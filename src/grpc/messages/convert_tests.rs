@@ -2,8 +2,8 @@ use broker::Published;
 use gateway_core::DropReason;
 use prost::Message as _;
 
+use super::super::answers;
 use super::*;
-use crate::grpc::answers;
 
 fn limits() -> Limits {
     Limits::default()

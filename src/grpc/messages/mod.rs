@@ -1,0 +1,6 @@
+//! Between proto messages and the gateway's types: pure functions.
+
+pub(super) mod answers;
+pub(super) mod convert;
+pub(super) mod encode;
+pub(super) mod page;

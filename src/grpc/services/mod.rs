@@ -1,0 +1,11 @@
+//! The services of `gateway.v1`, and that of the precedent.
+
+pub(super) mod delete;
+pub(super) mod devices;
+pub(super) mod events;
+pub(super) mod health;
+pub(super) mod history;
+pub(super) mod precedent;
+pub(super) mod publisher;
+pub(super) mod state;
+pub(super) mod subscriber;
