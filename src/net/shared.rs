@@ -137,7 +137,7 @@ mod tests {
 
     /// In virtual time.
     #[tokio::test(start_paused = true)]
-    async fn who_is_being_accepted_when_the_gateway_stops_is_waited_for_and_nobody_comes_after() {
+    async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
         let broker = Broker::new(BrokerConfig {
             limits: Arc::default(),
             non_broker: false,

@@ -82,7 +82,7 @@ mod tests {
 
     /// An authenticator may use Tokio as anywhere else; a shard's runtime alone would panic.
     #[test]
-    fn a_thread_whose_runtime_has_no_timers_can_wait_and_serve_foreign_futures() {
+    fn a_thread_without_timers_can_wait_and_serve_foreign_futures() {
         let timers = Timers::start().expect("start");
         let shard = Builder::new_current_thread().enable_io().build().expect("a runtime");
         timers.serve_this_thread();

@@ -191,7 +191,7 @@ async fn what_follows_an_unfinished_packet_waits_for_its_answer() {
 }
 
 #[tokio::test]
-async fn a_packet_whose_connection_is_closed_in_its_midst_is_not_answered_and_what_it_did_stands() {
+async fn a_packet_cut_off_by_a_close_is_not_answered_and_what_it_did_stands() {
     let shared = with_retained(0, Limits::default());
     let mut scene = Scene::new(&shared, subscribe((0..2_000).map(|n| format!("a/{n}")))).await;
     scene.answers();
@@ -206,7 +206,7 @@ async fn a_packet_whose_connection_is_closed_in_its_midst_is_not_answered_and_wh
 }
 
 #[tokio::test]
-async fn a_packet_with_more_filters_than_allowed_is_refused_before_it_is_decoded() {
+async fn a_packet_with_too_many_filters_is_refused_before_it_is_decoded() {
     let limits = Limits { max_filters_per_packet: 3, ..Limits::default() };
     let shared = with_retained(0, limits);
     for (filters, refused) in [(3, false), (4, true)] {
@@ -300,7 +300,7 @@ fn subscribed(shared: &Arc<Shared>) -> Vec<Arc<Device>> {
 
 /// The acknowledgement waits for all of them, and what the publisher sent behind it for the acknowledgement.
 #[tokio::test]
-async fn a_message_for_very_many_is_handed_out_in_several_polls_also_when_its_publisher_is_gone() {
+async fn a_message_for_many_takes_several_polls_and_outlives_its_publisher() {
     let shared = shared_with(Limits::default());
     let receivers = subscribed(&shared);
     let waiting = || receivers.iter().map(|device| device.queue().pending).sum::<usize>();
@@ -328,7 +328,7 @@ async fn a_message_for_very_many_is_handed_out_in_several_polls_also_when_its_pu
 
 /// The client has lost its connection and sends the message again on the next: a PUBREC lets it forget the message.
 #[tokio::test]
-async fn a_duplicate_of_a_message_that_is_still_handed_out_is_acknowledged_when_that_is_safe() {
+async fn a_duplicate_of_an_unfinished_message_is_acknowledged_when_it_is_safe() {
     let shared = shared_with(Limits::default());
     let receivers = subscribed(&shared);
     let waiting = || receivers.iter().map(|device| device.queue().pending).sum::<usize>();

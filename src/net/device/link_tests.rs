@@ -123,7 +123,7 @@ pub(in crate::net) async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
 }
 
 #[tokio::test]
-async fn the_owner_of_an_earlier_connection_never_writes_for_the_later_one_whose_task_it_would_not_wake() {
+async fn the_owner_of_an_earlier_connection_never_writes_for_the_later_one() {
     let shared = shared();
     let (old, new) = (Arc::new(Wakes::default()), Arc::new(Wakes::default()));
     let (first, ..) = socket().await;
@@ -143,7 +143,7 @@ async fn the_owner_of_an_earlier_connection_never_writes_for_the_later_one_whose
 
 /// Waiting for the sockets behind it would add to its latency; writing each of many at once would cost a system call each.
 #[tokio::test]
-async fn the_first_delivery_of_a_turn_can_go_early_and_the_others_go_together_at_its_end() {
+async fn the_first_delivery_of_a_turn_can_go_early_and_the_rest_at_its_end() {
     let shared = shared();
     let (writer, _read, mut peer) = socket().await;
     let (device, epoch) = open(&shared, false);
@@ -184,7 +184,7 @@ fn the_owner_of_a_tls_connection_is_woken_once_for_a_turn() {
 }
 
 #[test]
-fn a_connection_whose_session_ends_before_or_after_it_attaches_does_not_live_on_without_a_session() {
+fn a_connection_never_outlives_its_session_whenever_that_ends() {
     let shared = shared();
     let wakes = Arc::new(Wakes::default());
     // Two CONNECTs at once: the second ends the first one's session before the first has its link.
@@ -227,7 +227,7 @@ fn what_a_shard_stood_still_is_nobody_s_silence() {
 
 /// The earlier connection may be on another shard, in the middle of a poll, when its session is taken over.
 #[test]
-fn what_a_connection_that_was_taken_over_notes_is_not_what_its_successor_said() {
+fn what_a_taken_over_connection_notes_does_not_count_for_its_successor() {
     let shared = shared();
     let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
     let (device, earlier) = open(&shared, false);
@@ -255,7 +255,7 @@ fn connections_that_come_and_go_leave_no_memory_in_the_wheel() {
 }
 
 #[test]
-fn a_connection_that_is_asked_to_close_before_it_attaches_is_not_left_open() {
+fn a_connection_asked_to_close_before_it_attaches_is_not_left_open() {
     let shared = shared();
     let wakes = Arc::new(Wakes::default());
     let mut turn = Turn::default();
