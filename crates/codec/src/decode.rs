@@ -4,7 +4,7 @@ use bytes::Bytes;
 use gateway_core::{Protocol, QoS, TopicFilter, parse_shared};
 
 use super::{
-    Ack, Auth, ConnAck, DecodeError, Disconnect, Frame, Packet, SubAck, Subscribe, SubscribeFilter,
+    Ack, AckKind, Auth, ConnAck, DecodeError, Disconnect, Frame, Packet, SubAck, Subscribe, SubscribeFilter,
     Unsubscribe,
     connect::decode_connect,
     primitive::Reader,
@@ -125,6 +125,25 @@ pub fn plain_pubacks(bytes: &[u8]) -> impl Iterator<Item = u16> {
 
 /// Bytes of a PUBACK without reason code and properties.
 pub const PLAIN_PUBACK: usize = 4;
+
+/// The acknowledgement in `frame`, if it is as short as nearly all: success, without properties. What [`decode`] would make
+/// of it, without its detours.
+#[inline]
+pub fn plain_ack(frame: &Frame<'_>) -> Option<(AckKind, u16)> {
+    let &[high, low] = frame.body else { return None };
+    if frame.len != PLAIN_PUBACK {
+        return None; // A longer form of the length.
+    }
+    let kind = match frame.first {
+        0x40 => AckKind::PubAck,
+        0x50 => AckKind::PubRec,
+        0x62 => AckKind::PubRel,
+        0x70 => AckKind::PubComp,
+        _ => return None,
+    };
+    let packet_id = u16::from_be_bytes([high, low]);
+    (packet_id != 0).then_some((kind, packet_id))
+}
 
 /// Section 3.4 to 3.7.
 fn ack(reader: &mut Reader<'_>, protocol: Protocol, allowed: fn(u8) -> bool) -> Result<Ack, DecodeError> {

@@ -21,7 +21,7 @@ pub mod reason;
 mod tests;
 
 pub use connect::decode_connect;
-pub use decode::{PLAIN_PUBACK, count_filters, decode, decode_from_client, plain_pubacks};
+pub use decode::{PLAIN_PUBACK, count_filters, decode, decode_from_client, plain_ack, plain_pubacks};
 pub use encode::{AckKind, encode, encode_ack, encode_pingresp, encode_within};
 pub use error::DecodeError;
 pub use frame::{Frame, frame, frame_len};

@@ -278,6 +278,39 @@ pub(super) fn sample(protocol: Protocol) -> BoxedStrategy<Sample> {
     prop_oneof![1 => publish(protocol), 3 => other.prop_map(Sample::Other)].boxed()
 }
 
+/// The short way must take what the long way takes for the same, and no more.
+#[test]
+fn plain_acks_are_those_that_decode_as_success_without_properties() {
+    let bodies: [&[u8]; 5] = [&[0, 7], &[0, 0], &[0, 7, 0x10], &[0, 7, 0, 0], &[7]];
+    for first in 0..=0xFF {
+        for body in bodies {
+            let long_form = [&[first, 0x80 | body.len() as u8, 0], body].concat();
+            for bytes in [framed(first, body), long_form] {
+                for protocol in [Protocol::V3, Protocol::V4, Protocol::V5] {
+                    let frame = frame(&bytes, 100).expect("a frame").expect("a whole one");
+                    let Some((kind, packet_id)) = plain_ack(&frame) else { continue };
+                    let mut again = Vec::new();
+                    encode_ack(kind, packet_id, 0, protocol, &mut again);
+                    assert_eq!(again, bytes);
+                    let long = match decode_from_client(&frame, protocol) {
+                        Ok(Packet::PubAck(ack)) if first == 0x40 => ack,
+                        Ok(Packet::PubRec(ack)) if first == 0x50 => ack,
+                        Ok(Packet::PubRel(ack)) if first == 0x62 => ack,
+                        Ok(Packet::PubComp(ack)) if first == 0x70 => ack,
+                        other => panic!("{bytes:02x?} is {other:?}"),
+                    };
+                    let plain = Ack { packet_id, code: 0, reason_string: None, user: Vec::new() };
+                    assert_eq!(long, plain);
+                }
+            }
+        }
+    }
+    for first in [0x40, 0x50, 0x62, 0x70] {
+        let bytes = framed(first, &[0, 7]);
+        assert!(plain_ack(&frame(&bytes, 100).unwrap().unwrap()).is_some(), "{first:x}");
+    }
+}
+
 /// The short way must take what the long way takes, and no more.
 #[test]
 fn plain_pubacks_are_those_that_decode_as_success_without_properties() {

@@ -9,7 +9,7 @@ mod publish;
 
 use std::sync::Arc;
 
-use codec::{Ack, AckKind, DecodeError, Disconnect, Frame, Packet, SubscribeFilter, reason};
+use codec::{AckKind, DecodeError, Disconnect, Frame, Packet, SubscribeFilter, reason};
 use gateway_core::{Commit, Effort, Protocol, limits::Limits, metrics::count};
 
 use super::{Env, Outbound, WrongStep, alias::InboundAliases};
@@ -170,6 +170,9 @@ impl Inbound {
         effort: &mut Effort,
         owner: &mut O,
     ) -> Result<Effect<'p>, O::End> {
+        if let Some((kind, packet_id)) = codec::plain_ack(frame) {
+            return Self::handle_ack(kind, packet_id, reason::SUCCESS, effort, owner);
+        }
         // Before so many are decoded.
         let filters = codec::count_filters(frame, self.protocol);
         if filters > owner.limits().max_filters_per_packet {
@@ -177,9 +180,11 @@ impl Inbound {
         }
         effort.spend_each(Effort::NODE, filters);
         match codec::decode_from_client(frame, self.protocol).map_err(Violation::from)? {
-            Packet::PubAck(ack) | Packet::PubRec(ack) | Packet::PubRel(ack) | Packet::PubComp(ack) => {
-                effort.spend(Effort::STEP);
-                Self::handle_ack(frame.first >> 4, &ack, owner)
+            Packet::PubAck(ack) => Self::handle_ack(AckKind::PubAck, ack.packet_id, ack.code, effort, owner),
+            Packet::PubRec(ack) => Self::handle_ack(AckKind::PubRec, ack.packet_id, ack.code, effort, owner),
+            Packet::PubRel(ack) => Self::handle_ack(AckKind::PubRel, ack.packet_id, ack.code, effort, owner),
+            Packet::PubComp(ack) => {
+                Self::handle_ack(AckKind::PubComp, ack.packet_id, ack.code, effort, owner)
             }
             Packet::Subscribe(subscribe) => Ok(Effect::Subscribe(self.subscribe(subscribe, owner.limits())?)),
             Packet::Unsubscribe(unsubscribe) => Ok(Effect::Unsubscribe(Self::unsubscribe(unsubscribe))),
@@ -191,19 +196,26 @@ impl Inbound {
     }
 
     /// A step of a QoS 1 or 2 handshake.
-    fn handle_ack<'p, O: Owner>(kind: u8, ack: &Ack, owner: &mut O) -> Result<Effect<'p>, O::End> {
+    fn handle_ack<'p, O: Owner>(
+        kind: AckKind,
+        packet_id: u16,
+        code: u8,
+        effort: &mut Effort,
+        owner: &mut O,
+    ) -> Result<Effect<'p>, O::End> {
+        effort.spend(Effort::STEP);
         let step = owner.outbound(|out, env| match kind {
-            4 => out.handle_puback(ack.packet_id, ack.code, env).map(|_| None),
-            5 => {
-                let held = out.handle_pubrec(ack.packet_id, ack.code, env);
+            AckKind::PubAck => out.handle_puback(packet_id, code, env).map(|_| None),
+            AckKind::PubRec => {
+                let held = out.handle_pubrec(packet_id, code, env);
                 held.map(|held| held.map(|held| (AckKind::PubRel, held)))
             }
-            6 => Ok(out.handle_pubrel(ack.packet_id, env).map(|held| (AckKind::PubComp, held))),
-            _ => out.handle_pubcomp(ack.packet_id, env).map(|_| None),
+            AckKind::PubRel => Ok(out.handle_pubrel(packet_id, env).map(|held| (AckKind::PubComp, held))),
+            AckKind::PubComp => out.handle_pubcomp(packet_id, env).map(|_| None),
         })?;
         let reply = step.map_err(Violation::from)?.map(|(kind, held)| Reply {
             kind,
-            packet_id: ack.packet_id,
+            packet_id,
             code: reason::SUCCESS,
             after: Some(held),
         });
