@@ -1,6 +1,9 @@
-//! Who may connect, publish and subscribe. A leaf; rules come with a later version.
+//! Who may connect, publish and subscribe.
 //!
-//! The seam: net asks [`Authenticator`] once per CONNECT and [`Identity`] travels with the connection.
+//! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
+//! [`Permissions`].
+
+mod permissions;
 
 use std::{
     future::Future,
@@ -9,6 +12,9 @@ use std::{
 };
 
 use bytes::Bytes;
+
+pub use access::{Method, Principal, Subject};
+pub(crate) use permissions::Permissions;
 
 /// What a client presents.
 #[derive(Debug, Clone)]
@@ -23,6 +29,8 @@ pub struct Credentials {
     pub certificate: Option<Vec<u8>>,
     /// Remote address.
     pub peer: String,
+    /// Name of the listener.
+    pub listener: Arc<String>,
 }
 
 /// Bytes that do not show in logs.
@@ -44,16 +52,8 @@ pub enum Denied {
     NotAuthorized,
 }
 
-/// An authenticated party and what it may do.
-pub trait Identity: Send + Sync {
-    /// May it publish to `topic`?
-    fn may_publish(&self, topic: &str) -> bool;
-    /// May it subscribe to `filter`?
-    fn may_subscribe(&self, filter: &str) -> bool;
-}
-
 /// A boxed answer.
-pub type Decision = Pin<Box<dyn Future<Output = Result<Arc<dyn Identity>, Denied>> + Send>>;
+pub type Decision = Pin<Box<dyn Future<Output = Result<Arc<Principal>, Denied>> + Send>>;
 
 /// Decides who may connect. Cancel safe: a dropped decision is no decision.
 pub trait Authenticator: Send + Sync {
@@ -62,24 +62,13 @@ pub trait Authenticator: Send + Sync {
     fn authenticate(&self, credentials: Credentials) -> Decision;
 }
 
-/// Everybody may do everything.
+/// Everybody may connect, as nobody in particular.
 #[derive(Debug, Default)]
 pub struct AllowAll;
 
-impl Identity for AllowAll {
-    fn may_publish(&self, _topic: &str) -> bool {
-        true
-    }
-
-    fn may_subscribe(&self, _filter: &str) -> bool {
-        true
-    }
-}
-
 impl Authenticator for AllowAll {
     fn authenticate(&self, _credentials: Credentials) -> Decision {
-        static EVERYBODY: LazyLock<Arc<AllowAll>> = LazyLock::new(Arc::default);
-        let identity: Arc<dyn Identity> = Arc::clone(&*EVERYBODY) as Arc<dyn Identity>;
-        Box::pin(std::future::ready(Ok(identity)))
+        static ANYBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);
+        Box::pin(std::future::ready(Ok(Arc::clone(&*ANYBODY))))
     }
 }

@@ -44,7 +44,7 @@ use crate::net::{
     timers, wheel,
 };
 use crate::{
-    auth::{Credentials, Denied, Identity, Secret},
+    auth::{Credentials, Denied, Permissions, Secret},
     door::{Guest, Seat},
 };
 
@@ -112,8 +112,8 @@ async fn conclude(
     listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
-    let answer = admit(&connect, &wire, peer, &shared).await;
-    let (mut accepted, identity) = match answer {
+    let answer = admit(&connect, &wire, peer, listener, &shared).await;
+    let (mut accepted, permissions) = match answer {
         Ok(admitted) => admitted,
         Err(ConnectRefused(code)) => {
             count(|c| c.refused_connect.add(1));
@@ -129,15 +129,16 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     };
-    open(wire, connect, accepted, identity, peer, listener, &shared, entering).await
+    open(wire, connect, accepted, permissions, peer, listener, &shared, entering).await
 }
 
 async fn admit(
     connect: &Connect,
     wire: &Wire<'_>,
     peer: Peer,
+    listener: &Listener,
     shared: &Shared,
-) -> Result<(Accepted, Arc<dyn Identity>), ConnectRefused> {
+) -> Result<(Accepted, Permissions), ConnectRefused> {
     let accepted = evaluate_connect(
         connect,
         &ConnectPolicy {
@@ -153,11 +154,17 @@ async fn admit(
         password: connect.password.clone().map(Secret),
         certificate: wire.certificate(),
         peer: peer.to_string(),
+        listener: Arc::clone(&listener.name),
     };
     match timers::run_within(|| shared.auth.authenticate(credentials)).await {
-        Ok(identity) => {
-            let allowed = connect.will.as_ref().is_none_or(|will| identity.may_publish(&will.topic));
-            if allowed { Ok((accepted, identity)) } else { Err(ConnectRefused(Some(reason::NOT_AUTHORIZED))) }
+        Ok(principal) => {
+            let permissions = Permissions::new(principal);
+            let allowed = connect.will.as_ref().is_none_or(|will| permissions.may_publish(&will.topic));
+            if allowed {
+                Ok((accepted, permissions))
+            } else {
+                Err(ConnectRefused(Some(reason::NOT_AUTHORIZED)))
+            }
         }
         Err(denied) => {
             count(|c| c.auth_failed.add(1));
@@ -176,7 +183,7 @@ async fn open(
     mut wire: Wire<'_>,
     connect: Connect,
     accepted: Accepted,
-    identity: Arc<dyn Identity>,
+    permissions: Permissions,
     peer: Peer,
     listener: &Listener,
     shared: &Arc<Shared>,
@@ -261,7 +268,7 @@ async fn open(
         opened.epoch,
         io,
         Inbound::new(connect.protocol, expiry),
-        identity,
+        permissions,
         listener.durability,
         wire.plain,
         Limiter::new(&shared.limits, now),

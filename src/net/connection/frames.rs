@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
 use crate::net::{device::Device, shard::Work};
-use crate::{auth::Identity, telemetry::trace_clients};
+use crate::{auth::Permissions, telemetry::trace_clients};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
@@ -87,8 +87,8 @@ impl Connection {
         now: Timestamp,
         turn: &'a mut Turn,
     ) -> (&'a mut Inbound, &'a mut Effort, Owned<'a>) {
-        let Self { device, epoch, inbound, identity, rare, .. } = self;
-        let owned = Owned { device, epoch: *epoch, identity: &**identity, rare, now, dirty: &mut turn.dirty };
+        let Self { device, epoch, inbound, permissions, rare, .. } = self;
+        let owned = Owned { device, epoch: *epoch, permissions, rare, now, dirty: &mut turn.dirty };
         (inbound, &mut turn.effort, owned)
     }
 
@@ -217,7 +217,7 @@ impl Connection {
 struct Owned<'a> {
     device: &'a Arc<Device>,
     epoch: u32,
-    identity: &'a dyn Identity,
+    permissions: &'a Permissions,
     rare: &'a mut Option<Box<Rare>>,
     now: Timestamp,
     dirty: &'a mut Vec<Arc<dyn Target>>,
@@ -231,7 +231,7 @@ impl Owner for Owned<'_> {
     }
 
     fn may_publish(&self, topic: &str) -> bool {
-        self.identity.may_publish(topic)
+        self.permissions.may_publish(topic)
     }
 
     fn hold_aliases(&mut self, bytes: usize) -> Result<(), End> {

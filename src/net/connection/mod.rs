@@ -41,7 +41,7 @@ use super::{
     shard::{Local, Work},
     timers, wheel,
 };
-use crate::auth::Identity;
+use crate::auth::Permissions;
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
@@ -89,7 +89,7 @@ pub(in crate::net) struct Connection {
     pub(in crate::net) device: Arc<Device>,
     pub(in crate::net) epoch: u32,
     pub(in crate::net) inbound: Inbound,
-    pub(in crate::net) identity: Arc<dyn Identity>,
+    pub(in crate::net) permissions: Permissions,
     /// What the listener promises.
     pub(in crate::net) durability: Option<Durability>,
     pub(in crate::net) io: Io,
@@ -112,7 +112,7 @@ impl Connection {
         epoch: u32,
         io: Io,
         inbound: Inbound,
-        identity: Arc<dyn Identity>,
+        permissions: Permissions,
         durability: Option<Durability>,
         early: Vec<u8>,
         limiter: Option<Box<Limiter>>,
@@ -122,7 +122,7 @@ impl Connection {
             device,
             epoch,
             inbound,
-            identity,
+            permissions,
             durability,
             io,
             partial: Partial::of(early),

@@ -205,7 +205,7 @@ impl Connection {
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
         effort.spend_each(Effort::NODE, request.filter.bytes().filter(|byte| *byte == b'/').count() + 1);
-        if !self.identity.may_subscribe(request.filter) {
+        if !self.permissions.may_subscribe(request.filter) {
             return Err(SubscribeError::NotAuthorized);
         }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;

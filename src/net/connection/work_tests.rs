@@ -27,7 +27,7 @@ use crate::net::{
     layers::{Layers, layered::Io},
     shard::Local,
 };
-use crate::{auth::AllowAll, config::Limits};
+use crate::{auth::Permissions, config::Limits};
 
 /// One step may go beyond the account: the largest is a read, whose bytes are paid for before they are handled.
 const STEP: u64 = 100_000;
@@ -55,7 +55,7 @@ impl Scene {
             epoch,
             Io::Plain(read),
             Inbound::new(Protocol::V5, 60),
-            Arc::new(AllowAll),
+            Permissions::new(Arc::default()),
             None,
             input,
             None,

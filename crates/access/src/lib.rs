@@ -1,0 +1,7 @@
+//! Who a party is and what it may do: principals, and what decides about them.
+//!
+//! Knows no sockets, no files being watched and no clock: time is an argument, and what was read comes as text or bytes.
+
+mod principal;
+
+pub use principal::{Method, Principal, Subject};

@@ -1,0 +1,54 @@
+//! Who somebody has proved to be.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use gateway_core::Timestamp;
+
+/// How a device has proved who it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Method {
+    /// Not at all.
+    #[default]
+    Anonymous,
+    /// By the client certificate that TLS verified.
+    Certificate,
+    /// By user name and password.
+    Password,
+    /// By a JSON Web Token.
+    Jwt,
+    /// By SCRAM, in MQTT 5's enhanced authentication.
+    Scram,
+    /// Somebody else has decided: a hook, or the embedding program.
+    Hook,
+}
+
+/// Who a device has proved to be. It does not change while the device is connected, but for re-authentication, which
+/// replaces it as a whole. The client id is not in it: many devices may share one.
+#[derive(Debug, Clone, Default)]
+pub struct Principal {
+    /// How.
+    pub method: Method,
+    /// User name, `%u` in rules. From a password, SCRAM, a token's claim, a certificate's template or a hook.
+    pub username: Option<Box<str>>,
+    /// Common name of the verified certificate, `%cn` in rules.
+    pub common_name: Option<Box<str>>,
+    /// Groups that rules may name.
+    pub groups: Box<[Box<str>]>,
+    /// What a token or hook said besides, as text.
+    pub claims: BTreeMap<Box<str>, Box<[Box<str>]>>,
+    /// Whose quotas count; `None` is those of the listener.
+    pub tenant: Option<Arc<str>>,
+    /// When it is no longer valid, on the clock of the gateway; `None` never.
+    pub expires: Option<Timestamp>,
+}
+
+/// Somebody at the moment of a decision.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// Client id, `%c` in rules.
+    pub client_id: &'a str,
+    /// Name of the listener through which it came.
+    pub listener: &'a str,
+    /// Who it is.
+    pub principal: &'a Principal,
+}
