@@ -12,7 +12,7 @@
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
-//!   auth config door shutdown telemetry tls
+//!   auth config door reload shutdown telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
@@ -31,6 +31,7 @@ mod door;
 pub mod gateway;
 mod grpc;
 mod net;
+pub mod reload;
 mod shutdown;
 mod telemetry;
 mod tls;

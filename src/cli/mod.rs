@@ -149,8 +149,8 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
         let _ = say(&welcome(&gateway, plain));
     }
     let shutdown = Shutdown::new();
-    let tls = Arc::clone(gateway.tls());
-    let reload = move || tls.reload_and_log();
+    let reloads = Arc::clone(gateway.reloads());
+    let reload = move || drop(reloads.reload_all());
     let heard = signals.run(shutdown.clone(), reload, deadline + MARGIN, || std::process::exit(1));
     let signals_runtime = signals_runtime.take();
     let listening = std::thread::Builder::new().name("signals".to_owned());

@@ -21,6 +21,13 @@ pub struct TlsFiles {
     pub min_version: TlsVersion,
 }
 
+impl TlsFiles {
+    /// Every file that is read.
+    pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.cert, &self.key].into_iter().chain(&self.client_ca).chain(&self.crl)
+    }
+}
+
 impl Config {
     /// The most memory this configuration can use, as one line for people.
     pub fn memory_reach(&self) -> String {

@@ -31,8 +31,9 @@ use crate::{
     auth::{AllowAll, Authenticator},
     config::{Address, Config, ConfigError},
     net,
+    reload::Reloads,
     telemetry::ReadRows,
-    tls::{DevCertsError, TlsError, TlsStore},
+    tls::{DevCertsError, TlsError},
 };
 
 /// Why the gateway does not start.
@@ -141,7 +142,7 @@ pub struct Gateway {
     threads: Vec<std::thread::JoinHandle<()>>,
     config: Arc<Config>,
     addresses: Vec<(String, Address)>,
-    tls: Arc<TlsStore>,
+    reloads: Arc<Reloads>,
     latest: Option<Arc<Latest>>,
     clock_mark: Option<Arc<ClockMark>>,
     watch: Arc<StoreWatch>,
@@ -175,9 +176,9 @@ impl Gateway {
         }
     }
 
-    /// Certificates, for reloading.
-    pub fn tls(&self) -> &Arc<TlsStore> {
-        &self.tls
+    /// All that can be read again: certificates, and what an embedding program adds.
+    pub fn reloads(&self) -> &Arc<Reloads> {
+        &self.reloads
     }
 
     /// Routing, for embedding programs that publish without gRPC.

@@ -23,11 +23,16 @@ use crate::{
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
+    reload::Reloads,
     telemetry::trace_clients,
     tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
 
-const CERTIFICATE_POLL: Duration = Duration::from_secs(5);
+/// How often files that can be read again are looked at.
+const RELOAD_LOOK: Duration = Duration::from_secs(1);
+
+/// How often the age of certificates is looked at.
+const CERTIFICATE_AGE_LOOK: Duration = Duration::from_secs(60);
 
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let Builder { config, auth, mut sockets } = builder;
@@ -49,6 +54,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     };
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
     tls.log_notices(SystemTime::now());
+    let reloads = Reloads::new();
+    reloads.add(Arc::clone(&tls) as _);
 
     let directory = match config.latest.enabled || config.store.enabled {
         true => {
@@ -142,7 +149,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     if let Some(sys) = sys {
         tasks.spawn(sys.run(config.sys.interval.0));
     }
-    tasks.spawn(Arc::clone(&tls).watch(CERTIFICATE_POLL));
+    tasks.spawn(tls.watch_dates(CERTIFICATE_AGE_LOOK));
+    tasks.spawn(Arc::clone(&reloads).watch(RELOAD_LOOK));
     let history_task = history.map(|history| tokio::spawn(history.run(stop.clone())));
     let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
     Ok(Gateway {
@@ -151,7 +159,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         threads,
         config,
         addresses,
-        tls,
+        reloads,
         latest,
         clock_mark,
         watch,

@@ -1,9 +1,7 @@
-//! TLS configurations that change under running listeners: on request, or when a file changes.
+//! TLS configurations that change under running listeners.
 
 use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -11,31 +9,22 @@ use std::{
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use super::{
     TlsError,
     config::{Built, ClientRules, build},
     inspect::{Facts, Stage},
 };
-use crate::config::TlsFiles;
+use crate::{config::TlsFiles, reload::Reload};
 
 /// The current configuration of one use; load it for each handshake.
 pub(crate) type TlsHandle = Arc<ArcSwap<ServerConfig>>;
 
-/// Time and size of each file; a missing one has none.
-type Fingerprint = BTreeMap<PathBuf, Option<(SystemTime, u64)>>;
-
 /// All TLS uses of the process. Reload is all or nothing.
 #[derive(Default)]
-pub struct TlsStore {
-    state: Mutex<Certificates>,
-}
-
-#[derive(Default)]
-struct Certificates {
-    uses: Vec<Use>,
-    seen: Fingerprint,
+pub(crate) struct TlsStore {
+    uses: Mutex<Vec<Use>>,
 }
 
 struct Use {
@@ -53,18 +42,18 @@ struct Use {
 
 /// A problem of a certificate in use because of which clients will refuse it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Notice {
+pub(crate) struct Notice {
     /// The uses that have it.
-    pub uses: Vec<String>,
+    pub(crate) uses: Vec<String>,
     /// What is wrong and what to do.
-    pub text: String,
+    pub(crate) text: String,
     /// Whether no client that looks at dates accepts it now.
-    pub out: bool,
+    pub(crate) out: bool,
 }
 
 impl TlsStore {
     /// An empty store.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -72,13 +61,10 @@ impl TlsStore {
     ///
     /// # Errors
     /// As [`super::server_config`].
-    pub fn add(&self, name: &str, files: TlsFiles, alpn: &[&[u8]]) -> Result<TlsHandle, TlsError> {
-        let mut state = self.state.lock();
-        // Before reading: a change in between then shows as one.
-        observe(&files, &mut state.seen);
+    pub(crate) fn add(&self, name: &str, files: TlsFiles, alpn: &[&[u8]]) -> Result<TlsHandle, TlsError> {
         let Built { config, rules, facts } = build(&files, alpn, None)?;
         let handle = Arc::new(ArcSwap::from_pointee(config));
-        state.uses.push(Use {
+        self.uses.lock().push(Use {
             name: name.to_owned(),
             files,
             alpn: alpn.iter().map(|name| name.to_vec()).collect(),
@@ -95,12 +81,11 @@ impl TlsStore {
     ///
     /// # Errors
     /// The uses that could not be built, or whose certificate is not valid at `now`, by name; then nothing changed.
-    pub fn reload(&self, now: SystemTime) -> Result<usize, Vec<(String, TlsError)>> {
-        let mut state = self.state.lock();
-        state.seen = state.observed();
-        let mut built = Vec::with_capacity(state.uses.len());
+    pub(crate) fn reload_at(&self, now: SystemTime) -> Result<usize, Vec<(String, TlsError)>> {
+        let mut uses = self.uses.lock();
+        let mut built = Vec::with_capacity(uses.len());
         let mut errors = Vec::new();
-        for entry in &state.uses {
+        for entry in uses.iter() {
             let current = entry.handle.load();
             let alpn: Vec<&[u8]> = entry.alpn.iter().map(Vec::as_slice).collect();
             let new = build(&entry.files, &alpn, Some((&entry.rules, &current.ticketer)));
@@ -117,49 +102,27 @@ impl TlsStore {
         if !errors.is_empty() {
             return Err(errors);
         }
-        for (entry, new) in state.uses.iter_mut().zip(built) {
+        for (entry, new) in uses.iter_mut().zip(built) {
             entry.rules = new.rules;
             if entry.facts != new.facts {
                 (entry.facts, entry.told, entry.told_nameless) = (new.facts, Stage::Fine, false);
             }
             entry.handle.store(Arc::new(new.config));
         }
-        Ok(state.uses.len())
-    }
-
-    /// Whether a file changed since it was last read.
-    pub fn changed(&self) -> bool {
-        let state = self.state.lock();
-        state.observed() != state.seen
-    }
-
-    /// [`Self::reload`] with the outcome in the log: for SIGHUP.
-    pub fn reload_and_log(&self) {
-        let now = wall_clock();
-        match self.reload(now) {
-            Ok(uses) => {
-                info!(uses, "certificates reloaded");
-                self.log_notices(now);
-            }
-            Err(errors) => {
-                for (name, error) in errors {
-                    error!(name, %error, "certificates not reloaded, the old ones stay");
-                }
-            }
-        }
+        Ok(uses.len())
     }
 
     /// The name of every use and the days until its certificate ends, below zero after that.
-    pub fn days_left(&self, now: SystemTime) -> Vec<(String, f64)> {
-        let state = self.state.lock();
-        state.uses.iter().map(|entry| (entry.name.clone(), entry.facts.days_left(now))).collect()
+    pub(crate) fn days_left(&self, now: SystemTime) -> Vec<(String, f64)> {
+        let uses = self.uses.lock();
+        uses.iter().map(|entry| (entry.name.clone(), entry.facts.days_left(now))).collect()
     }
 
     /// What should be reported at `now` and was not yet since the certificate was read: that it has no names, that it
     /// ends within 30 days, 7 days or one, or that it is not valid. Uses that share a file are reported together.
-    pub fn notices(&self, now: SystemTime) -> Vec<Notice> {
+    pub(crate) fn notices(&self, now: SystemTime) -> Vec<Notice> {
         let mut notices: Vec<Notice> = Vec::new();
-        for entry in &mut self.state.lock().uses {
+        for entry in self.uses.lock().iter_mut() {
             let stage = entry.facts.stage(now);
             let mut texts = Vec::new();
             if stage > entry.told {
@@ -180,43 +143,43 @@ impl TlsStore {
     }
 
     /// [`Self::notices`] into the log.
-    pub fn log_notices(&self, now: SystemTime) {
+    pub(crate) fn log_notices(&self, now: SystemTime) {
         for Notice { uses, text, out } in self.notices(now) {
             let uses = uses.join(", ");
             if out { error!(uses, "{text}") } else { warn!(uses, "{text}") }
         }
     }
 
-    /// Looks at the files every `interval` and reloads when one changed and then held still for one interval, so
-    /// that a certificate and its key are replaced together. Never ends; cancel it by dropping.
-    pub async fn watch(self: Arc<Self>, interval: Duration) {
+    /// Logs what becomes due as certificates age, every `interval`. Never ends; cancel it by dropping.
+    pub(crate) async fn watch_dates(self: Arc<Self>, interval: Duration) {
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut pending: Option<Fingerprint> = None;
         loop {
             ticks.tick().await;
-            let store = Arc::clone(&self);
-            let previous = pending.take();
-            let step = tokio::task::spawn_blocking(move || store.watch_step(previous)).await;
-            pending = step.unwrap_or_default();
+            self.log_notices(wall_clock());
         }
     }
+}
 
-    /// One look; returns what it waits to hold still.
-    fn watch_step(&self, previous: Option<Fingerprint>) -> Option<Fingerprint> {
-        self.log_notices(wall_clock());
-        let (now, seen) = {
-            let state = self.state.lock();
-            (state.observed(), state.seen.clone())
-        };
-        if now == seen {
-            return None;
-        }
-        if previous.as_ref() == Some(&now) {
-            self.reload_and_log();
-            return None;
-        }
-        Some(now)
+impl Reload for TlsStore {
+    fn name(&self) -> &'static str {
+        "certificates"
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let uses = self.uses.lock();
+        let mut files: Vec<PathBuf> = uses.iter().flat_map(|entry| entry.files.all()).cloned().collect();
+        files.sort();
+        files.dedup();
+        files
+    }
+
+    fn reload(&self) -> Result<String, Vec<String>> {
+        let now = wall_clock();
+        let outcome = self.reload_at(now);
+        self.log_notices(now);
+        let told = |(name, error)| format!("{name}: {error}");
+        outcome.map(|uses| format!("{uses} uses")).map_err(|errors| errors.into_iter().map(told).collect())
     }
 }
 
@@ -246,23 +209,4 @@ impl Use {
 #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
-}
-
-impl Certificates {
-    fn observed(&self) -> Fingerprint {
-        let mut seen = Fingerprint::new();
-        for entry in &self.uses {
-            observe(&entry.files, &mut seen);
-        }
-        seen
-    }
-}
-
-fn observe(files: &TlsFiles, into: &mut Fingerprint) {
-    let optional = [files.client_ca.as_deref(), files.crl.as_deref()];
-    let paths: [&Path; 2] = [&files.cert, &files.key];
-    for path in paths.into_iter().chain(optional.into_iter().flatten()) {
-        let meta = fs::metadata(path).and_then(|meta| Ok((meta.modified()?, meta.len())));
-        into.insert(path.to_owned(), meta.ok());
-    }
 }

@@ -326,23 +326,20 @@ fn a_reload_takes_everything_or_nothing() {
     let handles =
         [store.add("a", first.clone(), &[]).unwrap(), store.add("b", second.clone(), &[b"h2"]).unwrap()];
     let before = [handles[0].load_full(), handles[1].load_full()];
-    assert!(!store.changed());
 
     // New pair for a, broken key for b.
     fs::remove_file(dir.path().join("server.crt")).unwrap();
     ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
     let key = fs::read(other.path().join("server.key")).unwrap();
     fs::write(other.path().join("server.key"), "broken").unwrap();
-    assert!(store.changed());
-    let errors = store.reload(SystemTime::now()).unwrap_err();
+    let errors = store.reload_at(SystemTime::now()).unwrap_err();
     assert_eq!((errors.len(), errors[0].0.as_str()), (1, "b"));
     assert!(Arc::ptr_eq(&before[0], &handles[0].load_full()), "a must keep its old configuration");
 
     fs::write(other.path().join("server.key"), key).unwrap();
-    assert_eq!(store.reload(SystemTime::now()).unwrap(), 2);
+    assert_eq!(store.reload_at(SystemTime::now()).unwrap(), 2);
     assert!(!Arc::ptr_eq(&before[0], &handles[0].load_full()));
     assert_eq!(handles[1].load().alpn_protocols, [b"h2".to_vec()]);
-    assert!(!store.changed());
 }
 
 #[test]
@@ -355,10 +352,10 @@ fn tickets_survive_a_renewed_certificate_but_not_new_rules_for_clients() {
     let tickets = Arc::clone(&handle.load().ticketer);
     fs::remove_file(dir.path().join("server.crt")).unwrap();
     ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
-    store.reload(SystemTime::now()).unwrap();
+    store.reload_at(SystemTime::now()).unwrap();
     assert!(Arc::ptr_eq(&tickets, &handle.load().ticketer));
     client_ca(dir.path(), 2);
-    store.reload(SystemTime::now()).unwrap();
+    store.reload_at(SystemTime::now()).unwrap();
     assert!(!Arc::ptr_eq(&tickets, &handle.load().ticketer));
 }
 
@@ -411,7 +408,7 @@ fn the_check_and_a_reload_name_a_certificate_that_is_not_valid_now() {
         let before = handle.load_full();
         fs::copy(&bad.cert, &files.cert).unwrap();
         fs::copy(&bad.key, &files.key).unwrap();
-        let errors = store.reload(now).unwrap_err();
+        let errors = store.reload_at(now).unwrap_err();
         assert!(errors[0].1.to_string().contains(problem), "{errors:?}");
         assert!(Arc::ptr_eq(&before, &handle.load_full()), "the good one stays");
 
@@ -424,7 +421,7 @@ fn the_check_and_a_reload_name_a_certificate_that_is_not_valid_now() {
         assert!(notices[0].out && notices[0].text.contains(problem), "{notices:?}");
         assert_eq!(notices[0].uses, ["listener default", "grpc"]);
         assert_eq!(store.notices(now), [], "once");
-        store.reload(now).unwrap();
+        store.reload_at(now).unwrap();
     }
 }
 
@@ -447,7 +444,7 @@ fn the_end_of_a_certificate_is_told_30_days_7_days_and_one_day_before() {
     }
     assert_eq!(told, [(30, false), (53, false), (59, false), (60, true)]);
     dated(dir.path(), "x", -1..20, &["localhost"]);
-    store.reload(start).unwrap();
+    store.reload_at(start).unwrap();
     let notices = store.notices(at(0));
     assert!(notices.len() == 1 && notices[0].text.contains("in 19 days"), "{notices:?}");
 }
@@ -483,24 +480,6 @@ fn a_certificate_without_names_is_reported_and_version_1_refused() {
     for part in ["v1.crt", "X.509 version 1", "-extfile", "subjectAltName=DNS:"] {
         assert!(error.contains(part), "{part} in {error}");
     }
-}
-
-#[tokio::test]
-async fn the_watcher_takes_changed_files() {
-    let (dir, files) = dev();
-    let store = Arc::new(TlsStore::new());
-    let handle = store.add("a", files, &[]).unwrap();
-    let before = handle.load_full();
-    let watcher = tokio::spawn(Arc::clone(&store).watch(Duration::from_millis(5)));
-    fs::remove_file(dir.path().join("server.crt")).unwrap();
-    ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
-    let changed = async {
-        while Arc::ptr_eq(&before, &handle.load_full()) {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), changed).await.unwrap();
-    watcher.abort();
 }
 
 #[test]

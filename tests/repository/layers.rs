@@ -10,14 +10,15 @@ use std::{
 
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
-    ("auth", &[]),
+    ("auth", &["reload"]),
     ("config", &[]),
-    ("door", &[]),
+    ("door", &["reload"]),
+    ("reload", &[]),
     ("shutdown", &[]),
-    ("tls", &["config"]),
+    ("tls", &["config", "reload"]),
     ("telemetry", &["config", "door"]),
     ("net", &["auth", "config", "door", "telemetry"]),
-    ("grpc", &["config", "door"]),
+    ("grpc", &["config", "door", "reload"]),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.
