@@ -2,6 +2,11 @@
 //!
 //! Knows no sockets, no files being watched and no clock: time is an argument, and what was read comes as text or bytes.
 
+mod backoff;
+pub mod bans;
+mod flapping;
 mod principal;
 
+pub use backoff::{Backoff, BackoffRule};
+pub use flapping::Flapping;
 pub use principal::{Method, Principal, Subject};
