@@ -2,6 +2,7 @@
 //!
 //! Knows no sockets, no files being watched and no clock: time is an argument, and what was read comes as text or bytes.
 
+pub mod backends;
 mod backoff;
 pub mod bans;
 mod flapping;
