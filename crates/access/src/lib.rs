@@ -7,6 +7,7 @@ mod backoff;
 pub mod bans;
 mod flapping;
 mod principal;
+pub mod rules;
 
 pub use backoff::{Backoff, BackoffRule};
 pub use flapping::Flapping;

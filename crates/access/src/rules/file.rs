@@ -1,0 +1,259 @@
+//! The rules file: TOML, read once. Every mistake is told with its line.
+
+use std::{collections::BTreeMap, fmt, ops::Range};
+
+use gateway_core::units::ByteSize;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{
+    Rule, Rules,
+    pattern::Pattern,
+    who::{Members, Name, Who},
+};
+
+/// Bytes of a rules file.
+const MOST_BYTES: usize = 4 << 20;
+/// Filters of all rules together.
+const MOST_FILTERS: usize = 100_000;
+/// Mistakes that are told at once.
+const MOST_MISTAKES: usize = 50;
+
+/// A mistake in a rules file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// Line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.what)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    groups: BTreeMap<Box<str>, Group>,
+    #[serde(default)]
+    rules: Vec<Spanned<Entry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[derive(Default)]
+struct Group {
+    clients: Vec<Spanned<String>>,
+    users: Vec<Spanned<String>>,
+    common_names: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    allow: Option<Spanned<Actions>>,
+    deny: Option<Spanned<Actions>>,
+    topics: Spanned<Vec<Spanned<String>>>,
+    clients: Option<Vec<Spanned<String>>>,
+    users: Option<Vec<Spanned<String>>>,
+    common_names: Option<Vec<Spanned<String>>>,
+    groups: Option<Vec<Spanned<String>>>,
+    listeners: Option<Vec<Spanned<String>>>,
+    #[serde(default)]
+    claims: BTreeMap<Box<str>, Spanned<Claim>>,
+    anonymous: Option<bool>,
+    max_qos: Option<Spanned<u8>>,
+    retain: Option<Spanned<bool>>,
+    max_bytes: Option<Spanned<ByteSize>>,
+    filter: Option<Spanned<Filter>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Actions {
+    Publish,
+    Subscribe,
+    All,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Claim {
+    One(String),
+    Several(Vec<String>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Filter {
+    Covered,
+    OnDelivery,
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// Every mistake in it, in the order of their lines; the first one only if it is no TOML of the right form.
+pub(super) fn read(text: &str) -> Result<Rules, Vec<Mistake>> {
+    if text.len() > MOST_BYTES {
+        let what = format!("the file has more than {}", ByteSize(MOST_BYTES));
+        return Err(vec![Mistake { line: 1, what }]);
+    }
+    let file: File = toml::from_str(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        vec![Mistake { line: line_of(text, at), what: error.message().replace('\n', " ") }]
+    })?;
+    let mut reader = Reader { text, mistakes: Vec::new(), filters: 0 };
+    let mut rules = Rules::default();
+    for (name, group) in file.groups {
+        let mut names = |list: &[Spanned<String>]| reader.names(list);
+        let (clients, users) = (names(&group.clients), names(&group.users));
+        let common_names = names(&group.common_names);
+        rules.groups.insert(name, Members { clients, users, common_names });
+    }
+    for entry in file.rules {
+        if let Some(rule) = reader.rule(&entry) {
+            rules.add(rule);
+        }
+    }
+    if reader.mistakes.is_empty() {
+        return Ok(rules);
+    }
+    reader.mistakes.sort_by_key(|mistake| mistake.line);
+    reader.mistakes.truncate(MOST_MISTAKES);
+    Err(reader.mistakes)
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    let before = text.as_bytes().get(..at).unwrap_or(text.as_bytes());
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    mistakes: Vec<Mistake>,
+    filters: usize,
+}
+
+impl Reader<'_> {
+    fn wrong(&mut self, at: Range<usize>, what: impl Into<String>) {
+        let line = line_of(self.text, at.start);
+        self.mistakes.push(Mistake { line, what: what.into() });
+    }
+
+    fn rule(&mut self, entry: &Spanned<Entry>) -> Option<Rule> {
+        let here = entry.span();
+        let entry = entry.get_ref();
+        let (deny, actions) = match (&entry.allow, &entry.deny) {
+            (Some(allow), None) => (false, allow),
+            (None, Some(deny)) => (true, deny),
+            (Some(_), Some(deny)) => {
+                self.wrong(deny.span(), "a rule has 'allow' or 'deny', not both");
+                return None;
+            }
+            (None, None) => {
+                self.wrong(here, "a rule needs 'allow' or 'deny' with \"publish\", \"subscribe\" or \"all\"");
+                return None;
+            }
+        };
+        let (publish, subscribe) = match actions.get_ref() {
+            Actions::Publish => (true, false),
+            Actions::Subscribe => (false, true),
+            Actions::All => (true, true),
+        };
+        self.check_limits(entry, deny, publish, subscribe);
+        if entry.topics.get_ref().is_empty() {
+            self.wrong(entry.topics.span(), "a rule needs topics; all are [\"#\"]");
+        }
+        let mut patterns = Vec::new();
+        for topic in entry.topics.get_ref() {
+            match Pattern::parse(topic.get_ref()) {
+                Ok(pattern) => patterns.push(pattern),
+                Err(what) => self.wrong(topic.span(), format!("'{}': {what}", topic.get_ref())),
+            }
+        }
+        self.filters += patterns.len();
+        if self.filters > MOST_FILTERS {
+            self.wrong(entry.topics.span(), format!("there are more than {MOST_FILTERS} filters"));
+            return None;
+        }
+        let texts =
+            |list: &[Spanned<String>]| list.iter().map(|name| name.get_ref().as_str().into()).collect();
+        let who = Who {
+            clients: entry.clients.as_deref().map(|list| self.names(list)),
+            users: entry.users.as_deref().map(|list| self.names(list)),
+            common_names: entry.common_names.as_deref().map(|list| self.names(list)),
+            groups: entry.groups.as_deref().map(texts),
+            listeners: entry.listeners.as_deref().map(|list| self.names(list)),
+            claims: entry.claims.iter().map(|(name, claim)| (name.clone(), self.claim(claim))).collect(),
+            anonymous: entry.anonymous,
+        };
+        let limit = |size: &Spanned<ByteSize>| u32::try_from(size.get_ref().0).unwrap_or(u32::MAX);
+        Some(Rule {
+            line: u32::try_from(line_of(self.text, actions.span().start)).unwrap_or(u32::MAX),
+            deny,
+            publish,
+            subscribe,
+            patterns,
+            who,
+            max_qos: entry.max_qos.as_ref().map_or(2, |qos| *qos.get_ref()),
+            retain: entry.retain.as_ref().is_none_or(|retain| *retain.get_ref()),
+            max_bytes: entry.max_bytes.as_ref().map_or(u32::MAX, limit),
+            on_delivery: entry.filter.as_ref().is_some_and(|filter| *filter.get_ref() == Filter::OnDelivery),
+        })
+    }
+
+    /// Limits say how much is allowed, so they belong to rules that allow.
+    fn check_limits(&mut self, entry: &Entry, deny: bool, publish: bool, subscribe: bool) {
+        if let Some(qos) = &entry.max_qos
+            && *qos.get_ref() > 2
+        {
+            self.wrong(qos.span(), "'max_qos' is 0, 1 or 2");
+        }
+        let limits = [
+            ("max_qos", entry.max_qos.as_ref().map(Spanned::span)),
+            ("retain", entry.retain.as_ref().map(Spanned::span)),
+            ("max_bytes", entry.max_bytes.as_ref().map(Spanned::span)),
+        ];
+        for (name, at) in limits {
+            if let Some(at) = at.filter(|_| deny || !publish) {
+                self.wrong(at, format!("'{name}' limits what a rule allows to be published"));
+            }
+        }
+        if let Some(filter) = &entry.filter
+            && (deny || !subscribe)
+        {
+            self.wrong(filter.span(), "'filter' says how a rule allows a subscription");
+        }
+    }
+
+    fn names(&mut self, list: &[Spanned<String>]) -> Vec<Name> {
+        let mut names = Vec::new();
+        for text in list {
+            match Name::parse(text.get_ref()) {
+                Ok(name) => names.push(name),
+                Err(what) => self.wrong(text.span(), format!("'{}': {what}", text.get_ref())),
+            }
+        }
+        names
+    }
+
+    fn claim(&mut self, claim: &Spanned<Claim>) -> Vec<Name> {
+        let wanted = match claim.get_ref() {
+            Claim::One(value) => std::slice::from_ref(value),
+            Claim::Several(values) => values,
+        };
+        let mut names = Vec::new();
+        for text in wanted {
+            match Name::parse(text) {
+                Ok(name) => names.push(name),
+                Err(what) => self.wrong(claim.span(), format!("'{text}': {what}")),
+            }
+        }
+        names
+    }
+}

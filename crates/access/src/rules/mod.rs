@@ -1,0 +1,246 @@
+//! What a device may do: rules from a file, compiled once, and decisions by them.
+//!
+//! The first rule that names the action, the party and the topic decides; what no rule names is denied. A rule's limits
+//! for publishing are part of its decision, they do not hand it on to later rules. So all that can be said about one
+//! topic is one [`Grant`], which whoever asks may remember.
+//!
+//! `#` and `+` at the beginning of a filter cover no topic that begins with `$`, as everywhere in MQTT [MQTT-4.7.2-1]. A
+//! placeholder whose value has `+`, `#` or `/` in it stands for nothing in a rule that allows, and for everything from its
+//! level on in a rule that denies: a client cannot choose a name that gets it more.
+
+mod cover;
+mod explain;
+mod file;
+mod fuzz;
+mod mosquitto;
+mod pattern;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod who;
+
+use std::collections::BTreeMap;
+
+use gateway_core::{QoS, parse_shared};
+
+use self::{
+    cover::Cover,
+    pattern::Pattern,
+    tree::{Judge, NONE, Tree},
+    who::{Members, Who},
+};
+use crate::Subject;
+
+pub use explain::{Asked, Explanation};
+pub use file::Mistake;
+pub use fuzz::fuzz_rules;
+pub use mosquitto::{Imported, import_mosquitto};
+
+/// The rules of a file.
+#[derive(Debug, Default)]
+pub struct Rules {
+    rules: Vec<Rule>,
+    groups: BTreeMap<Box<str>, Members>,
+    publish: Tree,
+    subscribe: Tree,
+    /// Rules that allow subscriptions which are filtered on delivery.
+    on_delivery: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    /// Where it is in the file.
+    line: u32,
+    deny: bool,
+    publish: bool,
+    subscribe: bool,
+    patterns: Vec<Pattern>,
+    who: Who,
+    max_qos: u8,
+    retain: bool,
+    max_bytes: u32,
+    on_delivery: bool,
+}
+
+/// All that the rules say about one topic and one party. Small, to be remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// Line of the rule that decided; 0 if none names the topic, which denies it.
+    pub line: u32,
+    /// Largest payload.
+    max_bytes: u32,
+    allowed: bool,
+    max_qos: u8,
+    retain: bool,
+}
+
+/// Why a message may not be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Excess {
+    /// The topic is denied.
+    Topic,
+    /// Its QoS is above the limit of the rule.
+    Qos,
+    /// The rule allows no retained messages.
+    Retain,
+    /// Its payload is above the limit of the rule.
+    Bytes,
+}
+
+impl Excess {
+    /// For the log.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Topic => "topic",
+            Self::Qos => "qos",
+            Self::Retain => "retain",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
+impl Grant {
+    /// Nobody named it.
+    const NOTHING: Self = Self { line: 0, max_bytes: 0, allowed: false, max_qos: 0, retain: false };
+
+    /// Whether the topic is allowed at all.
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Whether a message with this QoS, RETAIN flag and size of payload is allowed.
+    ///
+    /// # Errors
+    /// What about it is not.
+    #[inline]
+    pub fn permits(&self, qos: QoS, retain: bool, bytes: usize) -> Result<(), Excess> {
+        if !self.allowed {
+            return Err(Excess::Topic);
+        }
+        if qos as u8 > self.max_qos {
+            return Err(Excess::Qos);
+        }
+        if retain && !self.retain {
+            return Err(Excess::Retain);
+        }
+        if bytes > self.max_bytes as usize && self.max_bytes != u32::MAX {
+            return Err(Excess::Bytes);
+        }
+        Ok(())
+    }
+}
+
+/// What the rules say about a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subscribing {
+    /// Every topic of the filter is allowed.
+    Allowed,
+    /// Some may be: each message is to be looked at before it is delivered.
+    OnDelivery,
+    /// It is refused. The line of the rule that denies some of its topics; 0 if no rule names them.
+    Denied(u32),
+}
+
+impl Rules {
+    /// Reads and compiles a rules file.
+    ///
+    /// # Errors
+    /// Every mistake in it, each with its line.
+    pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
+        file::read(text)
+    }
+
+    /// How many rules there are.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there are none, so that nothing is allowed.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// What may be published to a topic name, which is valid.
+    pub fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+        self.grant(&self.publish, subject, topic)
+    }
+
+    /// Whether messages of a topic may be received, by whatever subscription.
+    pub fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+        self.grant(&self.subscribe, subject, topic)
+    }
+
+    /// Decides about a subscription to a filter, which is valid and may begin with `$share/group/`. A shared subscription is
+    /// never filtered on delivery: a message that one member may not have would be lost to the others.
+    pub fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
+        let shared = parse_shared(filter).ok().flatten();
+        let inner = shared.map_or(filter, |(_, inner)| inner);
+        let judge = Concerning { rules: self, subject };
+        let Err(uncovered) = Cover::new(&self.subscribe, subject, &judge).check(inner) else {
+            return Subscribing::Allowed;
+        };
+        if shared.is_none() && inner.contains(['+', '#']) && self.may_filter(&judge, inner) {
+            return Subscribing::OnDelivery;
+        }
+        Subscribing::Denied(self.line(uncovered.rule))
+    }
+
+    /// Whether some rule grants a part of the filter on delivery.
+    fn may_filter(&self, judge: &Concerning<'_>, filter: &str) -> bool {
+        let asked: Vec<&str> = filter.split('/').collect();
+        let overlaps =
+            |rule: &Rule| rule.patterns.iter().any(|pattern| pattern.overlaps(&asked, judge.subject));
+        self.on_delivery
+            .iter()
+            .any(|number| judge.concerns(*number) && overlaps(&self.rules[*number as usize]))
+    }
+
+    fn grant(&self, tree: &Tree, subject: &Subject<'_>, topic: &str) -> Grant {
+        let number = tree.first(topic, subject, &Concerning { rules: self, subject });
+        let Some(rule) = self.rules.get(number as usize) else { return Grant::NOTHING };
+        Grant {
+            line: rule.line,
+            max_bytes: rule.max_bytes,
+            allowed: !rule.deny,
+            max_qos: rule.max_qos,
+            retain: rule.retain,
+        }
+    }
+
+    fn line(&self, number: u32) -> u32 {
+        self.rules.get(number as usize).map_or(0, |rule| rule.line)
+    }
+
+    fn add(&mut self, rule: Rule) {
+        let number = u32::try_from(self.rules.len()).unwrap_or(NONE);
+        for pattern in &rule.patterns {
+            if rule.publish {
+                self.publish.add(pattern, number, rule.deny);
+            }
+            if rule.subscribe {
+                self.subscribe.add(pattern, number, rule.deny);
+            }
+        }
+        if rule.on_delivery {
+            self.on_delivery.push(number);
+        }
+        self.rules.push(rule);
+    }
+}
+
+/// The rules as they concern one party.
+struct Concerning<'a> {
+    rules: &'a Rules,
+    subject: &'a Subject<'a>,
+}
+
+impl Judge for Concerning<'_> {
+    fn concerns(&self, rule: u32) -> bool {
+        let who = &self.rules.rules[rule as usize].who;
+        who.misses(self.subject, &self.rules.groups).is_none()
+    }
+
+    fn denies(&self, rule: u32) -> bool {
+        self.rules.rules[rule as usize].deny
+    }
+}

@@ -1,0 +1,332 @@
+//! A topic filter of a rule, whose levels may have placeholders for who asks.
+
+use std::borrow::Cow;
+
+use gateway_core::TopicFilter;
+
+use crate::Subject;
+
+/// Levels that a filter of a rule may have: looking at a topic goes as deep as the filters do.
+const MOST_LEVELS: usize = 64;
+/// Values of one claim that are looked at, so that a token cannot make a decision costly.
+const MOST_VALUES: usize = 32;
+
+/// A filter of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pattern {
+    pub(super) levels: Box<[Level]>,
+}
+
+/// One level of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Level {
+    Text(Box<str>),
+    Template(Template),
+    /// `+`
+    Plus,
+    /// `#`, always the last.
+    Hash,
+}
+
+/// A level with placeholders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Template(Box<[Part]>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(Box<str>),
+    ClientId,
+    Username,
+    CommonName,
+    Claim(Box<str>),
+}
+
+/// Whether a level of a topic is what a template stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fit {
+    No,
+    Yes,
+    /// A value has `+`, `#`, `/` or a control character in it: it is no text of one level.
+    Unfit,
+}
+
+impl Pattern {
+    /// Reads a filter of a rule.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text == "$share" || text.starts_with("$share/") {
+            return Err(
+                "a shared subscription is decided by the filter inside: leave out '$share/group/'".into()
+            );
+        }
+        let levels: Vec<&str> = text.split('/').collect();
+        if levels.len() > MOST_LEVELS {
+            return Err(format!("a filter has at most {MOST_LEVELS} levels"));
+        }
+        let parsed: Result<Box<[Level]>, String> = levels.iter().map(|level| Level::parse(level)).collect();
+        let parsed = parsed?;
+        // What is left is a filter if it is one with some text in the place of what is filled in.
+        let plain: Vec<Cow<'_, str>> = parsed.iter().map(Level::sample).collect();
+        TopicFilter::check(&plain.join("/")).map_err(|error| error.to_string())?;
+        Ok(Self { levels: parsed })
+    }
+
+    /// Whether the topic is one of its own; the slow way, level by level. `deny` says how a value that is unfit counts.
+    pub(super) fn matches(&self, topic: &str, subject: &Subject<'_>, deny: bool) -> bool {
+        let levels: Vec<&str> = topic.split('/').collect();
+        let mut rest = levels.as_slice();
+        let dollar = topic.starts_with('$');
+        for (depth, level) in self.levels.iter().enumerate() {
+            if *level == Level::Hash {
+                return depth > 0 || !dollar;
+            }
+            let Some((first, after)) = rest.split_first() else { return false };
+            let fits = match level {
+                Level::Text(text) => **text == **first,
+                Level::Plus => depth > 0 || !dollar,
+                Level::Template(template) => match template.fit(first, depth == 0, subject) {
+                    Fit::Yes => true,
+                    Fit::No => false,
+                    Fit::Unfit if deny => return true,
+                    Fit::Unfit => false,
+                },
+                Level::Hash => false,
+            };
+            if !fits {
+                return false;
+            }
+            rest = after;
+        }
+        rest.is_empty()
+    }
+
+    /// Whether some topic is matched by both this and the levels of another filter; never false if there is one.
+    pub(super) fn overlaps(&self, asked: &[&str], subject: &Subject<'_>) -> bool {
+        let dollar = asked.first().is_some_and(|level| level.starts_with('$'));
+        let mut depth = 0;
+        loop {
+            let ours = self.levels.get(depth);
+            let theirs = asked.get(depth);
+            match (ours, theirs) {
+                (None, None) => return true,
+                (Some(Level::Hash), _) => return depth > 0 || !dollar,
+                (_, Some(&"#")) => {
+                    let rest = self.levels.iter().enumerate().skip(depth);
+                    let possible = |(at, level): (usize, &Level)| match level {
+                        Level::Template(template) => !template.values(at == 0, subject).0.is_empty(),
+                        _ => true,
+                    };
+                    return (depth > 0 || !self.starts_with_dollar()) && rest.into_iter().all(possible);
+                }
+                (None, _) | (_, None) => return false,
+                (Some(Level::Plus), Some(_)) if depth == 0 && dollar => return false,
+                (Some(Level::Plus), Some(_)) => {}
+                (Some(Level::Text(text)), Some(&"+")) => {
+                    if depth == 0 && text.starts_with('$') {
+                        return false;
+                    }
+                }
+                (Some(Level::Text(text)), Some(theirs)) => {
+                    if **text != **theirs {
+                        return false;
+                    }
+                }
+                (Some(Level::Template(template)), Some(theirs)) => {
+                    let fits = match *theirs {
+                        "+" => !template.values(depth == 0, subject).0.is_empty(),
+                        text => template.fit(text, depth == 0, subject) == Fit::Yes,
+                    };
+                    if !fits {
+                        return false;
+                    }
+                }
+            }
+            depth += 1;
+        }
+    }
+
+    fn starts_with_dollar(&self) -> bool {
+        matches!(self.levels.first(), Some(Level::Text(text)) if text.starts_with('$'))
+    }
+}
+
+impl Level {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "+" => return Ok(Self::Plus),
+            "#" => return Ok(Self::Hash),
+            _ => {}
+        }
+        let parts = Part::parse_all(text)?;
+        let claims = parts.iter().filter(|part| matches!(part, Part::Claim(_))).count();
+        if claims > 1 {
+            return Err("a level has at most one claim".into());
+        }
+        match parts.as_slice() {
+            [] => Ok(Self::Text("".into())),
+            [Part::Text(text)] => Ok(Self::Text(text.clone())),
+            _ => Ok(Self::Template(Template(parts.into()))),
+        }
+    }
+
+    /// A text that it may stand for.
+    fn sample(&self) -> Cow<'_, str> {
+        match self {
+            Self::Text(text) => Cow::Borrowed(text),
+            Self::Plus => Cow::Borrowed("+"),
+            Self::Hash => Cow::Borrowed("#"),
+            Self::Template(Template(parts)) => {
+                let text =
+                    |part: &Part| if let Part::Text(text) = part { text.to_string() } else { "x".into() };
+                Cow::Owned(parts.iter().map(text).collect())
+            }
+        }
+    }
+}
+
+impl Part {
+    /// Splits a level into text and placeholders: `%c`, `%u`, `%cn`, `%{claim.NAME}`; `%%` is a per cent sign.
+    fn parse_all(text: &str) -> Result<Vec<Self>, String> {
+        let mut parts = Vec::new();
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find('%') {
+            plain.push_str(&rest[..at]);
+            rest = &rest[at..];
+            if let Some(after) = rest.strip_prefix("%%") {
+                plain.push('%');
+                rest = after;
+                continue;
+            }
+            let (part, after) = Self::parse(rest)?;
+            if !plain.is_empty() {
+                parts.push(Self::Text(std::mem::take(&mut plain).into()));
+            }
+            parts.push(part);
+            rest = after;
+        }
+        plain.push_str(rest);
+        if !plain.is_empty() {
+            parts.push(Self::Text(plain.into()));
+        }
+        Ok(parts)
+    }
+
+    fn parse(text: &str) -> Result<(Self, &str), String> {
+        for (name, part) in [
+            ("%{c}", Self::ClientId),
+            ("%{u}", Self::Username),
+            ("%{cn}", Self::CommonName),
+            ("%cn", Self::CommonName),
+            ("%c", Self::ClientId),
+            ("%u", Self::Username),
+        ] {
+            if let Some(rest) = text.strip_prefix(name) {
+                return Ok((part, rest));
+            }
+        }
+        let claim = text.strip_prefix("%{claim.").and_then(|rest| rest.split_once('}'));
+        match claim {
+            Some((name, rest)) if !name.is_empty() => Ok((Self::Claim(name.into()), rest)),
+            _ => Err("a placeholder is %c, %u, %cn or %{claim.NAME}, and a per cent sign is %%".into()),
+        }
+    }
+
+    /// What it stands for; several values of a claim are alternatives.
+    fn values<'a>(&self, subject: &Subject<'a>) -> Values<'a> {
+        let principal = subject.principal;
+        match self {
+            Self::Text(_) => Values::One(None),
+            Self::ClientId => Values::One(Some(subject.client_id)),
+            Self::Username => Values::One(principal.username.as_deref()),
+            Self::CommonName => Values::One(principal.common_name.as_deref()),
+            Self::Claim(name) => {
+                let all = principal.claims.get(name).map_or(&[][..], |values| values);
+                Values::Several(all[..all.len().min(MOST_VALUES)].iter())
+            }
+        }
+    }
+}
+
+enum Values<'a> {
+    One(Option<&'a str>),
+    Several(std::slice::Iter<'a, Box<str>>),
+}
+
+impl<'a> Iterator for Values<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        match self {
+            Self::One(value) => value.take(),
+            Self::Several(values) => values.next().map(|value| &**value),
+        }
+        // An empty value is as good as none: it would stand for a level that nobody meant.
+        .filter(|value| !value.is_empty())
+    }
+}
+
+/// Whether a value is not the text of one level.
+fn is_unfit(value: &str) -> bool {
+    value.bytes().any(|byte| matches!(byte, b'+' | b'#' | b'/' | 0..=0x1F))
+}
+
+impl Template {
+    /// Whether a level is what this stands for. A placeholder at the very beginning stands for nothing that begins with
+    /// `$`, as no wildcard does.
+    pub(super) fn fit(&self, level: &str, first: bool, subject: &Subject<'_>) -> Fit {
+        if first && level.starts_with('$') && !matches!(self.0.first(), Some(Part::Text(_))) {
+            return Fit::No;
+        }
+        fit(&self.0, level, subject)
+    }
+
+    /// Every text that it stands for, and whether there is a value that is unfit.
+    pub(super) fn values(&self, first: bool, subject: &Subject<'_>) -> (Vec<String>, bool) {
+        let mut texts = vec![String::new()];
+        let mut unfit = false;
+        for part in &self.0 {
+            if let Part::Text(text) = part {
+                texts.iter_mut().for_each(|so_far| so_far.push_str(text));
+                continue;
+            }
+            let mut longer = Vec::new();
+            for value in part.values(subject) {
+                if is_unfit(value) {
+                    unfit = true;
+                    continue;
+                }
+                longer.extend(texts.iter().map(|so_far| format!("{so_far}{value}")));
+            }
+            texts = longer;
+        }
+        if first && !matches!(self.0.first(), Some(Part::Text(_))) {
+            texts.retain(|text| !text.starts_with('$'));
+        }
+        (texts, unfit)
+    }
+}
+
+fn fit(parts: &[Part], rest: &str, subject: &Subject<'_>) -> Fit {
+    let Some((part, parts)) = parts.split_first() else {
+        return if rest.is_empty() { Fit::Yes } else { Fit::No };
+    };
+    if let Part::Text(text) = part {
+        return rest.strip_prefix(&**text).map_or(Fit::No, |rest| fit(parts, rest, subject));
+    }
+    let mut result = Fit::No;
+    for value in part.values(subject) {
+        if is_unfit(value) {
+            result = Fit::Unfit;
+            continue;
+        }
+        match rest.strip_prefix(value).map_or(Fit::No, |rest| fit(parts, rest, subject)) {
+            Fit::Yes => return Fit::Yes,
+            Fit::Unfit => result = Fit::Unfit,
+            Fit::No => {}
+        }
+    }
+    result
+}
