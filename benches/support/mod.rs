@@ -51,6 +51,7 @@ pub fn open(broker: &Broker, client_id: &str, keeps: Keeps) -> Arc<dyn Session> 
         protocol: Protocol::V4,
         keep_alive: 60,
         username: None,
+        identity: None,
     };
     let request = OpenRequest {
         client_id: ClientId::new(client_id),

@@ -3,6 +3,7 @@
 //! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
 //! [`Permissions`].
 
+mod identity;
 mod permissions;
 
 use std::{
@@ -14,6 +15,7 @@ use std::{
 use bytes::Bytes;
 
 pub use access::{Method, Principal, Subject};
+pub(crate) use identity::{Connected, Identity, Judge};
 pub(crate) use permissions::Permissions;
 
 /// What a client presents.

@@ -6,6 +6,7 @@ mod health;
 mod history;
 mod latest;
 mod parts;
+mod revoked;
 mod service;
 mod stores;
 mod sys;

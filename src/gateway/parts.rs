@@ -16,6 +16,7 @@ use super::{
     Builder, Gateway, StartError,
     health::StoreWatch,
     latest,
+    revoked::{self, RevokedCertificates},
     service::{self, Sys},
     stores,
 };
@@ -49,7 +50,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let tls = Arc::new(TlsStore::new());
     let listeners = prepare_listeners(&config, &tls)?;
     let grpc_tls = match config.grpc_tls() {
-        Some(files) => Some(add_tls(&tls, "grpc", files, &[b"h2"])?),
+        Some(files) => {
+            let settings = add_tls(&tls, "grpc", files, &[b"h2"])?;
+            Some(grpc::GrpcTls { settings, revocations: tls.revocations("grpc") })
+        }
         None => None,
     };
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
@@ -114,6 +118,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         stores.restore(&broker, &shared)?;
     }
     let (shards, threads) = net::start_shards(config.effective_shards(), &shared)?;
+    let revoked = RevokedCertificates::new(&tls, bound.iter().map(BoundListener::name));
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
     let mut tasks = JoinSet::new();
@@ -148,6 +153,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tasks.spawn(service::run_ticks(broker.clone(), clock_mark.clone()));
     if let Some(sys) = sys {
         tasks.spawn(sys.run(config.sys.interval.0));
+    }
+    if let Some(revoked) = revoked {
+        shared.add_judge(Arc::new(revoked));
+        tasks.spawn(revoked::watch(tls.revocations_changed(), Arc::clone(&shared)));
     }
     tasks.spawn(tls.watch_dates(CERTIFICATE_AGE_LOOK));
     tasks.spawn(Arc::clone(&reloads).watch(RELOAD_LOOK));
@@ -222,12 +231,9 @@ fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, S
     let mut prepared = Vec::new();
     for (address, listener) in config.effective_listeners() {
         let tls = match listener.kind {
-            ListenerKind::Tls | ListenerKind::Wss => Some(add_tls(
-                tls,
-                &format!("listener {}", listener.name),
-                config.listener_tls(&listener),
-                &[],
-            )?),
+            ListenerKind::Tls | ListenerKind::Wss => {
+                Some(add_tls(tls, &tls_use(&listener.name), config.listener_tls(&listener), &[])?)
+            }
             ListenerKind::Tcp | ListenerKind::Ws => None,
         };
         let optional = config.dev && listener.name.starts_with("dev-");
@@ -236,6 +242,11 @@ fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, S
         prepared.push(Prepared { key, address, listener, tls, optional });
     }
     Ok(prepared)
+}
+
+/// What the TLS use of a device listener is called.
+pub(super) fn tls_use(listener: &str) -> String {
+    format!("listener {listener}")
 }
 
 fn add_tls(

@@ -25,12 +25,11 @@ use crate::{
     config::Config,
     grpc,
     telemetry::{HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
-    tls::TlsHandle,
 };
 
 pub(super) async fn run_grpc(
     socket: std::net::TcpListener,
-    tls: Option<TlsHandle>,
+    tls: Option<grpc::GrpcTls>,
     broker: Broker,
     config: grpc::GrpcConfig,
     drain: watch::Receiver<bool>,

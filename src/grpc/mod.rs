@@ -52,7 +52,7 @@ use self::{
 };
 
 pub use self::messages::convert::fuzz_convert;
-pub(crate) use self::{server::accept::SharedTls, services::state::LatestValues};
+pub(crate) use self::{server::accept::GrpcTls, services::state::LatestValues};
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
@@ -150,7 +150,7 @@ struct Context {
 /// new connections get what it holds then. `None` is plaintext.
 pub(crate) async fn serve(
     listener: TcpListener,
-    tls: Option<SharedTls>,
+    tls: Option<GrpcTls>,
     broker: Broker,
     config: GrpcConfig,
     hooks: Hooks,
@@ -187,7 +187,7 @@ struct Memory {
 #[expect(clippy::too_many_arguments, reason = "each is a part of the server, and tests choose them")]
 async fn run(
     listener: TcpListener,
-    tls: Option<SharedTls>,
+    tls: Option<GrpcTls>,
     config: GrpcConfig,
     memory: Memory,
     routes: Routes,

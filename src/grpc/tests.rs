@@ -24,12 +24,12 @@ struct Running {
     server: JoinHandle<Result<(), GrpcError>>,
 }
 
-async fn start(tls: Option<SharedTls>, config: GrpcConfig) -> Running {
+async fn start(tls: Option<server::accept::SharedTls>, config: GrpcConfig) -> Running {
     start_with(tls, config, None).await
 }
 
 async fn start_with(
-    tls: Option<SharedTls>,
+    tls: Option<server::accept::SharedTls>,
     config: GrpcConfig,
     latest: Option<watch::Receiver<Condition>>,
 ) -> Running {
@@ -44,6 +44,7 @@ async fn start_with(
         account: Arc::new(Account::new(64 << 20)),
         request: RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) },
     };
+    let tls = tls.map(|settings| GrpcTls { settings, revocations: None });
     let server = tokio::spawn(run(listener, tls, config, memory, routes, health, streams, shutdown));
     Running { port, stop, server }
 }

@@ -5,6 +5,7 @@
 //! connection   the task of a connection: reads, has the session handle frames, does what that leaves, ends
 //! device       a session as all threads see it: out-buffer and link behind one lock; flush writes
 //! layers       TLS and WebSocket
+//! evict        ends connections that may no longer be
 //! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
 //! ```
 //!
@@ -15,6 +16,7 @@
 mod accept;
 mod connection;
 mod device;
+mod evict;
 mod layers;
 mod shard;
 mod shared;

@@ -16,7 +16,7 @@ use gateway_core::{QueueId, Timestamp};
 use session::{Disk, Env};
 use tokio::sync::watch;
 
-use super::{accept::unauthenticated::Unauthenticated, device::Device};
+use super::{accept::unauthenticated::Unauthenticated, device::Device, evict::Judges};
 use crate::{auth::Authenticator, config::Limits, door::House};
 
 /// Shared state of all listeners and shards.
@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub response_information: String,
     /// Connections in all, handshakes included.
     pub house: Arc<House>,
+    /// Who decides whether a connection may stay.
+    pub(super) judges: Judges,
     /// Those who have not authenticated.
     pub(super) unauthenticated: Arc<Unauthenticated>,
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
@@ -72,6 +74,7 @@ impl Shared {
             auth,
             response_information,
             house,
+            judges: Judges::default(),
             unauthenticated,
             door,
             shut,

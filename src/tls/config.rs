@@ -20,6 +20,7 @@ use thiserror::Error;
 use super::{
     client_config,
     inspect::{Facts, inspect},
+    revocations::Revoked,
 };
 use crate::config::{Config, ConfigError, Problem, TlsFiles, TlsVersion};
 
@@ -122,6 +123,8 @@ pub(super) struct Built {
     pub(super) config: ServerConfig,
     pub(super) rules: ClientRules,
     pub(super) facts: Facts,
+    /// What the revocation lists say; `None` without any.
+    pub(super) revoked: Option<Revoked>,
 }
 
 /// Builds a server configuration: TLS 1.2 and 1.3, session tickets, and `alpn` in order of preference.
@@ -150,7 +153,13 @@ pub(super) fn build(
     };
     let builder =
         ServerConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(versions)?;
-    let builder = match client_verifier(files, &rules, &provider)? {
+    let lists = match (&files.crl, &rules.crl) {
+        (Some(path), Some(content)) => Some((path, revocation_lists(path, content)?)),
+        _ => None,
+    };
+    let revoked = lists.as_ref().map(|(path, lists)| Revoked::of(path, lists)).transpose()?;
+    let lists = lists.map(|(_, lists)| lists);
+    let builder = match client_verifier(files, &rules, lists, &provider)? {
         Some(verifier) => builder.with_client_cert_verifier(verifier),
         None => builder.with_no_client_auth(),
     };
@@ -163,7 +172,7 @@ pub(super) fn build(
     // Tickets hold the state; a cache in memory would only serve clients without tickets.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 1;
-    Ok(Built { config, rules, facts })
+    Ok(Built { config, rules, facts, revoked })
 }
 
 /// Reads every file that a TLS use of `config` names. Call it after development certificates are made.
@@ -268,6 +277,7 @@ fn certified_key(files: &TlsFiles, provider: &CryptoProvider) -> Result<(Certifi
 fn client_verifier(
     files: &TlsFiles,
     rules: &ClientRules,
+    lists: Option<Vec<CertificateRevocationListDer<'static>>>,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
     let (Some(path), Some(content)) = (&files.client_ca, &rules.ca) else { return Ok(None) };
@@ -278,12 +288,10 @@ fn client_verifier(
             .map_err(|error| TlsError::BadCertificate { path: path.clone(), detail: error.to_string() })?;
     }
     let mut builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
-    if let (Some(path), Some(content)) = (&files.crl, &rules.crl) {
+    if let Some(lists) = lists {
         // A list covers its own issuer; a client whose issuer has no list is let in by the CA alone.
-        builder = builder
-            .with_crls(revocation_lists(path, content)?)
-            .only_check_end_entity_revocation()
-            .allow_unknown_revocation_status();
+        builder =
+            builder.with_crls(lists).only_check_end_entity_revocation().allow_unknown_revocation_status();
     }
     if !files.require_client_cert {
         builder = builder.allow_unauthenticated();

@@ -5,16 +5,20 @@
 //! Invariant: a configuration in use is replaced only by one that was built whole; nothing is served with
 //! half-read files.
 
+mod certificate_id;
 mod client;
 mod config;
 mod dev_certs;
 mod inspect;
 mod reload;
+mod revocations;
 
+pub(crate) use certificate_id::CertificateId;
 pub(crate) use client::client_config;
 pub(crate) use config::{TlsError, check_files, check_files_at};
 pub(crate) use dev_certs::{DevCertsError, ensure_dev_certs};
 pub(crate) use reload::{TlsHandle, TlsStore};
+pub(crate) use revocations::Revocations;
 
 #[cfg(test)]
 mod tests;

@@ -9,12 +9,14 @@ use std::{
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
+use tokio::sync::watch;
 use tracing::{error, warn};
 
 use super::{
     TlsError,
     config::{Built, ClientRules, build},
     inspect::{Facts, Stage},
+    revocations::Revocations,
 };
 use crate::{config::TlsFiles, reload::Reload};
 
@@ -25,6 +27,8 @@ pub(crate) type TlsHandle = Arc<ArcSwap<ServerConfig>>;
 #[derive(Default)]
 pub(crate) struct TlsStore {
     uses: Mutex<Vec<Use>>,
+    /// A revocation list says something else.
+    revoked: watch::Sender<()>,
 }
 
 struct Use {
@@ -34,6 +38,7 @@ struct Use {
     rules: ClientRules,
     handle: TlsHandle,
     facts: Facts,
+    revocations: Option<Arc<Revocations>>,
     /// The stage of its validity that was last reported.
     told: Stage,
     /// Whether its lack of names was reported.
@@ -62,7 +67,7 @@ impl TlsStore {
     /// # Errors
     /// As [`super::server_config`].
     pub(crate) fn add(&self, name: &str, files: TlsFiles, alpn: &[&[u8]]) -> Result<TlsHandle, TlsError> {
-        let Built { config, rules, facts } = build(&files, alpn, None)?;
+        let Built { config, rules, facts, revoked } = build(&files, alpn, None)?;
         let handle = Arc::new(ArcSwap::from_pointee(config));
         self.uses.lock().push(Use {
             name: name.to_owned(),
@@ -71,6 +76,7 @@ impl TlsStore {
             rules,
             handle: Arc::clone(&handle),
             facts,
+            revocations: revoked.map(|revoked| Arc::new(Revocations::new(revoked, self.revoked.clone()))),
             told: Stage::Fine,
             told_nameless: false,
         });
@@ -107,9 +113,23 @@ impl TlsStore {
             if entry.facts != new.facts {
                 (entry.facts, entry.told, entry.told_nameless) = (new.facts, Stage::Fine, false);
             }
+            // Whoever is let in by the old configuration looks at the list afterwards.
             entry.handle.store(Arc::new(new.config));
+            if let (Some(revocations), Some(revoked)) = (&entry.revocations, new.revoked) {
+                revocations.replace(revoked);
+            }
         }
         Ok(uses.len())
+    }
+
+    /// What the revocation lists of this use say, now and later; `None` if it has none.
+    pub(crate) fn revocations(&self, name: &str) -> Option<Arc<Revocations>> {
+        self.uses.lock().iter().find(|entry| entry.name == name)?.revocations.clone()
+    }
+
+    /// Tells whenever a revocation list says something else than before.
+    pub(crate) fn revocations_changed(&self) -> watch::Receiver<()> {
+        self.revoked.subscribe()
     }
 
     /// The name of every use and the days until its certificate ends, below zero after that.

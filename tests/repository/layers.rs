@@ -10,15 +10,15 @@ use std::{
 
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
-    ("auth", &["reload"]),
+    ("auth", &["reload", "tls"]),
     ("config", &[]),
     ("door", &["reload"]),
     ("reload", &[]),
     ("shutdown", &[]),
     ("tls", &["config", "reload"]),
     ("telemetry", &["config", "door"]),
-    ("net", &["auth", "config", "door", "telemetry"]),
-    ("grpc", &["config", "door", "reload"]),
+    ("net", &["auth", "config", "door", "telemetry", "tls"]),
+    ("grpc", &["config", "door", "reload", "tls"]),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.

@@ -121,6 +121,10 @@ pub enum CloseReason {
     TakenOver,
     /// An administrator (gRPC Devices.Disconnect) asked for it, with this v5 reason code.
     Administrative(u8),
+    /// Who it is may no longer be connected: a certificate was revoked, a token has expired (0x87).
+    NotAuthorized,
+    /// It is banned (0x8A).
+    Banned,
     /// Its queue overflowed and the policy is to disconnect.
     SlowConsumer,
     /// The gateway shuts down.
@@ -208,6 +212,9 @@ pub struct ConnectionInfo {
     pub keep_alive: u16,
     /// User name, if any.
     pub username: Option<Box<str>>,
+    /// Who it is to those who decide about it; `None` for nobody in particular. The broker keeps it and looks at nothing
+    /// in it.
+    pub identity: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 #[cfg(test)]

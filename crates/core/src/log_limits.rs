@@ -69,6 +69,8 @@ pub enum Said {
     Limit,
     /// A connection was not let in.
     Door,
+    /// A connection was ended because it may no longer be.
+    Evicted,
 }
 
 /// Lines of one kind about one address within this time.

@@ -25,8 +25,11 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
 use super::{calls::Standing, purse::Purse};
-use crate::door::{Bounds, Door, Guest, Lobby, Refusal, Seat};
-use crate::grpc::GrpcConfig;
+use crate::{
+    door::{Bounds, Door, Guest, Lobby, Refusal, Seat},
+    grpc::GrpcConfig,
+    tls::{CertificateId, Revocations},
+};
 
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -41,6 +44,14 @@ const FRAME_HEAD: usize = 9;
 /// Server certificates and settings, replaced as a whole when certificates are reloaded.
 pub(crate) type SharedTls = Arc<ArcSwap<ServerConfig>>;
 
+/// What TLS needs.
+pub(crate) struct GrpcTls {
+    /// For handshakes.
+    pub(crate) settings: SharedTls,
+    /// Certificates whose connections are closed.
+    pub(crate) revocations: Option<Arc<Revocations>>,
+}
+
 /// A connection that tonic can serve.
 pub(in crate::grpc) struct Connection {
     io: Io,
@@ -48,6 +59,8 @@ pub(in crate::grpc) struct Connection {
     standing: Arc<Standing>,
     /// Until the client has said what HTTP/2 begins with.
     opening: Option<Box<Opening>>,
+    /// Ends once the client's certificate is revoked.
+    revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 enum Io {
@@ -69,13 +82,14 @@ pub(in crate::grpc) fn door(config: &GrpcConfig) -> Arc<Door> {
 /// Accepts until the receiver is gone.
 pub(in crate::grpc) async fn accept(
     listener: TcpListener,
-    tls: Option<SharedTls>,
+    tls: Option<GrpcTls>,
     config: GrpcConfig,
     account: Arc<Account>,
     door: Arc<Door>,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let tls = tls.map(|shared| Arc::new(Http2Tls { shared, last: Mutex::new(None) }));
+    let revocations = tls.as_ref().and_then(|tls| tls.revocations.clone());
+    let tls = tls.map(|tls| Arc::new(Http2Tls { shared: tls.settings, last: Mutex::new(None) }));
     let mut lobby = Lobby::new(config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections));
     loop {
         let accepted = tokio::select! {
@@ -106,8 +120,11 @@ pub(in crate::grpc) async fn accept(
             };
             let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
             let (ready, account) = (ready.clone(), Arc::clone(&account));
+            let revocations = revocations.clone();
             tokio::spawn(async move {
-                if let Some(connection) = open(socket, peer, tls, seat, guest, &config, account).await {
+                let opened = open(socket, peer, tls, seat, guest, &config, account).await;
+                if let Some(mut connection) = opened {
+                    connection.heed(revocations);
                     let _ = ready.send(Ok(connection)).await;
                 }
             });
@@ -172,7 +189,7 @@ async fn open(
     }
     let opening = Some(Box::new(Opening::until(deadline)));
     let standing = Arc::new(Standing::new(seat, guest, purse, holding));
-    Some(Connection { io, peer, standing, opening })
+    Some(Connection { io, peer, standing, opening, revoked: None })
 }
 
 fn say_refused(peer: SocketAddr, reason: &str) {
@@ -214,6 +231,30 @@ impl Opening {
 }
 
 impl Connection {
+    /// Ends it once its client's certificate is revoked.
+    fn heed(&mut self, revocations: Option<Arc<Revocations>>) {
+        let (Some(revocations), Io::Tls(stream)) = (revocations, &self.io) else { return };
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        if let Some(certificate) = chain.first().and_then(|own| CertificateId::of(own)) {
+            self.revoked = Some(Box::pin(async move { revocations.until_revoked(&certificate).await }));
+        }
+    }
+
+    /// An error once the client's certificate is revoked: before more is read, however much there is.
+    fn poll_revoked(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let Some(revoked) = &mut self.revoked else { return Poll::Pending };
+        std::task::ready!(revoked.as_mut().poll(cx));
+        // It is read no more after this, nor polled again.
+        self.revoked = None;
+        count(|c| c.grpc_evicted_revoked.add(1));
+        let (peer, reason) = (self.peer, "its certificate is revoked");
+        info_of_peer!(
+            Said::Evicted, peer.ip(), %peer, listener = "grpc", reason,
+            "connection ended, it may no longer be"
+        );
+        Poll::Ready(io::ErrorKind::ConnectionAborted.into())
+    }
+
     /// An error once the connection has to end: in favour of another, at shutdown, or at its deadline.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.standing.guest().poll_told(cx).is_ready() {
@@ -277,6 +318,9 @@ impl Connected for Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if let Poll::Ready(error) = this.poll_revoked(cx) {
+            return Poll::Ready(Err(error));
+        }
         let before = buf.filled().len();
         let polled = match &mut this.io {
             Io::Plain(socket) => Pin::new(socket).poll_read(cx, buf),

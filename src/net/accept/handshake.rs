@@ -4,6 +4,7 @@
 //! a slow peer delays nobody.
 
 use std::{
+    any::Any,
     future::poll_fn,
     io,
     net::SocketAddr,
@@ -44,9 +45,13 @@ use crate::net::{
     timers, wheel,
 };
 use crate::{
-    auth::{Credentials, Denied, Permissions, Secret},
+    auth::{Credentials, Denied, Identity, Permissions, Secret},
     door::{Guest, Seat},
+    tls::CertificateId,
 };
+
+/// As the broker keeps it.
+type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
 
 /// The handshake of one socket under its deadline; `None` if there is no connection. Holds the place among handshakes
 /// until then, and loses it to another if it is silent for too long.
@@ -113,7 +118,7 @@ async fn conclude(
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
     let answer = admit(&connect, &wire, peer, listener, &shared).await;
-    let (mut accepted, permissions) = match answer {
+    let (mut accepted, permissions, identity) = match answer {
         Ok(admitted) => admitted,
         Err(ConnectRefused(code)) => {
             count(|c| c.refused_connect.add(1));
@@ -129,7 +134,7 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     };
-    open(wire, connect, accepted, permissions, peer, listener, &shared, entering).await
+    open(wire, connect, accepted, permissions, identity, peer, listener, &shared, entering).await
 }
 
 async fn admit(
@@ -138,7 +143,7 @@ async fn admit(
     peer: Peer,
     listener: &Listener,
     shared: &Shared,
-) -> Result<(Accepted, Permissions), ConnectRefused> {
+) -> Result<(Accepted, Permissions, KeptIdentity), ConnectRefused> {
     let accepted = evaluate_connect(
         connect,
         &ConnectPolicy {
@@ -148,20 +153,23 @@ async fn admit(
             response_information: &shared.response_information,
         },
     )?;
+    let certificate = wire.certificate();
+    let certificate_id = certificate.as_deref().and_then(CertificateId::of);
     let credentials = Credentials {
         client_id: accepted.client_id.to_string(),
         username: connect.username.clone(),
         password: connect.password.clone().map(Secret),
-        certificate: wire.certificate(),
+        certificate,
         peer: peer.to_string(),
         listener: Arc::clone(&listener.name),
     };
     match timers::run_within(|| shared.auth.authenticate(credentials)).await {
         Ok(principal) => {
+            let identity = Identity::kept(&principal, certificate_id);
             let permissions = Permissions::new(principal);
             let allowed = connect.will.as_ref().is_none_or(|will| permissions.may_publish(&will.topic));
             if allowed {
-                Ok((accepted, permissions))
+                Ok((accepted, permissions, identity))
             } else {
                 Err(ConnectRefused(Some(reason::NOT_AUTHORIZED)))
             }
@@ -184,6 +192,7 @@ async fn open(
     connect: Connect,
     accepted: Accepted,
     permissions: Permissions,
+    identity: KeptIdentity,
     peer: Peer,
     listener: &Listener,
     shared: &Arc<Shared>,
@@ -197,6 +206,7 @@ async fn open(
         protocol: connect.protocol,
         keep_alive,
         username: connect.username.as_deref().map(Box::from),
+        identity,
     };
     if expiry > 0 && !shared.broker.can_keep(client_id.as_str()) {
         drop(entering);
@@ -284,6 +294,7 @@ async fn open(
     }
     turn.flush();
     debug!(%peer, %client_id, listener = &*listener.name, protocol = ?connect.protocol, "connected");
+    shared.judge(&*session, opened.epoch);
     Ok(connection)
 }
 

@@ -102,6 +102,8 @@ impl Connection {
             End::Close(close) => match close {
                 CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
                 CloseReason::Administrative(code) => code,
+                CloseReason::NotAuthorized => reason::NOT_AUTHORIZED,
+                CloseReason::Banned => reason::BANNED,
                 CloseReason::SlowConsumer | CloseReason::Memory => reason::QUOTA_EXCEEDED,
                 CloseReason::PacketTimeout => reason::IMPLEMENTATION_SPECIFIC_ERROR,
                 CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
@@ -179,6 +181,8 @@ impl End {
             Self::Protocol(_) => "protocol_error",
             Self::Superseded | Self::Close(CloseReason::TakenOver) => "taken_over",
             Self::Close(CloseReason::Administrative(_)) => "administrative",
+            Self::Close(CloseReason::NotAuthorized) => "not_authorized",
+            Self::Close(CloseReason::Banned) => "banned",
             Self::Close(CloseReason::SlowConsumer) => "slow_consumer",
             Self::Close(CloseReason::ServerShutdown) => "server_shutdown",
             Self::Close(CloseReason::KeepAlive) => "keep_alive_timeout",

@@ -70,6 +70,7 @@ pub(in crate::net) fn open_as(
         protocol: Protocol::V5,
         keep_alive: 0,
         username: None,
+        identity: None,
     };
     let request = OpenRequest {
         client_id: ClientId::new(client_id),

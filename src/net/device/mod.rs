@@ -475,6 +475,8 @@ impl Session for Device {
 fn ask_to_close(epoch: u32, reason: CloseReason) -> u32 {
     let code = match reason {
         CloseReason::Administrative(code) => code,
+        CloseReason::NotAuthorized => reason::NOT_AUTHORIZED,
+        CloseReason::Banned => reason::BANNED,
         CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
         _ => reason::SESSION_TAKEN_OVER,
     };
@@ -489,11 +491,19 @@ fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
     Some(match asked as u8 {
         reason::SERVER_SHUTTING_DOWN => CloseReason::ServerShutdown,
         reason::SESSION_TAKEN_OVER => CloseReason::TakenOver,
+        reason::NOT_AUTHORIZED => CloseReason::NotAuthorized,
+        reason::BANNED => CloseReason::Banned,
         code => CloseReason::Administrative(code),
     })
 }
 
 impl Device {
+    /// Why the connection of `epoch` was asked to close before it attached, if it was.
+    #[cfg(test)]
+    pub(in crate::net) fn asked_to_close(&self, epoch: u32) -> Option<CloseReason> {
+        asked_to_close(self.asked.load(Relaxed), epoch)
+    }
+
     /// Notes that the peer of the connection of `epoch` was heard in this second of its shard's clock, or [`PAUSED`].
     pub(in crate::net) fn heard(&self, epoch: u32, second: u32) {
         self.heard.store(second << 8 | epoch & 0xFF, Relaxed);

@@ -1,6 +1,6 @@
 //! The broker's part of one session. Small: there is one per connection, busy or idle.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use gateway_core::{ClientId, Commit, Peer, Protocol, QueueId, Timestamp};
 use parking_lot::Mutex;
@@ -46,11 +46,12 @@ struct Extra {
     /// Boxed, since it exists only for moments.
     leaving: Option<Box<Leaving>>,
     username: Option<Box<str>>,
+    identity: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl SessionCore {
     pub(crate) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
-        let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
+        let ConnectionInfo { peer, listener, protocol, keep_alive, username, identity } = request.info;
         let state = SessionState {
             epoch: 1,
             since: request.now,
@@ -58,7 +59,7 @@ impl SessionCore {
             listener,
             protocol,
             keep_alive,
-            extra: Extra::boxed(request.will, username),
+            extra: Extra::boxed(request.will, username, identity),
             subscriptions: References::None,
             expiry: request.expiry,
             online: true,
@@ -86,7 +87,7 @@ impl SessionCore {
             listener,
             protocol,
             keep_alive: 0,
-            extra: Extra::boxed(will, username),
+            extra: Extra::boxed(will, username, None),
             subscriptions: References::None,
             expiry,
             online: false,
@@ -111,6 +112,20 @@ impl SessionCore {
         (state.epoch == epoch).then(|| state.info())
     }
 
+    /// Replaces the identity of the connection of this epoch, which has authenticated again. False if another has taken
+    /// the session over.
+    pub fn set_identity(&self, epoch: u32, identity: Option<Arc<dyn Any + Send + Sync>>) -> bool {
+        let mut state = self.state.lock();
+        if state.epoch != epoch {
+            return false;
+        }
+        match (&mut state.extra, identity) {
+            (Some(extra), identity) => extra.identity = identity,
+            (extra @ None, identity) => *extra = Extra::boxed(None, None, identity),
+        }
+        true
+    }
+
     /// The session's slot; never 0, reused only after the session ended.
     pub fn slot(&self) -> u32 {
         self.slot
@@ -124,8 +139,13 @@ pub(crate) fn cost(client_id: &ClientId, username: Option<&str>) -> usize {
 }
 
 impl Extra {
-    fn boxed(will: Option<Will>, username: Option<Box<str>>) -> Option<Box<Self>> {
-        (will.is_some() || username.is_some()).then(|| Box::new(Self { will, leaving: None, username }))
+    fn boxed(
+        will: Option<Will>,
+        username: Option<Box<str>>,
+        identity: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Option<Box<Self>> {
+        let is_used = will.is_some() || username.is_some() || identity.is_some();
+        is_used.then(|| Box::new(Self { will, leaving: None, username, identity }))
     }
 }
 
@@ -159,20 +179,21 @@ impl SessionState {
             protocol: self.protocol,
             keep_alive: self.keep_alive,
             username: self.extra.as_ref().and_then(|extra| extra.username.clone()),
+            identity: self.extra.as_ref().and_then(|extra| extra.identity.clone()),
         }
     }
 
     /// Gives the session to a new connection. A will that the earlier one left is forgotten.
     pub(crate) fn reconnect(&mut self, request: OpenRequest) {
         let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
-        let ConnectionInfo { peer, listener, protocol, keep_alive, username } = request.info;
+        let ConnectionInfo { peer, listener, protocol, keep_alive, username, identity } = request.info;
         self.epoch = self.epoch.wrapping_add(1);
         self.online = true;
         self.since = request.now;
         self.expiry = request.expiry;
         (self.peer, self.listener) = (peer, listener);
         (self.protocol, self.keep_alive) = (protocol, keep_alive);
-        self.extra = Extra::boxed(request.will, username);
+        self.extra = Extra::boxed(request.will, username, identity);
         if leaving.is_some() {
             self.extra.get_or_insert_default().leaving = leaving;
         }

@@ -82,6 +82,27 @@ impl Broker {
         online
     }
 
+    /// Calls `visit` for the sessions with a connection and the connection's epoch, under no lock and in steps: at most 256
+    /// from `start`, 1 at first. Returns where to go on, `None` at the end. A session that is opened after the walk began
+    /// may be missing.
+    pub fn online_step(&self, start: u32, mut visit: impl FnMut(Arc<dyn Session>, u32)) -> Option<u32> {
+        let (sessions, end) = {
+            let slots = self.inner.slots.read();
+            (slots.sessions(start, TURN), slots.end())
+        };
+        for (_, session) in sessions {
+            let connected = {
+                let state = session.core().state.lock();
+                (state.online && !state.ended).then_some(state.epoch)
+            };
+            if let Some(epoch) = connected {
+                visit(session, epoch);
+            }
+        }
+        let next = start.saturating_add(TURN);
+        (next < end).then_some(next)
+    }
+
     /// Gauges for metrics and `$SYS`.
     pub fn gauges(&self) -> Gauges {
         let inner = &*self.inner;

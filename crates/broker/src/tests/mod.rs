@@ -228,6 +228,7 @@ pub(super) fn info() -> ConnectionInfo {
         protocol: Protocol::V5,
         keep_alive: 60,
         username: None,
+        identity: None,
     }
 }
 

@@ -60,6 +60,9 @@ counters! {
     handshake_tls_ok: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"ok\"";
     handshake_tls_failed: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"failed\"";
     handshake_timeout: "mqtt_connections_refused_total", "Connections refused", "reason=\"connect_timeout\"";
+    evicted_not_authorized: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"not_authorized\"";
+    evicted_banned: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"banned\"";
+    evicted_other: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"other\"";
     protocol_errors: "mqtt_protocol_errors_total", "Connections ended for malformed packets or protocol errors", "";
     keep_alive_timeouts: "mqtt_keep_alive_timeouts_total", "Connections ended because the client was silent", "";
     packet_timeouts: "mqtt_packet_timeouts_total", "Connections ended because a packet that had begun did not go on", "";
@@ -157,6 +160,7 @@ counters! {
     grpc_refused_address_limit: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"address_limit\"";
     grpc_refused_waiting: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"waiting\"";
     grpc_refused_silent: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"silent\"";
+    grpc_evicted_revoked: "gateway_grpc_connections_evicted_total", "gRPC connections ended because of a change of who may be connected", "reason=\"revoked\"";
     grpc_refused_timeout: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"handshake_timeout\"";
     grpc_refused_memory: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"memory\"";
     grpc_calls_refused: "gateway_grpc_calls_refused_total", "gRPC calls beyond the limit of their connection or of all", "";

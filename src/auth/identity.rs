@@ -1,0 +1,57 @@
+//! Who a connection belongs to, as long as it lasts, and who may end it for that.
+
+use std::{any::Any, sync::Arc};
+
+use broker::{CloseReason, ConnectionInfo};
+
+use super::{Method, Principal};
+use crate::tls::CertificateId;
+
+/// What is kept of an authentication beside the connection's own [`Permissions`](super::Permissions), where other threads
+/// can look at it.
+#[derive(Debug)]
+#[allow(dead_code, reason = "bans and expired tokens will name the principal")]
+pub(crate) struct Identity {
+    /// Who it is.
+    pub(crate) principal: Arc<Principal>,
+    /// The client certificate that TLS verified, whether or not it decided who this is.
+    pub(crate) certificate: Option<CertificateId>,
+}
+
+impl Identity {
+    /// As [`ConnectionInfo::identity`] takes it: nothing for somebody anonymous without a certificate, about whom nobody
+    /// can have more to say than about any other.
+    pub(crate) fn kept(
+        principal: &Arc<Principal>,
+        certificate: Option<CertificateId>,
+    ) -> Option<Arc<dyn Any + Send + Sync>> {
+        let is_nobody = certificate.is_none() && principal.method == Method::Anonymous;
+        (!is_nobody).then(|| Arc::new(Self { principal: Arc::clone(principal), certificate }) as _)
+    }
+}
+
+/// A device with a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Connected<'a> {
+    /// Client id.
+    #[allow(dead_code, reason = "bans will name it")]
+    pub(crate) client_id: &'a str,
+    /// Address, listener, user name.
+    pub(crate) info: &'a ConnectionInfo,
+}
+
+impl Connected<'_> {
+    /// Who it is; `None` for somebody anonymous without a certificate.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.info.identity.as_ref()?.downcast_ref()
+    }
+}
+
+/// Decides whether a device may stay connected: by a revocation list, by bans.
+///
+/// It is asked about each new connection, and about all when it has changed its mind (`net::Shared::evict`). Together
+/// nobody slips through, if the judge changes first and has everybody asked then.
+pub(crate) trait Judge: Send + Sync {
+    /// Why this connection has to end; `None` if it may stay. Neither blocks nor calls the broker.
+    fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason>;
+}
