@@ -11,13 +11,14 @@ use std::{
 
 use protox::prost::Message as _;
 
-const PROTOS: [&str; 7] = [
+const PROTOS: [&str; 8] = [
     "gateway/v1/common.proto",
     "gateway/v1/publisher.proto",
     "gateway/v1/subscriber.proto",
     "gateway/v1/state.proto",
     "gateway/v1/devices.proto",
     "gateway/v1/events.proto",
+    "gateway/v1/security.proto",
     "rpcserver/rpcserver.proto",
 ];
 

@@ -3,6 +3,7 @@
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
 mod store;
+mod token;
 
 use std::{
     collections::BTreeMap,
@@ -42,8 +43,12 @@ pub fn main() -> ExitCode {
         }
         Err(error) => return fail(2, &on_one_line(&error.to_string())),
     };
-    if let Some(Command::Store(command)) = &flags.command {
-        return store::run(command).unwrap_or_else(|error| fail(1, &error));
+    if let Some(command) = &flags.command {
+        let done = match command {
+            Command::Store(command) => store::run(command),
+            Command::Token(command) => token::run(command),
+        };
+        return done.unwrap_or_else(|error| fail(1, &error));
     }
     let config = match load(&flags) {
         Ok(config) => config,
@@ -136,10 +141,18 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     if !config.tls.require_client_cert {
         warn!("devices are anonymous: nothing checks who connects; see docs/operations.md");
     }
+    let asks = config.backends.is_on() || config.grpc.tls && config.grpc.require_client_cert;
+    if !asks {
+        warn!(
+            "backends may do everything: nothing checks who calls; see docs/security.md#backends-and-operators"
+        );
+    }
     info!("{}", config.memory_reach());
     let gateway = match Gateway::builder(config).start().await {
         Ok(gateway) => gateway,
-        Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
+        Err(error @ (StartError::Config(_) | StartError::Tls { .. } | StartError::Tokens(_))) => {
+            return fail(2, &error);
+        }
         Err(error) => return fail(1, &error),
     };
     for (listener, address) in gateway.addresses() {

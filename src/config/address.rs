@@ -226,6 +226,12 @@ pub(super) mod optional {
         }
     }
 
+    impl AsText for access::backends::Role {
+        fn text(&self) -> String {
+            self.to_string()
+        }
+    }
+
     impl AsText for super::super::SharedStrategy {
         fn text(&self) -> String {
             self.to_string()

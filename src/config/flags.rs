@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::LazyLock};
 
+use access::backends::Role;
 use clap::{Parser, Subcommand};
 
 use super::LogFormat;
@@ -34,7 +35,7 @@ pub struct Flags {
     /// Address of the page with metrics and health [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDR", help_heading = "Backends and operators")]
     pub http_addr: Option<String>,
-    /// Allow gRPC and HTTP without client certificates off the loopback interface, and gRPC without TLS
+    /// Allow gRPC and HTTP off the loopback interface although nothing asks who calls, and gRPC without TLS
     #[arg(long, help_heading = "Backends and operators")]
     pub insecure_grpc: bool,
 
@@ -85,6 +86,9 @@ pub enum Command {
     /// Looks after a data directory
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Makes, lists and revokes the tokens of backends and operators
+    #[command(subcommand)]
+    Token(TokenCommand),
 }
 
 /// What to do with a data directory.
@@ -120,6 +124,47 @@ pub enum StoreCommand {
         file: PathBuf,
         /// The data directory; empty, or not there yet
         dir: PathBuf,
+    },
+}
+
+/// What to do with the tokens of backends and operators. A gateway that runs with the file takes the change in a few seconds.
+#[derive(Debug, Clone, Subcommand)]
+#[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
+pub enum TokenCommand {
+    /// Makes a token and shows it, once: the file has its hash only
+    Create {
+        /// What its holder may do: reader, publisher, operator or admin
+        #[arg(long)]
+        role: Role,
+        /// Topic filters, separated by commas; without it all topics
+        #[arg(long, value_name = "FILTERS", value_delimiter = ',')]
+        topics: Option<Vec<String>>,
+        /// Client ids, with * for any characters, separated by commas; without it all devices
+        #[arg(long, value_name = "PATTERNS", value_delimiter = ',')]
+        devices: Option<Vec<String>>,
+        /// How long it is valid, like 90d, 12h or 30m, or never
+        #[arg(long, value_name = "SPAN", default_value = "90d")]
+        expires: String,
+        /// Who has it, for the list
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        note: String,
+        /// The file, backends.tokens of the configuration; made if it is not there
+        #[arg(long)]
+        file: PathBuf,
+    },
+    /// Shows the tokens of a file, without what opens doors
+    List {
+        /// The file
+        #[arg(long)]
+        file: PathBuf,
+    },
+    /// Takes a token out of a file
+    Revoke {
+        /// Its id, as in the list
+        id: String,
+        /// The file
+        #[arg(long)]
+        file: PathBuf,
     },
 }
 

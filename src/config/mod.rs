@@ -3,6 +3,7 @@
 //! A leaf: knows no other module. Immutable after start.
 
 mod address;
+mod backends;
 mod contact_point;
 mod database;
 mod effective;
@@ -25,11 +26,12 @@ pub use gateway_core::{
 };
 
 pub use address::{Address, FileMode};
+pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use effective::TlsFiles;
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
-pub use flags::{Command, Flags, StoreCommand, version};
+pub use flags::{Command, Flags, StoreCommand, TokenCommand, version};
 pub use replication::Replication;
 pub use secret::Secret;
 pub use sections::{

@@ -447,6 +447,8 @@ pub struct Config {
     pub tls: Tls,
     /// `[grpc]`.
     pub grpc: Grpc,
+    /// `[backends]`.
+    pub backends: super::Backends,
     /// `[http]`.
     pub http: Http,
     /// `[latest]`.
@@ -486,6 +488,7 @@ impl Default for Config {
             listeners: Vec::new(),
             tls: Tls::default(),
             grpc: Grpc::default(),
+            backends: super::Backends::default(),
             http: Http::default(),
             latest: Latest::default(),
             database: super::Database::default(),

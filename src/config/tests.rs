@@ -391,6 +391,30 @@ fn mtls_or_an_explicit_yes_opens_grpc() {
 }
 
 #[test]
+fn tokens_open_grpc_and_http_and_certificates_grpc_alone() {
+    let off = "grpc_addr = \"0.0.0.0:10000\"\nhttp_addr = \"0.0.0.0:9090\"\n";
+    let tokens = load("", &format!("{off}[backends]\ntokens = \"tokens\""), &[]).unwrap();
+    assert!(tokens.backends.is_on() && tokens.warnings()[0].contains("HTTP"), "{:?}", tokens.warnings());
+    let entry = "[grpc]\nclient_ca = \"ca\"\n[[backends.certificates]]\nname = \"a\"\nrole = \"reader\"\n";
+    let problems = load("", &format!("{off}{entry}"), &[]).unwrap_err().0;
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].key == "http_addr" && problems[0].fix.contains("token create"), "{problems:?}");
+    let env = [("MQTT_SERVER_BACKENDS__CERTIFICATE_ROLE", "admin")];
+    let role = load("", "[grpc]\nclient_ca = \"ca\"", &env).unwrap().backends;
+    assert_eq!(role.certificate_role, Some(access::backends::Role::Admin));
+    for (file, key) in [
+        ("[backends]\ncertificate_role = \"root\"", "backends.certificate_role"),
+        ("[backends]\ncertificate_role = \"admin\"", "backends.certificates"),
+        (&entry.replace("reader", "root"), "backends.certificates"),
+        (&entry.replace("\"a\"", "\"\""), "backends.certificates[0].name"),
+        (&format!("{entry}topics = [\"a/#/b\"]"), "backends.certificates[0]"),
+        (&format!("{entry}topic = [\"a\"]"), "backends.certificates"),
+    ] {
+        assert_eq!(problem(file).key, key, "{file}");
+    }
+}
+
+#[test]
 fn plaintext_off_loopback_is_allowed_and_warned() {
     let config = load("-a 0.0.0.0:1883 --non-tls", "", &[]).unwrap();
     assert!(config.warnings()[0].contains("plaintext"), "{:?}", config.warnings());

@@ -15,6 +15,7 @@ impl Config {
         self.check_log(&mut check);
         self.check_listeners(&mut check);
         self.check_backends(&mut check);
+        self.check_backends_section(&mut check);
         self.check_dev(&mut check);
         self.check_small_sections(&mut check);
         self.check_database(&mut check);
@@ -48,8 +49,17 @@ impl Config {
         let backends = [("gRPC", self.grpc_addr), ("HTTP", self.http_addr)];
         for (name, addr) in backends {
             let serves = self.http.enabled || name != "HTTP";
-            if serves && self.insecure_grpc && !loopback(addr) {
-                warnings.push(format!("{name} on {addr} is reachable from other machines (insecure_grpc)"));
+            let asks = if name == "HTTP" { self.backends.takes_bearers() } else { self.backends.is_on() };
+            if serves && self.insecure_grpc && !asks && !loopback(addr) {
+                warnings.push(format!(
+                    "{name} on {addr} is reachable from other machines, and nothing asks who calls (insecure_grpc)"
+                ));
+            }
+            if serves && name == "HTTP" && asks && !loopback(addr) {
+                warnings.push(format!(
+                    "HTTP on {addr} has no TLS: whoever listens on the way reads the token for /metrics; give it one of its \
+                     own, or put a proxy with TLS before it"
+                ));
             }
         }
         warnings
@@ -210,13 +220,13 @@ impl Config {
             );
         }
         let mtls = grpc.tls && grpc.require_client_cert && grpc.client_ca.is_some();
-        if !loopback(self.grpc_addr) && !mtls && !self.insecure_grpc {
+        if !loopback(self.grpc_addr) && !mtls && !self.backends.is_on() && !self.insecure_grpc {
             check.fail(
                 "grpc_addr",
                 self.grpc_addr,
-                "reachable from other machines without client certificates",
-                "set grpc.client_ca and grpc.require_client_cert, use a loopback address, or accept it with \
-                 --insecure-grpc",
+                "reachable from other machines, and nothing asks who calls",
+                "make a token with 'mqtt-server token create' and set backends.tokens, set grpc.client_ca and \
+                 grpc.require_client_cert, use a loopback address, or accept it with --insecure-grpc",
             );
         }
         let local = self.non_tls && loopback(self.grpc_addr);
@@ -228,13 +238,14 @@ impl Config {
                 "set it to true, or accept it with --dev or --insecure-grpc, or with --non-tls on a loopback address",
             );
         }
-        if self.http.enabled && !loopback(self.http_addr) && !self.insecure_grpc {
+        let open = !self.backends.takes_bearers() && !self.insecure_grpc;
+        if self.http.enabled && !loopback(self.http_addr) && open {
             check.fail(
                 "http_addr",
                 self.http_addr,
-                "reachable from other machines without client certificates",
-                "use a loopback address, switch it off with http.enabled = false, or accept it with \
-                 --insecure-grpc",
+                "reachable from other machines, and nothing asks who reads the metrics",
+                "make a token with 'mqtt-server token create' and set backends.tokens, use a loopback address, switch \
+                 it off with http.enabled = false, or accept it with --insecure-grpc",
             );
         }
     }

@@ -21,6 +21,7 @@ use super::{
     stores,
 };
 use crate::{
+    backends::Backends,
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
@@ -60,6 +61,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
+    let backends = Arc::new(Backends::open(&config.backends).map_err(StartError::Tokens)?);
+    reloads.add(Arc::clone(&backends) as _);
 
     let directory = match config.latest.enabled || config.store.enabled {
         true => {
@@ -135,8 +138,15 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         });
     }
     addresses.push(("grpc".to_owned(), Address::Ip(grpc_socket.local_addr()?)));
-    let serving =
-        service::run_grpc(grpc_socket, grpc_tls, broker.clone(), grpc_config(&config), drain.clone());
+    let serving = service::run_grpc(
+        grpc_socket,
+        grpc_tls,
+        broker.clone(),
+        grpc_config(&config),
+        Arc::clone(&backends),
+        Arc::clone(&reloads),
+        drain.clone(),
+    );
     let grpc_task = Some(tokio::spawn(serving));
     if let Some(socket) = http_socket {
         addresses.push(("http".to_owned(), Address::Ip(socket.local_addr()?)));
@@ -146,6 +156,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             latest.clone(),
             Arc::clone(&watch),
             Arc::clone(&config),
+            backends,
             drain,
             stop.clone(),
         ));

@@ -22,9 +22,11 @@ use super::{
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
+    backends::{Backends, MetricsDenied},
     config::Config,
     grpc,
-    telemetry::{HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
+    reload::Reloads,
+    telemetry::{Denied, HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
 };
 
 pub(super) async fn run_grpc(
@@ -32,27 +34,37 @@ pub(super) async fn run_grpc(
     tls: Option<grpc::GrpcTls>,
     broker: Broker,
     config: grpc::GrpcConfig,
+    backends: Arc<Backends>,
+    reloads: Arc<Reloads>,
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
-    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest };
+    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest, backends, reloads };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "each is a part of the server")]
 pub(super) async fn run_http(
     socket: std::net::TcpListener,
     broker: Broker,
     latest: Option<Arc<Latest>>,
     watch: Arc<StoreWatch>,
     config: Arc<Config>,
+    backends: Arc<Backends>,
     drain: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let pages = Pages {
+        authorize: Arc::new(move |authorization, peer| {
+            backends.may_read_metrics(authorization, peer).map_err(|denied| match denied {
+                MetricsDenied::Unknown => Denied::Unknown,
+                MetricsDenied::Scope => Denied::Forbidden,
+            })
+        }),
         render: {
             let (latest, watch) = (latest.clone(), Arc::clone(&watch));
             Arc::new(move || render(&metrics(&broker, latest.as_deref(), &watch)))

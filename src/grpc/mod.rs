@@ -40,16 +40,19 @@ use self::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
         server::{
             devices_server::DevicesServer, events_server::EventsServer, publisher_server::PublisherServer,
-            state_server::StateServer, subscriber_server::SubscriberServer,
+            security_server::SecurityServer, state_server::StateServer, subscriber_server::SubscriberServer,
         },
     },
-    server::{calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
+    server::{access::Access, calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
     services::{
         devices::DevicesService, events::EventsService, health::Health, precedent::PrecedentService,
-        publisher::PublisherService, state::StateService, subscriber::SubscriberService,
+        publisher::PublisherService, security::SecurityService, state::StateService,
+        subscriber::SubscriberService,
     },
     stream::Streams,
 };
+
+use crate::{backends::Backends, reload::Reloads};
 
 pub use self::messages::convert::fuzz_convert;
 pub(crate) use self::{server::accept::GrpcTls, services::state::LatestValues};
@@ -122,6 +125,10 @@ pub(crate) struct Hooks {
     pub set_trace: TraceHook,
     /// Latest values; `None` if they are switched off.
     pub latest: Option<Arc<dyn LatestValues>>,
+    /// Who may call.
+    pub backends: Arc<Backends>,
+    /// What can be read again.
+    pub reloads: Arc<Reloads>,
 }
 
 /// Why the gRPC server stopped.
@@ -173,8 +180,9 @@ pub(crate) async fn serve(
     let health =
         Health { reporter: health, latest: context.hooks.latest.as_ref().and_then(|l| l.condition()) };
     let streams = Arc::clone(&context.streams);
+    let access = Access(Arc::clone(&context.hooks.backends));
     drop(context);
-    run(listener, tls, config, memory, routes, health, streams, shutdown).await
+    run(listener, tls, config, memory, access, routes, health, streams, shutdown).await
 }
 
 /// Where calls are charged, and for what at most.
@@ -190,6 +198,7 @@ async fn run(
     tls: Option<GrpcTls>,
     config: GrpcConfig,
     memory: Memory,
+    access: Access,
     routes: Routes,
     mut health: Health,
     streams: Arc<Streams>,
@@ -204,6 +213,7 @@ async fn run(
     let (per_connection, in_all) = (config.max_calls_per_connection, config.max_calls);
     let router = server(&config, windows(&config, &memory.account))
         .layer(CallLimit::new(per_connection, in_all, memory.account, memory.request))
+        .layer(access)
         .add_routes(routes);
 
     let stop = {
@@ -291,6 +301,7 @@ fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcErro
         .add_service(service!(StateServer, StateService))
         .add_service(service!(DevicesServer, DevicesService))
         .add_service(service!(EventsServer, EventsService))
+        .add_service(service!(SecurityServer, SecurityService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
 }
 

@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use access::backends::Role;
 use gateway_core::{DropReason, ReceiptState, metrics::count};
 use store::StoreError;
 use thiserror::Error;
@@ -10,6 +11,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::proto::gateway::v1;
+use crate::backends::Unknown;
 
 /// `ErrorInfo.domain` of every error.
 pub(super) const ERROR_DOMAIN: &str = "mqtt-server";
@@ -69,6 +71,18 @@ pub(super) enum Error {
     StoreDamaged,
     #[error("the gateway shuts down")]
     ShuttingDown,
+    #[error("{0}")]
+    Unauthenticated(Unknown),
+    #[error("the role {role} may not call this; see docs/security.md for what each role may do")]
+    RoleDenied { role: Role },
+    #[error("{field}: is not in the caller's scope")]
+    OutOfScope { field: String },
+    #[error("no such method")]
+    Unimplemented,
+    #[error("{0}")]
+    NoTokens(String),
+    #[error("no token has this id")]
+    TokenNotFound,
     #[error("internal error")]
     Internal,
 }
@@ -108,11 +122,12 @@ impl Error {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Invalid { .. } | Self::PageTokenInvalid | Self::PageTokenMismatch => Code::InvalidArgument,
-            Self::DeviceNotFound | Self::ValueNotFound => Code::NotFound,
+            Self::DeviceNotFound | Self::ValueNotFound | Self::TokenNotFound => Code::NotFound,
             Self::DeviceOffline
             | Self::PacketTooLarge
             | Self::RetainUnavailable
             | Self::LatestOff
+            | Self::NoTokens(_)
             | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
@@ -126,6 +141,9 @@ impl Error {
             Self::Deadline(_) | Self::Late | Self::RequestIncomplete => Code::DeadlineExceeded,
             Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
             Self::StoreDamaged => Code::DataLoss,
+            Self::Unauthenticated(_) => Code::Unauthenticated,
+            Self::RoleDenied { .. } | Self::OutOfScope { .. } => Code::PermissionDenied,
+            Self::Unimplemented => Code::Unimplemented,
             Self::Internal => Code::Internal,
         }
     }
@@ -158,6 +176,12 @@ impl Error {
             Self::StoreUnavailable => "STORE_UNAVAILABLE",
             Self::StoreDamaged => "STORE_DAMAGED",
             Self::ShuttingDown | Self::CutShort(_) => "SHUTTING_DOWN",
+            Self::Unauthenticated(unknown) => unknown.reason(),
+            Self::RoleDenied { .. } => "ROLE_DENIED",
+            Self::OutOfScope { .. } => "OUT_OF_SCOPE",
+            Self::Unimplemented => "UNIMPLEMENTED",
+            Self::NoTokens(_) => "NO_TOKENS",
+            Self::TokenNotFound => "TOKEN_NOT_FOUND",
             Self::Internal => "INTERNAL",
         }
     }
@@ -185,7 +209,10 @@ impl Error {
                     ("rejected".to_owned(), state.rejected.to_string()),
                 ])
             }
-            Self::Invalid { field, .. } => HashMap::from([("field".to_owned(), field.clone())]),
+            Self::Invalid { field, .. } | Self::OutOfScope { field } => {
+                HashMap::from([("field".to_owned(), field.clone())])
+            }
+            Self::RoleDenied { role } => HashMap::from([("role".to_owned(), role.to_string())]),
             _ => HashMap::new(),
         }
     }
@@ -282,6 +309,15 @@ mod tests {
             (Error::StoreDamaged, Code::DataLoss, "STORE_DAMAGED"),
             (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
             (Error::CutShort(reached), Code::Unavailable, "SHUTTING_DOWN"),
+            (Error::Unauthenticated(Unknown::Nobody), Code::Unauthenticated, "CREDENTIALS_MISSING"),
+            (Error::Unauthenticated(Unknown::Wrong), Code::Unauthenticated, "CREDENTIALS_UNKNOWN"),
+            (Error::Unauthenticated(Unknown::Expired), Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
+            (Error::Unauthenticated(Unknown::Revoked), Code::Unauthenticated, "CREDENTIALS_REVOKED"),
+            (Error::RoleDenied { role: Role::Reader }, Code::PermissionDenied, "ROLE_DENIED"),
+            (Error::OutOfScope { field: "topic".to_owned() }, Code::PermissionDenied, "OUT_OF_SCOPE"),
+            (Error::Unimplemented, Code::Unimplemented, "UNIMPLEMENTED"),
+            (Error::NoTokens("none".to_owned()), Code::FailedPrecondition, "NO_TOKENS"),
+            (Error::TokenNotFound, Code::NotFound, "TOKEN_NOT_FOUND"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];
         for (error, code, reason) in table {

@@ -45,7 +45,8 @@ async fn start_with(
         request: RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) },
     };
     let tls = tls.map(|settings| GrpcTls { settings, revocations: None });
-    let server = tokio::spawn(run(listener, tls, config, memory, routes, health, streams, shutdown));
+    let access = Access(Arc::new(Backends::open(&Default::default()).unwrap()));
+    let server = tokio::spawn(run(listener, tls, config, memory, access, routes, health, streams, shutdown));
     Running { port, stop, server }
 }
 

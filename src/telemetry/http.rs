@@ -3,13 +3,13 @@
 //! axum answers the requests. Accepting is ours, since a connection that does not send or does not read keeps its
 //! place only until another needs it, and those who read metrics never keep health from being answered.
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, net::IpAddr, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     http::{
         Request, StatusCode,
-        header::{CONNECTION, HOST},
+        header::{AUTHORIZATION, CONNECTION, HOST, WWW_AUTHENTICATE},
     },
     response::{IntoResponse, Response},
 };
@@ -30,7 +30,10 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{pages::Pages, write_timeout::WriteTimeout};
+use super::{
+    pages::{Authorize, Denied, Pages},
+    write_timeout::WriteTimeout,
+};
 use crate::door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine};
 
 /// Bounds of the server.
@@ -58,6 +61,7 @@ const LOBBY: usize = 16;
 
 /// What all connections share.
 struct Server {
+    authorize: Authorize,
     router: TowerToHyperService<Router>,
     limits: HttpLimits,
     readers: Arc<Semaphore>,
@@ -77,6 +81,7 @@ pub(crate) async fn serve(
     let (stop, stopped) = watch::channel(false);
     let seats = limits.max_connections.clamp(1, Semaphore::MAX_PERMITS);
     let server = Arc::new(Server {
+        authorize: Arc::clone(&pages.authorize),
         router: TowerToHyperService::new(pages.router()),
         limits,
         readers: Arc::new(Semaphore::new(seats)),
@@ -99,7 +104,7 @@ pub(crate) async fn serve(
         };
         match accepted {
             Some(Ok((stream, peer))) => {
-                let turned_away = lobby.push(Some(peer.into()), stream);
+                let turned_away = lobby.push(Some(peer.into()), (stream, peer.ip()));
                 count(|c| c.http_refused_waiting.add(turned_away.iter().count() as u64));
             }
             Some(Err(error)) => {
@@ -110,9 +115,9 @@ pub(crate) async fn serve(
             }
             None => {}
         }
-        while let Some((stream, entered)) = lobby.next(|address| door.enter(address)) {
+        while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
             if let Ok((seat, guest)) = entered {
-                connections.spawn(run(Arc::clone(&server), stream, seat, guest));
+                connections.spawn(run(Arc::clone(&server), stream, peer, seat, guest));
             }
         }
     }
@@ -123,9 +128,9 @@ pub(crate) async fn serve(
 }
 
 /// One connection.
-async fn run(server: Arc<Server>, stream: TcpStream, seat: Seat, guest: Guest) {
+async fn run(server: Arc<Server>, stream: TcpStream, peer: IpAddr, seat: Seat, guest: Guest) {
     let held = Arc::new(Mutex::new(None));
-    let service = service_fn(async |request| match server.refusal(&request, &held) {
+    let service = service_fn(async |request| match server.refusal(&request, peer, &held) {
         Some(refusal) => Ok(refusal),
         None => server.router.call(request).await,
     });
@@ -167,6 +172,7 @@ impl Server {
     fn refusal<B>(
         &self,
         request: &Request<B>,
+        peer: IpAddr,
         held: &Mutex<Option<OwnedSemaphorePermit>>,
     ) -> Option<Response> {
         let refuse = |status, why: &'static str| Some((status, [(CONNECTION, "close")], why).into_response());
@@ -176,7 +182,20 @@ impl Server {
         }
         let seats = match request.uri().path() {
             "/healthz" | "/readyz" => &self.health,
-            _ => &self.readers,
+            _ => {
+                match self.authorized(request, peer) {
+                    Ok(()) => {}
+                    Err(Denied::Unknown) => {
+                        let headers = [(CONNECTION, "close"), (WWW_AUTHENTICATE, "Bearer")];
+                        let why = "send 'Authorization: Bearer TOKEN' with a token that 'mqtt-server token create' made\n";
+                        return Some((StatusCode::UNAUTHORIZED, headers, why).into_response());
+                    }
+                    Err(Denied::Forbidden) => {
+                        return refuse(StatusCode::FORBIDDEN, "this needs a scope of all devices\n");
+                    }
+                }
+                &self.readers
+            }
         };
         let mut held = held.lock();
         *held = None;
@@ -186,6 +205,16 @@ impl Server {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many connections read this\n");
         }
         None
+    }
+}
+
+impl Server {
+    /// Whether who asks may see more than health. One with two identities has none.
+    fn authorized<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Denied> {
+        let mut values = request.headers().get_all(AUTHORIZATION).iter();
+        let value = values.next().map(|value| value.as_bytes());
+        let value = if values.next().is_some() { Some(&b""[..]) } else { value };
+        (self.authorize)(value, peer)
     }
 }
 
@@ -225,6 +254,11 @@ mod tests {
         let ready = Arc::new(AtomicBool::new(true));
         let flag = Arc::clone(&ready);
         let pages = Pages {
+            authorize: Arc::new(|value, _| match value {
+                Some(b"Bearer small") => Err(Denied::Forbidden),
+                Some(b"Bearer wrong" | b"") => Err(Denied::Unknown),
+                _ => Ok(()),
+            }),
             render: Arc::new(|| "x 1\n".to_owned()),
             ready: Arc::new(move || {
                 flag.load(Relaxed).then(|| "ready\n".to_owned()).ok_or_else(|| "draining".to_owned())
@@ -262,6 +296,31 @@ mod tests {
         assert!(get(server.addr, "HEAD /metrics").await.ends_with("\r\n\r\n"));
         assert!(get(server.addr, "OPTIONS *").await.starts_with("HTTP/1.1 404"));
         assert!(get(server.addr, "CONNECT localhost:80").await.starts_with("HTTP/1.1 404"));
+    }
+
+    #[tokio::test]
+    async fn metrics_are_for_those_who_may_and_health_for_everybody() {
+        let server = start(HttpLimits::default()).await;
+        for (path, header, code) in [
+            ("/metrics", "", "200"),
+            ("/metrics", "\r\nAuthorization: Bearer good", "200"),
+            ("/metrics", "\r\nAuthorization: Bearer wrong", "401"),
+            ("/metrics", "\r\nAuthorization: Bearer good\r\nAuthorization: Bearer good", "401"),
+            ("/metrics", "\r\nAuthorization: Bearer small", "403"),
+            ("/other", "\r\nAuthorization: Bearer wrong", "401"),
+            ("/healthz", "\r\nAuthorization: Bearer wrong", "200"),
+            ("/readyz", "\r\nAuthorization: Bearer small", "200"),
+        ] {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            let request =
+                format!("GET {path} HTTP/1.1\r\nHost: localhost{header}\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{path}{header}: {answer}");
+            assert_eq!(answer.contains("x 1"), path == "/metrics" && code == "200");
+            assert_eq!(answer.to_lowercase().contains("www-authenticate: bearer"), code == "401");
+        }
     }
 
     #[tokio::test]

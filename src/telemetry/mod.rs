@@ -15,5 +15,5 @@ pub(crate) use export::{ReadRows, Telemetry};
 pub(crate) use http::{HttpLimits, serve};
 pub use logs::trace_clients;
 pub(crate) use metrics::{render, rows};
-pub(crate) use pages::Pages;
+pub(crate) use pages::{Denied, Pages};
 pub(crate) use process::ProcessStats;

@@ -1,6 +1,6 @@
 //! What operators read over HTTP: `/metrics`, `/healthz` and `/readyz`.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     Router,
@@ -16,9 +16,23 @@ use axum::{
 /// The text format of Prometheus.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// Why a page is not shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// Nobody known asks for it.
+    Unknown,
+    /// It is not for who asks.
+    Forbidden,
+}
+
+/// Whether who sends this value of `authorization` from there may see a page.
+pub(crate) type Authorize = Arc<dyn Fn(Option<&[u8]>, IpAddr) -> Result<(), Denied> + Send + Sync>;
+
 /// What the pages show.
 #[derive(Clone)]
 pub(crate) struct Pages {
+    /// Who may see it, health aside, which everybody may.
+    pub authorize: Authorize,
     /// Text of `/metrics`.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
     /// What to say when the gateway takes connections; if it does not, why.

@@ -1,6 +1,7 @@
 //! The gRPC API against a real gateway in this process, with real devices over TCP.
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
 
+mod access;
 #[path = "../support/client.rs"]
 mod client;
 mod devices;

@@ -11,6 +11,7 @@ use std::{
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("auth", &["reload", "tls"]),
+    ("backends", &["config", "reload"]),
     ("config", &[]),
     ("door", &["reload"]),
     ("reload", &[]),
@@ -18,7 +19,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("tls", &["config", "reload"]),
     ("telemetry", &["config", "door"]),
     ("net", &["auth", "config", "door", "telemetry", "tls"]),
-    ("grpc", &["config", "door", "reload", "tls"]),
+    ("grpc", &["backends", "config", "door", "reload", "tls"]),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.

@@ -71,6 +71,8 @@ pub enum Said {
     Door,
     /// A connection was ended because it may no longer be.
     Evicted,
+    /// A call of a backend was denied.
+    Denied,
 }
 
 /// Lines of one kind about one address within this time.

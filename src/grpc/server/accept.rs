@@ -26,6 +26,7 @@ use tonic::transport::server::Connected;
 
 use super::{calls::Standing, purse::Purse};
 use crate::{
+    backends::CertificateNames,
     door::{Bounds, Door, Guest, Lobby, Refusal, Seat},
     grpc::GrpcConfig,
     tls::{CertificateId, Revocations},
@@ -188,7 +189,12 @@ async fn open(
         return None;
     }
     let opening = Some(Box::new(Opening::until(deadline)));
-    let standing = Arc::new(Standing::new(seat, guest, purse, holding));
+    let certificate = match &io {
+        Io::Tls(stream) => stream.get_ref().1.peer_certificates().and_then(<[_]>::first),
+        Io::Plain(_) => None,
+    };
+    let certificate = certificate.map(|der| CertificateNames::read(der));
+    let standing = Arc::new(Standing::new(peer, certificate, seat, guest, purse, holding));
     Some(Connection { io, peer, standing, opening, revoked: None })
 }
 

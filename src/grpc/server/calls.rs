@@ -5,6 +5,7 @@
 //! headers, then its request as it comes and its answer until it is sent.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -30,6 +31,7 @@ use super::{
     purse::{Holding, Purse},
     request_body::{self, RequestBounds},
 };
+use crate::backends::CertificateNames;
 use crate::door::{Guest, Seat};
 use crate::grpc::status::Error;
 
@@ -45,6 +47,9 @@ const HEADER: usize = 128;
 /// What a connection's calls share: its places, their number, and what they hold.
 pub(in crate::grpc) struct Standing {
     guest: Guest,
+    peer: SocketAddr,
+    /// What its verified client certificate says.
+    certificate: Option<CertificateNames>,
     _seat: Seat,
     calls: AtomicUsize,
     purse: Arc<Purse>,
@@ -53,8 +58,25 @@ pub(in crate::grpc) struct Standing {
 }
 
 impl Standing {
-    pub(in crate::grpc) fn new(seat: Seat, guest: Guest, purse: Arc<Purse>, window: Holding) -> Self {
-        Self { guest, _seat: seat, calls: AtomicUsize::new(0), purse, _window: window }
+    pub(in crate::grpc) fn new(
+        peer: SocketAddr,
+        certificate: Option<CertificateNames>,
+        seat: Seat,
+        guest: Guest,
+        purse: Arc<Purse>,
+        window: Holding,
+    ) -> Self {
+        Self { guest, peer, certificate, _seat: seat, calls: AtomicUsize::new(0), purse, _window: window }
+    }
+
+    /// From where it comes.
+    pub(in crate::grpc) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Names in its client certificate, if it has one.
+    pub(in crate::grpc) fn certificate(&self) -> Option<&CertificateNames> {
+        self.certificate.as_ref()
     }
 
     /// What its calls hold.

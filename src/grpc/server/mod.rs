@@ -1,9 +1,11 @@
 //! What stands around every call: connections, limits, deadlines, and the memory of requests and answers.
 
 pub(super) mod accept;
+pub(super) mod access;
 pub(super) mod answer_body;
 pub(super) mod calls;
 pub(super) mod deadline;
+pub(super) mod methods;
 pub(super) mod purse;
 pub(super) mod request_body;
 pub(super) mod request_size;

@@ -1,6 +1,7 @@
 //! `gateway.v1.Devices`.
 
 use broker::{DeviceInfo, Turn};
+use gateway_core::parse_shared;
 use tonic::{Request, Response, Status};
 
 use super::delete;
@@ -12,7 +13,7 @@ use crate::grpc::{
     },
     now,
     proto::{gateway::v1, server::devices_server::Devices},
-    server::deadline::within,
+    server::{access::Call, deadline::within},
     status::Error,
 };
 
@@ -26,18 +27,31 @@ pub(in crate::grpc) struct DevicesService {
 }
 
 impl DevicesService {
-    fn check_id(&self, id: &str) -> Result<(), Error> {
-        convert::check_client_id("device_id", id, self.context.broker.limits())
+    fn check_id(&self, call: &Call, id: &str) -> Result<(), Error> {
+        convert::check_client_id("device_id", id, self.context.broker.limits())?;
+        call.about(id);
+        call.check_device("device_id", id)
     }
 
-    /// A device, with its first subscriptions if they are wanted.
-    fn shown(&self, info: DeviceInfo, full: bool) -> v1::Device {
-        let first = full.then(|| self.context.broker.subscriptions(info.client_id.as_str(), SHOWN)).flatten();
+    /// A device, with its first subscriptions if they are wanted: those that have to do with topics in scope.
+    fn shown(&self, call: &Call, info: DeviceInfo, full: bool) -> v1::Device {
+        let most = if call.scope().topics().is_some() { usize::MAX } else { SHOWN };
+        let first = full.then(|| self.context.broker.subscriptions(info.client_id.as_str(), most)).flatten();
         let first = first.unwrap_or_default().into_iter();
+        let first = first.filter(|(filter, _)| is_visible(call, filter)).take(SHOWN);
         let (subscriptions, _) =
             fit(first.map(|(filter, qos)| answers::subscription(filter, qos)), SHOWN_BYTES);
         v1::Device { subscriptions, ..answers::device(info) }
     }
+}
+
+/// Whether a subscription has to do with topics in scope.
+fn is_visible(call: &Call, filter: &str) -> bool {
+    let filter = match parse_shared(filter) {
+        Ok(Some((_, filter))) => filter,
+        _ => filter,
+    };
+    call.scope().meets(filter)
 }
 
 #[tonic::async_trait]
@@ -46,6 +60,7 @@ impl Devices for DevicesService {
         &self,
         request: Request<v1::ListDevicesRequest>,
     ) -> Result<Response<v1::ListDevicesResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let mut request = request.into_inner();
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
@@ -55,8 +70,10 @@ impl Devices for DevicesService {
         let start = start.transpose()?.unwrap_or_default();
         let full = convert::view(request.view, v1::DeviceView::Basic)? == v1::DeviceView::Full;
         let page = self.context.broker.devices(start, limit, request.online_only);
-        let (starts, found): (Vec<u32>, Vec<_>) = page.devices.into_iter().unzip();
-        let (devices, cut) = fit(found.into_iter().map(|info| self.shown(info, full)), PAGE_BYTES);
+        let in_scope =
+            page.devices.into_iter().filter(|(_, info)| call.scope().has_device(info.client_id.as_str()));
+        let (starts, found): (Vec<u32>, Vec<_>) = in_scope.unzip();
+        let (devices, cut) = fit(found.into_iter().map(|info| self.shown(&call, info, full)), PAGE_BYTES);
         let next = if cut { devices.len().checked_sub(1).map(|last| starts[last]) } else { page.next };
         let next_page_token = pages.token(next.map(|start| start.to_string()).as_deref());
         Ok(Response::new(v1::ListDevicesResponse { devices, next_page_token }))
@@ -66,19 +83,21 @@ impl Devices for DevicesService {
         &self,
         request: Request<v1::GetDeviceRequest>,
     ) -> Result<Response<v1::GetDeviceResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let request = request.into_inner();
-        self.check_id(&request.device_id)?;
+        self.check_id(&call, &request.device_id)?;
         let full = convert::view(request.view, v1::DeviceView::Full)? == v1::DeviceView::Full;
         let info = self.context.broker.device(&request.device_id).ok_or(Error::DeviceNotFound)?;
-        Ok(Response::new(v1::GetDeviceResponse { device: Some(self.shown(info, full)) }))
+        Ok(Response::new(v1::GetDeviceResponse { device: Some(self.shown(&call, info, full)) }))
     }
 
     async fn list_subscriptions(
         &self,
         request: Request<v1::ListSubscriptionsRequest>,
     ) -> Result<Response<v1::ListSubscriptionsResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let mut request = request.into_inner();
-        self.check_id(&request.device_id)?;
+        self.check_id(&call, &request.device_id)?;
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
@@ -87,6 +106,7 @@ impl Devices for DevicesService {
         let after = pages.start(&token)?;
         let found = self.context.broker.subscriptions(&request.device_id, usize::MAX);
         let mut found = found.ok_or(Error::DeviceNotFound)?;
+        found.retain(|(filter, _)| is_visible(&call, filter));
         found.sort_unstable();
         let from = after.map_or(0, |after| found.partition_point(|(filter, _)| *filter <= after));
         let more = found.len() > from + limit;
@@ -101,8 +121,9 @@ impl Devices for DevicesService {
         &self,
         request: Request<v1::DisconnectDeviceRequest>,
     ) -> Result<Response<v1::DisconnectDeviceResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let request = request.into_inner();
-        self.check_id(&request.device_id)?;
+        self.check_id(&call, &request.device_id)?;
         let code = request
             .reason_code
             .map_or(Some(delete::ADMINISTRATIVE), |code| u8::try_from(code).ok())
@@ -131,9 +152,14 @@ impl Devices for DevicesService {
         &self,
         request: Request<v1::DeleteDeviceRequest>,
     ) -> Result<Response<v1::DeleteDeviceResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
         let (context, device) = (&self.context, request.device_id.as_str());
-        self.check_id(device)?;
+        self.check_id(&call, device)?;
+        if call.scope().topics().is_some() {
+            // What is deleted is on any topic.
+            return Err(call.out_of_scope("device_id", device).into());
+        }
         // First the session, whose will may set what is deleted then.
         let session_ended = delete::session(context, device);
         let deleting = async {
@@ -156,8 +182,9 @@ impl Devices for DevicesService {
         &self,
         request: Request<v1::SetDeviceTraceRequest>,
     ) -> Result<Response<v1::SetDeviceTraceResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let request = request.into_inner();
-        self.check_id(&request.device_id)?;
+        self.check_id(&call, &request.device_id)?;
         if !(self.context.hooks.set_trace)(&request.device_id, request.enabled) {
             return Err(Error::TooManyTraces.into());
         }

@@ -1,8 +1,10 @@
 //! `gateway.v1.Events`.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use broker::Event;
+use access::backends::Grant;
+use broker::{Event, EventKind};
+use gateway_core::parse_shared;
 use tokio::sync::{
     broadcast::{self, error::RecvError, error::TryRecvError},
     mpsc,
@@ -14,6 +16,7 @@ use crate::grpc::{
     Context,
     messages::{answers, convert},
     proto::{gateway::v1, server::events_server::Events},
+    server::access::Call,
     status::Error,
     stream::Selector,
 };
@@ -34,12 +37,22 @@ pub(in crate::grpc) struct EventsService {
 struct Wanted {
     kinds: HashSet<v1::EventKind>,
     devices: Selector,
+    /// Whose topics alone.
+    grant: Arc<Grant>,
 }
 
 impl Wanted {
     fn item(&self, event: Event) -> Option<v1::WatchEventsItem> {
         let kind = self.kinds.is_empty() || self.kinds.contains(&answers::event_kind(&event.kind));
-        let wanted = kind && self.devices.wants_device(Some(event.client_id.as_str()));
+        let in_scope = match &event.kind {
+            EventKind::Subscribed { filter, .. } | EventKind::Unsubscribed { filter } => {
+                let filter =
+                    parse_shared(filter).ok().flatten().map_or(filter.as_str(), |(_, filter)| filter);
+                self.grant.scope.meets(filter)
+            }
+            _ => true,
+        };
+        let wanted = kind && in_scope && self.devices.wants_device(Some(event.client_id.as_str()));
         wanted.then(|| item(v1::watch_events_item::Item::Event(answers::event(event))))
     }
 }
@@ -83,18 +96,22 @@ impl Events for EventsService {
         &self,
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let call = Call::of(request.extensions())?;
         let request = request.into_inner();
         let entries = request.kinds.len() + request.device_ids.len() + request.device_id_prefixes.len();
         convert::check_entries(entries)?;
         let limits = self.context.broker.limits();
         convert::check_client_ids("device_ids", &request.device_ids, limits)?;
         convert::check_client_ids("device_id_prefixes", &request.device_id_prefixes, limits)?;
+        call.check_devices("device_ids", &request.device_ids)?;
         let kinds: Result<HashSet<_>, _> =
             request.kinds.iter().map(|&kind| convert::known(kind, "kinds")).collect();
         let mut kinds = kinds?;
         kinds.remove(&v1::EventKind::Unspecified);
         let devices = Selector::new(false).devices(request.device_ids, request.device_id_prefixes);
-        let wanted = Wanted { kinds, devices };
+        let grant = Arc::clone(&call.caller().grant);
+        let devices = devices.within(&grant);
+        let wanted = Wanted { kinds, devices, grant };
 
         let slot = self.context.streams.open(None)?;
         let mut events = self.context.broker.events();
@@ -123,7 +140,6 @@ impl Events for EventsService {
 
 #[cfg(test)]
 mod tests {
-    use broker::EventKind;
     use gateway_core::{ClientId, Timestamp};
 
     use super::*;
@@ -139,6 +155,7 @@ mod tests {
         let wanted = Wanted {
             kinds: HashSet::from([v1::EventKind::TakenOver]),
             devices: Selector::new(false).devices(vec![], vec!["od".into()]),
+            grant: Arc::clone(&Call::unlimited().caller().grant),
         };
         let items = next_batch(&mut receiver, &wanted).await.unwrap();
         let Some(v1::watch_events_item::Item::Gap(gap)) = &items[0].item else { panic!() };

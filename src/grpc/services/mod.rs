@@ -7,5 +7,6 @@ pub(super) mod health;
 pub(super) mod history;
 pub(super) mod precedent;
 pub(super) mod publisher;
+pub(super) mod security;
 pub(super) mod state;
 pub(super) mod subscriber;

@@ -6,17 +6,18 @@ use broker::Turn;
 use gateway_core::metrics::count;
 use tonic::{Request, Response, Status};
 
-use super::publisher::direct;
+use super::publisher::{check_scope, direct};
 use crate::grpc::{
     Context,
     messages::{
-        convert::{self, MAX_STREAM_BATCH},
+        convert::{self, MAX_FILTERS, MAX_STREAM_BATCH},
         encode::Form,
     },
     now,
     proto::{
         gateway::v1, precedent_server::published_packet_service_server::PublishedPacketService, rpcserver,
     },
+    server::access::Call,
     status::{Error, drop_error},
     stream::{Pace, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
@@ -34,19 +35,21 @@ impl PublishedPacketService for PrecedentService {
         &self,
         request: Request<rpcserver::PublishedPacketRequest>,
     ) -> Result<Response<Self::StreamPublishedPayloadStream>, Status> {
+        let call = Call::of(request.extensions())?;
         let broker = &self.context.broker;
         let limits = broker.limits();
         let devices: Vec<_> = request.into_inner().device_id.into_iter().collect();
         convert::check_client_ids("device_id", &devices, limits)?;
+        call.check_devices("device_id", &devices)?;
         let options = StreamOptions {
             form: Form::Packet,
             policy: SlowPolicy::DropOldest,
             buffer: limits.stream_buffer.0,
             batch: MAX_STREAM_BATCH,
         };
-        let selector = Selector::new(true).devices(devices, Vec::new());
+        let selector = Selector::new(true).devices(devices, Vec::new()).within(&call.caller().grant);
         let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
-        let filters = convert::or_all(Vec::new());
+        let filters = call.narrow("topic", convert::or_all(Vec::new()), MAX_FILTERS)?;
         let stream = Subscription::attach(broker, &self.context.streams, target, &filters, Pace::default())?;
         Ok(Response::new(stream))
     }
@@ -55,6 +58,7 @@ impl PublishedPacketService for PrecedentService {
         &self,
         request: Request<rpcserver::PublishRequest>,
     ) -> Result<Response<rpcserver::PublishResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let request = request.into_inner();
         let broker = &self.context.broker;
         let publication = convert::publication(
@@ -66,6 +70,7 @@ impl PublishedPacketService for PrecedentService {
             },
             broker.limits(),
         )?;
+        check_scope(&call, &publication)?;
         let published = {
             let mut turn = Turn::default();
             let device = publication.device.as_deref().unwrap_or_default();

@@ -23,6 +23,7 @@ use crate::grpc::{
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
     server::{
+        access::Call,
         calls::Standing,
         deadline::deadline,
         purse::{Holding, Purse},
@@ -133,13 +134,21 @@ async fn pause(turn: &mut Turn) {
 /// rest of the receivers get the message at once.
 async fn publish(
     broker: &Broker,
+    call: &Call,
     request: v1::PublishRequest,
     at: Timestamp,
     turn: &mut Turn,
 ) -> Result<Routed, Error> {
     let publication = convert::publication(request, broker.limits())?;
     turn.effort.spend(Effort::REQUEST);
+    check_scope(call, &publication)?;
     route(broker, &publication, at, turn).await
+}
+
+/// The topic must be in scope, and the device if there is one.
+pub(in crate::grpc) fn check_scope(call: &Call, publication: &Publication) -> Result<(), Error> {
+    call.check_topic("topic", &publication.topic)?;
+    publication.device.as_ref().map_or(Ok(()), |device| call.check_device("device_id", device))
 }
 
 async fn route(
@@ -222,7 +231,11 @@ fn to_result(result: Result<v1::PublishResponse, Error>) -> v1::PublishResult {
 const MESSAGES_PER_FLUSH: usize = 256;
 
 /// Routes many messages, in turns of a few.
-async fn publish_all(broker: &Broker, requests: Vec<v1::PublishRequest>) -> Vec<Result<Routed, Error>> {
+async fn publish_all(
+    broker: &Broker,
+    call: &Call,
+    requests: Vec<v1::PublishRequest>,
+) -> Vec<Result<Routed, Error>> {
     let mut turn = Turn::default();
     let at = now();
     let mut routed = Vec::with_capacity(requests.len());
@@ -230,7 +243,7 @@ async fn publish_all(broker: &Broker, requests: Vec<v1::PublishRequest>) -> Vec<
         if turn.effort.is_spent() {
             pause(&mut turn).await;
         }
-        routed.push(publish(broker, request, at, &mut turn).await);
+        routed.push(publish(broker, call, request, at, &mut turn).await);
         if routed.len().is_multiple_of(MESSAGES_PER_FLUSH) {
             turn.flush();
         }
@@ -245,10 +258,11 @@ impl Publisher for PublisherService {
         &self,
         request: Request<v1::PublishRequest>,
     ) -> Result<Response<v1::PublishResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
         let routed = {
             let mut turn = Turn::default();
-            let routed = publish(&self.context.broker, request.into_inner(), now(), &mut turn).await;
+            let routed = publish(&self.context.broker, &call, request.into_inner(), now(), &mut turn).await;
             turn.flush();
             routed?
         };
@@ -259,11 +273,12 @@ impl Publisher for PublisherService {
         &self,
         request: Request<v1::PublishBatchRequest>,
     ) -> Result<Response<v1::PublishBatchResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
         let requests = request.into_inner().requests;
         check_batch(&requests)?;
         let mut results = Vec::with_capacity(requests.len());
-        for routed in publish_all(&self.context.broker, requests).await {
+        for routed in publish_all(&self.context.broker, &call, requests).await {
             results.push(to_result(match routed {
                 Ok(routed) => routed.finish(deadline, &self.context.shutdown).await,
                 Err(error) => Err(error),
@@ -278,6 +293,7 @@ impl Publisher for PublisherService {
         &self,
         request: Request<Streaming<v1::PublishStreamRequest>>,
     ) -> Result<Response<Self::PublishStreamStream>, Status> {
+        let call = Call::of(request.extensions())?;
         let slot = self.context.streams.open(None)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
         let purse = match request.extensions().get::<Arc<Standing>>() {
@@ -286,6 +302,7 @@ impl Publisher for PublisherService {
         };
         let run = PublishRun {
             context: self.context.clone(),
+            call,
             sender: sender.clone(),
             pending: VecDeque::new(),
             next: 1,
@@ -336,6 +353,7 @@ enum StreamEvent {
 /// A publish stream at work.
 struct PublishRun {
     context: Context,
+    call: Arc<Call>,
     sender: mpsc::Sender<Unread>,
     /// In order of sequence; at most the window and one frame.
     pending: VecDeque<Unanswered>,
@@ -410,7 +428,7 @@ impl PublishRun {
         self.started = true;
         check_batch(&frame.requests)?;
         let deadline = Instant::now() + self.context.config.wait_timeout;
-        for routed in publish_all(&self.context.broker, frame.requests).await {
+        for routed in publish_all(&self.context.broker, &self.call, frame.requests).await {
             self.pending.push_back(match routed {
                 Ok(routed) => match routed.ready() {
                     Some(result) => Unanswered::Done(result),
@@ -499,7 +517,8 @@ mod tests {
             durability: Default::default(),
         });
         let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
-        let mut all = pin!(publish_all(&broker, vec![request; MAX_BATCH]));
+        let call = Call::unlimited();
+        let mut all = pin!(publish_all(&broker, &call, vec![request; MAX_BATCH]));
         let mut polls = 1;
         // Outside of a runtime a task that yields is woken at once.
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());

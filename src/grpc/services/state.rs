@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use access::backends::Grant;
 use broker::RetainError;
 use bytes::Bytes;
-use gateway_core::{Message, Origin, Timestamp};
+use gateway_core::{Message, Origin, SharedMessage, Timestamp};
 use prost::Message as _;
 use store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError};
 use tokio::{sync::watch, task::JoinSet};
@@ -15,13 +16,13 @@ use crate::grpc::{
     Context,
     messages::{
         answers,
-        convert::{self, MAX_STREAM_BATCH},
+        convert::{self, MAX_FILTERS, MAX_STREAM_BATCH},
         encode::Form,
         page::{PAGE_BYTES, Pages, fit},
     },
     now,
     proto::{gateway::v1, server::state_server::State},
-    server::deadline::within,
+    server::{access::Call, deadline::within},
     status::Error,
     stream::{Pace, RawMessage, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
@@ -115,7 +116,6 @@ impl StateService {
     /// cancelled, it has deleted a part.
     async fn delete_matching(&self, filter: &str) -> Result<u64, Error> {
         let broker = &self.context.broker;
-        convert::check_filter(|| "topic_filter".to_owned(), filter, broker.limits())?;
         if !broker.limits().retain_available {
             return Err(Error::RetainUnavailable);
         }
@@ -184,11 +184,18 @@ impl StateService {
         Ok(entries.into_iter().flatten().collect())
     }
 
-    fn check_get(&self, field: &str, request: &v1::GetLatestRequest) -> Result<(), Error> {
+    fn check_get(&self, call: &Call, field: &str, request: &v1::GetLatestRequest) -> Result<(), Error> {
         let limits = self.context.broker.limits();
-        convert::check_topic_name(&format!("{field}topic"), &request.topic, limits)?;
+        let (topic, device) = (format!("{field}topic"), format!("{field}device_id"));
+        convert::check_topic_name(&topic, &request.topic, limits)?;
+        call.check_topic(&topic, &request.topic)?;
         match &request.device_id {
-            Some(device) => convert::check_client_id(&format!("{field}device_id"), device, limits),
+            Some(id) => {
+                convert::check_client_id(&device, id, limits)?;
+                call.check_device(&device, id)
+            }
+            // The newest value of all devices may be of another than those in scope.
+            None if call.scope().devices().is_some() => Err(call.out_of_scope(&device, "")),
             None => Ok(()),
         }
     }
@@ -226,8 +233,9 @@ impl State for StateService {
         &self,
         request: Request<v1::GetLatestRequest>,
     ) -> Result<Response<v1::GetLatestResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
-        self.check_get("", &request)?;
+        self.check_get(&call, "", &request)?;
         let value = self.within(&metadata, get(self.latest()?.as_ref(), &request)).await?;
         let value = value.ok_or(Error::ValueNotFound)?;
         Ok(Response::new(v1::GetLatestResponse { value: Some(value) }))
@@ -237,13 +245,14 @@ impl State for StateService {
         &self,
         request: Request<v1::BatchGetLatestRequest>,
     ) -> Result<Response<v1::BatchGetLatestResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
         let requests = request.requests;
         if requests.len() > MAX_GETS {
             return Err(Error::invalid("requests", format!("has more than {MAX_GETS} items")).into());
         }
         for (place, request) in requests.iter().enumerate() {
-            self.check_get(&format!("requests[{place}]."), request)?;
+            self.check_get(&call, &format!("requests[{place}]."), request)?;
         }
         let asked = requests.len();
         let entries = self.within(&metadata, self.get_all(requests)).await?;
@@ -256,6 +265,7 @@ impl State for StateService {
         &self,
         request: Request<v1::ListLatestRequest>,
     ) -> Result<Response<v1::ListLatestResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let (metadata, _, mut request) = request.into_parts();
         let limits = self.context.broker.limits();
         let (limit, token) =
@@ -265,13 +275,16 @@ impl State for StateService {
         let page_token = pages.start(&token)?.unwrap_or_default();
         convert::check_entries(request.device_ids.len())?;
         convert::check_client_ids("device_ids", &request.device_ids, limits)?;
+        call.check_devices("device_ids", &request.device_ids)?;
         let filter = (!request.topic_filter.is_empty()).then_some(request.topic_filter);
         if let Some(filter) = &filter {
             convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
+            call.check_filter("topic_filter", filter)?;
         }
         let query = LatestQuery { devices: request.device_ids, filter, limit, page_token };
         let read = page(self.latest()?.as_ref(), query, PAGE_BYTES);
-        let (values, next) = self.within(&metadata, read).await?;
+        let (mut values, next) = self.within(&metadata, read).await?;
+        values.retain(|value| call.scope().has_message(Some(&value.device_id), &value.topic));
         let next_page_token = pages.token(Some(next.as_str()).filter(|next| !next.is_empty()));
         Ok(Response::new(v1::ListLatestResponse { values, next_page_token }))
     }
@@ -280,9 +293,12 @@ impl State for StateService {
         &self,
         request: Request<v1::DeleteLatestRequest>,
     ) -> Result<Response<v1::DeleteLatestResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
         let limits = self.context.broker.limits();
         convert::check_client_id("device_id", &request.device_id, limits)?;
+        call.about(&request.device_id);
+        call.check_device("device_id", &request.device_id)?;
         let filter = match (request.topic.as_str(), request.topic_filter.as_str()) {
             (topic, "") => {
                 convert::check_topic_name("topic", topic, limits)?;
@@ -295,7 +311,14 @@ impl State for StateService {
             _ => return Err(Error::invalid("topic_filter", "cannot be combined with topic").into()),
         };
         self.latest()?;
-        let deleting = delete::latest(&self.context, &request.device_id, filter);
+        let filters = call.narrow("topic_filter", vec![filter.to_owned()], MAX_FILTERS)?;
+        let deleting = async {
+            let mut count = 0;
+            for filter in &filters {
+                count += delete::latest(&self.context, &request.device_id, filter).await?;
+            }
+            Ok(count)
+        };
         let count = self.within(&metadata, deleting).await?;
         Ok(Response::new(v1::DeleteLatestResponse { count }))
     }
@@ -306,12 +329,14 @@ impl State for StateService {
         &self,
         request: Request<v1::WatchLatestRequest>,
     ) -> Result<Response<Self::WatchLatestStream>, Status> {
+        let call = Call::of(request.extensions())?;
         let request = request.into_inner();
         let broker = &self.context.broker;
         let limits = broker.limits();
         convert::check_entries(request.device_ids.len() + request.topic_filters.len())?;
         convert::check_client_ids("device_ids", &request.device_ids, limits)?;
         convert::check_filters("topic_filters", &request.topic_filters, limits)?;
+        call.check_devices("device_ids", &request.device_ids)?;
         let latest = Arc::clone(self.latest()?);
         let pace = Pace {
             linger: convert::linger(request.linger)?,
@@ -323,8 +348,9 @@ impl State for StateService {
             buffer: limits.stream_buffer.0,
             batch: MAX_STREAM_BATCH,
         };
-        let filters = convert::or_all(request.topic_filters);
-        let selector = Selector::new(true).devices(request.device_ids.clone(), Vec::new());
+        let filters = call.narrow("topic_filters", convert::or_all(request.topic_filters), MAX_FILTERS)?;
+        let grant = &call.caller().grant;
+        let selector = Selector::new(true).devices(request.device_ids.clone(), Vec::new()).within(grant);
         let target = StreamTarget::new(broker.clone(), selector, options).watching(filters.clone());
         let target = Arc::new(target);
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
@@ -339,6 +365,7 @@ impl State for StateService {
             filters: snapshot_of,
             page_token: String::new(),
             limit: SNAPSHOT_PAGE,
+            grant: Arc::clone(grant),
         });
         Ok(Response::new(WatchStream::new(changes, snapshot)))
     }
@@ -347,7 +374,10 @@ impl State for StateService {
         &self,
         request: Request<v1::ListHistoryRequest>,
     ) -> Result<Response<v1::ListHistoryResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
+        call.check_topic("topic", &request.topic)?;
+        call.check_device("device_id", &request.device_id)?;
         let page = history::page(&self.context.broker, request);
         Ok(Response::new(self.within(&metadata, page).await?))
     }
@@ -356,11 +386,14 @@ impl State for StateService {
         &self,
         request: Request<v1::GetRetainedRequest>,
     ) -> Result<Response<v1::GetRetainedResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let topic = request.into_inner().topic;
         let broker = &self.context.broker;
         convert::check_topic_name("topic", &topic, broker.limits())?;
+        call.check_topic("topic", &topic)?;
         let at = now();
-        let message = broker.retained(&topic, at).await.map_err(Error::from)?.ok_or(Error::ValueNotFound)?;
+        let message = broker.retained(&topic, at).await.map_err(Error::from)?;
+        let message = message.filter(|message| is_visible(&call, message)).ok_or(Error::ValueNotFound)?;
         Ok(Response::new(v1::GetRetainedResponse { message: Some(answers::retained_message(&message, at)) }))
     }
 
@@ -368,8 +401,10 @@ impl State for StateService {
         &self,
         request: Request<v1::SetRetainedRequest>,
     ) -> Result<Response<v1::SetRetainedResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let broker = &self.context.broker;
         let publication = convert::retained(request.into_inner(), broker.limits())?;
+        call.check_topic("topic", &publication.topic)?;
         let replaced = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
         self.settle_retained().await?;
         Ok(Response::new(v1::SetRetainedResponse { replaced }))
@@ -379,18 +414,27 @@ impl State for StateService {
         &self,
         request: Request<v1::DeleteRetainedRequest>,
     ) -> Result<Response<v1::DeleteRetainedResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let broker = &self.context.broker;
         let request = request.into_inner();
         if !request.topic_filter.is_empty() {
             if !request.topic.is_empty() {
                 return Err(Error::invalid("topic_filter", "cannot be combined with topic").into());
             }
-            let count = self.delete_matching(&request.topic_filter).await?;
+            let filter = &request.topic_filter;
+            call.about(filter);
+            convert::check_filter(|| "topic_filter".to_owned(), filter, broker.limits())?;
+            let mut count = 0;
+            for filter in call.narrow("topic_filter", vec![filter.clone()], MAX_FILTERS)? {
+                count += self.delete_matching(&filter).await?;
+            }
             return Ok(Response::new(v1::DeleteRetainedResponse { count }));
         }
         let request =
             v1::PublishRequest { topic: request.topic, retain: true, ..v1::PublishRequest::default() };
         let publication = convert::publication(request, broker.limits())?;
+        call.about(&publication.topic);
+        call.check_topic("topic", &publication.topic)?;
         let deleted = broker.set_retained(&publication.message(now())).map_err(retain_error)?;
         self.settle_retained().await?;
         Ok(Response::new(v1::DeleteRetainedResponse { count: deleted.into() }))
@@ -400,6 +444,7 @@ impl State for StateService {
         &self,
         request: Request<v1::ListRetainedRequest>,
     ) -> Result<Response<v1::ListRetainedResponse>, Status> {
+        let call = Call::of(request.extensions())?;
         let mut request = request.into_inner();
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
@@ -409,17 +454,24 @@ impl State for StateService {
         let limits = broker.limits();
         let filter = if request.topic_filter.is_empty() { "#" } else { &request.topic_filter };
         convert::check_filter(|| "topic_filter".to_owned(), filter, limits)?;
+        call.check_filter("topic_filter", filter)?;
         // The last topic of the page before.
         let after = pages.start(&token)?;
         let at = now();
         let found = broker.list_retained(filter, after.as_deref(), limit, PAGE_BYTES, at).await;
         let found = found.map_err(Error::from)?;
-        let messages = found.messages.iter().map(|message| answers::retained_message(message, at));
+        let in_scope = found.messages.iter().filter(|message| is_visible(&call, message));
+        let messages = in_scope.map(|message| answers::retained_message(message, at));
         let (messages, cut) = fit(messages, PAGE_BYTES);
         let last = messages.last().filter(|_| cut).map(|message| message.topic.as_str());
         let next_page_token = pages.token(last.or(found.next.as_deref()));
         Ok(Response::new(v1::ListRetainedResponse { messages, next_page_token }))
     }
+}
+
+/// Whether a retained message is in scope.
+fn is_visible(call: &Call, message: &SharedMessage) -> bool {
+    call.scope().has_message(message.client_id.as_ref().map(|id| id.as_str()), &message.topic)
 }
 
 pub(in crate::grpc) fn retain_error(error: RetainError) -> Error {
@@ -438,6 +490,8 @@ struct Snapshot {
     filters: Vec<String>,
     page_token: String,
     limit: usize,
+    /// Whose devices alone.
+    grant: Arc<Grant>,
 }
 
 impl Snapshot {
@@ -461,7 +515,8 @@ impl Snapshot {
             let (values, next) = page(self.latest.as_ref(), query, 2 * MAX_STREAM_BATCH).await?;
             // Large values make small pages: do not read each page many times.
             self.limit = if next.is_empty() { SNAPSHOT_PAGE } else { values.len().clamp(1, SNAPSHOT_PAGE) };
-            items.extend(values.into_iter().map(Item::Value));
+            let in_scope = values.into_iter().filter(|value| self.grant.scope.has_device(&value.device_id));
+            items.extend(in_scope.map(Item::Value));
             if next.is_empty() {
                 self.filters.pop();
             }

@@ -6,8 +6,12 @@ use tonic::{Request, Response, Status};
 
 use crate::grpc::{
     Context,
-    messages::{convert, encode::Form},
+    messages::{
+        convert::{self, MAX_FILTERS},
+        encode::Form,
+    },
     proto::{gateway::v1, server::subscriber_server::Subscriber},
+    server::access::Call,
     stream::{Pace, StreamOptions, StreamTarget, Subscription},
 };
 
@@ -24,17 +28,23 @@ impl Subscriber for SubscriberService {
         &self,
         request: Request<v1::SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let call = Call::of(request.extensions())?;
         let broker = &self.context.broker;
-        let wanted = convert::subscribe(request.into_inner(), broker.limits())?;
+        let request = request.into_inner();
+        convert::check_entries(request.device_ids.len())?;
+        call.check_devices("device_ids", &request.device_ids)?;
+        let wanted = convert::subscribe(request, broker.limits())?;
+        let filters = call.narrow("topic_filters", wanted.filters, MAX_FILTERS)?;
+        let selector = wanted.selector.within(&call.caller().grant);
         let options = StreamOptions {
             form: Form::Item,
             policy: wanted.policy,
             buffer: wanted.buffer,
             batch: wanted.batch,
         };
-        let target = Arc::new(StreamTarget::new(broker.clone(), wanted.selector, options));
+        let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         let pace = Pace { linger: wanted.linger, heartbeat: wanted.heartbeat };
-        let stream = Subscription::attach(broker, &self.context.streams, target, &wanted.filters, pace)?;
+        let stream = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;
         Ok(Response::new(stream))
     }
 }

@@ -1,7 +1,8 @@
 //! Which messages a stream wants, beyond the topic filters that the broker matches.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
+use access::backends::Grant;
 use ahash::RandomState;
 use gateway_core::{Message, OriginKind, matches};
 
@@ -17,6 +18,8 @@ pub(in crate::grpc) struct Selector {
     excluded_topics: Set,
     excluded_filters: Vec<String>,
     devices_only: bool,
+    /// Whose devices alone; of other messages the scope is held by the filters.
+    within: Option<Arc<Grant>>,
 }
 
 impl Selector {
@@ -32,6 +35,13 @@ impl Selector {
         prefixes.sort_unstable();
         prefixes.dedup_by(|later, kept| later.starts_with(kept.as_str()));
         self.prefixes = prefixes;
+        self
+    }
+
+    /// Only devices in the scope of `grant`.
+    #[must_use]
+    pub(in crate::grpc) fn within(mut self, grant: &Arc<Grant>) -> Self {
+        self.within = grant.scope.devices().is_some().then(|| Arc::clone(grant));
         self
     }
 
@@ -59,6 +69,11 @@ impl Selector {
 
     /// The rules about devices alone.
     pub(in crate::grpc) fn wants_device(&self, device: Option<&str>) -> bool {
+        if let Some(grant) = &self.within
+            && !device.is_some_and(|device| grant.scope.has_device(device))
+        {
+            return false;
+        }
         let Some(device) = device else { return self.devices.is_empty() && self.prefixes.is_empty() };
         if !self.excluded_devices.is_empty() && self.excluded_devices.contains(device) {
             return false;

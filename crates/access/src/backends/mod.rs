@@ -10,5 +10,5 @@ mod tokens;
 
 pub use date::{format_time, parse_span, parse_time};
 pub use role::{Role, Roles};
-pub use scope::{Scope, ScopeError, covers, intersection};
+pub use scope::{Scope, ScopeError, covers, intersection, pattern_matches};
 pub use tokens::{Grant, Hash, LineError, Tokens, hash, mint};

@@ -92,7 +92,8 @@ impl Scope {
 
     /// Whether the device with this client id is in it.
     pub fn has_device(&self, client_id: &str) -> bool {
-        self.devices().is_none_or(|patterns| patterns.iter().any(|pattern| fits(pattern, client_id)))
+        self.devices()
+            .is_none_or(|patterns| patterns.iter().any(|pattern| pattern_matches(pattern, client_id)))
     }
 
     /// Whether a message on `topic` is in it that `device` has sent; `None` is a backend, or the gateway.
@@ -131,7 +132,8 @@ impl Scope {
             theirs.is_some_and(|theirs| theirs.iter().all(|entry| own.iter().any(|own| one(own, entry))))
         };
         // A star among the characters to be matched stands for itself, and what matches it matches all it stands for.
-        within(self.topics(), other.topics(), covers) && within(self.devices(), other.devices(), fits)
+        within(self.topics(), other.topics(), covers)
+            && within(self.devices(), other.devices(), pattern_matches)
     }
 }
 
@@ -178,7 +180,7 @@ pub fn intersection(one: &str, other: &str) -> Option<String> {
 }
 
 /// Whether `text` is `pattern` with any characters in the place of each `*`. In time of at most the product of both.
-fn fits(pattern: &str, text: &str) -> bool {
+pub fn pattern_matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut at, mut place) = (0, 0);
     // The last star, and where in the text its part ends for now.
@@ -229,10 +231,10 @@ mod tests {
             ("ü*", "üx", true),
             ("a*b*", "ab", true),
         ] {
-            assert_eq!(fits(pattern, id), expected, "{pattern} {id}");
+            assert_eq!(pattern_matches(pattern, id), expected, "{pattern} {id}");
         }
         let long = "a".repeat(4_000);
-        assert!(!fits(&"*a".repeat(50).replace('a', "ab"), &long));
+        assert!(!pattern_matches(&"*a".repeat(50).replace('a', "ab"), &long));
     }
 
     /// All filters of up to three levels over a small alphabet, and all topics: an intersection matches exactly what both

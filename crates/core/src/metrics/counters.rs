@@ -170,6 +170,14 @@ counters! {
     http_failed: "gateway_http_connections_failed_total", "HTTP connections that ended with an error, timeouts included", "";
     grpc_requests_late: "gateway_grpc_requests_late_total", "gRPC requests that had begun and did not go on", "";
     grpc_calls: "gateway_grpc_calls_total", "gRPC calls and streams begun", "";
+    backend_denied_nobody: "gateway_backend_denied_total", "Calls of gRPC and HTTP, or parts of them, that were denied", "reason=\"no_credentials\"";
+    backend_denied_wrong: "gateway_backend_denied_total", "Calls of gRPC and HTTP, or parts of them, that were denied", "reason=\"wrong_credentials\"";
+    backend_denied_expired: "gateway_backend_denied_total", "Calls of gRPC and HTTP, or parts of them, that were denied", "reason=\"expired\"";
+    backend_denied_role: "gateway_backend_denied_total", "Calls of gRPC and HTTP, or parts of them, that were denied", "reason=\"role\"";
+    backend_denied_scope: "gateway_backend_denied_total", "Calls of gRPC and HTTP, or parts of them, that were denied", "reason=\"scope\"";
+    backend_streams_revoked: "gateway_backend_streams_ended_total", "Streams whose caller lost its rights", "reason=\"revoked\"";
+    backend_streams_expired: "gateway_backend_streams_ended_total", "Streams whose caller lost its rights", "reason=\"expired\"";
+    audit_suppressed: "gateway_audit_suppressed_total", "Lines left out of the audit log: one address was denied too often", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
     grpc_stream_dropped_full: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"buffer_full\"";

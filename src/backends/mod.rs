@@ -1,0 +1,396 @@
+//! Who calls over gRPC and HTTP, and what they may do: the gateway's side of [`access::backends`].
+//!
+//! [`Backends`] says who a caller is, by the bearer token or the client certificate that it shows. Callers that stay, such
+//! as streams, ask again when something has changed ([`Backends::changes`]).
+
+pub(crate) mod audit;
+mod certificate;
+pub(crate) mod file;
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
+
+use access::backends::{Grant, Role, Roles, Scope, Tokens};
+use arc_swap::ArcSwap;
+use gateway_core::{clock, metrics::count};
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::warn;
+
+use audit::Line;
+pub(crate) use certificate::CertificateNames;
+
+use crate::{
+    config::{self, BackendCertificate},
+    reload::Reload,
+};
+
+/// Somebody who calls, as long as that is so.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    /// By what it is known.
+    pub how: How,
+    /// Its name and what it may do.
+    pub grant: Arc<Grant>,
+}
+
+/// By what a caller is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Nobody was asked: `[backends]` is empty.
+    Unasked,
+    /// A token of the file.
+    Token,
+    /// The client certificate.
+    Certificate,
+}
+
+impl How {
+    /// For logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Unasked => "unasked",
+            Self::Token => "token",
+            Self::Certificate => "certificate",
+        }
+    }
+}
+
+/// Why somebody is not taken for anybody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum Unknown {
+    /// Shows nothing that says who it is.
+    #[error(
+        "no credentials: send the metadata 'authorization: Bearer TOKEN', or use a client certificate that has a role"
+    )]
+    Nobody,
+    /// Shows something that is none of ours.
+    #[error("the credentials are not known here")]
+    Wrong,
+    /// What it shows is over.
+    #[error("the credentials have expired")]
+    Expired,
+    /// What it showed is no longer good.
+    #[error("the credentials were revoked or changed")]
+    Revoked,
+}
+
+impl Unknown {
+    /// The stable name for programs.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Nobody => "CREDENTIALS_MISSING",
+            Self::Wrong => "CREDENTIALS_UNKNOWN",
+            Self::Expired => "CREDENTIALS_EXPIRED",
+            Self::Revoked => "CREDENTIALS_REVOKED",
+        }
+    }
+
+    /// Counts a call that was denied for it.
+    pub(crate) fn count(self) {
+        count(|c| match self {
+            Self::Nobody => c.backend_denied_nobody.add(1),
+            Self::Wrong | Self::Revoked => c.backend_denied_wrong.add(1),
+            Self::Expired => c.backend_denied_expired.add(1),
+        });
+    }
+}
+
+/// Everybody who may call.
+pub(crate) struct Backends {
+    on: bool,
+    bearers: bool,
+    tokens: ArcSwap<Tokens>,
+    file: Option<PathBuf>,
+    /// Patterns of names and what they stand for.
+    certificates: Vec<(String, Grant)>,
+    any_certificate: Option<Role>,
+    anybody: Caller,
+    changed: watch::Sender<u64>,
+}
+
+impl Backends {
+    /// Those of a valid configuration.
+    ///
+    /// # Errors
+    /// What is wrong with the file of tokens, a text for each line.
+    pub(crate) fn open(config: &config::Backends) -> Result<Self, Vec<String>> {
+        let file = config.tokens.clone();
+        let tokens = match &file {
+            Some(path) => file::read(path)?,
+            None => Tokens::default(),
+        };
+        if let Some(path) = file.as_ref().filter(|_| tokens.list().is_empty()) {
+            warn!(
+                file = %path.display(),
+                "there are no tokens for backends yet; make one with 'mqtt-server token create'"
+            );
+        }
+        Ok(Self {
+            on: config.is_on(),
+            bearers: config.takes_bearers(),
+            tokens: ArcSwap::from_pointee(tokens),
+            file,
+            certificates: config.certificates.iter().map(of_entry).collect(),
+            any_certificate: config.certificate_role,
+            anybody: Caller { how: How::Unasked, grant: Arc::new(unlimited("anybody", Role::Admin)) },
+            changed: watch::Sender::new(0),
+        })
+    }
+
+    /// Who calls where nobody is asked.
+    pub(crate) fn anybody(&self) -> &Caller {
+        &self.anybody
+    }
+
+    /// Whether callers are asked who they are.
+    pub(crate) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// The tokens now.
+    pub(crate) fn tokens(&self) -> Arc<Tokens> {
+        self.tokens.load_full()
+    }
+
+    /// Changes whenever somebody may be no longer who they were.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Who calls with this value of `authorization`, or with a client certificate that has these names. What is wrong with
+    /// the first is not made good by the second.
+    ///
+    /// # Errors
+    /// Why it is nobody.
+    pub(crate) fn identify(
+        &self,
+        authorization: Option<&[u8]>,
+        certificate: Option<&CertificateNames>,
+    ) -> Result<Caller, Unknown> {
+        if !self.on {
+            return Ok(self.anybody.clone());
+        }
+        match (authorization, certificate) {
+            (Some(value), _) => self.bearer(value),
+            (None, Some(names)) => self.holder(names),
+            (None, None) => Err(Unknown::Nobody),
+        }
+    }
+
+    fn bearer(&self, value: &[u8]) -> Result<Caller, Unknown> {
+        let text = std::str::from_utf8(value).map_err(|_| Unknown::Wrong)?;
+        let (scheme, token) = text.split_once(' ').ok_or(Unknown::Wrong)?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(Unknown::Wrong);
+        }
+        let grant = Arc::clone(self.tokens.load().find(token.trim()).ok_or(Unknown::Wrong)?);
+        if grant.is_expired(now()) {
+            return Err(Unknown::Expired);
+        }
+        Ok(Caller { how: How::Token, grant })
+    }
+
+    fn holder(&self, names: &CertificateNames) -> Result<Caller, Unknown> {
+        let named = |(pattern, _): &&(String, Grant)| {
+            names.all().any(|name| access::backends::pattern_matches(pattern, name))
+        };
+        let mut grant = match (self.certificates.iter().find(named), self.any_certificate) {
+            (Some((_, grant)), _) => grant.clone(),
+            (None, Some(role)) => unlimited("", role),
+            (None, None) => return Err(Unknown::Nobody),
+        };
+        grant.id = names.all().next().unwrap_or("certificate without a name").to_owned();
+        Ok(Caller { how: How::Certificate, grant: Arc::new(grant) })
+    }
+
+    /// Whether `caller` is still who it was.
+    ///
+    /// # Errors
+    /// Why it is no longer.
+    pub(crate) fn check(&self, caller: &Caller) -> Result<(), Unknown> {
+        if caller.grant.is_expired(now()) {
+            return Err(Unknown::Expired);
+        }
+        match caller.how {
+            How::Token if !self.tokens.load().has(&caller.grant) => Err(Unknown::Revoked),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the metrics may be shown to who sends this value of `authorization`: anybody where HTTP asks for none, else
+    /// whoever reads and has all devices in scope, since the figures are those of all. A denial is counted and logged.
+    ///
+    /// # Errors
+    /// Who it is not, or that it may not.
+    pub(crate) fn may_read_metrics(
+        &self,
+        authorization: Option<&[u8]>,
+        peer: IpAddr,
+    ) -> Result<(), MetricsDenied> {
+        if !self.bearers {
+            return Ok(());
+        }
+        let line = |caller| Line { caller, method: "GET /metrics", target: None, peer: Some(peer) };
+        match self.identify(authorization, None) {
+            Ok(caller)
+                if caller.grant.scope.devices().is_none() && Roles::READ.include(caller.grant.role) =>
+            {
+                Ok(())
+            }
+            Ok(caller) => {
+                count(|c| c.backend_denied_scope.add(1));
+                audit::denied(line(Some(&caller)), &"OUT_OF_SCOPE");
+                Err(MetricsDenied::Scope)
+            }
+            Err(unknown) => {
+                unknown.count();
+                audit::denied(line(None), &unknown.reason());
+                Err(MetricsDenied::Unknown)
+            }
+        }
+    }
+
+    /// Takes these tokens for the ones there are, and has callers that stay ask again.
+    fn take(&self, tokens: Tokens) {
+        self.tokens.store(Arc::new(tokens));
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
+    /// Changes the file by `edit`, as [`file::edit`] does, and takes what it has then. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`file::edit`], or that there is no file.
+    pub(crate) fn edit<E: From<file::FileError>>(
+        &self,
+        edit: impl FnOnce(&str) -> Result<String, E>,
+    ) -> Result<(), E> {
+        let path = self.file.as_ref().ok_or(file::FileError::None)?;
+        let tokens = file::edit(path, edit)?;
+        self.take(tokens);
+        Ok(())
+    }
+}
+
+/// Why metrics are not shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetricsDenied {
+    /// To nobody known.
+    Unknown,
+    /// To somebody whose scope is too small.
+    Scope,
+}
+
+impl Reload for Backends {
+    fn name(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.file.iter().cloned().collect()
+    }
+
+    fn reload(&self) -> Result<String, Vec<String>> {
+        let Some(path) = &self.file else { return Ok("no file".to_owned()) };
+        let tokens = file::read(path)?;
+        let count = tokens.list().len();
+        self.take(tokens);
+        Ok(format!("{count} tokens"))
+    }
+}
+
+fn of_entry(entry: &BackendCertificate) -> (String, Grant) {
+    let scope = Scope::new(entry.topics.clone(), entry.devices.clone());
+    // Validation has seen it; nothing at all is in the scope of one that is wrong.
+    let none = || Scope::new(Some(Vec::new()), Some(Vec::new())).unwrap_or_default();
+    (entry.name.clone(), Grant { scope: scope.unwrap_or_else(|_| none()), ..unlimited("", entry.role) })
+}
+
+/// All that a role may do.
+fn unlimited(id: &str, role: Role) -> Grant {
+    let (id, note) = (id.to_owned(), String::new());
+    Grant { id, role, scope: Scope::ALL, created: 0, expires: None, note, hash: Default::default() }
+}
+
+/// Seconds since 1970 on the wall clock.
+pub(crate) fn now() -> u64 {
+    clock::to_wall(clock::now()).0 / 1_000
+}
+
+#[cfg(test)]
+mod tests {
+    use access::backends::{hash, mint};
+
+    use super::*;
+    use crate::config::Backends as Section;
+
+    fn grant(id: &str, token: &str, expires: Option<u64>) -> Grant {
+        Grant { hash: hash(token), expires, ..unlimited(id, Role::Reader) }
+    }
+
+    #[test]
+    fn a_caller_is_who_its_token_says_as_long_as_the_file_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        let section = Section { tokens: Some(path.clone()), ..Section::default() };
+        let backends = Backends::open(&section).unwrap();
+        let bearer = |text: &str| backends.identify(Some(text.as_bytes()), None);
+        let (token, id) = mint().unwrap();
+        assert_eq!(bearer(&format!("Bearer {token}")).unwrap_err(), Unknown::Wrong);
+        let mut changes = backends.changes();
+        let write = |grant: &Grant| {
+            backends.edit(|text| Tokens::with(text, grant).map_err(|_| file::FileError::None)).unwrap();
+        };
+        write(&grant(&id, &token, None));
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        let caller = bearer(&format!("bearer  {token} ")).unwrap();
+        assert_eq!((caller.how, caller.grant.id.as_str()), (How::Token, id.as_str()));
+        assert_eq!(backends.check(&caller), Ok(()));
+        for wrong in ["", "Bearer", &token, "Basic eDp5", "Bearer mqs_x", "Bearer \u{fe}"] {
+            assert_eq!(bearer(wrong).unwrap_err(), Unknown::Wrong, "{wrong}");
+        }
+        assert_eq!(backends.identify(Some(b"Bearer \xff"), None).unwrap_err(), Unknown::Wrong);
+        assert_eq!(backends.identify(None, None).unwrap_err(), Unknown::Nobody);
+        write(&grant("old", "mqs_old", Some(1_000)));
+        assert_eq!(bearer("Bearer mqs_old").unwrap_err(), Unknown::Expired);
+
+        let left = Tokens::without(&std::fs::read_to_string(&path).unwrap(), &id).unwrap();
+        std::fs::write(&path, format!("{left}nonsense\n")).unwrap();
+        let problems = backends.reload().unwrap_err();
+        assert!(problems[0].contains("line 2"), "{problems:?}");
+        assert_eq!(backends.check(&caller), Ok(()), "a broken file keeps what was there");
+        std::fs::write(&path, left).unwrap();
+        assert_eq!(backends.reload().unwrap(), "1 tokens");
+        assert_eq!(backends.check(&caller), Err(Unknown::Revoked));
+    }
+
+    #[test]
+    fn the_first_entry_that_names_a_certificate_counts() {
+        let entry = |name: &str, role| BackendCertificate {
+            name: name.to_owned(),
+            role,
+            topics: Some(vec!["a/#".to_owned()]),
+            devices: None,
+        };
+        let section = Section {
+            certificates: vec![
+                entry("*.ops.example.com", Role::Operator),
+                entry("*.example.com", Role::Reader),
+            ],
+            ..Section::default()
+        };
+        let named = |names: &[&str]| CertificateNames::of(names.iter().map(|name| (*name).to_owned()));
+        let role = |section: &Section, names: &[&str]| {
+            let backends = Backends::open(section).unwrap();
+            backends.identify(None, Some(&named(names))).map(|caller| caller.grant.role)
+        };
+        assert_eq!(role(&section, &["x.ops.example.com"]), Ok(Role::Operator));
+        assert_eq!(role(&section, &["CN", "x.example.com"]), Ok(Role::Reader));
+        assert_eq!(role(&section, &["x.example.org"]), Err(Unknown::Nobody));
+        let section = Section { certificate_role: Some(Role::Admin), ..section };
+        assert_eq!(role(&section, &["x.example.org"]), Ok(Role::Admin));
+        let backends = Backends::open(&section).unwrap();
+        let wrong = backends.identify(Some(b"Bearer x"), Some(&named(&["x.ops.example.com"])));
+        assert_eq!(wrong.unwrap_err(), Unknown::Wrong, "a wrong token beside a good certificate");
+    }
+}

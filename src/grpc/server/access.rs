@@ -1,0 +1,345 @@
+//! Who calls, and whether they may: one layer before every method.
+//!
+//! It finds the caller, looks the method up in [`super::methods`], and puts a [`Call`] into the request's extensions, by which
+//! services hold what they do against the caller's scope. What stays open ends when its caller's rights do.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use access::backends::Scope;
+use gateway_core::metrics::count;
+use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::{
+        Body as HttpBody, BoxFuture, Bytes, Service,
+        http::{
+            Extensions, Request, Response,
+            header::{AUTHORIZATION, HeaderMap},
+        },
+    },
+};
+use tower_layer::Layer;
+
+use super::{
+    calls::Standing,
+    methods::{Method, Who, method},
+};
+use crate::{
+    backends::{
+        Backends, Caller, Unknown,
+        audit::{self, Line},
+        now,
+    },
+    grpc::status::Error,
+};
+
+/// Longest value of `authorization`; a signed token with many claims has some 4 KiB.
+const MOST_BYTES: usize = 8 << 10;
+/// How long at most an expiry is slept for: then the wall clock is asked again, which may have been set.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// Longest name of what a call is about in the audit log.
+const MOST_OBJECT: usize = 256;
+
+/// A call that was let through, for whoever serves it.
+#[derive(Debug)]
+pub(in crate::grpc) struct Call {
+    caller: Caller,
+    method: &'static str,
+    peer: Option<SocketAddr>,
+    /// With what an administrative call has to do.
+    object: Mutex<Option<String>>,
+}
+
+impl Call {
+    /// The call of a request.
+    pub(in crate::grpc) fn of(extensions: &Extensions) -> Result<Arc<Self>, Error> {
+        // Without the layer nobody has said that it may.
+        extensions.get::<Arc<Self>>().cloned().ok_or(Error::Internal)
+    }
+
+    /// One without limits.
+    #[cfg(test)]
+    pub(in crate::grpc) fn unlimited() -> Self {
+        let backends = Backends::open(&Default::default()).unwrap();
+        let caller = backends.anybody().clone();
+        Self { caller, method: "test", peer: None, object: Mutex::default() }
+    }
+
+    pub(in crate::grpc) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    pub(in crate::grpc) fn scope(&self) -> &Scope {
+        &self.caller.grant.scope
+    }
+
+    /// Names what the call has to do with, for the audit log.
+    pub(in crate::grpc) fn about(&self, object: &str) {
+        let end = object.floor_char_boundary(MOST_OBJECT);
+        *self.object.lock() = Some(object[..end].to_owned());
+    }
+
+    /// The topic in `field` must be in scope.
+    pub(in crate::grpc) fn check_topic(&self, field: &str, topic: &str) -> Result<(), Error> {
+        if self.scope().has_topic(topic) { Ok(()) } else { Err(self.out_of_scope(field, topic)) }
+    }
+
+    /// The device in `field` must be in scope.
+    pub(in crate::grpc) fn check_device(&self, field: &str, device: &str) -> Result<(), Error> {
+        if self.scope().has_device(device) { Ok(()) } else { Err(self.out_of_scope(field, device)) }
+    }
+
+    /// The devices in `field` must be in scope.
+    pub(in crate::grpc) fn check_devices(&self, field: &str, devices: &[String]) -> Result<(), Error> {
+        if self.scope().devices().is_none() {
+            return Ok(());
+        }
+        devices.iter().try_for_each(|device| self.check_device(field, device))
+    }
+
+    /// Some topic that `filter` matches must be in scope; what it matches besides is left out by whoever answers.
+    pub(in crate::grpc) fn check_filter(&self, field: &str, filter: &str) -> Result<(), Error> {
+        if self.scope().meets(filter) { Ok(()) } else { Err(self.out_of_scope(field, filter)) }
+    }
+
+    /// The part of `filters` that is in scope, as filters. Each must have such a part unless there are wildcards in it, and
+    /// one of them must.
+    pub(in crate::grpc) fn narrow(
+        &self,
+        field: &str,
+        filters: Vec<String>,
+        most: usize,
+    ) -> Result<Vec<String>, Error> {
+        if self.scope().topics().is_none() {
+            return Ok(filters);
+        }
+        for filter in filters.iter().filter(|filter| !filter.contains(['+', '#'])) {
+            self.check_topic(field, filter)?;
+        }
+        let narrowed = self.scope().narrow(&filters, most).ok_or_else(|| {
+            let problem = format!("makes more than {most} filters together with the caller's scope");
+            Error::invalid(field, problem)
+        })?;
+        match (narrowed.is_empty(), filters.first()) {
+            (true, Some(first)) => Err(self.out_of_scope(field, first)),
+            _ => Ok(narrowed),
+        }
+    }
+
+    /// The denial of what is in `field`, counted and in the log.
+    pub(in crate::grpc) fn out_of_scope(&self, field: &str, object: &str) -> Error {
+        count(|c| c.backend_denied_scope.add(1));
+        let error = Error::OutOfScope { field: field.to_owned() };
+        let end = object.floor_char_boundary(MOST_OBJECT);
+        audit::denied(Line { target: Some(&object[..end]), ..self.line() }, &error.reason());
+        error
+    }
+
+    fn line(&self) -> Line<'_> {
+        let peer = self.peer.map(|peer| peer.ip());
+        Line { caller: Some(&self.caller), method: self.method, target: None, peer }
+    }
+
+    /// Into the audit log, with how it ended.
+    fn note(&self, code: Code) {
+        // It is there already.
+        if code != Code::PermissionDenied {
+            let object = self.object.lock();
+            audit::done(Line { target: object.as_deref(), ..self.line() }, &format_args!("{code:?}"));
+        }
+    }
+}
+
+/// Lets those pass who may.
+#[derive(Clone)]
+pub(in crate::grpc) struct Access(pub(in crate::grpc) Arc<Backends>);
+
+impl<S> Layer<S> for Access {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { inner, backends: Arc::clone(&self.0) }
+    }
+}
+
+/// A service that is called by those only who may.
+#[derive(Clone)]
+pub(in crate::grpc) struct Guarded<S> {
+    inner: S,
+    backends: Arc<Backends>,
+}
+
+impl<S> Guarded<S> {
+    /// The call, if it may be made.
+    fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static Method), Error> {
+        let path = request.uri().path();
+        let standing = request.extensions().get::<Arc<Standing>>();
+        let peer = standing.map(|standing| standing.peer());
+        let deny = |caller: Option<&Caller>, error: Error| {
+            // What is no method of ours is text of the peer.
+            let end = path.floor_char_boundary(MOST_OBJECT);
+            let peer = peer.map(|peer: SocketAddr| IpAddr::to_canonical(&peer.ip()));
+            let line = Line { caller, method: &path[..end], target: None, peer };
+            audit::denied(line, &error.reason());
+            error
+        };
+        let found = method(path);
+        let identified = match found {
+            Some(Method { who: Who::Anybody, .. }) => Ok(self.backends.anybody().clone()),
+            _ => self.identify(request.headers(), standing),
+        };
+        let caller = match identified {
+            Ok(caller) => caller,
+            Err(unknown) => {
+                unknown.count();
+                return Err(deny(None, Error::Unauthenticated(unknown)));
+            }
+        };
+        let method = found.ok_or(Error::Unimplemented)?;
+        if let Who::Has(roles) = method.who
+            && !roles.include(caller.grant.role)
+        {
+            count(|c| c.backend_denied_role.add(1));
+            let error = Error::RoleDenied { role: caller.grant.role };
+            return Err(deny(Some(&caller), error));
+        }
+        Ok((Arc::new(Call { caller, method: method.path, peer, object: Mutex::default() }), method))
+    }
+
+    fn identify(&self, headers: &HeaderMap, standing: Option<&Arc<Standing>>) -> Result<Caller, Unknown> {
+        let mut values = headers.get_all(AUTHORIZATION).iter();
+        let value = values.next().map(|value| value.as_bytes());
+        if value.is_some_and(|value| value.len() > MOST_BYTES) || values.next().is_some() {
+            return self.backends.identify(Some(b""), None);
+        }
+        self.backends.identify(value, standing.and_then(|standing| standing.certificate()))
+    }
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = BoxFuture<Response<Body>, S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let (call, method) = match self.admit(&request) {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let refused = Status::from(error).into_http();
+                return Box::pin(async move { Ok(refused) });
+            }
+        };
+        request.extensions_mut().insert(Arc::clone(&call));
+        let watched = (method.stays && self.backends.is_on()).then(|| Arc::clone(&self.backends));
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            if method.administers {
+                let status = Status::from_header_map(answer.headers());
+                call.note(status.map_or(Code::Ok, |status| status.code()));
+            }
+            Ok(match watched {
+                Some(backends) => ending(answer, backends, call),
+                None => answer,
+            })
+        })
+    }
+}
+
+/// An answer that ends when its caller's rights do.
+fn ending(answer: Response<Body>, backends: Arc<Backends>, call: Arc<Call>) -> Response<Body> {
+    if answer.body().is_end_stream() {
+        return answer;
+    }
+    let lost = {
+        let call = Arc::clone(&call);
+        Box::pin(async move { lost(&backends, &call.caller).await })
+    };
+    answer.map(|body| Body::new(Ending { body: Some(body), lost, call }))
+}
+
+/// Waits until `caller` is no longer who it was, and says why.
+async fn lost(backends: &Backends, caller: &Caller) -> Unknown {
+    let mut changes = backends.changes();
+    loop {
+        if let Err(unknown) = backends.check(caller) {
+            return unknown;
+        }
+        let expiry = async {
+            match caller.grant.expires {
+                None => std::future::pending().await,
+                Some(at) => {
+                    let left = Duration::from_secs(at.saturating_sub(now()));
+                    // A part of the last second is left of a time in whole ones.
+                    tokio::time::sleep(left.clamp(Duration::from_millis(50), LONGEST_SLEEP)).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = expiry => {}
+            changed = changes.changed() => if changed.is_err() {
+                return Unknown::Revoked;
+            },
+        }
+    }
+}
+
+struct Ending {
+    /// Gone at the end.
+    body: Option<Body>,
+    lost: Pin<Box<dyn Future<Output = Unknown> + Send>>,
+    call: Arc<Call>,
+}
+
+impl HttpBody for Ending {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        let Poll::Ready(unknown) = this.lost.as_mut().poll(cx) else {
+            return Pin::new(body).poll_frame(cx);
+        };
+        this.body = None;
+        count(|c| match unknown {
+            Unknown::Expired => c.backend_streams_expired.add(1),
+            _ => c.backend_streams_revoked.add(1),
+        });
+        let error = Error::Unauthenticated(unknown);
+        audit::denied(this.call.line(), &error.reason());
+        let mut trailers = HeaderMap::new();
+        match Status::from(error).add_header(&mut trailers) {
+            Ok(()) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+            Err(status) => Poll::Ready(Some(Err(status))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

@@ -1,0 +1,121 @@
+//! Every method that is served, and who may call it.
+
+use access::backends::Roles;
+
+/// Who may call a method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::grpc) enum Who {
+    /// Everybody, nobody in particular included.
+    Anybody,
+    /// Whoever has one of these roles.
+    Has(Roles),
+}
+
+/// A method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::grpc) struct Method {
+    /// As in the request.
+    pub(in crate::grpc) path: &'static str,
+    pub(in crate::grpc) who: Who,
+    /// Whether it stays open, so that its caller can lose its rights meanwhile.
+    pub(in crate::grpc) stays: bool,
+    /// Whether it changes something that others rely on: then each call is in the audit log.
+    pub(in crate::grpc) administers: bool,
+}
+
+impl Method {
+    const fn asks(path: &'static str, roles: Roles) -> Self {
+        Self { path, who: Who::Has(roles), stays: false, administers: false }
+    }
+
+    const fn stays(path: &'static str, roles: Roles) -> Self {
+        Self { stays: true, ..Self::asks(path, roles) }
+    }
+
+    const fn administers(path: &'static str, roles: Roles) -> Self {
+        Self { administers: true, ..Self::asks(path, roles) }
+    }
+}
+
+/// The table: what is not in it is not served. Documented in docs/security.md, and held against reflection by a test.
+#[rustfmt::skip]
+const METHODS: &[Method] = &[
+    // As /healthz: asked by those who have nothing to show.
+    Method { path: "/grpc.health.v1.Health/Check", who: Who::Anybody, stays: false, administers: false },
+    Method::stays("/grpc.health.v1.Health/Watch", Roles::READ),
+    Method::stays("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Roles::READ),
+    Method::stays("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Roles::READ),
+
+    Method::asks("/gateway.v1.Publisher/Publish", Roles::PUBLISH),
+    Method::asks("/gateway.v1.Publisher/PublishBatch", Roles::PUBLISH),
+    Method::stays("/gateway.v1.Publisher/PublishStream", Roles::PUBLISH),
+
+    Method::stays("/gateway.v1.Subscriber/Subscribe", Roles::READ),
+
+    Method::asks("/gateway.v1.State/GetLatest", Roles::READ),
+    Method::asks("/gateway.v1.State/BatchGetLatest", Roles::READ),
+    Method::asks("/gateway.v1.State/ListLatest", Roles::READ),
+    Method::stays("/gateway.v1.State/WatchLatest", Roles::READ),
+    Method::administers("/gateway.v1.State/DeleteLatest", Roles::OPERATE),
+    Method::asks("/gateway.v1.State/ListHistory", Roles::READ),
+    Method::asks("/gateway.v1.State/GetRetained", Roles::READ),
+    Method::asks("/gateway.v1.State/SetRetained", Roles::PUBLISH),
+    // An empty retained message deletes one just as well.
+    Method::administers("/gateway.v1.State/DeleteRetained", Roles::CLEAR),
+    Method::asks("/gateway.v1.State/ListRetained", Roles::READ),
+
+    Method::asks("/gateway.v1.Devices/ListDevices", Roles::READ),
+    Method::asks("/gateway.v1.Devices/GetDevice", Roles::READ),
+    Method::asks("/gateway.v1.Devices/ListSubscriptions", Roles::READ),
+    Method::administers("/gateway.v1.Devices/DisconnectDevice", Roles::OPERATE),
+    Method::administers("/gateway.v1.Devices/DeleteDevice", Roles::OPERATE),
+    Method::administers("/gateway.v1.Devices/SetDeviceTrace", Roles::OPERATE),
+
+    Method::stays("/gateway.v1.Events/WatchEvents", Roles::READ),
+
+    Method::administers("/gateway.v1.Security/CreateToken", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/Reload", Roles::ADMINISTER),
+
+    Method::stays("/rpcserver.PublishedPacketService/StreamPublishedPayload", Roles::READ),
+    Method::asks("/rpcserver.PublishedPacketService/PublishPayloadToDevice", Roles::PUBLISH),
+];
+
+/// The method of this path.
+pub(in crate::grpc) fn method(path: &str) -> Option<&'static Method> {
+    // Some thirty comparisons, most of which end with the length.
+    METHODS.iter().find(|method| method.path == path)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+    use crate::grpc::proto::DESCRIPTORS;
+
+    /// A method that is not in the table would be served to nobody; one that streams and does not say so would outlive its
+    /// caller's rights.
+    #[test]
+    fn the_table_has_every_method_of_the_protos() {
+        let health = tonic_health::pb::FILE_DESCRIPTOR_SET;
+        let mut paths = Vec::new();
+        for set in [DESCRIPTORS, health] {
+            for file in FileDescriptorSet::decode(set).unwrap().file {
+                for service in &file.service {
+                    for of in &service.method {
+                        let path = format!("/{}.{}/{}", file.package(), service.name(), of.name());
+                        let row = method(&path).unwrap_or_else(|| panic!("no row for {path}"));
+                        assert_eq!(row.stays, of.server_streaming(), "{path}");
+                        paths.push(path);
+                    }
+                }
+            }
+        }
+        let others = METHODS.iter().filter(|method| !paths.iter().any(|path| path == method.path));
+        assert_eq!(others.filter(|method| !method.path.contains("reflection")).count(), 0);
+        assert!(method("/gateway.v1.Publisher/Other").is_none() && method("").is_none());
+    }
+}

@@ -1,0 +1,1 @@
+//! What is out of a caller's scope is denied, or left out.
