@@ -11,9 +11,7 @@ use gateway_core::{
 };
 
 use super::Caller;
-
-/// The target of its events, which pass whatever `log.level` is.
-pub(crate) const TARGET: &str = "audit";
+use crate::telemetry::AUDIT;
 
 /// A call.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +45,7 @@ pub(crate) fn done(line: Line<'_>, result: &dyn Display) {
 
 fn write(Line { caller, method, target, peer }: Line<'_>, result: &dyn Display, suppressed: Option<u64>) {
     tracing::info!(
-        target: TARGET,
+        target: AUDIT,
         caller = caller.map_or("unknown", |caller| caller.grant.id.as_str()),
         by = caller.map(|caller| caller.how.as_str()),
         role = caller.map(|caller| caller.grant.role.as_str()),

@@ -163,6 +163,9 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     }
     let shutdown = Shutdown::new();
     let reloads = Arc::clone(gateway.reloads());
+    if let Some(audit) = telemetry.audit() {
+        reloads.add(Arc::clone(audit) as _);
+    }
     let reload = move || drop(reloads.reload_all());
     let heard = signals.run(shutdown.clone(), reload, deadline + MARGIN, || std::process::exit(1));
     let signals_runtime = signals_runtime.take();

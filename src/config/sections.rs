@@ -47,11 +47,14 @@ pub struct Log {
     pub format: LogFormat,
     /// Client ids whose packets are logged from the start; changeable at run time.
     pub trace_clients: Vec<String>,
+    /// File of the audit log, JSON lines; empty puts it among the other lines.
+    #[serde(with = "optional")]
+    pub audit: Option<PathBuf>,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { level: "info".to_owned(), format: LogFormat::Auto, trace_clients: Vec::new() }
+        Self { level: "info".to_owned(), format: LogFormat::Auto, trace_clients: Vec::new(), audit: None }
     }
 }
 

@@ -1,11 +1,11 @@
 //! What a process starts once for its logs and, with the cargo feature `otel`, for OTLP export.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway_core::metrics::Row;
 use thiserror::Error;
 
-use super::logs;
+use super::{audit::AuditFile, logs};
 use crate::config::{Log, Otel as OtelConfig};
 
 /// Reads all metrics; see [`super::rows`].
@@ -17,6 +17,14 @@ pub(crate) enum TelemetryError {
     /// The process has a subscriber for its logs already.
     #[error("start logs: {0}")]
     Logs(#[from] tracing_subscriber::util::TryInitError),
+    /// The file of the audit log cannot be opened.
+    #[error("log.audit: open {}: {error}; check the path and its permissions", .path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        error: std::io::Error,
+    },
     /// The exporter does not take the endpoint.
     #[cfg(feature = "otel")]
     #[error("otel.endpoint: {0}; name a collector like http://127.0.0.1:4317")]
@@ -25,8 +33,16 @@ pub(crate) enum TelemetryError {
 
 /// Logs and export of the process; [`Telemetry::stop`] sends what is left.
 pub(crate) struct Telemetry {
+    audit: Option<Arc<AuditFile>>,
     #[cfg(feature = "otel")]
     otel: Option<super::otel::Otel>,
+}
+
+fn open_audit(log: &Log) -> Result<Option<Arc<AuditFile>>, TelemetryError> {
+    let opened = log.audit.as_deref().map(|path| {
+        AuditFile::open(path).map_err(|error| TelemetryError::Audit { path: path.to_owned(), error })
+    });
+    opened.transpose()
 }
 
 impl Telemetry {
@@ -44,8 +60,9 @@ impl Telemetry {
             }
             None => (None, None),
         };
-        logs::init(log, layer)?;
-        Ok(Self { otel })
+        let audit = open_audit(log)?;
+        logs::init(log, audit.clone(), layer)?;
+        Ok(Self { audit, otel })
     }
 
     /// Starts logs on standard error.
@@ -54,8 +71,14 @@ impl Telemetry {
     /// See [`TelemetryError`].
     #[cfg(not(feature = "otel"))]
     pub(crate) fn start(log: &Log, _: &OtelConfig) -> Result<Self, TelemetryError> {
-        logs::init(log, None)?;
-        Ok(Self {})
+        let audit = open_audit(log)?;
+        logs::init(log, audit.clone(), None)?;
+        Ok(Self { audit })
+    }
+
+    /// The file of the audit log, to be opened anew with everything else that is.
+    pub(crate) fn audit(&self) -> Option<&Arc<AuditFile>> {
+        self.audit.as_ref()
     }
 
     /// Exports these metrics from now on, if export is on. Only the first call has an effect.

@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     io::IsTerminal,
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -19,7 +19,10 @@ use tracing_subscriber::{
     util::{SubscriberInitExt, TryInitError},
 };
 
-use super::lines::Lines;
+use super::{
+    audit::{AUDIT, AuditFile},
+    lines::Lines,
+};
 use crate::config::{Log, LogFormat, log_level};
 
 /// Target of the events of traced clients; passes whatever the level is.
@@ -28,18 +31,27 @@ pub(super) const CLIENT_TRACE: &str = "client_trace";
 /// A further layer of the subscriber, such as an exporter.
 pub(super) type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Starts the log on standard error. `extra` gets what the level lets pass.
+/// Starts the log on standard error, and that of the audit in its file if it has one. `extra` gets what the level lets
+/// pass.
 ///
 /// # Errors
 /// There is a subscriber already.
-pub(super) fn init(log: &Log, extra: Option<ExtraLayer>) -> Result<(), TryInitError> {
+pub(super) fn init(
+    log: &Log,
+    audit: Option<Arc<AuditFile>>,
+    extra: Option<ExtraLayer>,
+) -> Result<(), TryInitError> {
     trace_clients().replace(log.trace_clients.iter().cloned());
-    subscriber(log, extra).try_init()
+    subscriber(log, audit, extra).try_init()
 }
 
 /// All layers as one list, each with the filter: an `Option` among them makes the subscriber forget that none of the
 /// others wants a span, and then it makes every span that a library has, whatever the filter says.
-fn subscriber(log: &Log, extra: Option<ExtraLayer>) -> impl Subscriber + Send + Sync {
+fn subscriber(
+    log: &Log,
+    audit: Option<Arc<AuditFile>>,
+    extra: Option<ExtraLayer>,
+) -> impl Subscriber + Send + Sync {
     let terminal = std::io::stderr().is_terminal();
     let json = match log.format {
         LogFormat::Auto => !terminal,
@@ -48,9 +60,15 @@ fn subscriber(log: &Log, extra: Option<ExtraLayer>) -> impl Subscriber + Send + 
     };
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(terminal && !json);
     let lines: ExtraLayer = Box::new(lines.event_format(Lines { json }));
-    let filter = filter(&log.level);
+    // What has a file of its own is there alone.
+    let here = if audit.is_some() { LevelFilter::OFF } else { LevelFilter::INFO };
+    let filter = filter(&log.level).with_target(AUDIT, here);
+    let audit = audit.map(|file| {
+        let layer: ExtraLayer = Box::new(fmt::layer().with_writer(file).event_format(Lines { json: true }));
+        layer.with_filter(Targets::new().with_target(AUDIT, LevelFilter::INFO))
+    });
     let layers = extra.into_iter().chain([lines]).map(|layer| layer.with_filter(filter.clone()));
-    tracing_subscriber::registry().with(layers.collect::<Vec<_>>())
+    tracing_subscriber::registry().with(layers.chain(audit).collect::<Vec<_>>())
 }
 
 /// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Unless named, libraries are one step quieter
@@ -169,10 +187,36 @@ mod tests {
         });
         let extra: [Option<ExtraLayer>; 2] = [None, Some(Box::new(fmt::layer()))];
         for extra in extra {
-            let subscriber = subscriber(&Log::default(), extra);
+            let subscriber = subscriber(&Log::default(), None, extra);
             assert!(subscriber.register_callsite(metadata.0).is_never());
             assert!(subscriber.register_callsite(metadata.1).is_always());
         }
+    }
+
+    /// Lines of the audit log are in its file alone, or pass whatever the level is.
+    #[test]
+    fn the_audit_log_is_in_its_file_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit");
+        let file = AuditFile::open(&path).unwrap();
+        let log = Log { level: "error".to_owned(), ..Log::default() };
+        tracing::subscriber::with_default(subscriber(&log, Some(Arc::clone(&file)), None), || {
+            tracing::info!(target: AUDIT, method = "first", by = tracing::field::Empty, "");
+            tracing::error!("not for the audit");
+            std::fs::rename(&path, dir.path().join("old")).unwrap();
+            tracing::info!(target: AUDIT, method = "second");
+            crate::reload::Reload::reload(&*file).unwrap();
+            tracing::info!(target: AUDIT, method = "third");
+        });
+        let old = std::fs::read_to_string(dir.path().join("old")).unwrap();
+        let new = std::fs::read_to_string(&path).unwrap();
+        assert!(old.contains("\"method\":\"first\"") && old.contains("second"), "{old}");
+        assert!(new.contains("third") && new.lines().count() == 1 && old.lines().count() == 2, "{new}");
+        let quiet = subscriber(&log, None, None);
+        let passes = tracing::subscriber::with_default(quiet, || {
+            (tracing::enabled!(target: AUDIT, Level::INFO), tracing::enabled!(Level::INFO))
+        });
+        assert_eq!(passes, (true, false));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Logs, the HTTP pages for operators, and OTLP export. A leaf beside `config`.
 
+mod audit;
 mod export;
 mod http;
 mod lines;
@@ -11,6 +12,7 @@ mod pages;
 mod process;
 mod write_timeout;
 
+pub(crate) use audit::AUDIT;
 pub(crate) use export::{ReadRows, Telemetry};
 pub(crate) use http::{HttpLimits, serve};
 pub use logs::trace_clients;

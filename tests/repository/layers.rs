@@ -11,13 +11,13 @@ use std::{
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("auth", &["reload", "tls"]),
-    ("backends", &["config", "reload"]),
+    ("backends", &["config", "reload", "telemetry"]),
     ("config", &[]),
     ("door", &["reload"]),
     ("reload", &[]),
     ("shutdown", &[]),
     ("tls", &["config", "reload"]),
-    ("telemetry", &["config", "door"]),
+    ("telemetry", &["config", "door", "reload"]),
     ("net", &["auth", "config", "door", "telemetry", "tls"]),
     ("grpc", &["backends", "config", "door", "reload", "tls"]),
 ];

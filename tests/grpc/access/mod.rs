@@ -1,5 +1,7 @@
 //! Who may call what: roles, scopes, tokens that end, and client certificates.
 
+mod audit;
+mod certificates;
 mod raw;
 mod roles;
 mod scopes;
