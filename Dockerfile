@@ -14,10 +14,10 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 #
 #   docker run -p 8883:8883 -v ./certs:/certs:ro -v mqtt:/var/lib/mqtt-server mqtt-server
 #
-# gRPC and HTTP stay on the container's loopback until they are told otherwise; for gRPC with client certificates:
+# gRPC and HTTP stay on the container's loopback until they are told otherwise; for gRPC with tokens, which
+# 'mqtt-server token create' in the container makes:
 #
-#   -p 10000:10000 -e MQTT_SERVER_GRPC_ADDR=0.0.0.0:10000 \
-#     -e MQTT_SERVER_GRPC__CLIENT_CA=/certs/ca.crt -e MQTT_SERVER_GRPC__REQUIRE_CLIENT_CERT=true
+#   -p 10000:10000 -e MQTT_SERVER_GRPC_ADDR=0.0.0.0:10000 -e MQTT_SERVER_BACKENDS__TOKENS=/var/lib/mqtt-server/tokens
 #
 # A file of your own: -v ./mqtt-server.toml:/etc/mqtt-server.toml:ro -e MQTT_SERVER_CONFIG=/etc/mqtt-server.toml.
 FROM debian:trixie-slim

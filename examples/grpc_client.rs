@@ -3,7 +3,7 @@
 //! ```text
 //! grpc_client subscribe --filter 'sensors/#' --device dev-1
 //! grpc_client publish --device dev-1 commands/led on
-//! grpc_client --ca certs/ca.crt --addr https://localhost:10000 latest sensors/temperature
+//! grpc_client --ca certs/ca.crt --addr https://localhost:10000 --token @reader.token latest sensors/temperature
 //! ```
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line tool")]
@@ -17,7 +17,9 @@ use mqtt_server::proto::gateway::v1::{
     subscriber_client::SubscriberClient,
 };
 use tonic::{
-    Status,
+    Request, Status,
+    metadata::AsciiMetadataValue,
+    service::{Interceptor, interceptor::InterceptedService},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
@@ -39,9 +41,28 @@ struct Args {
     /// Its private key (PEM).
     #[arg(long, requires = "cert")]
     key: Option<PathBuf>,
+    /// Token that `mqtt-server token create` has shown, or `@FILE` with it in a file, which others do not see in the list of
+    /// processes.
+    #[arg(long)]
+    token: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
+
+/// Says with each call who calls, if there is a token.
+#[derive(Clone)]
+struct Bearer(Option<AsciiMetadataValue>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
+
+type Caller = InterceptedService<Channel, Bearer>;
 
 #[derive(Subcommand)]
 enum Command {
@@ -153,7 +174,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
-async fn connect(args: &Args) -> Result<Channel, Box<dyn Error>> {
+async fn connect(args: &Args) -> Result<Caller, Box<dyn Error>> {
     let mut endpoint = Endpoint::try_from(args.addr.clone())?;
     let read =
         |path: &PathBuf| std::fs::read(path).map_err(|error| format!("read {}: {error}", path.display()));
@@ -178,11 +199,21 @@ async fn connect(args: &Args) -> Result<Channel, Box<dyn Error>> {
         };
         format!("cannot connect to {}: {}; {hint}", args.addr, in_words(&error))
     })?;
-    Ok(channel)
+    let token = match args.token.as_deref().map(|token| (token.strip_prefix('@'), token)) {
+        Some((Some(file), _)) => Some(String::from_utf8(read(&file.into())?)?),
+        Some((None, token)) => Some(token.to_owned()),
+        None => None,
+    };
+    let value = token.map(|token| {
+        let value = AsciiMetadataValue::try_from(format!("Bearer {}", token.trim()));
+        // The error would quote it.
+        value.map_err(|_| "the token has characters that no token has")
+    });
+    Ok(InterceptedService::new(channel, Bearer(value.transpose()?)))
 }
 
 async fn subscribe(
-    channel: Channel,
+    channel: Caller,
     topic_filters: Vec<String>,
     device_ids: Vec<String>,
     count: u64,

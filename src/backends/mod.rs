@@ -20,7 +20,7 @@ use audit::Line;
 pub(crate) use certificate::CertificateNames;
 
 use crate::{
-    config::{self, BackendCertificate},
+    config::{self, BackendCertificate, ConfigError, Problem},
     reload::Reload,
 };
 
@@ -112,11 +112,14 @@ impl Backends {
     /// Those of a valid configuration.
     ///
     /// # Errors
-    /// What is wrong with the file of tokens, a text for each line.
-    pub(crate) fn open(config: &config::Backends) -> Result<Self, Vec<String>> {
+    /// What is wrong with the file of tokens, a problem for each line.
+    pub(crate) fn open(config: &config::Backends) -> Result<Self, ConfigError> {
         let file = config.tokens.clone();
         let tokens = match &file {
-            Some(path) => file::read(path)?,
+            Some(path) => file::read(path).map_err(|problems| {
+                let of = |text| Problem::new("backends.tokens", path.display(), text, "");
+                ConfigError(problems.into_iter().map(of).collect())
+            })?,
             None => Tokens::default(),
         };
         if let Some(path) = file.as_ref().filter(|_| tokens.list().is_empty()) {

@@ -23,6 +23,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    backends::Backends,
     config::{Command, Config, ConfigError, DEV_CERTS_DIR, Flags, kubernetes_variables},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
@@ -95,6 +96,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     let now = SystemTime::now();
     tls::check_files_at(config, now)?;
     config.database_password()?;
+    Backends::open(&config.backends)?;
     let certificates = TlsStore::new();
     for (name, files) in config.tls_uses() {
         // They were just read without fault.
@@ -150,7 +152,7 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     info!("{}", config.memory_reach());
     let gateway = match Gateway::builder(config).start().await {
         Ok(gateway) => gateway,
-        Err(error @ (StartError::Config(_) | StartError::Tls { .. } | StartError::Tokens(_))) => {
+        Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => {
             return fail(2, &error);
         }
         Err(error) => return fail(1, &error),

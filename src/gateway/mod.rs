@@ -54,9 +54,6 @@ pub enum StartError {
         /// What is wrong and the fix.
         error: TlsError,
     },
-    /// The file of tokens is not usable.
-    #[error("{}", .0.join("\n"))]
-    Tokens(Vec<String>),
     /// An address cannot be bound.
     #[error("bind {key} = {address}: {error}; {}", unbound(.error))]
     Bind {

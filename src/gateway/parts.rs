@@ -61,7 +61,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
-    let backends = Arc::new(Backends::open(&config.backends).map_err(StartError::Tokens)?);
+    let backends = Arc::new(Backends::open(&config.backends)?);
     reloads.add(Arc::clone(&backends) as _);
 
     let directory = match config.latest.enabled || config.store.enabled {

@@ -47,6 +47,7 @@ class Api:
         self.latest = self.state_grpc.StateStub(self.channel)
         self.manage = self.devices_grpc.DevicesStub(self.channel)
         self.watch = self.events_grpc.EventsStub(self.channel)
+        self.secure = self.security_grpc.SecurityStub(self.channel)
         self.precedent = self.rpcserver_grpc.PublishedPacketServiceStub(self.channel)
 
 
@@ -385,6 +386,14 @@ def test_events_are_streamed(api):
             if event.device_id == client_id:
                 kinds.append(event.WhichOneof("detail"))
         assert kinds[:2] == ["connected", "subscribed"]
+
+
+def test_files_are_read_again(api):
+    parts = {part.name: part for part in api.secure.Reload(api.security.ReloadRequest(), timeout=WAIT).parts}
+    assert parts["certificates"].summary and not parts["certificates"].problems
+    assert not api.secure.ListTokens(api.security.ListTokensRequest(), timeout=WAIT).tokens
+    assert code_of(lambda: api.secure.RevokeToken(
+        api.security.RevokeTokenRequest(token_id="none"), timeout=WAIT)) == grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_precedent_service(api):

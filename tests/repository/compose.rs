@@ -64,8 +64,9 @@ fn the_program_takes_the_flags_and_the_database_it_is_given_is_a_service() {
         let args = ["mqtt-server"].into_iter().chain(placed.iter().map(String::as_str));
         let parsed = Flags::try_parse_from(args).expect("flags that were taken");
         let config = Config::load(&parsed, None, &env).expect("a configuration that was good");
-        let grpc = config.grpc_tls().expect("gRPC over TLS");
-        assert!(grpc.require_client_cert && grpc.client_ca.is_some(), "gRPC is open to other containers");
+        assert!(config.grpc_tls().is_some(), "gRPC over TLS");
+        let asks = config.backends.takes_bearers() && !config.insecure_grpc;
+        assert!(asks, "gRPC and HTTP are open to other containers");
 
         let address = flags.iter().find_map(|flag| flag.strip_prefix("--db-addr=")).expect("a database");
         let (host, port) = address.split_once(':').expect("host and port");

@@ -185,6 +185,15 @@ fn the_command_line_says_what_is_wrong_with_a_token() {
     fs::write(&file, "mqs_secret\n").unwrap();
     let (success, output) = said(&["list"]);
     assert!(!success && output.contains("line 1") && !output.contains("mqs_secret"), "{output}");
+    // Nor does a gateway start with it.
+    for check in [&[][..], &["--check"]] {
+        let mut command = command(env!("CARGO_BIN_EXE_mqtt-server"));
+        command.args(["--non-tls", "--addr", "127.0.0.1:0", "--data-dir"]).arg(dir.path().join("data"));
+        command.env("MQTT_SERVER_BACKENDS__TOKENS", &file).args(check);
+        let (success, output) = run(&mut command, Duration::from_secs(60));
+        assert!(!success && output.contains("backends.tokens") && output.contains("line 1"), "{output}");
+        assert!(!output.contains("mqs_secret"), "{output}");
+    }
     let output = Command::new(env!("CARGO_BIN_EXE_mqtt-server")).args(["token", "--help"]).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("revoke"));
 }

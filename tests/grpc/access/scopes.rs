@@ -212,15 +212,14 @@ async fn streams_carry_what_is_in_scope_and_nothing_else() {
 async fn values_and_retained_messages_out_of_scope_are_not_shown() {
     let guarded = tenant().await;
     let (own, other) = (guarded.setup.device("a-1").await, guarded.setup.device("b-1").await);
-    for device in [&own, &other] {
+    let mut root = StateClient::new(guarded.channel("root"));
+    let mut tenant = StateClient::new(guarded.channel("tenant"));
+    // One after the other: a retained message is that of the last one.
+    for (id, device) in [("a-1", &own), ("b-1", &other)] {
         for topic in ["t/a/x", "t/b/x"] {
             device.client.publish(topic, QoS::AtLeastOnce, true, topic.to_owned()).await.unwrap();
         }
-    }
-    let mut root = StateClient::new(guarded.channel("root"));
-    let mut tenant = StateClient::new(guarded.channel("tenant"));
-    for device in ["a-1", "b-1"] {
-        soon("values", async { while root.get_latest(get("t/b/x", Some(device))).await.is_err() {} }).await;
+        soon("values", async { while root.get_latest(get("t/b/x", Some(id))).await.is_err() {} }).await;
     }
     tenant.get_latest(get("t/a/x", Some("a-1"))).await.unwrap();
     denied(tenant.get_latest(get("t/a/x", Some("b-1"))).await, "device_id");
