@@ -5,9 +5,13 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude
 /// Most names that are looked at: the authority signs what a client asks it to.
 const MOST: usize = 32;
 
-/// Common name, DNS names, URIs and e-mail addresses of a certificate that TLS has verified.
+/// Common name, DNS names, URIs and e-mail addresses of a certificate that TLS has verified, and when it ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CertificateNames(Box<[String]>);
+pub(crate) struct CertificateNames {
+    names: Box<[String]>,
+    /// Seconds since 1970.
+    pub(super) until: Option<u64>,
+}
 
 impl CertificateNames {
     /// From DER; without any names if it has none, or is not a certificate.
@@ -22,16 +26,18 @@ impl CertificateNames {
                 }
                 _ => None,
             });
-        Self::of(common.chain(others).map(str::to_owned))
+        let until = u64::try_from(certificate.validity().not_after.timestamp()).ok();
+        Self { until, ..Self::of(common.chain(others).map(str::to_owned)) }
     }
 
     pub(super) fn of(names: impl IntoIterator<Item = String>) -> Self {
-        Self(names.into_iter().filter(|name| !name.is_empty()).take(MOST).collect())
+        let names = names.into_iter().filter(|name| !name.is_empty()).take(MOST).collect();
+        Self { names, until: None }
     }
 
     /// All of them, the common name first.
     pub(super) fn all(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
+        self.names.iter().map(String::as_str)
     }
 }
 
@@ -51,6 +57,7 @@ mod tests {
         let names = CertificateNames::read(certificate.der());
         let expected = ["backend 1", "a.example.com", "spiffe://x/y", "ops@example.com"];
         assert_eq!(names.all().collect::<Vec<_>>(), expected);
+        assert!(names.until > Some(4_000_000_000), "that of rcgen's default: {:?}", names.until);
         assert_eq!(CertificateNames::read(b"x").all().count(), 0);
     }
 }

@@ -1,10 +1,12 @@
 //! The file of tokens on disk: read whole, changed by replacing it.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use access::backends::Tokens;
@@ -32,6 +34,22 @@ pub(crate) enum FileError {
     /// Lines of it are wrong.
     #[error("{}", .0.join("\n"))]
     Lines(Vec<String>),
+}
+
+/// How long another may hold the lock; a change takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Locks, unless somebody else does not let go.
+fn lock(folder: &File) -> io::Result<()> {
+    for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
+        match folder.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 fn text(path: &Path) -> Result<String, FileError> {
@@ -76,7 +94,7 @@ pub(crate) fn edit<E: From<FileError>>(
     };
     // The file itself is replaced, so its folder is what can be locked.
     let folder = File::open(folder).map_err(failed("open the folder of"))?;
-    folder.lock().map_err(failed("lock the folder of"))?;
+    lock(&folder).map_err(failed("lock the folder of"))?;
     let old = text(path)?;
     parse(path, &old).map_err(FileError::Lines)?;
     let new = edit(&old)?;
@@ -131,11 +149,11 @@ mod tests {
     fn changes_at_once_are_all_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
-        std::thread::scope(|scope| {
-            for thread in 0..8 {
+        thread::scope(|scope| {
+            for number in 0..8 {
                 let path = &path;
                 scope.spawn(move || {
-                    let add = |text: &str| Ok::<_, FileError>(format!("{text}# {thread}\n"));
+                    let add = |text: &str| Ok::<_, FileError>(format!("{text}# {number}\n"));
                     (0..10).for_each(|_| drop(edit(path, add).unwrap()));
                 });
             }

@@ -202,6 +202,11 @@ impl Backends {
             (None, Some(role)) => unlimited("", role),
             (None, None) => return Err(Unknown::Nobody),
         };
+        // A connection may outlive its certificate.
+        grant.expires = names.until;
+        if grant.is_expired(now()) {
+            return Err(Unknown::Expired);
+        }
         grant.id = names.all().next().unwrap_or("certificate without a name").to_owned();
         Ok(Caller { how: How::Certificate, grant: Arc::new(grant) })
     }
@@ -393,6 +398,9 @@ mod tests {
         let section = Section { certificate_role: Some(Role::Admin), ..section };
         assert_eq!(role(&section, &["x.example.org"]), Ok(Role::Admin));
         let backends = Backends::open(&section).unwrap();
+        let mut over = named(&["x.ops.example.com"]);
+        over.until = Some(1_000);
+        assert_eq!(backends.identify(None, Some(&over)).unwrap_err(), Unknown::Expired);
         let wrong = backends.identify(Some(b"Bearer x"), Some(&named(&["x.ops.example.com"])));
         assert_eq!(wrong.unwrap_err(), Unknown::Wrong, "a wrong token beside a good certificate");
     }

@@ -12,3 +12,6 @@ pub use date::{format_time, parse_span, parse_time};
 pub use role::{Role, Roles};
 pub use scope::{Scope, ScopeError, covers, intersection, pattern_matches};
 pub use tokens::{Grant, Hash, LineError, Tokens, hash, mint};
+
+mod fuzz;
+pub use fuzz::fuzz_backends;
