@@ -5,6 +5,7 @@
 
 mod identity;
 mod permissions;
+mod rules;
 
 use std::{
     future::Future,
@@ -16,7 +17,8 @@ use bytes::Bytes;
 
 pub use access::{Method, Principal, Subject};
 pub(crate) use identity::{Connected, Identity, Judge};
-pub(crate) use permissions::Permissions;
+pub(crate) use permissions::{Permissions, Refused};
+pub(crate) use rules::{Authority, Recent};
 
 /// What a client presents.
 #[derive(Debug, Clone)]

@@ -2,26 +2,70 @@
 
 use std::sync::Arc;
 
-use super::Principal;
+use access::rules::{Excess, Subscribing};
+use gateway_core::QoS;
+
+use super::{
+    Principal, Subject,
+    rules::{Authority, Receiving, Recent},
+};
 
 /// What one connection may do, by who it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Permissions {
-    _principal: Arc<Principal>,
+    principal: Arc<Principal>,
+}
+
+/// Refused by the rule in this line of the file; 0 if by none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) line: u32,
+    pub(crate) why: Excess,
 }
 
 impl Permissions {
     pub(crate) fn new(principal: Arc<Principal>) -> Self {
-        Self { _principal: principal }
+        Self { principal }
     }
 
-    /// May it publish to `topic`?
-    pub(crate) fn may_publish(&self, _topic: &str) -> bool {
-        true
+    /// The party at a listener.
+    pub(crate) fn subject<'a>(&'a self, client_id: &'a str, listener: &'a str) -> Subject<'a> {
+        Subject { client_id, listener, principal: &self.principal }
     }
 
-    /// May it subscribe to `filter`?
-    pub(crate) fn may_subscribe(&self, _filter: &str) -> bool {
-        true
+    /// May it publish this? Remembers what the rules say about the topic.
+    pub(crate) fn may_publish(
+        authority: &Authority,
+        recent: &mut Recent,
+        subject: impl FnOnce(&access::rules::Rules) -> access::rules::Grant,
+        topic: &str,
+        (qos, retain, bytes): (QoS, bool, usize),
+    ) -> Result<(), Refused> {
+        let grant = recent.find(authority, topic, subject);
+        grant.permits(qos, retain, bytes).map_err(|why| Refused { line: grant.line, why })
+    }
+
+    /// May it subscribe to `filter`? Messages are looked at on delivery, so both ways to be granted are one.
+    pub(crate) fn may_subscribe(
+        &self,
+        authority: &Authority,
+        client_id: &str,
+        listener: &str,
+        filter: &str,
+    ) -> Result<(), Refused> {
+        match authority.rules().subscribe(&self.subject(client_id, listener), filter) {
+            Subscribing::Allowed | Subscribing::OnDelivery => Ok(()),
+            Subscribing::Denied(line) => Err(Refused { line, why: Excess::Topic }),
+        }
+    }
+
+    /// Looks at each message before the session gets it.
+    pub(crate) fn gate(
+        &self,
+        authority: &Arc<Authority>,
+        client_id: &str,
+        listener: &Arc<String>,
+    ) -> Receiving {
+        Receiving::new(authority, client_id, listener, &self.principal)
     }
 }

@@ -3,6 +3,7 @@
 //! A leaf: knows no other module. Immutable after start.
 
 mod address;
+mod authorization;
 mod backends;
 mod contact_point;
 mod database;
@@ -26,6 +27,7 @@ pub use gateway_core::{
 };
 
 pub use address::{Address, FileMode};
+pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use effective::TlsFiles;

@@ -448,6 +448,8 @@ pub struct Config {
     pub listeners: Vec<Listener>,
     /// `[tls]`.
     pub tls: Tls,
+    /// `[authorization]`.
+    pub authorization: super::Authorization,
     /// `[grpc]`.
     pub grpc: Grpc,
     /// `[backends]`.
@@ -490,6 +492,7 @@ impl Default for Config {
             log: Log::default(),
             listeners: Vec::new(),
             tls: Tls::default(),
+            authorization: super::Authorization::default(),
             grpc: Grpc::default(),
             backends: super::Backends::default(),
             http: Http::default(),

@@ -21,8 +21,9 @@ use super::{
     stores,
 };
 use crate::{
+    auth::Authority,
     backends::Backends,
-    config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
+    config::{Address, Config, ConfigError, DEV_CERTS_DIR, DeniedPublish, ListenerKind, Problem},
     grpc,
     net::{self, BoundListener, Shared},
     reload::Reloads,
@@ -61,6 +62,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
+    let authority = open_rules(&config)?;
+    if let Some(authority) = &authority {
+        reloads.add(Arc::clone(authority) as _);
+    }
     let backends = Arc::new(Backends::open(&config.backends)?);
     reloads.add(Arc::clone(&backends) as _);
 
@@ -116,7 +121,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         durability: stores::rules(&config),
     });
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
-    let shared = Shared::new(broker.clone(), auth, config.response_pattern());
+    let shared = Shared::new(broker.clone(), auth, authority, config.response_pattern());
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
@@ -189,6 +194,17 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history_task,
         grpc_task,
         tasks,
+    })
+}
+
+/// The rules, if a file is configured.
+pub(crate) fn open_rules(config: &Config) -> Result<Option<Arc<Authority>>, ConfigError> {
+    let Some(path) = &config.authorization.rules else { return Ok(None) };
+    let closes = config.authorization.denied_publish == DeniedPublish::Close;
+    let opened = Authority::open(path.clone(), closes);
+    opened.map(Some).map_err(|mistakes| {
+        let problem = |mistake: &String| Problem::new("authorization.rules", "", mistake, "correct the file");
+        ConfigError(mistakes.iter().map(problem).collect())
     })
 }
 

@@ -268,9 +268,11 @@ pub(super) fn drop_error(reason: DropReason) -> Option<Error> {
         DropReason::QueueFull => Some(Error::QueueFull),
         DropReason::Memory => Some(Error::MemoryBudget),
         DropReason::TooLarge => Some(Error::PacketTooLarge),
-        DropReason::Offline | DropReason::Expired | DropReason::ConnectionLost | DropReason::SessionEnded => {
-            None
-        }
+        DropReason::Offline
+        | DropReason::Expired
+        | DropReason::ConnectionLost
+        | DropReason::SessionEnded
+        | DropReason::NotAuthorized => None,
     }
 }
 

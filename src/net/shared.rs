@@ -17,7 +17,11 @@ use session::{Disk, Env};
 use tokio::sync::watch;
 
 use super::{accept::unauthenticated::Unauthenticated, device::Device, evict::Judges};
-use crate::{auth::Authenticator, config::Limits, door::House};
+use crate::{
+    auth::{Authenticator, Authority},
+    config::Limits,
+    door::House,
+};
 
 /// Shared state of all listeners and shards.
 pub(crate) struct Shared {
@@ -27,6 +31,8 @@ pub(crate) struct Shared {
     pub limits: Arc<Limits>,
     /// Who may connect.
     pub auth: Arc<dyn Authenticator>,
+    /// What devices may do; `None` if no rules are configured.
+    pub authority: Option<Arc<Authority>>,
     /// Response Information with `{client_id}` still in it; empty is none.
     pub response_information: String,
     /// Connections in all, handshakes included.
@@ -61,6 +67,7 @@ impl Shared {
     pub(crate) fn new(
         broker: Broker,
         auth: Arc<dyn Authenticator>,
+        authority: Option<Arc<Authority>>,
         response_information: String,
     ) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
@@ -72,6 +79,7 @@ impl Shared {
             broker,
             limits,
             auth,
+            authority,
             response_information,
             house,
             judges: Judges::default(),
@@ -151,7 +159,7 @@ mod tests {
             stores: None,
             durability: broker::DurabilityRules::default(),
         });
-        let shared = Shared::new(broker, Arc::new(AllowAll), String::new());
+        let shared = Shared::new(broker, Arc::new(AllowAll), None, String::new());
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");
         let long = Duration::from_millis(100);

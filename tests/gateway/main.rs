@@ -16,6 +16,7 @@ mod memory;
 mod metrics;
 mod non_broker;
 mod restart;
+mod rules;
 #[path = "../support/tour.rs"]
 mod script;
 mod start;

@@ -66,5 +66,6 @@ pub(super) fn count_drop(reason: DropReason) {
         DropReason::TooLarge => c.dropped_too_large.add(1),
         DropReason::ConnectionLost => c.dropped_connection_lost.add(1),
         DropReason::SessionEnded => c.dropped_session_ended.add(1),
+        DropReason::NotAuthorized => c.dropped_not_authorized.add(1),
     });
 }

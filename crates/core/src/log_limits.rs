@@ -71,7 +71,7 @@ pub enum Said {
     Door,
     /// A connection was ended because it may no longer be.
     Evicted,
-    /// A call of a backend was denied.
+    /// What a device or a backend asked for was denied.
     Denied,
 }
 

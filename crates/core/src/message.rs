@@ -111,6 +111,8 @@ pub struct Message<'a> {
     /// Its durable parts are written together or not at all, together with an operation that the caller submits
     /// afterwards: see [`Commit::of_unit`].
     pub unit: bool,
+    /// A backend sends it to this receiver, whatever the receiver may subscribe to.
+    pub direct: bool,
     commit: OnceCell<Arc<Commit>>,
     shared: OnceCell<Arc<SharedMessage>>,
 }
@@ -130,6 +132,7 @@ impl<'a> Message<'a> {
             receipt: None,
             durability: Durability::Always,
             unit: false,
+            direct: false,
             commit: OnceCell::new(),
             shared: OnceCell::new(),
         }
@@ -252,6 +255,7 @@ impl SharedMessage {
             receipt: self.receipt.as_ref(),
             durability: Durability::Always,
             unit: false,
+            direct: false,
             commit: OnceCell::new(),
             shared,
         }

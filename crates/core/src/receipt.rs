@@ -24,6 +24,8 @@ pub enum DropReason {
     ConnectionLost,
     /// The session ended.
     SessionEnded,
+    /// The rules no longer allow its receiver to have it.
+    NotAuthorized,
 }
 
 /// Progress of the deliveries of one message that connected receivers took. What was dropped or queued for an offline

@@ -119,6 +119,11 @@ impl Outbound {
         Begin::New
     }
 
+    /// What the answer to the PUBLISH of `id` waits for, if it has come before and is not released.
+    pub(crate) fn received_before(&self, id: u16) -> Option<Option<Arc<Commit>>> {
+        self.rare.as_ref()?.received.get(&id).cloned()
+    }
+
     /// The PUBLISH of `id` has parts on disk, as the id itself: it is remembered until PUBREL, also by the next process.
     /// False if it was forgotten meanwhile: the disk must forget it too.
     #[must_use]

@@ -14,6 +14,7 @@ mod buffers;
 mod connect;
 mod durable;
 mod fuzz;
+mod gate;
 mod inbound;
 mod inflight;
 mod ledger;
@@ -30,7 +31,8 @@ pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, ConnectRefused, evaluate_connect};
 pub use durable::{Disk, Left, Load};
 pub use fuzz::{fuzz_inbound, fuzz_session};
-pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Reply, Violation};
+pub use gate::Gate;
+pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Permit, Reply, Violation};
 
 pub(crate) use outbound::Begin;
 pub use outbound::{Env, LinkParams, OUT_BUFFER, Outbound};

@@ -17,6 +17,7 @@ use super::{
     backlog::Backlog,
     buffers::{recycle, take_buffer},
     durable::{Disk, waits_until},
+    gate::Gate,
     inflight::{Inflight, Stage, Unacked},
     ledger::{self, Ledger},
     pending::{Awaited, Pending},
@@ -78,6 +79,8 @@ pub(super) struct Rare {
     pub(super) dropped: u64,
     /// The queue is full, and the policy is to end the connection then.
     pub(super) overflowed: bool,
+    /// Whose messages are looked at one by one.
+    pub(super) gate: Option<Box<dyn Gate>>,
 }
 
 /// A position in the stream of bytes: when the socket has taken everything before it, `receipt` is told.
@@ -211,6 +214,15 @@ impl Outbound {
             return Outcome::Dropped(DropReason::SessionEnded);
         }
         let qos = offer.qos.min(message.qos);
+        if let Some(rare) = &mut self.rare
+            && rare.gate.is_some()
+            && !rare.admits(message)
+        {
+            count(|c| c.deliveries_withheld.add(1));
+            // Nobody else of a group should lose it: what is acknowledged stays with the group.
+            let kept = offer.group != 0 && qos != QoS::AtMostOnce;
+            return if kept { Outcome::Dropped(DropReason::QueueFull) } else { Outcome::Ignored };
+        }
         if let Some(disk) = env.disk
             && (qos != QoS::AtMostOnce || env.limits.offline_qos0 && offer.queue_offline && !self.is_online())
             && (self.is_online() || offer.queue_offline)
@@ -239,6 +251,14 @@ impl Outbound {
             return Outcome::Dropped(DropReason::Offline);
         }
         self.enqueue(message, qos, offer, env)
+    }
+
+    /// Has each message looked at before it is delivered, or no longer; returns who did that so far.
+    pub fn set_gate(&mut self, gate: Option<Box<dyn Gate>>) -> Option<Box<dyn Gate>> {
+        if gate.is_none() && self.rare.is_none() {
+            return None;
+        }
+        std::mem::replace(&mut self.rare().gate, gate)
     }
 
     /// Appends a control packet, however full the buffer is: control packets only answer the peer's own packets.
@@ -445,6 +465,17 @@ impl Rare {
     /// All bytes charged to the session, which decide how much more it may have.
     pub(super) fn held(&self) -> usize {
         self.pending.bytes() + self.ledger.charged()
+    }
+
+    /// Whether the gate lets a new message through.
+    fn admits(&mut self, message: &Message<'_>) -> bool {
+        let nothing_waits =
+            self.pending.is_empty() && self.backlog.as_ref().is_none_or(|backlog| backlog.tail.is_empty());
+        let Some(gate) = &mut self.gate else { return true };
+        if nothing_waits {
+            gate.nothing_waits();
+        }
+        message.direct || gate.admits(message.topic)
     }
 
     /// Whether a new QoS 1 or 2 message may be sent before anything else.

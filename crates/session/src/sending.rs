@@ -176,7 +176,10 @@ impl Outbound {
             None => rare.inflight.next_place(),
         };
         let expired = front.is_expired(env.now);
-        if !expired
+        let withheld =
+            !expired && rare.gate.as_mut().is_some_and(|gate| !gate.admits_waiting(&front.message.topic));
+        let over = expired || withheld;
+        if !over
             && front.qos != QoS::AtMostOnce
             && !(rare.inflight.is_resent() && rare.inflight.has_room(window, place))
         {
@@ -188,6 +191,13 @@ impl Outbound {
             rare.dropped += 1;
             count(|c| c.dropped_expired.add(1));
             dropped(delivery.receipt(), DropReason::Expired);
+            delivery.on_disk.remove(place, env);
+            return true;
+        }
+        if withheld {
+            rare.dropped += 1;
+            count(|c| c.dropped_not_authorized.add(1));
+            dropped(delivery.receipt(), DropReason::NotAuthorized);
             delivery.on_disk.remove(place, env);
             return true;
         }

@@ -53,6 +53,7 @@ fn drop_reason(reason: Option<DropReason>) -> i32 {
         Some(DropReason::TooLarge) => v1::DropReason::TooLarge,
         Some(DropReason::ConnectionLost) => v1::DropReason::ConnectionLost,
         Some(DropReason::SessionEnded) => v1::DropReason::SessionEnded,
+        Some(DropReason::NotAuthorized) => v1::DropReason::NotAuthorized,
     };
     reason.into()
 }

@@ -171,6 +171,7 @@ async fn route(
             Routing::More(spread) => spread_all(spread, turn).await,
         },
         Some(device) => {
+            message.direct = true;
             let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
             (direct(outcome)?, message.issued().cloned())
         }

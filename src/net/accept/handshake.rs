@@ -167,7 +167,7 @@ async fn admit(
         Ok(principal) => {
             let identity = Identity::kept(&principal, certificate_id);
             let permissions = Permissions::new(principal);
-            let allowed = connect.will.as_ref().is_none_or(|will| permissions.may_publish(&will.topic));
+            let allowed = may_leave_will(connect, &permissions, &accepted, listener, shared);
             if allowed {
                 Ok((accepted, permissions, identity))
             } else {
@@ -184,6 +184,22 @@ async fn admit(
             })))
         }
     }
+}
+
+/// Whether the rules allow the client's will, if it has one.
+fn may_leave_will(
+    connect: &Connect,
+    permissions: &Permissions,
+    accepted: &Accepted,
+    listener: &Listener,
+    shared: &Shared,
+) -> bool {
+    let (Some(will), Some(authority)) = (&connect.will, &shared.authority) else { return true };
+    let subject = permissions.subject(accepted.client_id.as_str(), &listener.name);
+    let grant = authority.rules().publish(&subject, &will.topic);
+    let allowed = grant.permits(will.qos, will.retain, will.payload.len()).is_ok();
+    count(|c| c.wills_denied.add(u64::from(!allowed)));
+    allowed
 }
 
 #[expect(clippy::too_many_arguments, reason = "all that an accepted CONNECT has, once")]
@@ -271,6 +287,10 @@ async fn open(
     };
     claim.keep();
     device.heard(opened.epoch, wheel::second());
+    if let Some(authority) = &shared.authority {
+        let gate = permissions.gate(authority, client_id.as_str(), &listener.name);
+        device.lock().out.set_gate(Some(Box::new(gate)));
+    }
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
     let mut connection = Connection::new(

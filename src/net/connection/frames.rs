@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
+use access::rules::Rules;
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
-use codec::{Frame, Packet, reason};
+use codec::{Frame, Packet, Publish, reason};
 use gateway_core::{
-    Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, limits::Limits,
-    metrics::count,
+    Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, info_of_peer,
+    limits::Limits, log_limits::Said, metrics::count,
 };
-use session::{Effect, Env, Inbound, Incoming, Outbound, Owner, Violation};
+use session::{Effect, Env, Inbound, Incoming, Outbound, Owner, Permit, Violation};
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
 use crate::net::{device::Device, shard::Work};
-use crate::{auth::Permissions, telemetry::trace_clients};
+use crate::{
+    auth::{Authority, Permissions, Refused},
+    telemetry::trace_clients,
+};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
@@ -230,8 +234,12 @@ impl Owner for Owned<'_> {
         &self.device.shared.limits
     }
 
-    fn may_publish(&self, topic: &str) -> bool {
-        self.permissions.may_publish(topic)
+    #[inline]
+    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit {
+        match &self.device.shared.authority {
+            None => Permit::Granted,
+            Some(authority) => self.ask(authority, topic, publish),
+        }
     }
 
     fn hold_aliases(&mut self, bytes: usize) -> Result<(), End> {
@@ -264,6 +272,40 @@ impl Owner for Owned<'_> {
         }
         Ok(result)
     }
+}
+
+impl Owned<'_> {
+    /// Whether the rules allow a message.
+    fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> Permit {
+        let core = self.device.core();
+        let (epoch, permissions) = (self.epoch, self.permissions);
+        let how = (publish.qos, publish.retain, publish.payload.len());
+        let decide = |rules: &Rules| {
+            let info = core.connection(epoch);
+            let listener = info.as_ref().map_or("", |info| info.listener.as_str());
+            rules.publish(&permissions.subject(core.client_id().as_str(), listener), topic)
+        };
+        let recent = &mut self.rare.get_or_insert_with(Box::default).recent;
+        let recent = recent.get_or_insert_with(Box::default);
+        let Err(refused) = Permissions::may_publish(authority, recent, decide, topic, how) else {
+            return Permit::Granted;
+        };
+        log_denied(self.device, epoch, "publish", topic, refused);
+        if authority.closes { Permit::Closed } else { Permit::Dropped }
+    }
+}
+
+/// Tells what the rules did not allow.
+#[cold]
+pub(in crate::net) fn log_denied(device: &Device, epoch: u32, action: &str, topic: &str, refused: Refused) {
+    let core = device.core();
+    let Some(info) = core.connection(epoch) else { return };
+    let (peer, listener) = (info.peer, info.listener.as_str());
+    let Refused { line, why } = refused;
+    info_of_peer!(
+        Said::Denied, peer.ip(), %peer, client_id = %core.client_id(), listener, action, topic, line,
+        reason = why.as_str(), "not allowed by the rules"
+    );
 }
 
 impl From<Violation> for End {

@@ -41,7 +41,7 @@ use super::{
     shard::{Local, Work},
     timers, wheel,
 };
-use crate::auth::Permissions;
+use crate::auth::{Permissions, Recent};
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
@@ -64,6 +64,8 @@ pub(in crate::net) struct Rare {
     pub(in crate::net) reading: Option<Reading>,
     /// What the client's topic aliases have of the memory account.
     pub(in crate::net) aliases: Option<Charge>,
+    /// What the rules said about the topics that the client published to last.
+    pub(in crate::net) recent: Option<Box<Recent>>,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -78,6 +80,7 @@ impl Rare {
             && self.reading.is_none()
             && !self.group_queues
             && self.aliases.is_none()
+            && self.recent.is_none()
             && self.limiter.is_none()
             && self.pause.is_none()
             && self.stalled.is_none()

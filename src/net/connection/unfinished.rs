@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, QoS, Timestamp};
+use gateway_core::{Commit, Effort, QoS, Timestamp, metrics::count};
 use session::{Filters, Inbound};
 
 use super::{
     Connection,
     ending::End,
-    frames::{close_unit, subscribe_code},
+    frames::{close_unit, log_denied, subscribe_code},
 };
 use crate::net::device::Device;
 
@@ -205,8 +205,17 @@ impl Connection {
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
         effort.spend_each(Effort::NODE, request.filter.bytes().filter(|byte| *byte == b'/').count() + 1);
-        if !self.permissions.may_subscribe(request.filter) {
-            return Err(SubscribeError::NotAuthorized);
+        if let Some(authority) = &self.device.shared.authority {
+            let core = self.device.core();
+            let info = core.connection(self.epoch);
+            let listener = info.as_ref().map_or("", |info| info.listener.as_str());
+            let client_id = core.client_id().as_str();
+            let asked = self.permissions.may_subscribe(authority, client_id, listener, request.filter);
+            if let Err(refused) = asked {
+                count(|c| c.subscribe_denied.add(1));
+                log_denied(&self.device, self.epoch, "subscribe", request.filter, refused);
+                return Err(SubscribeError::NotAuthorized);
+            }
         }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         let subscribed = self.device.shared.broker.subscribe(&session, request, now)?;

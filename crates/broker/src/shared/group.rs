@@ -237,6 +237,8 @@ impl Group {
             match outcome {
                 // Another member may have room; QoS 0 is not worth the search.
                 Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
+                // Not for this member; it may be for another.
+                Outcome::Ignored => refused = refused.or(Some(outcome)),
                 _ => return Some(outcome),
             }
         }

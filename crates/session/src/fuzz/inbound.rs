@@ -11,7 +11,7 @@ use gateway_core::{
 };
 
 use super::budgets::Unlimited;
-use crate::{Effect, Env, Inbound, LinkParams, Outbound, Owner, Violation};
+use crate::{Effect, Env, Inbound, LinkParams, Outbound, Owner, Permit, Violation};
 
 /// Interprets `data` as packets of a client, deliveries to it, losses of its connection and time between them. Each packet
 /// must have exactly the effect that the model expects; what follows from a violation is a new connection.
@@ -44,7 +44,7 @@ fn junk(data: &[u8], protocol: Protocol) {
 
 /// Few identifiers, topics and aliases, so that each is used often.
 const IDS: u8 = 5;
-const TOPICS: [&str; 6] = ["", "a", "b/c", "$SYS/no", "forbidden/x", "too/many/levels/for/us"];
+const TOPICS: [&str; 7] = ["", "a", "b/c", "$SYS/no", "forbidden/x", "forgotten/x", "too/many/levels/for/us"];
 const ALIASES: u16 = 2;
 /// Bytes that aliases may have, each with the overhead: not enough for two long topics.
 const ALIAS_BYTES: usize = 2 * ALIAS_OVERHEAD + 20;
@@ -85,8 +85,12 @@ impl Owner for Connection<'_> {
         self.limits
     }
 
-    fn may_publish(&self, topic: &str) -> bool {
-        !topic.starts_with("forbidden/")
+    fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> Permit {
+        match topic.split_once('/') {
+            Some(("forbidden", _)) => Permit::Closed,
+            Some(("forgotten", _)) => Permit::Dropped,
+            _ => Permit::Granted,
+        }
     }
 
     fn hold_aliases(&mut self, bytes: usize) -> Result<(), Violation> {
@@ -261,8 +265,19 @@ impl World {
         if topic.starts_with("$SYS/") || topic.split('/').count() > self.limits.max_topic_levels {
             return self.expect_refusal(qos, packet_id, reason::TOPIC_NAME_INVALID);
         }
-        if topic.starts_with("forbidden/") {
-            return self.expect_refusal(qos, packet_id, reason::NOT_AUTHORIZED);
+        if topic.starts_with("forbidden/") || topic.starts_with("forgotten/") {
+            let kind = if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+            if qos == QoS::ExactlyOnce && self.received.contains(&packet_id) {
+                return Expected::Reply(kind, packet_id, reason::SUCCESS);
+            }
+            return match (self.protocol, qos) {
+                (Protocol::V5, QoS::AtLeastOnce | QoS::ExactlyOnce) => {
+                    Expected::Reply(kind, packet_id, reason::NOT_AUTHORIZED)
+                }
+                _ if topic.starts_with("forbidden/") => Expected::Violation(reason::NOT_AUTHORIZED),
+                (_, QoS::AtMostOnce) => Expected::Done,
+                _ => Expected::Reply(kind, packet_id, reason::SUCCESS),
+            };
         }
         if qos == QoS::ExactlyOnce {
             if self.received.contains(&packet_id) {

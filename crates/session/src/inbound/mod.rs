@@ -9,7 +9,7 @@ mod publish;
 
 use std::sync::Arc;
 
-use codec::{AckKind, DecodeError, Disconnect, Frame, Packet, SubscribeFilter, reason};
+use codec::{AckKind, DecodeError, Disconnect, Frame, Packet, Publish, SubscribeFilter, reason};
 use gateway_core::{Commit, Effort, Protocol, limits::Limits, metrics::count};
 
 use super::{Env, Outbound, WrongStep, alias::InboundAliases};
@@ -31,8 +31,8 @@ pub trait Owner {
     /// Bounds in force.
     fn limits(&self) -> &Limits;
 
-    /// Whether the client may publish to this topic name.
-    fn may_publish(&self, topic: &str) -> bool;
+    /// Whether the client may publish this to this topic name, which an alias may stand for.
+    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit;
 
     /// Takes memory for the client's topic aliases, `bytes` in all. Their number was granted, so that nothing else than the
     /// connection's end says that one cannot be kept.
@@ -46,6 +46,17 @@ pub trait Owner {
     /// # Errors
     /// The session is another connection's now, or this one is to end.
     fn outbound<R>(&mut self, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> Result<R, Self::End>;
+}
+
+/// Whether the client may publish a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permit {
+    /// It may.
+    Granted,
+    /// It may not. Where no acknowledgement can say so, the message is forgotten.
+    Dropped,
+    /// It may not. Where no acknowledgement can say so, the connection ends.
+    Closed,
 }
 
 /// The client broke the protocol, or was refused where nothing else can say so: the connection ends with this reason code

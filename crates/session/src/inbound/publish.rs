@@ -5,7 +5,7 @@ use std::sync::Arc;
 use codec::{AckKind, Frame, Publish, reason};
 use gateway_core::{Commit, Protocol, QoS, limits::Limits, metrics::count};
 
-use super::{Effect, Inbound, Owner, Reply, Violation};
+use super::{Effect, Inbound, Owner, Permit, Reply, Violation};
 use crate::Begin;
 
 /// Why a PUBLISH is not routed.
@@ -64,8 +64,19 @@ impl Inbound {
             Err(PublishError::Refused(code)) => return Ok(self.refuse(qos, packet_id, code)?),
         };
         let incoming = Incoming { publish, alias };
-        if !owner.may_publish(incoming.topic()) {
-            return Ok(self.refuse(qos, packet_id, reason::NOT_AUTHORIZED)?);
+        let permit = owner.may_publish(incoming.topic(), &incoming.publish);
+        if permit != Permit::Granted {
+            // A duplicate of what was allowed when it came first was routed then: were it refused now, the client would use
+            // its identifier for another message, which would be taken for the same.
+            if qos == QoS::ExactlyOnce
+                && let Some(after) = owner.outbound(|out, _| out.received_before(packet_id))?
+            {
+                return Ok(Effect::Reply(Reply::to(qos, packet_id, after)));
+            }
+            return Ok(match permit {
+                Permit::Closed => self.deny(qos, packet_id)?,
+                _ => self.forget(qos, packet_id),
+            });
         }
         if qos == QoS::ExactlyOnce {
             let maximum = owner.limits().receive_maximum;
@@ -82,6 +93,25 @@ impl Inbound {
             }
         }
         Ok(Effect::Publish(incoming))
+    }
+
+    /// What becomes of a PUBLISH that is not allowed, where the connection is to go on.
+    #[cold]
+    fn forget<'p>(&self, qos: QoS, packet_id: u16) -> Effect<'p> {
+        count(|c| c.refused_not_authorized.add(1));
+        let code = if self.protocol.is_v5() { reason::NOT_AUTHORIZED } else { reason::SUCCESS };
+        let reply = (qos != QoS::AtMostOnce).then(|| Reply { code, ..Reply::to(qos, packet_id, None) });
+        reply.map_or(Effect::Done, Effect::Reply)
+    }
+
+    /// What becomes of a PUBLISH that is not allowed, where only an acknowledgement keeps the connection.
+    #[cold]
+    fn deny<'p>(&self, qos: QoS, packet_id: u16) -> Result<Effect<'p>, Violation> {
+        count(|c| c.refused_not_authorized.add(1));
+        if !self.protocol.is_v5() || qos == QoS::AtMostOnce {
+            return Err(Violation(reason::NOT_AUTHORIZED));
+        }
+        Ok(Effect::Reply(Reply { code: reason::NOT_AUTHORIZED, ..Reply::to(qos, packet_id, None) }))
     }
 
     /// What becomes of a PUBLISH that is refused before it is routed.
