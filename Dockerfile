@@ -12,7 +12,11 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 # Run: the binary alone, as a user without rights. It listens for devices on every interface of the container and takes its
 # certificate from /certs; what user 10001 may not read there, --user 0 may:
 #
-#   docker run -p 8883:8883 -v ./certs:/certs:ro -v mqtt:/var/lib/mqtt-server mqtt-server
+#   docker run -p 8883:8883 -v ./certs:/certs:ro -v ./passwords:/passwords:ro -v mqtt:/var/lib/mqtt-server \
+#     -e MQTT_SERVER_AUTH__PASSWORD_FILE=/passwords mqtt-server
+#
+# It does not start before it knows which devices may connect: by the users of that file (mqtt-server passwd add FILE USER),
+# by client certificates, or, if everybody may, with -e MQTT_SERVER_AUTH__ALLOW_ANONYMOUS=true.
 #
 # gRPC and HTTP stay on the container's loopback until they are told otherwise; for gRPC with tokens, which
 # 'mqtt-server token create' in the container makes:

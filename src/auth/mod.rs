@@ -1,9 +1,13 @@
 //! Who may connect, publish and subscribe.
 //!
 //! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
-//! [`Permissions`].
+//! [`Permissions`]. What `[auth]` configures is a [`Chain`] of steps.
 
+mod certificate;
+mod chain;
+mod hashing;
 mod identity;
+mod passwords;
 mod permissions;
 mod rules;
 
@@ -16,6 +20,7 @@ use std::{
 use bytes::Bytes;
 
 pub use access::{Method, Principal, Subject};
+pub(crate) use chain::{Chain, ChainError, check_files};
 pub(crate) use identity::{Connected, Identity, Judge};
 pub(crate) use permissions::{Permissions, Refused};
 pub(crate) use rules::{Authority, Recent};
@@ -54,6 +59,12 @@ pub enum Denied {
     BadCredentials,
     /// Not authorized (0x87).
     NotAuthorized,
+    /// The client id is not one that this device may have (0x85).
+    ClientId,
+    /// What decides has too much to do (0x89).
+    Busy,
+    /// What decides is away (0x88).
+    Unavailable,
 }
 
 /// A boxed answer.

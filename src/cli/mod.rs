@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
+mod passwd;
 mod store;
 mod token;
 
@@ -23,6 +24,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    auth,
     backends::Backends,
     config::{Command, Config, ConfigError, DEV_CERTS_DIR, Flags, kubernetes_variables},
     gateway::{Gateway, StartError},
@@ -46,6 +48,7 @@ pub fn main() -> ExitCode {
     };
     if let Some(command) = &flags.command {
         let done = match command {
+            Command::Passwd(command) => passwd::run(command),
             Command::Store(command) => store::run(command),
             Command::Token(command) => token::run(command),
         };
@@ -103,7 +106,8 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         let _ = certificates.add(&name, files, &[]);
     }
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
-    for warning in config.warnings().into_iter().chain(notices) {
+    auth::check_files(config)?;
+    for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(notices) {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
     }
     Ok(())
@@ -139,9 +143,6 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
             variables = ignored.join(" "),
             "variables that Kubernetes sets for a Service of this name are ignored"
         );
-    }
-    if !config.tls.require_client_cert {
-        warn!("devices are anonymous: nothing checks who connects; see docs/operations.md");
     }
     let asks = config.backends.is_on() || config.grpc.tls && config.grpc.require_client_cert;
     if !asks {

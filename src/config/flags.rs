@@ -25,6 +25,9 @@ pub struct Flags {
     /// The default listener speaks plain TCP
     #[arg(long, help_heading = "Devices")]
     pub non_tls: bool,
+    /// Let devices connect that prove nothing about themselves, also from other machines
+    #[arg(long, help_heading = "Devices")]
+    pub allow_anonymous: bool,
     /// Devices talk to backends only, never to each other
     #[arg(short = 'n', long, help_heading = "Devices")]
     pub non_broker: bool,
@@ -89,6 +92,38 @@ pub enum Command {
     /// Makes, lists and revokes the tokens of backends and operators
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Looks after a file of users and password hashes
+    #[command(subcommand)]
+    Passwd(PasswdCommand),
+}
+
+/// What to do with a password file. A running gateway reads it again by itself.
+#[derive(Debug, Clone, Subcommand)]
+pub enum PasswdCommand {
+    /// Adds a user or changes its password, which is asked for, or the first line of standard input
+    Add {
+        /// The file; made if it is not there
+        file: PathBuf,
+        /// The user name
+        user: String,
+        /// For MQTT 5's enhanced authentication with SCRAM-SHA-256 too; faster to guess than the default, argon2id
+        #[arg(long)]
+        scram: bool,
+    },
+    /// Removes a user
+    Remove {
+        /// The file
+        file: PathBuf,
+        /// The user name
+        user: String,
+    },
+    /// Says whether a password is the user's. Exit code 1 if it is not
+    Check {
+        /// The file
+        file: PathBuf,
+        /// The user name
+        user: String,
+    },
 }
 
 /// What to do with a data directory.
@@ -192,6 +227,7 @@ impl Flags {
         let switches = [
             ("--non-tls", "non_tls", self.non_tls),
             ("--non-broker", "non_broker", self.non_broker),
+            ("--allow-anonymous", "auth.allow_anonymous", self.allow_anonymous),
             ("--dev", "dev", self.dev),
             ("--insecure-grpc", "insecure_grpc", self.insecure_grpc),
             ("--verify-store", "store.verify", self.verify_store),

@@ -48,6 +48,12 @@ impl Config {
         if let Err(ConfigError(problems)) = config.validate() {
             loader.problems.extend(problems);
         }
+        // In development mode nothing but loopback is right anyway.
+        if !config.dev
+            && let Err(ConfigError(problems)) = config.check_devices()
+        {
+            loader.problems.extend(problems);
+        }
         if loader.problems.is_empty() {
             return Ok(config);
         }

@@ -3,6 +3,7 @@
 //! A leaf: knows no other module. Immutable after start.
 
 mod address;
+mod auth;
 mod authorization;
 mod backends;
 mod contact_point;
@@ -27,13 +28,14 @@ pub use gateway_core::{
 };
 
 pub use address::{Address, FileMode};
+pub use auth::{Auth, AuthCertificate, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use effective::TlsFiles;
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
-pub use flags::{Command, Flags, StoreCommand, TokenCommand, version};
+pub use flags::{Command, Flags, PasswdCommand, StoreCommand, TokenCommand, version};
 pub use replication::Replication;
 pub use secret::Secret;
 pub use sections::{

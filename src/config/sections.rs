@@ -119,6 +119,8 @@ pub struct Listener {
     /// Mode of messages from this listener; empty takes that of `[store]`.
     #[serde(with = "optional")]
     pub durability: Option<DurabilityMode>,
+    /// How devices of this listener prove who they are; none takes the steps of `[auth]`.
+    pub auth: Vec<super::AuthStep>,
     /// Path of WebSocket requests.
     pub path: String,
     /// Origins of pages that may open a WebSocket; none is pages of the host that the request names, `*` is all.
@@ -140,6 +142,7 @@ impl Default for Listener {
             mode: FileMode::default(),
             shared_strategy: None,
             durability: None,
+            auth: Vec::new(),
             path: "/mqtt".to_owned(),
             allowed_origins: Vec::new(),
         }
@@ -446,6 +449,8 @@ pub struct Config {
     pub log: Log,
     /// `[[listeners]]`.
     pub listeners: Vec<Listener>,
+    /// `[auth]`.
+    pub auth: super::Auth,
     /// `[tls]`.
     pub tls: Tls,
     /// `[authorization]`.
@@ -491,6 +496,7 @@ impl Default for Config {
             shards: 0,
             log: Log::default(),
             listeners: Vec::new(),
+            auth: super::Auth::default(),
             tls: Tls::default(),
             authorization: super::Authorization::default(),
             grpc: Grpc::default(),

@@ -332,6 +332,11 @@ fn every_rule_names_key_value_and_fix() {
         ("[tls]\nrequire_client_cert = true", "tls.require_client_cert", "true", "tls.client_ca"),
         ("[tls]\ncrl = \"x.crl\"", "tls.crl", "x.crl", "tls.client_ca"),
         ("dev = true\naddr = \"0.0.0.0:8883\"", "addr", "0.0.0.0:8883", "loopback"),
+        ("addr = \"0.0.0.0:8883\"", "addr", "0.0.0.0:8883", "--allow-anonymous"),
+        ("[auth]\norder = [\"password\"]", "auth.order", "password", "leave the step out"),
+        ("[auth]\norder = [\"anonymous\", \"anonymous\"]", "auth.order", "anonymous", "once"),
+        ("[auth]\nmax_waiting_hashes = 0", "auth.max_waiting_hashes", "0", "more than 0"),
+        ("[auth.certificate]\ntenant = \"{x}\"", "auth.certificate.tenant", "{x}", "{cn}"),
         ("http_addr = \"127.0.0.1:10000\"", "http_addr", "127.0.0.1:10000", "own port"),
         ("[latest]\nexcluded = [\"a/#/b\"]", "latest.excluded", "a/#/b", "#"),
         ("[latest]\nflush_interval = \"0s\"", "latest.flush_interval", "0ms", "more than 0"),
@@ -416,7 +421,7 @@ fn tokens_open_grpc_and_http_and_certificates_grpc_alone() {
 
 #[test]
 fn plaintext_off_loopback_is_allowed_and_warned() {
-    let config = load("-a 0.0.0.0:1883 --non-tls", "", &[]).unwrap();
+    let config = load("-a 0.0.0.0:1883 --non-tls --allow-anonymous", "", &[]).unwrap();
     assert!(config.warnings()[0].contains("plaintext"), "{:?}", config.warnings());
 }
 

@@ -10,17 +10,18 @@ impl Config {
     /// # Errors
     /// All rules broken, each with key, value and fix.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let mut check = Check(Vec::new());
+        let mut check = Check::default();
         self.check_top(&mut check);
         self.check_log(&mut check);
         self.check_listeners(&mut check);
+        self.check_auth(&mut check);
         self.check_backends(&mut check);
         self.check_backends_section(&mut check);
         self.check_dev(&mut check);
         self.check_small_sections(&mut check);
         self.check_database(&mut check);
         check_limits(&self.limits, self.store.enabled, &mut check);
-        if check.0.is_empty() { Ok(()) } else { Err(ConfigError(check.0)) }
+        check.finish()
     }
 
     /// What is allowed but worth a warning at start.
@@ -470,9 +471,14 @@ fn check_limits(limits: &Limits, stored: bool, check: &mut Check) {
 }
 
 /// Gathers what is wrong.
+#[derive(Default)]
 pub(super) struct Check(Vec<Problem>);
 
 impl Check {
+    pub(super) fn finish(self) -> Result<(), ConfigError> {
+        if self.0.is_empty() { Ok(()) } else { Err(ConfigError(self.0)) }
+    }
+
     pub(super) fn fail(
         &mut self,
         key: impl Into<String>,

@@ -29,7 +29,7 @@ use tracing::{Instrument as _, error, info, info_span, warn};
 use health::StoreWatch;
 
 use crate::{
-    auth::{AllowAll, Authenticator},
+    auth::{self, Authenticator},
     config::{Address, Config, ConfigError},
     net,
     reload::Reloads,
@@ -72,6 +72,15 @@ pub enum StartError {
     Io(#[from] io::Error),
 }
 
+impl From<auth::ChainError> for StartError {
+    fn from(error: auth::ChainError) -> Self {
+        match error {
+            auth::ChainError::Config(error) => Self::Config(error),
+            auth::ChainError::Io(error) => Self::Io(error),
+        }
+    }
+}
+
 /// Why a store cannot be opened, with the remedy if the disk is full.
 fn unopened(error: &StoreError) -> String {
     let text = match error {
@@ -106,7 +115,7 @@ fn unbound(error: &io::Error) -> &'static str {
 /// Builds a [`Gateway`].
 pub struct Builder {
     config: Config,
-    auth: Arc<dyn Authenticator>,
+    auth: Option<Arc<dyn Authenticator>>,
     sockets: BTreeMap<String, TcpListener>,
 }
 
@@ -119,10 +128,10 @@ impl Builder {
         self
     }
 
-    /// Decides who may connect; everybody if this is not called.
+    /// Decides who may connect, on every listener and in place of `[auth]` and of what listeners say about it.
     #[must_use]
     pub fn authenticator(mut self, auth: Arc<dyn Authenticator>) -> Self {
-        self.auth = auth;
+        self.auth = Some(auth);
         self
     }
 
@@ -161,7 +170,7 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway with this configuration.
     pub fn builder(config: Config) -> Builder {
-        Builder { config, auth: Arc::new(AllowAll), sockets: BTreeMap::new() }
+        Builder { config, auth: None, sockets: BTreeMap::new() }
     }
 
     /// Where it listens: listener name, `grpc` or `http`, and address.

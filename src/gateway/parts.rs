@@ -21,7 +21,7 @@ use super::{
     stores,
 };
 use crate::{
-    auth::Authority,
+    auth::{Authenticator, Authority, Chain},
     backends::Backends,
     config::{Address, Config, ConfigError, DEV_CERTS_DIR, DeniedPublish, ListenerKind, Problem},
     grpc,
@@ -40,12 +40,16 @@ const CERTIFICATE_AGE_LOOK: Duration = Duration::from_secs(60);
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let Builder { config, auth, mut sockets } = builder;
     config.validate()?;
+    if auth.is_none() {
+        config.check_devices()?;
+    }
     if config.needs_dev_certs() {
         #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         ensure_dev_certs(Path::new(DEV_CERTS_DIR), SystemTime::now())?;
     }
     tls::check_files(&config)?;
-    for warning in config.warnings() {
+    let anonymous = config.anonymous_warning().filter(|_| auth.is_none());
+    for warning in anonymous.into_iter().chain(config.warnings()) {
         warn!("{warning}");
     }
     let config = Arc::new(config);
@@ -68,6 +72,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     }
     let backends = Arc::new(Backends::open(&config.backends)?);
     reloads.add(Arc::clone(&backends) as _);
+    let auth = match auth {
+        Some(auth) => auth,
+        None => Chain::start(&config, &reloads)? as Arc<dyn Authenticator>,
+    };
 
     let directory = match config.latest.enabled || config.store.enabled {
         true => {

@@ -11,6 +11,7 @@ mod durable;
 mod interop;
 mod limits;
 mod listeners;
+mod login;
 mod malformed;
 mod memory;
 mod metrics;

@@ -146,7 +146,7 @@ fn the_gateway_has_time_to_stop() {
 }
 
 /// What the image sets is what the program takes, without a file that the image lacks: it starts with certificates at
-/// /certs alone, and others reach it.
+/// /certs and what the user says about who may connect, and others reach it.
 #[test]
 fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
     let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
@@ -157,6 +157,11 @@ fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
         Some((format!("MQTT_SERVER_{name}"), value.to_owned()))
     };
     let env: BTreeMap<String, String> = dockerfile.lines().filter_map(set).collect();
+    let unsaid =
+        Config::load(&Flags::default(), None, &env).expect_err("nobody said which devices may connect");
+    assert!(unsaid.to_string().contains("--allow-anonymous"), "{unsaid}");
+    let mut env = env;
+    env.insert("MQTT_SERVER_AUTH__ALLOW_ANONYMOUS".to_owned(), "true".to_owned());
     let config = Config::load(&Flags::default(), None, &env).expect("a configuration that is good");
     let Some(Address::Ip(devices)) = config.addr else { panic!("an address for devices") };
     assert!(devices.ip().is_unspecified() && config.grpc_addr.ip().is_loopback(), "{env:?}");

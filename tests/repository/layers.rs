@@ -10,7 +10,7 @@ use std::{
 
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
-    ("auth", &["reload", "tls"]),
+    ("auth", &["config", "reload", "tls"]),
     ("backends", &["config", "reload", "telemetry"]),
     ("config", &[]),
     ("door", &["reload"]),

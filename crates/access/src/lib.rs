@@ -5,9 +5,12 @@
 pub mod backends;
 mod backoff;
 pub mod bans;
+pub mod certificate;
 mod flapping;
+pub mod passwords;
 mod principal;
 pub mod rules;
+pub mod scram;
 
 pub use backoff::{Backoff, BackoffRule};
 pub use flapping::Flapping;

@@ -175,12 +175,21 @@ async fn admit(
             }
         }
         Err(denied) => {
-            count(|c| c.auth_failed.add(1));
+            count(|c| match denied {
+                Denied::BadCredentials => c.auth_failed.add(1),
+                Denied::NotAuthorized => c.auth_not_authorized.add(1),
+                Denied::ClientId => c.auth_client_id.add(1),
+                Denied::Busy => c.auth_busy.add(1),
+                Denied::Unavailable => c.auth_unavailable.add(1),
+            });
             let client_id = accepted.client_id;
             shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
             Err(ConnectRefused(Some(match denied {
                 Denied::BadCredentials => reason::BAD_USER_NAME_OR_PASSWORD,
                 Denied::NotAuthorized => reason::NOT_AUTHORIZED,
+                Denied::ClientId => reason::CLIENT_IDENTIFIER_NOT_VALID,
+                Denied::Busy => reason::SERVER_BUSY,
+                Denied::Unavailable => reason::SERVER_UNAVAILABLE,
             })))
         }
     }

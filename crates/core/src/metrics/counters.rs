@@ -192,7 +192,11 @@ counters! {
     grpc_stream_dropped_closed: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"closed\"";
     grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
     events_untold: "gateway_events_untold_total", "Dropped messages that no event tells of, as too many sessions dropped some in one second", "";
-    auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "";
+    auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"credentials\"";
+    auth_not_authorized: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"not_authorized\"";
+    auth_client_id: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"client_id\"";
+    auth_busy: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"busy\"";
+    auth_unavailable: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"unavailable\"";
 }
 
 static ALL: Mutex<Vec<Arc<Counters>>> = Mutex::new(Vec::new());

@@ -1,0 +1,360 @@
+//! SCRAM-SHA-256 (RFC 5802 and 7677), the server's side without a socket: what the client sent in, what it is to be sent out.
+//!
+//! Names and passwords are taken as they are, without SASLprep: what a client normalizes must be normalized in the file too.
+//! Channel binding is not offered.
+
+use std::{fmt, num::NonZeroU32};
+
+use aws_lc_rs::{constant_time, digest, hmac, pbkdf2};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use thiserror::Error;
+
+use crate::passwords::{MAX_ITERATIONS, MAX_SALT};
+
+/// Name of the method, in AUTH and CONNECT.
+pub const METHOD: &str = "SCRAM-SHA-256";
+pub(crate) const PREFIX: &str = "SCRAM-SHA-256$";
+/// Iterations of keys that are made here: RFC 7677 asks for this at least, and every login costs the client as many.
+pub const ITERATIONS: u32 = 4_096;
+/// Longest message that is looked at.
+const MAX_MESSAGE: usize = 4_096;
+const KEY: usize = digest::SHA256_OUTPUT_LEN;
+
+/// Why the client is not who it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ScramError {
+    /// Not a message of SCRAM, or not one that is due.
+    #[error("not a SCRAM message")]
+    Malformed,
+    /// Wrong password, unknown user, or a proof of another exchange.
+    #[error("wrong user or password")]
+    Wrong,
+}
+
+/// What a server keeps of a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Keys {
+    iterations: NonZeroU32,
+    salt: Box<[u8]>,
+    stored: [u8; KEY],
+    server: [u8; KEY],
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[redacted]")
+    }
+}
+
+impl Keys {
+    /// The keys of a password; fewer iterations than one are one.
+    pub fn new(password: &[u8], salt: &[u8], iterations: u32) -> Self {
+        let iterations = NonZeroU32::new(iterations).unwrap_or(NonZeroU32::MIN);
+        let salted = salted(password, salt, iterations);
+        let stored = digest::digest(&digest::SHA256, &mac(&salted, b"Client Key"));
+        Self {
+            iterations,
+            salt: salt.into(),
+            stored: array(stored.as_ref()),
+            server: mac(&salted, b"Server Key"),
+        }
+    }
+
+    /// Reads `SCRAM-SHA-256$ITERATIONS:SALT$STORED:SERVER`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.strip_prefix(PREFIX)?.split(['$', ':']);
+        let (iterations, salt) = (parts.next()?.parse::<NonZeroU32>().ok()?, parts.next()?);
+        let (stored, server) = (parts.next()?, parts.next()?);
+        let salt = STANDARD.decode(salt).ok()?;
+        let key = |text: &str| <[u8; KEY]>::try_from(STANDARD.decode(text).ok()?).ok();
+        let good = parts.next().is_none()
+            && iterations.get() <= MAX_ITERATIONS
+            && (1..=MAX_SALT).contains(&salt.len());
+        let (stored, server) = (key(stored)?, key(server)?);
+        good.then(|| Self { iterations, salt: salt.into(), stored, server })
+    }
+
+    /// Whether they are those of `password`; compares in constant time.
+    pub(crate) fn verify(&self, password: &[u8]) -> bool {
+        let salted = salted(password, &self.salt, self.iterations);
+        let stored = digest::digest(&digest::SHA256, &mac(&salted, b"Client Key"));
+        constant_time::verify_slices_are_equal(stored.as_ref(), &self.stored).is_ok()
+    }
+
+    pub(crate) fn iterations(&self) -> u32 {
+        self.iterations.get()
+    }
+
+    pub(crate) fn erase(&mut self) {
+        self.salt.fill(0);
+        self.stored = [0; KEY];
+        self.server = [0; KEY];
+    }
+}
+
+impl fmt::Display for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [salt, stored, server] =
+            [&*self.salt, &self.stored, &self.server].map(|key| STANDARD.encode(key));
+        write!(f, "{PREFIX}{}:{salt}${stored}:{server}", self.iterations)
+    }
+}
+
+/// An exchange whose first message was answered.
+pub struct Exchange {
+    user: Box<str>,
+    keys: Keys,
+    /// Whether the user is there at all.
+    known: bool,
+    /// What the client put before its first message, in base64: it comes again in its last.
+    header: String,
+    nonce: String,
+    /// Both first messages, as both sides sign them.
+    signed: String,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl Exchange {
+    /// Answers the client's first message. `fresh` is text that nobody can guess, without a comma. For a user that `find`
+    /// does not know the exchange goes on with a salt made from `secret`, the same each time, and ends as with a wrong
+    /// password.
+    ///
+    /// # Errors
+    /// [`ScramError::Malformed`].
+    pub fn start(
+        first: &[u8],
+        fresh: &str,
+        secret: &[u8],
+        find: impl FnOnce(&str) -> Option<Keys>,
+    ) -> Result<(Self, Vec<u8>), ScramError> {
+        let text = message(first)?;
+        // gs2-header: no channel binding (n), or the client could and believes that we cannot (y).
+        let rest =
+            text.strip_prefix("n,").or_else(|| text.strip_prefix("y,")).ok_or(ScramError::Malformed)?;
+        let (identity, bare) = rest.split_once(',').ok_or(ScramError::Malformed)?;
+        let header = &text[..text.len() - bare.len()];
+        let mut fields = bare.split(',');
+        let user = field(&mut fields, "n=").and_then(unescape).ok_or(ScramError::Malformed)?;
+        let nonce =
+            field(&mut fields, "r=").filter(|nonce| !nonce.is_empty()).ok_or(ScramError::Malformed)?;
+        // To act for another is not offered.
+        let other = match identity {
+            "" => None,
+            identity => Some(identity.strip_prefix("a=").and_then(unescape).ok_or(ScramError::Malformed)?),
+        };
+        if user.is_empty() || other.is_some_and(|other| other != user) {
+            return Err(ScramError::Malformed);
+        }
+        let (keys, known) = match find(&user) {
+            Some(keys) => (keys, true),
+            None => {
+                let salt = mac(secret, user.as_bytes());
+                let iterations = NonZeroU32::new(ITERATIONS).unwrap_or(NonZeroU32::MIN);
+                let nothing = Keys { iterations, salt: salt[..16].into(), stored: salt, server: salt };
+                (nothing, false)
+            }
+        };
+        let nonce = format!("{nonce}{fresh}");
+        let answer = format!("r={nonce},s={},i={}", STANDARD.encode(&keys.salt), keys.iterations);
+        let signed = format!("{bare},{answer}");
+        let header = STANDARD.encode(header);
+        Ok((Self { user: user.into(), keys, known, header, nonce, signed }, answer.into_bytes()))
+    }
+
+    /// Who the client says it is.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// Checks the client's last message: the user, and what proves to the client that we know the password.
+    ///
+    /// # Errors
+    /// [`ScramError`].
+    pub fn finish(self, last: &[u8]) -> Result<(Box<str>, Vec<u8>), ScramError> {
+        let text = message(last)?;
+        let (unproved, proof) = text.rsplit_once(",p=").ok_or(ScramError::Malformed)?;
+        let mut fields = unproved.split(',');
+        let header = field(&mut fields, "c=").ok_or(ScramError::Malformed)?;
+        let nonce = field(&mut fields, "r=").ok_or(ScramError::Malformed)?;
+        let proof = STANDARD.decode(proof).ok().filter(|proof| proof.len() == KEY);
+        let proof = proof.ok_or(ScramError::Malformed)?;
+        if header != self.header || nonce != self.nonce {
+            return Err(ScramError::Wrong);
+        }
+        let signed = format!("{},{unproved}", self.signed);
+        let signature = mac(&self.keys.stored, signed.as_bytes());
+        let client_key: Vec<u8> = proof.iter().zip(signature).map(|(proof, byte)| proof ^ byte).collect();
+        let stored = digest::digest(&digest::SHA256, &client_key);
+        let right = constant_time::verify_slices_are_equal(stored.as_ref(), &self.keys.stored).is_ok();
+        if !(right && self.known) {
+            return Err(ScramError::Wrong);
+        }
+        let proof = mac(&self.keys.server, signed.as_bytes());
+        Ok((self.user, format!("v={}", STANDARD.encode(proof)).into_bytes()))
+    }
+}
+
+/// What the client sends, for tests and for tools that log in.
+pub mod client {
+    use super::{Keys, NonZeroU32, STANDARD, ScramError, array, digest, field, mac, message, salted};
+    use base64::Engine as _;
+
+    /// The first message.
+    pub fn first(user: &str, nonce: &str) -> String {
+        let user = user.replace('=', "=3D").replace(',', "=2C");
+        format!("n,,n={user},r={nonce}")
+    }
+
+    /// The last message, and what the server must answer.
+    ///
+    /// # Errors
+    /// What the server sent is not a first message of SCRAM.
+    pub fn last(first: &str, answer: &[u8], password: &[u8]) -> Result<(String, String), ScramError> {
+        let text = message(answer)?;
+        let mut fields = text.split(',');
+        let nonce = field(&mut fields, "r=").ok_or(ScramError::Malformed)?;
+        let salt = field(&mut fields, "s=").and_then(|salt| STANDARD.decode(salt).ok());
+        let iterations = field(&mut fields, "i=").and_then(|text| text.parse::<NonZeroU32>().ok());
+        let (Some(salt), Some(iterations)) = (salt, iterations) else { return Err(ScramError::Malformed) };
+        let bare = first.strip_prefix("n,,").ok_or(ScramError::Malformed)?;
+        let unproved = format!("c=biws,r={nonce}");
+        let signed = format!("{bare},{text},{unproved}");
+        let salted = salted(password, &salt, iterations);
+        let key = mac(&salted, b"Client Key");
+        let stored: [u8; 32] = array(digest::digest(&digest::SHA256, &key).as_ref());
+        let signature = mac(&stored, signed.as_bytes());
+        let proof: Vec<u8> = key.iter().zip(signature).map(|(key, byte)| key ^ byte).collect();
+        let server = mac(&Keys::new(password, &salt, iterations.get()).server, signed.as_bytes());
+        let expected = format!("v={}", STANDARD.encode(server));
+        Ok((format!("{unproved},p={}", STANDARD.encode(proof)), expected))
+    }
+}
+
+fn message(bytes: &[u8]) -> Result<&str, ScramError> {
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= MAX_MESSAGE);
+    text.ok_or(ScramError::Malformed)
+}
+
+/// The next field, which must be this one.
+fn field<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
+    fields.next()?.strip_prefix(name)
+}
+
+/// A name in which `=2C` stands for a comma and `=3D` for an equals sign; nothing else may.
+fn unescape(text: &str) -> Option<String> {
+    let mut parts = text.split('=');
+    let mut name = parts.next()?.to_owned();
+    for part in parts {
+        let (c, rest) = match part.get(..2)? {
+            "2C" => (',', &part[2..]),
+            "3D" => ('=', &part[2..]),
+            _ => return None,
+        };
+        name.push(c);
+        name.push_str(rest);
+    }
+    Some(name)
+}
+
+fn salted(password: &[u8], salt: &[u8], iterations: NonZeroU32) -> [u8; KEY] {
+    let mut out = [0; KEY];
+    pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, password, &mut out);
+    out
+}
+
+fn mac(key: &[u8], data: &[u8]) -> [u8; KEY] {
+    array(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), data).as_ref())
+}
+
+/// What a hash of this length gave.
+fn array(bytes: &[u8]) -> [u8; KEY] {
+    let mut out = [0; KEY];
+    out.copy_from_slice(bytes);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The exchange in RFC 7677, section 3.
+    #[test]
+    fn the_exchange_of_the_rfc() {
+        let salt = STANDARD.decode("W22ZaJ0SNY7soEsUEjb6gQ==").unwrap();
+        let keys = Keys::new(b"pencil", &salt, 4096);
+        let fresh = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
+        let first = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO";
+        let find = |user: &str| (user == "user").then(|| keys.clone());
+        let (exchange, answer) = Exchange::start(first, fresh, b"", find).unwrap();
+        assert_eq!(
+            String::from_utf8(answer).unwrap(),
+            "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+        );
+        let last = b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,\
+                     p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=";
+        let (user, answer) = exchange.finish(last).unwrap();
+        assert_eq!(&*user, "user");
+        assert_eq!(String::from_utf8(answer).unwrap(), "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=");
+    }
+
+    fn login(user: &str, password: &[u8], change: impl Fn(String) -> String) -> Result<Box<str>, ScramError> {
+        let keys = Keys::new(b"right", b"salt", 2);
+        let first = client::first(user, "abc");
+        let find = |user: &str| (user == "a=,b").then(|| keys.clone());
+        let (exchange, answer) = Exchange::start(first.as_bytes(), "def", b"secret", find)?;
+        let (last, expected) = client::last(&first, &answer, password)?;
+        let (user, answer) = exchange.finish(change(last).as_bytes())?;
+        assert_eq!(String::from_utf8(answer).unwrap(), expected);
+        Ok(user)
+    }
+
+    #[test]
+    fn only_the_right_password_of_a_user_that_is_there_comes_through() {
+        assert_eq!(login("a=,b", b"right", |last| last).as_deref(), Ok("a=,b"));
+        assert_eq!(login("a=,b", b"wrong", |last| last), Err(ScramError::Wrong));
+        assert_eq!(login("nobody", b"right", |last| last), Err(ScramError::Wrong));
+        let stale = |last: String| last.replace("abcdef", "abcxyz");
+        assert_eq!(login("a=,b", b"right", stale), Err(ScramError::Wrong));
+        let bound = |last: String| last.replace("biws", "eSws");
+        assert_eq!(login("a=,b", b"right", bound), Err(ScramError::Wrong));
+    }
+
+    /// The salt would tell otherwise.
+    #[test]
+    fn a_user_that_is_not_there_gets_the_same_salt_each_time() {
+        let answer = |user: &str, secret: &[u8]| {
+            let first = client::first(user, "n");
+            Exchange::start(first.as_bytes(), "x", secret, |_| None).unwrap().1
+        };
+        assert_eq!(answer("bob", b"s"), answer("bob", b"s"));
+        assert_ne!(answer("bob", b"s"), answer("eve", b"s"));
+        assert_ne!(answer("bob", b"s"), answer("bob", b"t"));
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let start = |first: &[u8]| Exchange::start(first, "x", b"", |_| None).map(|_| ());
+        for first in [
+            &b""[..],
+            b"n,,",
+            b"n,,n=,r=x",
+            b"n,,n=a",
+            b"n,,n=a,r=",
+            b"n,,m=x,n=a,r=x",
+            b"p=tls-unique,,n=a,r=x",
+            b"n,a=b,n=a,r=x",
+            b"n,,n=a=2c,r=x",
+            b"n,,n=a=,r=x",
+            b"n,,n=\xff,r=x",
+            &[b'n'; 5000],
+        ] {
+            assert_eq!(start(first), Err(ScramError::Malformed), "{first:?}");
+        }
+        assert!(start(b"n,a=a,n=a,r=x").is_ok());
+    }
+}

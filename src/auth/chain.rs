@@ -1,0 +1,283 @@
+//! The steps of `[auth]`, asked one after the other until one decides.
+
+use std::{collections::HashMap, io, sync::Arc};
+
+use access::certificate::{Fields, Template};
+
+use super::{
+    AllowAll, Authenticator, Credentials, Decision, Denied, Method, Principal, certificate, hashing::Hashing,
+    passwords::PasswordFile,
+};
+use crate::{
+    config::{AuthCertificate, AuthStep, Config, ConfigError},
+    reload::Reloads,
+};
+
+/// What a step says.
+enum Verdict {
+    /// This is who it is.
+    Allow(Principal),
+    /// It may not connect, whatever the others would say.
+    Deny(Denied),
+    /// Nothing: the next one is asked.
+    Pass,
+}
+
+/// Decides by the steps that the configuration names for each listener. A step that knows the device decides; the others
+/// pass it on, and who is passed on by all may not connect.
+pub(crate) struct Chain {
+    /// By the listener's name.
+    listeners: HashMap<String, Box<[AuthStep]>>,
+    sources: Arc<Sources>,
+}
+
+/// What steps ask.
+struct Sources {
+    certificate: CertificateNames,
+    passwords: Option<Arc<PasswordFile>>,
+    hashing: Hashing,
+}
+
+/// `[auth.certificate]`, read.
+struct CertificateNames {
+    username: Option<Template>,
+    client_id: Option<Template>,
+    groups: Vec<Template>,
+    tenant: Option<Template>,
+}
+
+impl Chain {
+    /// Reads what the configuration names and adds it to what can be read again.
+    ///
+    /// # Errors
+    /// A file cannot be used, or a thread cannot be made.
+    pub(crate) fn start(config: &Config, reloads: &Reloads) -> Result<Arc<Self>, ChainError> {
+        let passwords =
+            config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?.map(Arc::new);
+        if let Some(passwords) = &passwords {
+            reloads.add(Arc::clone(passwords) as _);
+        }
+        let sources = Sources {
+            certificate: CertificateNames::of(&config.auth.certificate),
+            hashing: Hashing::start(
+                if passwords.is_some() { config.hash_threads() } else { 0 },
+                config.auth.max_waiting_hashes,
+            )?,
+            passwords,
+        };
+        let listeners = config.effective_listeners().into_iter().map(|(address, listener)| {
+            let steps = config.auth_steps(&address, &listener).into();
+            (listener.name, steps)
+        });
+        Ok(Arc::new(Self { listeners: listeners.collect(), sources: Arc::new(sources) }))
+    }
+}
+
+/// Why there is no chain.
+#[derive(Debug)]
+pub(crate) enum ChainError {
+    /// A file cannot be used.
+    Config(ConfigError),
+    /// A thread cannot be made.
+    Io(io::Error),
+}
+
+impl From<ConfigError> for ChainError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<io::Error> for ChainError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Reads what `[auth]` names, as a start would.
+///
+/// # Errors
+/// A file that cannot be used.
+pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
+    config.auth.password_file.as_deref().map(PasswordFile::open).transpose().map(drop)
+}
+
+impl Authenticator for Chain {
+    fn authenticate(&self, credentials: Credentials) -> Decision {
+        let steps = self.listeners.get(credentials.listener.as_str());
+        let steps: &[AuthStep] = steps.map_or(&[], |steps| steps);
+        if steps == [AuthStep::Anonymous] && credentials.certificate.is_none() {
+            return AllowAll.authenticate(credentials);
+        }
+        let (steps, sources) = (Box::<[AuthStep]>::from(steps), Arc::clone(&self.sources));
+        Box::pin(async move { sources.decide(&steps, credentials).await })
+    }
+}
+
+impl Sources {
+    async fn decide(&self, steps: &[AuthStep], credentials: Credentials) -> Result<Arc<Principal>, Denied> {
+        let fields = credentials.certificate.as_deref().map(certificate::read);
+        for step in steps {
+            let verdict = match step {
+                AuthStep::Certificate => self.by_certificate(fields.as_ref(), &credentials),
+                AuthStep::Password => self.by_password(&credentials).await,
+                AuthStep::Anonymous if credentials.password.is_none() || steps.len() == 1 => {
+                    Verdict::Allow(Principal::default())
+                }
+                AuthStep::Anonymous => Verdict::Pass,
+            };
+            match verdict {
+                Verdict::Allow(mut principal) => {
+                    principal.common_name = fields.and_then(|fields| fields.cn);
+                    return Ok(Arc::new(principal));
+                }
+                Verdict::Deny(denied) => return Err(denied),
+                Verdict::Pass => {}
+            }
+        }
+        let tried = credentials.username.is_some() || credentials.password.is_some();
+        Err(if tried { Denied::BadCredentials } else { Denied::NotAuthorized })
+    }
+
+    fn by_certificate(&self, fields: Option<&Fields>, credentials: &Credentials) -> Verdict {
+        let (names, Some(fields)) = (&self.certificate, fields) else { return Verdict::Pass };
+        let fill = |template: &Option<Template>| match template {
+            None => Ok(None),
+            Some(template) => template.fill(fields).map(Some).ok_or(()),
+        };
+        let (Ok(username), Ok(client_id), Ok(tenant)) =
+            (fill(&names.username), fill(&names.client_id), fill(&names.tenant))
+        else {
+            // The certificate lacks what is to be its device's name.
+            return Verdict::Deny(Denied::NotAuthorized);
+        };
+        if client_id.is_some_and(|client_id| client_id != credentials.client_id) {
+            return Verdict::Deny(Denied::ClientId);
+        }
+        Verdict::Allow(Principal {
+            method: Method::Certificate,
+            username: username.map(Into::into),
+            groups: names.groups.iter().filter_map(|group| group.fill(fields)).map(Into::into).collect(),
+            tenant: tenant.map(Into::into),
+            ..Principal::default()
+        })
+    }
+
+    async fn by_password(&self, credentials: &Credentials) -> Verdict {
+        let (Some(file), Some(user), Some(password)) =
+            (&self.passwords, &credentials.username, &credentials.password)
+        else {
+            return Verdict::Pass;
+        };
+        let (users, name, password) = (file.users(), user.clone(), password.clone());
+        let verified = self.hashing.run(move |scratch| {
+            let hash = users.get(&name);
+            let right = hash.unwrap_or_else(|| users.decoy()).verify(&password.0, scratch);
+            hash.map(|_| right)
+        });
+        match verified.await {
+            Ok(Some(true)) => Verdict::Allow(Principal {
+                method: Method::Password,
+                username: Some(user.as_str().into()),
+                ..Principal::default()
+            }),
+            Ok(Some(false)) => Verdict::Deny(Denied::BadCredentials),
+            Ok(None) => Verdict::Pass,
+            Err(denied) => Verdict::Deny(denied),
+        }
+    }
+}
+
+impl CertificateNames {
+    /// The configuration was checked: a template that is none would be none.
+    fn of(config: &AuthCertificate) -> Self {
+        let template = |text: &String| Template::parse(text).ok().filter(|_| !text.is_empty());
+        Self {
+            username: template(&config.username),
+            client_id: template(&config.client_id),
+            groups: config.groups.iter().filter_map(template).collect(),
+            tenant: template(&config.tenant),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use access::passwords::{Hash, Scratch};
+    use bytes::Bytes;
+
+    use super::{super::Secret, *};
+
+    fn chain(steps: &[AuthStep], users: &str) -> Chain {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("passwords");
+        std::fs::write(&file, users).unwrap();
+        let config = Config {
+            non_tls: true,
+            auth: crate::config::Auth {
+                order: steps.to_vec(),
+                password_file: Some(file),
+                ..Default::default()
+            },
+            ..Config::default()
+        };
+        Arc::try_unwrap(Chain::start(&config, &Reloads::new()).unwrap()).ok().unwrap()
+    }
+
+    fn credentials(username: Option<&str>, password: Option<&str>) -> Credentials {
+        Credentials {
+            client_id: "d1".to_owned(),
+            username: username.map(str::to_owned),
+            password: password.map(|text| Secret(Bytes::copy_from_slice(text.as_bytes()))),
+            certificate: None,
+            peer: "127.0.0.1:1".to_owned(),
+            listener: Arc::new("default".to_owned()),
+        }
+    }
+
+    fn user(name: &str, password: &str) -> String {
+        let hash = Hash::argon2id(password.as_bytes(), b"0123456789abcdef", &mut Scratch::default());
+        format!("{name}:{hash}\n")
+    }
+
+    #[tokio::test]
+    async fn a_step_that_knows_the_device_decides_and_others_pass_it_on() {
+        let both = chain(&[AuthStep::Password, AuthStep::Anonymous], &user("ann", "right"));
+        let ask = async |chain: &Chain, name, password| chain.authenticate(credentials(name, password)).await;
+        let ann = ask(&both, Some("ann"), Some("right")).await.unwrap();
+        assert_eq!((ann.method, ann.username.as_deref()), (Method::Password, Some("ann")));
+        assert_eq!(ask(&both, Some("ann"), Some("wrong")).await.unwrap_err(), Denied::BadCredentials);
+        // A password that nobody has checked is not the same as none.
+        assert_eq!(ask(&both, Some("bob"), Some("right")).await.unwrap_err(), Denied::BadCredentials);
+        let nobody = ask(&both, None, None).await.unwrap();
+        assert_eq!((nobody.method, nobody.username.as_deref()), (Method::Anonymous, None));
+        let only = chain(&[AuthStep::Password], &user("ann", "right"));
+        assert_eq!(ask(&only, None, None).await.unwrap_err(), Denied::NotAuthorized);
+        assert_eq!(ask(&only, Some("bob"), Some("right")).await.unwrap_err(), Denied::BadCredentials);
+        let open = chain(&[AuthStep::Anonymous], "");
+        assert!(ask(&open, Some("bob"), Some("any")).await.unwrap().username.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_certificate_names_its_device_and_another_client_id_is_refused() {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "d1");
+        let der = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().to_vec();
+        let ask = async |names: AuthCertificate| {
+            let mut chain = chain(&[AuthStep::Certificate], "");
+            Arc::get_mut(&mut chain.sources).unwrap().certificate = CertificateNames::of(&names);
+            chain
+                .authenticate(Credentials { certificate: Some(der.clone()), ..credentials(None, None) })
+                .await
+        };
+        let names = AuthCertificate { groups: vec!["g-{cn}".into(), "{ou}".into()], ..Default::default() };
+        let device = ask(names).await.unwrap();
+        assert_eq!(device.username.as_deref(), Some("d1"));
+        assert_eq!(device.common_name.as_deref(), Some("d1"));
+        assert_eq!(*device.groups, [Box::from("g-d1")]);
+        let names = |client_id: &str| AuthCertificate { client_id: client_id.into(), ..Default::default() };
+        assert!(ask(names("{cn}")).await.is_ok());
+        assert_eq!(ask(names("x-{cn}")).await.unwrap_err(), Denied::ClientId);
+        assert_eq!(ask(names("{ou}")).await.unwrap_err(), Denied::NotAuthorized);
+    }
+}

@@ -1,0 +1,211 @@
+//! `[auth]`: who may connect, and how a device proves who it is.
+
+use std::{fmt, path::PathBuf};
+
+use access::certificate::Template;
+use serde::{Deserialize, Serialize};
+
+use super::{Address, Config, ConfigError, Listener, address::optional, validate::Check};
+
+/// One step of the chain that a device's CONNECT goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AuthStep {
+    /// The client certificate that TLS has verified.
+    Certificate,
+    /// User name and password, from the password file.
+    Password,
+    /// Whoever presents no password.
+    Anonymous,
+}
+
+impl fmt::Display for AuthStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// `[auth.certificate]`: what a verified client certificate says about its device. Templates may have {cn}, {ou}, {o},
+/// {dns}, {uri}, {email}, {serial} and {fingerprint}.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthCertificate {
+    /// Template of the user name; empty is none.
+    pub username: String,
+    /// Template of the client id that the device must use; empty lets it choose.
+    pub client_id: String,
+    /// Templates of its groups.
+    pub groups: Vec<String>,
+    /// Template of its tenant; empty is that of the listener.
+    pub tenant: String,
+}
+
+impl Default for AuthCertificate {
+    fn default() -> Self {
+        Self {
+            username: "{cn}".to_owned(),
+            client_id: String::new(),
+            groups: Vec::new(),
+            tenant: String::new(),
+        }
+    }
+}
+
+/// `[auth]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Auth {
+    /// Steps in their order; none takes every step that is configured.
+    pub order: Vec<AuthStep>,
+    /// Let devices connect that prove nothing, on every listener that does not say otherwise.
+    pub allow_anonymous: bool,
+    /// File of users and hashes.
+    #[serde(with = "optional")]
+    pub password_file: Option<PathBuf>,
+    /// Threads that hash passwords, 0 is half of the cores.
+    pub hash_threads: usize,
+    /// Logins that may wait for them; one more is refused as busy.
+    pub max_waiting_hashes: usize,
+    /// `[auth.certificate]`.
+    pub certificate: AuthCertificate,
+}
+
+impl Default for Auth {
+    fn default() -> Self {
+        Self {
+            order: Vec::new(),
+            allow_anonymous: false,
+            password_file: None,
+            hash_threads: 0,
+            max_waiting_hashes: 1_000,
+            certificate: AuthCertificate::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The steps of a listener, in their order: its own, else those of `[auth]`, else every one that is configured.
+    /// None means that nobody may connect.
+    pub fn auth_steps(&self, address: &Address, listener: &Listener) -> Vec<AuthStep> {
+        let named = [&listener.auth, &self.auth.order].into_iter().find(|steps| !steps.is_empty());
+        if let Some(steps) = named {
+            return steps.clone();
+        }
+        let tls = self.listener_tls(listener);
+        let certificates = listener.kind.is_tls() && tls.client_ca.is_some();
+        let mut steps = Vec::new();
+        let configured =
+            [(AuthStep::Certificate, certificates), (AuthStep::Password, self.auth.password_file.is_some())];
+        steps.extend(configured.into_iter().filter_map(|(step, configured)| configured.then_some(step)));
+        // On this machine only, what is meant for trying things out goes on working.
+        let required = listener.kind.is_tls() && tls.require_client_cert;
+        let open = !self.checks_devices() && address.is_local() && !required;
+        if self.auth.allow_anonymous || open {
+            steps.push(AuthStep::Anonymous);
+        }
+        steps
+    }
+
+    /// Whether anything is configured that devices of every listener can prove themselves with.
+    fn checks_devices(&self) -> bool {
+        self.auth.password_file.is_some()
+    }
+
+    /// Threads that hash passwords.
+    pub fn hash_threads(&self) -> usize {
+        match self.auth.hash_threads {
+            0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
+            threads => threads,
+        }
+    }
+
+    /// Refuses listeners that other machines reach and that let in whoever comes, where nobody has said so. Not asked
+    /// of a gateway whose embedding program decides who may connect.
+    ///
+    /// # Errors
+    /// Each such listener, with the ways out.
+    pub fn check_devices(&self) -> Result<(), ConfigError> {
+        let mut check = Check::default();
+        for (address, listener) in self.effective_listeners() {
+            if !address.is_local() && self.auth_steps(&address, &listener).is_empty() {
+                let number = self.listeners.iter().position(|known| known.name == listener.name);
+                let key = number.map_or_else(|| "addr".to_owned(), |n| format!("listeners[{n}].address"));
+                check.fail(
+                    key,
+                    &address,
+                    "reachable from other machines, and nothing says which devices may connect",
+                    "set auth.password_file or another step of [auth], or require client certificates \
+                     (tls.client_ca and tls.require_client_cert), or let everybody in with --allow-anonymous",
+                );
+            }
+        }
+        check.finish()
+    }
+
+    /// What is worth a warning where no embedding program decides: listeners that take devices which prove nothing, in one
+    /// line.
+    pub fn anonymous_warning(&self) -> Option<String> {
+        let open = |(address, listener): &(Address, Listener)| {
+            self.auth_steps(address, listener).contains(&AuthStep::Anonymous)
+        };
+        let names: Vec<String> =
+            self.effective_listeners().into_iter().filter(open).map(|(_, listener)| listener.name).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "devices are anonymous on listener {}: nothing checks who connects; see docs/security.md",
+                names.join(", ")
+            )
+        })
+    }
+
+    pub(super) fn check_auth(&self, check: &mut Check) {
+        let auth = &self.auth;
+        check.positive("auth.max_waiting_hashes", auth.max_waiting_hashes, auth.max_waiting_hashes == 0);
+        if auth.hash_threads > 256 {
+            check.fail(
+                "auth.hash_threads",
+                auth.hash_threads,
+                "more threads than make sense",
+                "use 0 for half of the cores",
+            );
+        }
+        let certificate = &auth.certificate;
+        let groups = certificate.groups.iter().map(|text| ("groups", text));
+        let single = [
+            ("username", &certificate.username),
+            ("client_id", &certificate.client_id),
+            ("tenant", &certificate.tenant),
+        ];
+        for (name, text) in single.into_iter().chain(groups) {
+            if let Err(problem) = Template::parse(text) {
+                check.fail(
+                    format!("auth.certificate.{name}"),
+                    text,
+                    problem.to_string(),
+                    "use {cn}, {ou}, {o}, {dns}, {uri}, {email}, {serial} or {fingerprint}",
+                );
+            }
+        }
+        let lists = std::iter::once(("auth.order".to_owned(), &auth.order));
+        let own = self.listeners.iter().enumerate();
+        let own = own.map(|(number, listener)| (format!("listeners[{number}].auth"), &listener.auth));
+        for (key, steps) in lists.chain(own) {
+            self.check_steps(&key, steps, check);
+        }
+    }
+
+    fn check_steps(&self, key: &str, steps: &[AuthStep], check: &mut Check) {
+        for (number, step) in steps.iter().enumerate() {
+            if steps[..number].contains(step) {
+                check.fail(key, step, "is there twice", "name each step once");
+            }
+            let missing = match step {
+                AuthStep::Password if self.auth.password_file.is_none() => Some("auth.password_file"),
+                _ => None,
+            };
+            if let Some(missing) = missing {
+                check.fail(key, step, format!("needs {missing}"), "set it, or leave the step out");
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Who may connect: how devices prove who they are, what those are told who cannot, and what a listener that other
+//! machines reach needs before it opens.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use bytes::Bytes;
+use codec::{Connect, Packet};
+use gateway_core::Protocol;
+
+use crate::{
+    client::{Client, Got, hello},
+    support::{Server, command, need, on_path, until},
+};
+
+const SECRET: &str = "correct-horse-7";
+
+/// Runs `mqtt-server passwd` with this on standard input.
+fn passwd(arguments: &[&str], file: &Path, user: &str, input: &str) -> Output {
+    let mut child = command(env!("CARGO_BIN_EXE_mqtt-server"))
+        .arg("passwd")
+        .args(arguments)
+        .arg(file)
+        .arg(user)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("run mqtt-server passwd");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    child.wait_with_output().expect("wait for mqtt-server passwd")
+}
+
+fn added(file: &Path, user: &str, password: &str) {
+    let output = passwd(&["add"], file, user, &format!("{password}\n"));
+    assert!(output.status.success(), "{output:?}");
+}
+
+pub(crate) fn login(
+    protocol: Protocol,
+    client_id: &str,
+    user: Option<&str>,
+    password: Option<&str>,
+) -> Connect {
+    Connect {
+        username: user.map(str::to_owned),
+        password: password.map(|text| Bytes::copy_from_slice(text.as_bytes())),
+        ..hello(protocol, client_id)
+    }
+}
+
+/// What a CONNECT is answered.
+pub(crate) fn answer(port: u16, connect: Connect) -> Got {
+    let mut client = Client::open(port, connect.protocol);
+    client.send(&Packet::Connect(Box::new(connect)));
+    client.next()
+}
+
+fn config(file: &Path) -> String {
+    format!("[auth]\npassword_file = \"{}\"\n", file.display())
+}
+
+#[test]
+fn passwords_let_in_who_has_one_and_say_to_others_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("passwords");
+    added(&file, "ann", SECRET);
+    let server = Server::start_with(&[], &config(&file));
+    let ask = |protocol, user, password| answer(server.ports.tcp, login(protocol, "d1", user, password));
+    for (protocol, wrong, nobody) in [(Protocol::V5, 0x86, 0x87), (Protocol::V4, 4, 5), (Protocol::V3, 4, 5)]
+    {
+        assert_eq!(ask(protocol, Some("ann"), Some(SECRET)), Got::ConnAck(0));
+        assert_eq!(ask(protocol, Some("ann"), Some("guess")), Got::ConnAck(wrong));
+        assert_eq!(ask(protocol, Some("bob"), Some(SECRET)), Got::ConnAck(wrong));
+        assert_eq!(ask(protocol, Some("ann"), None), Got::ConnAck(wrong));
+        assert_eq!(ask(protocol, None, None), Got::ConnAck(nobody));
+    }
+    let page = server.http_get("/metrics").expect("read the metrics");
+    assert!(page.contains("mqtt_auth_failures_total{reason=\"credentials\"} 9"), "{page}");
+    assert!(page.contains("mqtt_auth_failures_total{reason=\"not_authorized\"} 3"), "{page}");
+    let log = server.log();
+    assert!(log.contains("bad_user_name_or_password"), "{log}");
+    assert!(!log.contains(SECRET) && !log.contains("guess"), "a secret is in the log");
+}
+
+#[test]
+fn a_changed_password_file_counts_and_a_broken_one_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("passwords");
+    added(&file, "ann", SECRET);
+    let server = Server::start_with(&[], &config(&file));
+    let ask =
+        |user, password| answer(server.ports.tcp, login(Protocol::V5, "d1", Some(user), Some(password)));
+    let mut stays =
+        Client::connect_with(server.ports.tcp, login(Protocol::V5, "s", Some("ann"), Some(SECRET)));
+    added(&file, "bob", "b");
+    until(|| ask("bob", "b") == Got::ConnAck(0));
+    let good = fs::read_to_string(&file).unwrap();
+    fs::write(&file, format!("{good}eve:plain-text\n")).unwrap();
+    server.signal("HUP");
+    until(|| server.log().contains("line 3: not a hash that is known"));
+    assert_eq!(ask("ann", SECRET), Got::ConnAck(0), "the users before are still there");
+    assert!(!server.log().contains("plain-text"));
+    let output = passwd(&["remove"], &file, "eve", "");
+    assert!(output.status.success(), "{output:?}");
+    assert!(passwd(&["remove"], &file, "ann", "").status.success());
+    until(|| ask("ann", SECRET) == Got::ConnAck(0x86));
+    assert_eq!(stays.ping(), [], "who is connected notices nothing");
+}
+
+#[test]
+fn the_passwd_command_adds_checks_and_removes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("passwords");
+    added(&file, "ann", SECRET);
+    let output = passwd(&["add", "--scram"], &file, "bob", "for scram\n");
+    assert!(output.status.success(), "{output:?}");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.starts_with("ann:$argon2id$v=19$m=19456,t=2,p=1$"), "{text}");
+    assert!(text.contains("\nbob:SCRAM-SHA-256$4096:"), "{text}");
+    for (user, password, code) in
+        [("ann", SECRET, 0), ("ann", "x", 1), ("bob", "for scram", 0), ("bob", "x", 1), ("eve", "x", 1)]
+    {
+        let output = passwd(&["check"], &file, user, password);
+        assert_eq!(output.status.code(), Some(code), "{user} {password}: {output:?}");
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!passwd(&["add"], &file, "a:b", "x").status.success(), "a colon would move the hash");
+    assert!(!passwd(&["add"], &file, "ann", "\n").status.success(), "no password");
+    assert!(passwd(&["remove"], &file, "ann", "").status.success());
+    assert!(!passwd(&["remove"], &file, "ann", "").status.success(), "it is gone");
+}
+
+/// Files as `mosquitto_passwd` makes them, and its own client.
+#[test]
+fn mosquittos_password_files_are_taken_as_they_are() {
+    let tools = on_path("mosquitto_passwd") && on_path("mosquitto_pub");
+    if !need("mosquitto_passwd and mosquitto_pub", tools) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("passwords");
+    let made = Command::new("mosquitto_passwd").args(["-c", "-b"]).arg(&file).args(["ann", SECRET]).status();
+    assert!(made.expect("run mosquitto_passwd").success());
+    assert!(fs::read_to_string(&file).unwrap().starts_with("ann:$7$"));
+    let server = Server::start_with(&[], &config(&file));
+    let publish = |password: &str| {
+        Command::new("mosquitto_pub")
+            .args(["-h", "127.0.0.1", "-p", &server.ports.tcp.to_string(), "-t", "t", "-m", "m"])
+            .args(["-u", "ann", "-P", password])
+            .output()
+            .expect("run mosquitto_pub")
+    };
+    assert!(publish(SECRET).status.success());
+    let refused = publish("wrong");
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+}
+
+/// Starts, or says why not; only looks at the configuration.
+fn check(arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let output = command(env!("CARGO_BIN_EXE_mqtt-server"))
+        .current_dir(dir.path())
+        .args(["--check", "--non-tls"])
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .output()
+        .expect("run mqtt-server");
+    format!("{:?} {}", output.status.code(), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn a_listener_that_others_reach_does_not_open_for_whoever_comes() {
+    let refused = check(&["--addr", "0.0.0.0:0"], &[]);
+    assert!(refused.starts_with("Some(2)"), "{refused}");
+    for way in ["auth.password_file", "tls.require_client_cert", "--allow-anonymous"] {
+        assert!(refused.contains(way), "{way} is no way out in {refused}");
+    }
+    for (arguments, environment) in [
+        (&["--addr", "0.0.0.0:0", "--allow-anonymous"][..], &[][..]),
+        (&["--addr", "0.0.0.0:0"], &[("MQTT_SERVER_AUTH__ALLOW_ANONYMOUS", "true")]),
+        (&["--addr", "127.0.0.1:0"], &[]),
+        (&["--addr", "[::1]:0"], &[]),
+        (&["--addr", "unix:m.sock"], &[]),
+    ] {
+        let said = check(arguments, environment);
+        assert!(said.starts_with("Some(0)"), "{arguments:?}: {said}");
+        assert_eq!(said.matches("devices are anonymous").count(), 1, "{arguments:?}: {said}");
+    }
+}
