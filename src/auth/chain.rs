@@ -2,11 +2,14 @@
 
 use std::{collections::HashMap, io, sync::Arc};
 
-use access::certificate::{Fields, Template};
+use access::{
+    certificate::{Fields, Template},
+    jwt::{self, JwtError},
+};
 
 use super::{
     AllowAll, Authenticator, Credentials, Decision, Denied, Method, Principal, certificate, hashing::Hashing,
-    passwords::PasswordFile,
+    passwords::PasswordFile, tokens::Tokens,
 };
 use crate::{
     config::{AuthCertificate, AuthStep, Config, ConfigError},
@@ -36,6 +39,9 @@ struct Sources {
     certificate: CertificateNames,
     passwords: Option<Arc<PasswordFile>>,
     hashing: Hashing,
+    tokens: Option<Arc<Tokens>>,
+    /// Checks signatures, which never wait for passwords.
+    signatures: Hashing,
 }
 
 /// `[auth.certificate]`, read.
@@ -57,13 +63,18 @@ impl Chain {
         if let Some(passwords) = &passwords {
             reloads.add(Arc::clone(passwords) as _);
         }
+        let tokens =
+            config.auth.jwt.is_on().then(|| Tokens::open(&config.auth.jwt)).transpose()?.map(Arc::new);
+        if let Some(tokens) = &tokens {
+            reloads.add(Arc::clone(tokens) as _);
+        }
+        let waiting = config.auth.max_waiting_hashes;
         let sources = Sources {
             certificate: CertificateNames::of(&config.auth.certificate),
-            hashing: Hashing::start(
-                if passwords.is_some() { config.hash_threads() } else { 0 },
-                config.auth.max_waiting_hashes,
-            )?,
+            hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
             passwords,
+            signatures: Hashing::start(tokens.iter().len(), waiting)?,
+            tokens,
         };
         let listeners = config.effective_listeners().into_iter().map(|(address, listener)| {
             let steps = config.auth_steps(&address, &listener).into();
@@ -99,7 +110,9 @@ impl From<io::Error> for ChainError {
 /// # Errors
 /// A file that cannot be used.
 pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
-    config.auth.password_file.as_deref().map(PasswordFile::open).transpose().map(drop)
+    config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?;
+    config.auth.jwt.is_on().then(|| Tokens::open(&config.auth.jwt)).transpose()?;
+    Ok(())
 }
 
 impl Authenticator for Chain {
@@ -120,6 +133,7 @@ impl Sources {
         for step in steps {
             let verdict = match step {
                 AuthStep::Certificate => self.by_certificate(fields.as_ref(), &credentials),
+                AuthStep::Jwt => self.by_token(&credentials).await,
                 AuthStep::Password => self.by_password(&credentials).await,
                 AuthStep::Anonymous if credentials.password.is_none() || steps.len() == 1 => {
                     Verdict::Allow(Principal::default())
@@ -161,6 +175,33 @@ impl Sources {
             tenant: tenant.map(Into::into),
             ..Principal::default()
         })
+    }
+
+    async fn by_token(&self, credentials: &Credentials) -> Verdict {
+        let Some(tokens) = &self.tokens else { return Verdict::Pass };
+        let token = if tokens.in_username {
+            credentials.username.clone()
+        } else {
+            let password = credentials.password.as_ref();
+            password.and_then(|password| std::str::from_utf8(&password.0).ok()).map(str::to_owned)
+        };
+        let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else { return Verdict::Pass };
+        let tokens = Arc::clone(tokens);
+        match self.signatures.run(move |_| tokens.verify(&token)).await {
+            Ok(Ok(verified))
+                if verified.client_id.as_deref().is_some_and(|id| id != credentials.client_id) =>
+            {
+                Verdict::Deny(Denied::ClientId)
+            }
+            Ok(Ok(verified)) => Verdict::Allow(verified.principal),
+            // Another step may know whose it is.
+            Ok(Err(JwtError::UnknownKey | JwtError::Malformed)) => Verdict::Pass,
+            Ok(Err(JwtError::Signature)) => Verdict::Deny(Denied::BadCredentials),
+            Ok(Err(JwtError::Expired | JwtError::TooEarly | JwtError::NotForUs)) => {
+                Verdict::Deny(Denied::NotAuthorized)
+            }
+            Err(denied) => Verdict::Deny(denied),
+        }
     }
 
     async fn by_password(&self, credentials: &Credentials) -> Verdict {

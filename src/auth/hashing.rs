@@ -1,11 +1,17 @@
 //! Threads that hash passwords. A hash takes long on purpose, so no shard does it, and as many at once as there are cores
 //! for it; who comes while too many wait is told that the server is busy.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+};
 
 use access::passwords::Scratch;
 use parking_lot::Mutex;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use tokio::sync::oneshot;
 
 use super::Denied;
@@ -17,14 +23,14 @@ type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
 pub(super) struct Hashing(SyncSender<Job>);
 
 impl Hashing {
-    /// Starts so many threads, for which so many jobs may wait.
+    /// Starts so many threads, for which so many jobs may wait; without a thread none is done.
     ///
     /// # Errors
     /// The system makes no thread.
     pub(super) fn start(threads: usize, waiting: usize) -> io::Result<Self> {
         let (jobs, queue) = sync_channel(waiting);
         let queue = Arc::new(Mutex::new(queue));
-        for _ in 0..threads.max(1) {
+        for _ in 0..threads {
             let queue = Arc::clone(&queue);
             std::thread::Builder::new().name("passwords".to_owned()).spawn(move || work(&queue))?;
         }
@@ -56,7 +62,10 @@ fn work(queue: &Mutex<Receiver<Job>>) {
     loop {
         let next = queue.lock().recv();
         let Ok(job) = next else { return };
-        job(&mut scratch);
+        // What a peer sent must not take a thread from all others; who waits for this job is told.
+        if catch_unwind(AssertUnwindSafe(|| job(&mut scratch))).is_err() {
+            scratch = Scratch::default();
+        }
     }
 }
 
@@ -89,6 +98,13 @@ mod tests {
         hold.send(()).unwrap();
         assert_eq!(first.await.unwrap(), Ok(true));
         assert_eq!(waits.await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_takes_no_thread_with_it() {
+        let hashing = Hashing::start(1, 2).unwrap();
+        assert_eq!(hashing.run(|_| panic!("on purpose")).await, Err::<(), _>(Denied::Unavailable));
+        assert_eq!(hashing.run(|_| 1).await, Ok(1));
     }
 
     /// Polls once.

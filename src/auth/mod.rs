@@ -10,6 +10,7 @@ mod identity;
 mod passwords;
 mod permissions;
 mod rules;
+mod tokens;
 
 use std::{
     future::Future,

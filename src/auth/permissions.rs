@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use access::rules::{Excess, Subscribing};
-use gateway_core::QoS;
+use gateway_core::{QoS, Timestamp};
 
 use super::{
     Principal, Subject,
@@ -26,6 +26,16 @@ pub(crate) struct Refused {
 impl Permissions {
     pub(crate) fn new(principal: Arc<Principal>) -> Self {
         Self { principal }
+    }
+
+    /// When it ends; never if nothing is said.
+    pub(crate) fn expires(&self) -> Option<Timestamp> {
+        self.principal.expires
+    }
+
+    /// The user name that was proved, if there is one.
+    pub(crate) fn username(&self) -> Option<&str> {
+        self.principal.username.as_deref()
     }
 
     /// The party at a listener.

@@ -1,11 +1,11 @@
 //! `[auth]`: who may connect, and how a device proves who it is.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use access::certificate::Template;
 use serde::{Deserialize, Serialize};
 
-use super::{Address, Config, ConfigError, Listener, address::optional, validate::Check};
+use super::{Address, Config, ConfigError, Listener, Span, address::optional, validate::Check};
 
 /// One step of the chain that a device's CONNECT goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
@@ -13,6 +13,8 @@ use super::{Address, Config, ConfigError, Listener, address::optional, validate:
 pub enum AuthStep {
     /// The client certificate that TLS has verified.
     Certificate,
+    /// A JSON Web Token as password or user name.
+    Jwt,
     /// User name and password, from the password file.
     Password,
     /// Whoever presents no password.
@@ -51,6 +53,61 @@ impl Default for AuthCertificate {
     }
 }
 
+/// `[auth.jwt]`: tokens that devices bring as password. In names of claims `a.b` is `b` inside `a`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthJwt {
+    /// Public key, PEM, or key set, JWKS.
+    #[serde(with = "optional")]
+    pub key_file: Option<PathBuf>,
+    /// Shared secret of tokens that are signed with HS256, HS384 or HS512.
+    #[serde(with = "optional")]
+    pub secret_file: Option<PathBuf>,
+    /// The token is the user name.
+    pub in_username: bool,
+    /// What `iss` must be; empty takes every one.
+    pub issuer: String,
+    /// What `aud` must be, or have one of; none takes every one.
+    pub audience: Vec<String>,
+    /// By how much the issuer's clock may differ.
+    pub leeway: Span,
+    /// Refuse tokens that never expire.
+    pub require_expiry: bool,
+    /// Claim with the user name.
+    pub username: String,
+    /// Claim with the client id that the device must use; empty lets it choose.
+    pub client_id: String,
+    /// Claim with the groups; empty is none.
+    pub groups: String,
+    /// Claim with the tenant; empty is that of the listener.
+    pub tenant: String,
+}
+
+impl Default for AuthJwt {
+    fn default() -> Self {
+        Self {
+            key_file: None,
+            secret_file: None,
+            in_username: false,
+            issuer: String::new(),
+            audience: Vec::new(),
+            leeway: Span(Duration::from_secs(5)),
+            require_expiry: true,
+            username: "sub".to_owned(),
+            client_id: String::new(),
+            groups: String::new(),
+            tenant: String::new(),
+        }
+    }
+}
+
+impl AuthJwt {
+    /// Whether there is a key to check tokens with.
+    pub fn is_on(&self) -> bool {
+        self.key_file.is_some() || self.secret_file.is_some()
+    }
+}
+
 /// `[auth]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -68,6 +125,8 @@ pub struct Auth {
     pub max_waiting_hashes: usize,
     /// `[auth.certificate]`.
     pub certificate: AuthCertificate,
+    /// `[auth.jwt]`.
+    pub jwt: AuthJwt,
 }
 
 impl Default for Auth {
@@ -79,6 +138,7 @@ impl Default for Auth {
             hash_threads: 0,
             max_waiting_hashes: 1_000,
             certificate: AuthCertificate::default(),
+            jwt: AuthJwt::default(),
         }
     }
 }
@@ -94,8 +154,11 @@ impl Config {
         let tls = self.listener_tls(listener);
         let certificates = listener.kind.is_tls() && tls.client_ca.is_some();
         let mut steps = Vec::new();
-        let configured =
-            [(AuthStep::Certificate, certificates), (AuthStep::Password, self.auth.password_file.is_some())];
+        let configured = [
+            (AuthStep::Certificate, certificates),
+            (AuthStep::Jwt, self.auth.jwt.is_on()),
+            (AuthStep::Password, self.auth.password_file.is_some()),
+        ];
         steps.extend(configured.into_iter().filter_map(|(step, configured)| configured.then_some(step)));
         // On this machine only, what is meant for trying things out goes on working.
         let required = listener.kind.is_tls() && tls.require_client_cert;
@@ -108,7 +171,7 @@ impl Config {
 
     /// Whether anything is configured that devices of every listener can prove themselves with.
     fn checks_devices(&self) -> bool {
-        self.auth.password_file.is_some()
+        self.auth.password_file.is_some() || self.auth.jwt.is_on()
     }
 
     /// Threads that hash passwords.
@@ -200,6 +263,7 @@ impl Config {
                 check.fail(key, step, "is there twice", "name each step once");
             }
             let missing = match step {
+                AuthStep::Jwt if !self.auth.jwt.is_on() => Some("auth.jwt.key_file or auth.jwt.secret_file"),
                 AuthStep::Password if self.auth.password_file.is_none() => Some("auth.password_file"),
                 _ => None,
             };

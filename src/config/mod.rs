@@ -28,7 +28,7 @@ pub use gateway_core::{
 };
 
 pub use address::{Address, FileMode};
-pub use auth::{Auth, AuthCertificate, AuthStep};
+pub use auth::{Auth, AuthCertificate, AuthJwt, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};

@@ -334,6 +334,7 @@ fn every_rule_names_key_value_and_fix() {
         ("dev = true\naddr = \"0.0.0.0:8883\"", "addr", "0.0.0.0:8883", "loopback"),
         ("addr = \"0.0.0.0:8883\"", "addr", "0.0.0.0:8883", "--allow-anonymous"),
         ("[auth]\norder = [\"password\"]", "auth.order", "password", "leave the step out"),
+        ("[auth]\norder = [\"jwt\"]", "auth.order", "jwt", "leave the step out"),
         ("[auth]\norder = [\"anonymous\", \"anonymous\"]", "auth.order", "anonymous", "once"),
         ("[auth]\nmax_waiting_hashes = 0", "auth.max_waiting_hashes", "0", "more than 0"),
         ("[auth.certificate]\ntenant = \"{x}\"", "auth.certificate.tenant", "{x}", "{cn}"),

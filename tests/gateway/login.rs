@@ -195,3 +195,49 @@ fn a_listener_that_others_reach_does_not_open_for_whoever_comes() {
         assert_eq!(said.matches("devices are anonymous").count(), 1, "{arguments:?}: {said}");
     }
 }
+
+/// A token that is signed with `secret`.
+fn token(secret: &[u8], claims: &serde_json::Value) -> String {
+    let key = jsonwebtoken::EncodingKey::from_secret(secret);
+    jsonwebtoken::encode(&jsonwebtoken::Header::default(), claims, &key).expect("sign a token")
+}
+
+/// Seconds since 1970, so many from now.
+#[expect(clippy::disallowed_methods, reason = "tokens are dated by the wall clock")]
+fn seconds_from_now(seconds: i64) -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    i64::try_from(now.as_secs()).expect("a date") + seconds
+}
+
+#[test]
+fn tokens_let_in_until_they_expire() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("secret");
+    let secret = b"0123456789abcdef0123456789abcdef";
+    fs::write(&file, secret).expect("write the secret");
+    let toml = format!(
+        "[auth.jwt]\nsecret_file = \"{}\"\nleeway = \"0s\"\nclient_id = \"device\"\naudience = [\"gw\"]\n",
+        file.display()
+    );
+    let server = Server::start_with(&[], &toml);
+    let claims = |seconds, device: &str, audience: &str| serde_json::json!({"sub": "ann", "exp": seconds_from_now(seconds), "device": device, "aud": audience});
+    let ask = |client_id: &str, token: &str| {
+        answer(server.ports.tcp, login(Protocol::V5, client_id, Some("any"), Some(token)))
+    };
+    let good = token(secret, &claims(3600, "d1", "gw"));
+    assert_eq!(ask("d1", &good), Got::ConnAck(0));
+    assert_eq!(ask("d2", &good), Got::ConnAck(0x85));
+    assert_eq!(ask("d1", &token(secret, &claims(3600, "d1", "other"))), Got::ConnAck(0x87));
+    assert_eq!(ask("d1", &token(secret, &claims(-60, "d1", "gw"))), Got::ConnAck(0x87));
+    let forged = token(b"another secret, which nobody here knows", &claims(3600, "d1", "gw"));
+    assert_eq!(ask("d1", &forged), Got::ConnAck(0x86));
+    assert_eq!(ask("d1", "no token"), Got::ConnAck(0x86));
+    let brief = token(secret, &claims(3, "d3", "gw"));
+    let mut ends = Client::connect_with(server.ports.tcp, login(Protocol::V5, "d3", None, Some(&brief)));
+    let mut stays = Client::connect_with(server.ports.tcp, login(Protocol::V5, "d1", None, Some(&good)));
+    assert_eq!(ends.next(), Got::Disconnect(0x87));
+    assert_eq!(stays.ping(), []);
+    let page = server.http_get("/metrics").expect("read the metrics");
+    assert!(page.contains("reason=\"expired\"} 1"), "{page}");
+    assert!(!server.log().contains(&good), "a token is in the log");
+}

@@ -7,6 +7,9 @@ mod backoff;
 pub mod bans;
 pub mod certificate;
 mod flapping;
+pub mod jwt;
+#[doc(hidden)]
+pub mod login_fuzz;
 pub mod passwords;
 mod principal;
 pub mod rules;

@@ -230,7 +230,7 @@ async fn open(
         listener: Arc::clone(&listener.name),
         protocol: connect.protocol,
         keep_alive,
-        username: connect.username.as_deref().map(Box::from),
+        username: permissions.username().or(connect.username.as_deref()).map(Box::from),
         identity,
     };
     if expiry > 0 && !shared.broker.can_keep(client_id.as_str()) {
@@ -302,6 +302,7 @@ async fn open(
     }
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
+    let expires = permissions.expires();
     let mut connection = Connection::new(
         Arc::clone(&device),
         opened.epoch,
@@ -314,6 +315,9 @@ async fn open(
     );
     if let Some(old) = replaced {
         flush::end_replaced(old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
+    }
+    if let Some(at) = expires {
+        connection.expire_at(at, now);
     }
     count(|c| c.connections_established.add(1));
     wheel::watch(&device, opened.epoch, keep_alive);

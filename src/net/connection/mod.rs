@@ -22,8 +22,8 @@ use std::{
     time::Duration,
 };
 
-use broker::Charge;
-use gateway_core::{Durability, clock, metrics::count};
+use broker::{Charge, CloseReason};
+use gateway_core::{Durability, Timestamp, clock, metrics::count};
 use session::{Inbound, OUT_BUFFER};
 use tokio::time::Sleep;
 
@@ -66,6 +66,8 @@ pub(in crate::net) struct Rare {
     pub(in crate::net) aliases: Option<Charge>,
     /// What the rules said about the topics that the client published to last.
     pub(in crate::net) recent: Option<Box<Recent>>,
+    /// Until when who it is may be connected.
+    expiry: Option<Pin<Box<Sleep>>>,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -81,6 +83,7 @@ impl Rare {
             && !self.group_queues
             && self.aliases.is_none()
             && self.recent.is_none()
+            && self.expiry.is_none()
             && self.limiter.is_none()
             && self.pause.is_none()
             && self.stalled.is_none()
@@ -172,6 +175,7 @@ impl Connection {
     /// what is read. It ends when the account of work is spent: others have their turn, and the task goes on behind them.
     fn drive(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Result<(), End> {
         local.work.turn.effort.renew();
+        self.poll_expiry(cx)?;
         self.poll_link(&mut local.work.turn.effort, cx)?;
         for _ in 0..READS_PER_POLL {
             if local.work.turn.effort.is_spent() {
@@ -199,6 +203,21 @@ impl Connection {
         }
         local.work.go_on(cx);
         Ok(())
+    }
+
+    /// Ends the connection at this time, if nothing else does before.
+    pub(in crate::net) fn expire_at(&mut self, at: Timestamp, now: Timestamp) {
+        let left = Duration::from_millis(at.0.saturating_sub(now.0));
+        self.rare().expiry = Some(Box::pin(timers::sleep(left)));
+    }
+
+    fn poll_expiry(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
+        let Some(expiry) = self.rare.as_mut().and_then(|rare| rare.expiry.as_mut()) else { return Ok(()) };
+        if expiry.as_mut().poll(cx).is_pending() {
+            return Ok(());
+        }
+        count(|c| c.evicted_expired.add(1));
+        Err(End::Close(CloseReason::NotAuthorized))
     }
 
     /// Whether more may be read; if not, the task is woken when it may. The client's silence does not count meanwhile.

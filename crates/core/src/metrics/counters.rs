@@ -62,6 +62,7 @@ counters! {
     handshake_timeout: "mqtt_connections_refused_total", "Connections refused", "reason=\"connect_timeout\"";
     evicted_not_authorized: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"not_authorized\"";
     evicted_banned: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"banned\"";
+    evicted_expired: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"expired\"";
     evicted_other: "mqtt_connections_evicted_total", "Connections ended because of a change of who may be connected", "reason=\"other\"";
     protocol_errors: "mqtt_protocol_errors_total", "Connections ended for malformed packets or protocol errors", "";
     keep_alive_timeouts: "mqtt_keep_alive_timeouts_total", "Connections ended because the client was silent", "";

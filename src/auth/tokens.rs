@@ -1,0 +1,125 @@
+//! JSON Web Tokens of devices: the keys of a running gateway, and when a token ends on its clock.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use access::jwt::{self, Expected, JwtError, Keys, Verified};
+use arc_swap::ArcSwap;
+use gateway_core::{Timestamp, clock};
+
+use crate::{
+    config::{AuthJwt, ConfigError, Problem},
+    reload::Reload,
+};
+
+/// Keys as they were last read without fault, and what tokens must say.
+pub(super) struct Tokens {
+    key_file: Option<PathBuf>,
+    secret_file: Option<PathBuf>,
+    keys: ArcSwap<Keys>,
+    expected: Expected,
+    /// The token is the user name, not the password.
+    pub(super) in_username: bool,
+}
+
+impl Tokens {
+    /// Reads the keys.
+    ///
+    /// # Errors
+    /// A file cannot be read, or has no key that can be used.
+    pub(super) fn open(config: &AuthJwt) -> Result<Self, ConfigError> {
+        let keys = read(config.key_file.as_deref(), config.secret_file.as_deref()).map_err(|(path, problem)| {
+            let key = if Some(&path) == config.secret_file.as_ref() { "secret_file" } else { "key_file" };
+            let fix = "name a file with a public key (PEM), a key set (JWKS) or, as secret_file, a shared secret";
+            ConfigError(vec![Problem::new(format!("auth.jwt.{key}"), path.display(), problem, fix)])
+        })?;
+        Ok(Self {
+            key_file: config.key_file.clone(),
+            secret_file: config.secret_file.clone(),
+            keys: ArcSwap::from_pointee(keys),
+            expected: Expected {
+                issuer: Some(config.issuer.clone()).filter(|issuer| !issuer.is_empty()),
+                audience: config.audience.clone(),
+                leeway: config.leeway.0.as_secs(),
+                expires: config.require_expiry,
+                username: config.username.clone(),
+                client_id: config.client_id.clone(),
+                groups: config.groups.clone(),
+                tenant: config.tenant.clone(),
+            },
+            in_username: config.in_username,
+        })
+    }
+
+    /// Checks a token now; its principal says when it ends on the gateway's clock. Takes up to some 100 microseconds.
+    ///
+    /// # Errors
+    /// [`JwtError`].
+    pub(super) fn verify(&self, token: &str) -> Result<Verified, JwtError> {
+        let now = clock::now();
+        let wall = clock::to_wall(now).0;
+        let mut verified = jwt::verify(token, &self.keys.load(), &self.expected, wall / 1000)?;
+        verified.principal.expires = verified.expires.map(|at| ends(at, now, wall));
+        Ok(verified)
+    }
+}
+
+/// When this second since 1970 comes, if the wall shows `wall` now.
+fn ends(at: u64, now: Timestamp, wall: u64) -> Timestamp {
+    now.plus_millis(at.saturating_mul(1000).saturating_sub(wall))
+}
+
+impl Reload for Tokens {
+    fn name(&self) -> &'static str {
+        "keys of tokens"
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.key_file.iter().chain(&self.secret_file).cloned().collect()
+    }
+
+    fn reload(&self) -> Result<String, Vec<String>> {
+        let keys = read(self.key_file.as_deref(), self.secret_file.as_deref())
+            .map_err(|(path, problem)| vec![format!("{}: {problem}", path.display())])?;
+        let said = format!("{} keys", keys.len());
+        self.keys.store(Arc::new(keys));
+        Ok(said)
+    }
+}
+
+fn read(key: Option<&Path>, secret: Option<&Path>) -> Result<Keys, (PathBuf, String)> {
+    let open = |path: &Path| fs::read(path).map_err(|error| (path.to_owned(), error.to_string()));
+    let mut keys = Keys::default();
+    if let Some(path) = key {
+        let text = open(path)?;
+        let read = match std::str::from_utf8(&text) {
+            Ok(json) if json.trim_start().starts_with('{') => Keys::from_jwks(json),
+            _ => Keys::from_pem(&text),
+        };
+        keys = keys.and(read.map_err(|error| (path.to_owned(), error.to_string()))?);
+    }
+    if let Some(path) = secret {
+        let mut text = open(path)?;
+        while text.last().is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {
+            text.pop();
+        }
+        keys = keys.and(Keys::from_secret(&text).map_err(|error| (path.to_owned(), error.to_string()))?);
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tokens_end_is_on_the_gateways_clock() {
+        let (now, wall) = (Timestamp(5_000_000), 1_800_000_000_250);
+        assert_eq!(ends(1_800_000_010, now, wall), Timestamp(5_009_750));
+        assert_eq!(ends(1_700_000_000, now, wall), now, "what is over ends at once");
+        assert_eq!(ends(u64::MAX, now, wall).0, u64::MAX - wall + 5_000_000);
+    }
+}
