@@ -17,6 +17,7 @@ pub(crate) mod log_level;
 mod replication;
 mod secret;
 mod sections;
+mod tls;
 mod validate;
 
 #[cfg(test)]
@@ -32,7 +33,6 @@ pub use auth::{Auth, AuthCertificate, AuthJwt, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
-pub use effective::TlsFiles;
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
 pub use flags::{Command, Flags, PasswdCommand, StoreCommand, TokenCommand, version};
@@ -40,8 +40,10 @@ pub use replication::Replication;
 pub use secret::Secret;
 pub use sections::{
     Config, DurabilityMode, DurabilityRule, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel,
-    ShutdownTimes, Store, Sys, Tls, TlsVersion,
+    ShutdownTimes, Store, Sys,
 };
+pub(crate) use tls::ocsp_of;
+pub use tls::{CertificatePair, CipherSuite, Tls, TlsFiles, TlsVersion};
 
 /// Where `--dev` makes its certificates.
 pub const DEV_CERTS_DIR: &str = "certs";

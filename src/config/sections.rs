@@ -9,7 +9,7 @@ use serde::{
 };
 
 use super::{
-    Address, ByteSize, FileMode, SharedStrategy, Span,
+    Address, ByteSize, CertificatePair, FileMode, SharedStrategy, Span, Tls,
     address::{optional, socket},
 };
 
@@ -107,6 +107,8 @@ pub struct Listener {
     pub client_ca: Option<PathBuf>,
     /// Refuse clients without a certificate; on if it is on in `[tls]`.
     pub require_client_cert: bool,
+    /// Further pairs, shown to clients that ask for a DNS name in them; none takes those of `[tls]`.
+    pub certificates: Vec<CertificatePair>,
     /// Connections at once through this listener; 0 for no limit of its own.
     pub max_connections: usize,
     /// Expect a PROXY protocol header (v1 or v2) before anything else; only behind a trusted proxy.
@@ -137,6 +139,7 @@ impl Default for Listener {
             key: None,
             client_ca: None,
             require_client_cert: false,
+            certificates: Vec::new(),
             max_connections: 0,
             proxy_protocol: false,
             mode: FileMode::default(),
@@ -147,34 +150,6 @@ impl Default for Listener {
             allowed_origins: Vec::new(),
         }
     }
-}
-
-/// Oldest TLS version accepted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-pub enum TlsVersion {
-    /// TLS 1.2.
-    #[default]
-    #[serde(rename = "1.2")]
-    V12,
-    /// TLS 1.3.
-    #[serde(rename = "1.3")]
-    V13,
-}
-
-/// `[tls]`: what all TLS listeners for devices share; `min_version` and `crl` apply to gRPC as well.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Tls {
-    /// CA of client certificates, PEM.
-    #[serde(with = "optional")]
-    pub client_ca: Option<PathBuf>,
-    /// Refuse clients without a certificate.
-    pub require_client_cert: bool,
-    /// Certificate revocation lists for client certificates, PEM.
-    #[serde(with = "optional")]
-    pub crl: Option<PathBuf>,
-    /// Oldest version accepted.
-    pub min_version: TlsVersion,
 }
 
 /// `[grpc]`.

@@ -182,6 +182,9 @@ impl Config {
                 "set tls.client_ca, or remove it",
             );
         }
+        if let Some([key, problem, fix]) = self.tls_problem() {
+            check.fail(key, format!("{:?}", self.tls.ciphersuites), problem, fix);
+        }
         self.check_addresses(check);
     }
 

@@ -86,9 +86,10 @@ impl StoreWatch {
         )];
         #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         let now = SystemTime::now();
-        for (name, days) in self.tls.days_left(now) {
-            let help = "Days until the certificate of a TLS use ends, below zero after that";
-            let label = format!("use=\"{}\"", escape_label(&name));
+        for (name, file, days) in self.tls.days_left(now) {
+            let help = "Days until a certificate of a TLS use ends, below zero after that";
+            let file = file.display().to_string();
+            let label = format!("use=\"{}\",file=\"{}\"", escape_label(&name), escape_label(&file));
             all.push(("gateway_certificate_days_left", help, label, (days * 100.0).floor() / 100.0));
         }
         let Some(durable) = &self.durable else { return all };

@@ -90,7 +90,7 @@ fn database_options(
     server_id: String,
 ) -> Result<ScyllaOptions, StartError> {
     let database = &config.database;
-    let tls = tls::client_config(&database.tls)
+    let tls = tls::client_config(&database.tls, config.tls.open_key_files)
         .map_err(|error| StartError::Tls { name: "database".to_owned(), error })?;
     let delay = database.speculative_delay.0;
     let ttl = database.ttl.iter();

@@ -8,11 +8,11 @@ use super::config::{TlsError, certificates, private_key, read};
 use crate::config::DatabaseTls;
 
 /// The configuration for a cluster whose certificates are of the CA in `files`, with a certificate of the gateway's
-/// own if one is named. `None` if no CA is named: then there is no TLS.
+/// own if one is named, whose key others may read if `open_key`. `None` if no CA is named: then there is no TLS.
 ///
 /// # Errors
 /// Names the file at fault and what to do.
-pub(crate) fn client_config(files: &DatabaseTls) -> Result<Option<ClientConfig>, TlsError> {
+pub(crate) fn client_config(files: &DatabaseTls, open_key: bool) -> Result<Option<ClientConfig>, TlsError> {
     let Some(ca) = &files.ca else { return Ok(None) };
     let roots = roots(ca)?;
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -22,7 +22,7 @@ pub(crate) fn client_config(files: &DatabaseTls) -> Result<Option<ClientConfig>,
         (Some(cert), Some(key)) => {
             let chain = certificates(cert, &read(cert)?)?;
             builder
-                .with_client_auth_cert(chain, private_key(key)?)
+                .with_client_auth_cert(chain, private_key(key, open_key)?)
                 .map_err(|source| TlsError::UnusableKey { path: key.clone(), source })?
         }
         _ => builder.with_no_client_auth(),

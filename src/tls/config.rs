@@ -1,7 +1,9 @@
 //! From PEM files to a rustls server configuration, with errors that name the file and the fix.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -16,13 +18,17 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 use thiserror::Error;
+use zeroize::Zeroizing;
 
 use super::{
+    by_name::ByName,
     client_config,
     inspect::{Facts, inspect},
     revocations::Revoked,
 };
-use crate::config::{Config, ConfigError, Problem, TlsFiles, TlsVersion};
+use crate::config::{
+    CertificatePair, CipherSuite, Config, ConfigError, Problem, TlsFiles, TlsVersion, ocsp_of,
+};
 
 /// Why a TLS configuration could not be made.
 #[derive(Debug, Error)]
@@ -52,6 +58,22 @@ pub enum TlsError {
     /// A key file with a passphrase.
     #[error("the private key in {} is encrypted, which is not supported; decrypt it with 'openssl pkey -in FILE -out NEW'", .0.display())]
     EncryptedKey(PathBuf),
+    /// A key file that others may read.
+    #[error("the private key in {} can be read by others than its owner (mode {mode:04o}); run 'chmod 600 {}', or set \
+             tls.open_key_files where a container's mount decides the mode", .path.display(), .path.display())]
+    OpenKey {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A certificate that no client can ask for.
+    #[error("the certificate in {} has no DNS name in a subjectAltName, so that no client can ask for it; name it as cert of \
+             a listener, or sign it again with subjectAltName=DNS:your.host.name", .0.display())]
+    Nameless(PathBuf),
+    /// A stapled response that is none.
+    #[error("{} is not a successful OCSP response in DER; fetch it again with 'openssl ocsp ... -respout', or remove it", .0.display())]
+    BadOcsp(PathBuf),
     /// A key of a kind or size that the crypto provider does not take.
     #[error("the private key in {} cannot be used ({source}); use RSA from 2048 bits, ECDSA P-256 or P-384, or Ed25519", .path.display())]
     UnusableKey {
@@ -122,7 +144,8 @@ pub(super) struct ClientRules {
 pub(super) struct Built {
     pub(super) config: ServerConfig,
     pub(super) rules: ClientRules,
-    pub(super) facts: Facts,
+    /// Of each pair, the default one first.
+    pub(super) facts: Vec<Facts>,
     /// What the revocation lists say; `None` without any.
     pub(super) revoked: Option<Revoked>,
 }
@@ -140,8 +163,8 @@ pub(super) fn build(
     alpn: &[&[u8]],
     previous: Option<(&ClientRules, &Arc<dyn ProducesTickets>)>,
 ) -> Result<Built, TlsError> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let (certified, facts) = certified_key(files, &provider)?;
+    let provider = Arc::new(provider(&files.ciphersuites));
+    let (resolver, facts) = certified_keys(files, &provider)?;
     let rules = ClientRules {
         ca: files.client_ca.as_deref().map(read).transpose()?,
         crl: files.crl.as_deref().map(read).transpose()?,
@@ -163,7 +186,7 @@ pub(super) fn build(
         Some(verifier) => builder.with_client_cert_verifier(verifier),
         None => builder.with_no_client_auth(),
     };
-    let mut config = builder.with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified)));
+    let mut config = builder.with_cert_resolver(Arc::new(resolver));
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config.ticketer = match previous {
         Some((old, ticketer)) if *old == rules => Arc::clone(ticketer),
@@ -189,12 +212,15 @@ pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
 /// # Errors
 /// As [`check_files`].
 pub(crate) fn check_files_at(config: &Config, now: SystemTime) -> Result<(), ConfigError> {
-    check(config, |files, facts| facts.check_dates(&files.cert, now))
+    check(config, |files, facts| {
+        let mut pairs = files.pairs().zip(facts);
+        pairs.try_for_each(|(pair, facts)| facts.check_dates(&pair.cert, now))
+    })
 }
 
 fn check(
     config: &Config,
-    further: impl Fn(&TlsFiles, &Facts) -> Result<(), TlsError>,
+    further: impl Fn(&TlsFiles, &[Facts]) -> Result<(), TlsError>,
 ) -> Result<(), ConfigError> {
     let mut problems: Vec<Problem> = Vec::new();
     for (name, files) in config.tls_uses() {
@@ -217,7 +243,7 @@ fn check(
         }
         problems.push(Problem::new(format!("{name}: {key}"), value, problem, fix));
     }
-    if let Err(error) = client_config(&config.database.tls) {
+    if let Err(error) = client_config(&config.database.tls, config.tls.open_key_files) {
         let text = error.to_string();
         let (problem, fix) = text.split_once("; ").unwrap_or((&text, ""));
         problems.push(Problem::new("database.tls", "", problem, fix));
@@ -236,6 +262,9 @@ fn blame(error: &TlsError, files: &TlsFiles) -> (&'static str, String) {
         | TlsError::Expired { path, .. }
         | TlsError::NotYetValid { path, .. }
         | TlsError::BadCrl { path, .. }
+        | TlsError::OpenKey { path, .. }
+        | TlsError::Nameless(path)
+        | TlsError::BadOcsp(path)
         | TlsError::NoCertificate(path)
         | TlsError::NoKey(path)
         | TlsError::EncryptedKey(path)
@@ -248,30 +277,108 @@ fn blame(error: &TlsError, files: &TlsFiles) -> (&'static str, String) {
         "cert"
     } else if files.crl.as_ref() == Some(path) {
         "crl"
-    } else {
+    } else if files.client_ca.as_ref() == Some(path) {
         "client_ca"
+    } else if *path == ocsp_of(&files.cert) {
+        "cert"
+    } else {
+        "certificates"
     };
     (key, path.display().to_string())
 }
 
-fn certified_key(files: &TlsFiles, provider: &CryptoProvider) -> Result<(CertifiedKey, Facts), TlsError> {
-    let chain = certificates(&files.cert, &read(&files.cert)?)?;
-    let facts = inspect(&files.cert, &chain)?;
-    let key = private_key(&files.key)?;
+/// All suites, or these in the provider's order of preference.
+fn provider(wanted: &[CipherSuite]) -> CryptoProvider {
+    let mut provider = aws_lc_rs::default_provider();
+    if !wanted.is_empty() {
+        let wanted: Vec<rustls::CipherSuite> = wanted.iter().map(|suite| known(*suite)).collect();
+        provider.cipher_suites.retain(|suite| wanted.contains(&suite.suite()));
+    }
+    provider
+}
+
+fn known(suite: CipherSuite) -> rustls::CipherSuite {
+    use rustls::CipherSuite as Known;
+    match suite {
+        CipherSuite::TLS_AES_128_GCM_SHA256 => Known::TLS13_AES_128_GCM_SHA256,
+        CipherSuite::TLS_AES_256_GCM_SHA384 => Known::TLS13_AES_256_GCM_SHA384,
+        CipherSuite::TLS_CHACHA20_POLY1305_SHA256 => Known::TLS13_CHACHA20_POLY1305_SHA256,
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 => {
+            Known::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+        }
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384 => {
+            Known::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
+        }
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256 => {
+            Known::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
+        }
+        CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 => Known::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        CipherSuite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384 => Known::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256 => {
+            Known::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256
+        }
+    }
+}
+
+/// Every pair of a use, and what its certificates say about themselves.
+fn certified_keys(files: &TlsFiles, provider: &CryptoProvider) -> Result<(ByName, Vec<Facts>), TlsError> {
+    let mut resolver: Option<ByName> = None;
+    let mut all = Vec::new();
+    for pair in files.pairs() {
+        let (certified, facts) = certified_key(&pair, provider, files.open_key_files)?;
+        let certified = Arc::new(certified);
+        match &mut resolver {
+            None => resolver.insert(ByName::new(Arc::clone(&certified))).add(&facts.names, &certified),
+            Some(_) if facts.names.is_empty() => return Err(TlsError::Nameless(pair.cert)),
+            Some(resolver) => resolver.add(&facts.names, &certified),
+        }
+        all.push(facts);
+    }
+    // The first pair is always there.
+    let resolver = resolver.ok_or_else(|| TlsError::NoCertificate(files.cert.clone()))?;
+    Ok((resolver, all))
+}
+
+fn certified_key(
+    pair: &CertificatePair,
+    provider: &CryptoProvider,
+    open_key: bool,
+) -> Result<(CertifiedKey, Facts), TlsError> {
+    let chain = certificates(&pair.cert, &read(&pair.cert)?)?;
+    let facts = inspect(&pair.cert, &chain)?;
+    let key = private_key(&pair.key, open_key)?;
     let key = provider
         .key_provider
         .load_private_key(key)
-        .map_err(|source| TlsError::UnusableKey { path: files.key.clone(), source })?;
-    let certified = CertifiedKey::new(chain, key);
+        .map_err(|source| TlsError::UnusableKey { path: pair.key.clone(), source })?;
+    let mut certified = CertifiedKey::new(chain, key);
     match certified.keys_match() {
-        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {
-            Ok((certified, facts))
-        }
+        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {}
         Err(rustls::Error::InconsistentKeys(_)) => {
-            Err(TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() })
+            return Err(TlsError::Mismatch { cert: pair.cert.clone(), key: pair.key.clone() });
         }
-        Err(error) => Err(TlsError::BadCertificate { path: files.cert.clone(), detail: error.to_string() }),
+        Err(error) => {
+            return Err(TlsError::BadCertificate { path: pair.cert.clone(), detail: error.to_string() });
+        }
     }
+    certified.ocsp = ocsp_response(pair.ocsp())?;
+    Ok((certified, facts))
+}
+
+/// What is stapled; `None` without a file.
+fn ocsp_response(path: PathBuf) -> Result<Option<Vec<u8>>, TlsError> {
+    let response = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(TlsError::Read { path, source }),
+        Ok(response) => response,
+    };
+    // SEQUENCE { ENUMERATED successful (0), ... } with any length.
+    let body = match response.as_slice() {
+        [0x30, len @ 0..=0x7F, body @ ..] if body.len() == usize::from(*len) => body,
+        [0x30, 0x81, _, body @ ..] | [0x30, 0x82, _, _, body @ ..] => body,
+        _ => &[],
+    };
+    if body.starts_with(&[0x0A, 0x01, 0x00]) { Ok(Some(response)) } else { Err(TlsError::BadOcsp(path)) }
 }
 
 fn client_verifier(
@@ -331,10 +438,21 @@ fn revocation_lists(
     Ok(lists)
 }
 
-pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let content = read(path)?;
-    let text = String::from_utf8_lossy(&content);
-    if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
+/// Reads a key. Others than its owner must not be able to, unless `open` says that they may: but for the group of a file of
+/// root's, which is how a service without root's rights is given a key.
+pub(super) fn private_key(path: &Path, open: bool) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let failed = |source| TlsError::Read { path: path.to_owned(), source };
+    let mut file = fs::File::open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    let mode = meta.mode() & 0o777;
+    let barred = if meta.uid() == 0 { 0o037 } else { 0o077 };
+    if mode & barred != 0 && !open {
+        return Err(TlsError::OpenKey { path: path.to_owned(), mode });
+    }
+    let mut content = Zeroizing::new(Vec::with_capacity(usize::try_from(meta.len()).unwrap_or(0) + 1));
+    file.read_to_end(&mut content).map_err(failed)?;
+    let has = |mark: &[u8]| content.windows(mark.len()).any(|part| part == mark);
+    if has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED") {
         return Err(TlsError::EncryptedKey(path.to_owned()));
     }
     match rustls_pemfile::private_key(&mut content.as_slice()) {

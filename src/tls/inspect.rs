@@ -8,6 +8,7 @@ use std::{
 use rustls::pki_types::CertificateDer;
 use x509_parser::{
     certificate::X509Certificate,
+    extensions::GeneralName,
     prelude::{FromDer as _, X509Version},
 };
 
@@ -16,7 +17,7 @@ use super::TlsError;
 const DAY: i64 = 24 * 3600;
 
 /// The certificate of one use: when its chain is valid, and whether it has names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Seconds since 1970: the latest begin in the chain.
     from: i64,
@@ -24,6 +25,8 @@ pub(super) struct Facts {
     until: i64,
     /// Whether the server's own has a subjectAltName.
     pub(super) named: bool,
+    /// The DNS names in it.
+    pub(super) names: Vec<String>,
 }
 
 /// How the validity stands at a time.
@@ -42,7 +45,7 @@ pub(super) enum Stage {
 /// # Errors
 /// One of them is not a certificate, or the first is of version 1.
 pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts, TlsError> {
-    let mut facts = Facts { from: i64::MIN, until: i64::MAX, named: false };
+    let mut facts = Facts { from: i64::MIN, until: i64::MAX, named: false, names: Vec::new() };
     for (number, der) in chain.iter().enumerate() {
         let (_, certificate) = X509Certificate::from_der(der)
             .map_err(|error| TlsError::BadCertificate { path: path.to_owned(), detail: error.to_string() })?;
@@ -50,7 +53,14 @@ pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts
             if certificate.version() != X509Version::V3 {
                 return Err(TlsError::OldVersion(path.to_owned()));
             }
-            facts.named = certificate.subject_alternative_name().is_ok_and(|names| names.is_some());
+            if let Ok(Some(extension)) = certificate.subject_alternative_name() {
+                facts.named = true;
+                let names = extension.value.general_names.iter().filter_map(|name| match name {
+                    GeneralName::DNSName(name) => Some((*name).to_owned()),
+                    _ => None,
+                });
+                facts.names.extend(names);
+            }
         }
         let validity = certificate.validity();
         facts.from = facts.from.max(validity.not_before.timestamp());

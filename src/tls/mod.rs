@@ -5,6 +5,7 @@
 //! Invariant: a configuration in use is replaced only by one that was built whole; nothing is served with
 //! half-read files.
 
+mod by_name;
 mod certificate_id;
 mod client;
 mod config;

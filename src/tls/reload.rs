@@ -18,7 +18,10 @@ use super::{
     inspect::{Facts, Stage},
     revocations::Revocations,
 };
-use crate::{config::TlsFiles, reload::Reload};
+use crate::{
+    config::{CertificatePair, TlsFiles},
+    reload::Reload,
+};
 
 /// The current configuration of one use; load it for each handshake.
 pub(crate) type TlsHandle = Arc<ArcSwap<ServerConfig>>;
@@ -37,8 +40,15 @@ struct Use {
     alpn: Vec<Vec<u8>>,
     rules: ClientRules,
     handle: TlsHandle,
-    facts: Facts,
+    /// Of each pair, the default one first.
+    pairs: Vec<Pair>,
     revocations: Option<Arc<Revocations>>,
+}
+
+/// A pair of certificate and key.
+struct Pair {
+    cert: PathBuf,
+    facts: Facts,
     /// The stage of its validity that was last reported.
     told: Stage,
     /// Whether its lack of names was reported.
@@ -69,16 +79,20 @@ impl TlsStore {
     pub(crate) fn add(&self, name: &str, files: TlsFiles, alpn: &[&[u8]]) -> Result<TlsHandle, TlsError> {
         let Built { config, rules, facts, revoked } = build(&files, alpn, None)?;
         let handle = Arc::new(ArcSwap::from_pointee(config));
+        let fresh = |(pair, facts): (CertificatePair, Facts)| Pair {
+            cert: pair.cert,
+            facts,
+            told: Stage::Fine,
+            told_nameless: false,
+        };
         self.uses.lock().push(Use {
             name: name.to_owned(),
+            pairs: files.pairs().zip(facts).map(fresh).collect(),
             files,
             alpn: alpn.iter().map(|name| name.to_vec()).collect(),
             rules,
             handle: Arc::clone(&handle),
-            facts,
             revocations: revoked.map(|revoked| Arc::new(Revocations::new(revoked, self.revoked.clone()))),
-            told: Stage::Fine,
-            told_nameless: false,
         });
         Ok(handle)
     }
@@ -97,8 +111,9 @@ impl TlsStore {
             let new = build(&entry.files, &alpn, Some((&entry.rules, &current.ticketer)));
             let new = new.and_then(|new| {
                 // What is served already may stay as it is.
-                let same = new.facts == entry.facts;
-                if same { Ok(()) } else { new.facts.check_dates(&entry.files.cert, now) }.map(|()| new)
+                let mut changed =
+                    entry.pairs.iter().zip(&new.facts).filter(|(pair, facts)| pair.facts != **facts);
+                changed.try_for_each(|(pair, facts)| facts.check_dates(&pair.cert, now)).map(|()| new)
             });
             match new {
                 Ok(new) => built.push(new),
@@ -110,8 +125,10 @@ impl TlsStore {
         }
         for (entry, new) in uses.iter_mut().zip(built) {
             entry.rules = new.rules;
-            if entry.facts != new.facts {
-                (entry.facts, entry.told, entry.told_nameless) = (new.facts, Stage::Fine, false);
+            for (pair, facts) in entry.pairs.iter_mut().zip(new.facts) {
+                if pair.facts != facts {
+                    (pair.facts, pair.told, pair.told_nameless) = (facts, Stage::Fine, false);
+                }
             }
             // Whoever is let in by the old configuration looks at the list afterwards.
             entry.handle.store(Arc::new(new.config));
@@ -132,30 +149,23 @@ impl TlsStore {
         self.revoked.subscribe()
     }
 
-    /// The name of every use and the days until its certificate ends, below zero after that.
-    pub(crate) fn days_left(&self, now: SystemTime) -> Vec<(String, f64)> {
+    /// The name of every use, the file of each of its certificates, and the days until that ends, below zero after it.
+    pub(crate) fn days_left(&self, now: SystemTime) -> Vec<(String, PathBuf, f64)> {
         let uses = self.uses.lock();
-        uses.iter().map(|entry| (entry.name.clone(), entry.facts.days_left(now))).collect()
+        let pairs = uses.iter().flat_map(|entry| entry.pairs.iter().map(|pair| (&entry.name, pair)));
+        pairs.map(|(name, pair)| (name.clone(), pair.cert.clone(), pair.facts.days_left(now))).collect()
     }
 
     /// What should be reported at `now` and was not yet since the certificate was read: that it has no names, that it
     /// ends within 30 days, 7 days or one, or that it is not valid. Uses that share a file are reported together.
     pub(crate) fn notices(&self, now: SystemTime) -> Vec<Notice> {
         let mut notices: Vec<Notice> = Vec::new();
-        for entry in self.uses.lock().iter_mut() {
-            let stage = entry.facts.stage(now);
-            let mut texts = Vec::new();
-            if stage > entry.told {
-                texts.push((stage == Stage::Out, entry.dates(now)));
-            }
-            entry.told = stage;
-            if !entry.facts.named && !std::mem::replace(&mut entry.told_nameless, true) {
-                texts.push((false, entry.nameless()));
-            }
-            for (out, text) in texts {
+        for Use { name, pairs, .. } in self.uses.lock().iter_mut() {
+            for (out, text) in pairs.iter_mut().flat_map(|pair| pair.due(now)) {
                 match notices.iter_mut().find(|notice| notice.text == text) {
-                    Some(notice) => notice.uses.push(entry.name.clone()),
-                    None => notices.push(Notice { uses: vec![entry.name.clone()], text, out }),
+                    Some(notice) if notice.uses.contains(name) => {}
+                    Some(notice) => notice.uses.push(name.clone()),
+                    None => notices.push(Notice { uses: vec![name.clone()], text, out }),
                 }
             }
         }
@@ -188,7 +198,7 @@ impl Reload for TlsStore {
 
     fn files(&self) -> Vec<PathBuf> {
         let uses = self.uses.lock();
-        let mut files: Vec<PathBuf> = uses.iter().flat_map(|entry| entry.files.all()).cloned().collect();
+        let mut files: Vec<PathBuf> = uses.iter().flat_map(|entry| entry.files.all()).collect();
         files.sort();
         files.dedup();
         files
@@ -203,10 +213,24 @@ impl Reload for TlsStore {
     }
 }
 
-impl Use {
+impl Pair {
+    /// What was not reported yet, and whether the certificate is out.
+    fn due(&mut self, now: SystemTime) -> Vec<(bool, String)> {
+        let stage = self.facts.stage(now);
+        let mut texts = Vec::new();
+        if stage > self.told {
+            texts.push((stage == Stage::Out, self.dates(now)));
+        }
+        self.told = stage;
+        if !self.facts.named && !std::mem::replace(&mut self.told_nameless, true) {
+            texts.push((false, self.nameless()));
+        }
+        texts
+    }
+
     fn dates(&self, now: SystemTime) -> String {
-        let file = self.files.cert.display();
-        match self.facts.check_dates(&self.files.cert, now) {
+        let file = self.cert.display();
+        match self.facts.check_dates(&self.cert, now) {
             Err(error) => error.to_string(),
             Ok(()) => format!(
                 "the certificate in {file} ends on {}, in {:.0} days; renew it and send SIGHUP",
@@ -221,7 +245,7 @@ impl Use {
             "the certificate in {} has no subjectAltName, and clients that look at names refuse it whatever its CN is; \
              sign it again with 'openssl x509 -req ... -extfile names.ext', where names.ext has the line \
              subjectAltName=DNS:your.host.name",
-            self.files.cert.display()
+            self.cert.display()
         )
     }
 }

@@ -21,7 +21,7 @@ use rustls::{
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{DatabaseTls, TlsFiles, TlsVersion};
+use crate::config::{CertificatePair, CipherSuite, DatabaseTls, TlsFiles, TlsVersion};
 
 fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
     Ok(config::build(files, alpn, None)?.config)
@@ -35,6 +35,9 @@ fn files(dir: &Path) -> TlsFiles {
         require_client_cert: false,
         crl: None,
         min_version: TlsVersion::V12,
+        certificates: Vec::new(),
+        ciphersuites: Vec::new(),
+        open_key_files: false,
     }
 }
 
@@ -43,6 +46,12 @@ fn dev() -> (TempDir, TlsFiles) {
     ensure_dev_certs(dir.path(), SystemTime::now()).unwrap();
     let files = files(dir.path());
     (dir, files)
+}
+
+/// A file that only its owner may read.
+fn write_key(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 /// A client CA with one client: (issuer, certificate file, key file).
@@ -61,7 +70,7 @@ fn client_ca(dir: &Path, serial: u64) -> (Issuer<'static, KeyPair>, PathBuf, Pat
     let key = KeyPair::generate().unwrap();
     let (cert_file, key_file) = (dir.join("client.crt"), dir.join("client.key"));
     fs::write(&cert_file, params.signed_by(&key, &issuer).unwrap().pem()).unwrap();
-    fs::write(&key_file, key.serialize_pem()).unwrap();
+    write_key(&key_file, &key.serialize_pem());
     (issuer, cert_file, key_file)
 }
 
@@ -91,8 +100,17 @@ fn handshake(
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
 ) -> Result<(ServerConnection, ClientConnection), rustls::Error> {
+    handshake_as(server, client, "localhost")
+}
+
+fn handshake_as(
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    name: &str,
+) -> Result<(ServerConnection, ClientConnection), rustls::Error> {
     let mut server = ServerConnection::new(server).unwrap();
-    let mut client = ClientConnection::new(client, ServerName::try_from("localhost").unwrap()).unwrap();
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    let mut client = ClientConnection::new(client, name).unwrap();
     for _ in 0..8 {
         let mut bytes = Vec::new();
         while client.wants_write() {
@@ -234,7 +252,7 @@ fn errors_name_the_file_and_the_fix() {
     let (dir, good) = dev();
     let path = dir.path();
     let write = |name: &str, text: &str| {
-        fs::write(path.join(name), text).unwrap();
+        write_key(&path.join(name), text);
         path.join(name)
     };
     let other = write("other.key", &KeyPair::generate().unwrap().serialize_pem());
@@ -374,7 +392,7 @@ fn dated(dir: &Path, name: &str, days: std::ops::Range<i64>, names: &[&str]) -> 
     let mut files = files(dir);
     (files.cert, files.key) = (dir.join(format!("{name}.crt")), dir.join(format!("{name}.key")));
     fs::write(&files.cert, params.self_signed(&key).unwrap().pem()).unwrap();
-    fs::write(&files.key, key.serialize_pem()).unwrap();
+    write_key(&files.key, &key.serialize_pem());
     files
 }
 
@@ -437,7 +455,7 @@ fn the_end_of_a_certificate_is_told_30_days_7_days_and_one_day_before() {
     for day in 0..=61 {
         let left = store.days_left(at(day));
         assert_eq!(left[0].0, "grpc");
-        assert!((left[0].1 - (60.0 - day as f64)).abs() < 0.1, "{left:?} on day {day}");
+        assert!((left[0].2 - (60.0 - day as f64)).abs() < 0.1, "{left:?} on day {day}");
         for _ in 0..3 {
             told.extend(store.notices(at(day)).into_iter().map(|notice| (day, notice.out)));
         }
@@ -506,13 +524,236 @@ fn the_database_is_verified_by_the_named_ca_and_shown_our_certificate() {
     let files = TlsFiles { client_ca: path("client-ca.crt"), require_client_cert: true, ..files };
     let server = Arc::new(server_config(&files, &[]).unwrap());
     let connect = |tls: &DatabaseTls| {
-        handshake(Arc::clone(&server), Arc::new(client_config(tls).unwrap().unwrap())).map(drop)
+        handshake(Arc::clone(&server), Arc::new(client_config(tls, false).unwrap().unwrap())).map(drop)
     };
     let good = DatabaseTls { ca: path("ca.crt"), cert: Some(cert), key: Some(key) };
     connect(&good).unwrap();
     assert!(connect(&DatabaseTls { cert: None, key: None, ..good.clone() }).is_err());
     assert!(connect(&DatabaseTls { ca: path("client-ca.crt"), ..good.clone() }).is_err());
-    assert!(client_config(&DatabaseTls::default()).unwrap().is_none());
-    let absent = client_config(&DatabaseTls { ca: path("absent.crt"), ..good }).unwrap_err().to_string();
+    assert!(client_config(&DatabaseTls::default(), false).unwrap().is_none());
+    let absent =
+        client_config(&DatabaseTls { ca: path("absent.crt"), ..good }, false).unwrap_err().to_string();
     assert!(absent.contains("absent.crt"), "{absent}");
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused_with_the_command_that_mends_it() {
+    let (_dir, mut files) = dev();
+    let mode = |mode| fs::set_permissions(&files.key, fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o644);
+    let error = server_config(&files, &[]).unwrap_err().to_string();
+    for part in ["server.key", "mode 0644", "chmod 600 ", "tls.open_key_files"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    mode(0o600);
+    server_config(&files, &[]).unwrap();
+    let root = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&files.key).unwrap()) == 0;
+    mode(0o640);
+    assert_eq!(server_config(&files, &[]).is_ok(), root, "the group of a file of root's may read it");
+    mode(0o644);
+    files.open_key_files = true;
+    server_config(&files, &[]).unwrap();
+}
+
+/// The leaf that a client is shown that asks for this name.
+fn shown(server: &Arc<ServerConfig>, name: &str) -> CertificateDer<'static> {
+    #[derive(Debug)]
+    struct Anything;
+    impl rustls::client::danger::ServerCertVerifier for Anything {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: rustls::pki_types::UnixTime,
+        ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+            Ok(rustls::client::danger::ServerCertVerified::assertion())
+        }
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        }
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        }
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+        }
+    }
+    let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anything))
+        .with_no_client_auth();
+    let (_, client) = handshake_as(Arc::clone(server), Arc::new(client), name).unwrap();
+    client.peer_certificates().unwrap()[0].clone()
+}
+
+#[test]
+fn a_client_is_shown_the_certificate_of_the_name_it_asks_for() {
+    let (dir, mut files) = dev();
+    let leaf = |files: &TlsFiles| CertificateDer::from_pem_file(&files.cert).unwrap();
+    let pair = |files: &TlsFiles| CertificatePair { cert: files.cert.clone(), key: files.key.clone() };
+    let shop = dated(dir.path(), "shop", -1..90, &["Shop.example", "*.shop.example"]);
+    let bank = dated(dir.path(), "bank", -1..20, &["bank.example", "shop.example"]);
+    files.certificates = vec![pair(&shop), pair(&bank)];
+    let server = Arc::new(server_config(&files, &[]).unwrap());
+    for (name, expected) in [
+        ("shop.example", &shop),
+        ("a.shop.example", &shop),
+        ("a.b.shop.example", &files),
+        ("BANK.example", &bank),
+        ("localhost", &files),
+        ("elsewhere.example", &files),
+        ("127.0.0.1", &files),
+    ] {
+        assert_eq!(shown(&server, name), leaf(expected), "{name}");
+    }
+    // Each of them is watched: its files, its end.
+    let store = TlsStore::new();
+    store.add("a", files.clone(), &[]).unwrap();
+    assert_eq!(store.days_left(SystemTime::now()).len(), 3);
+    let notices = store.notices(SystemTime::now());
+    assert!(notices.len() == 1 && notices[0].text.contains("bank.crt"), "{notices:?}");
+    let files_read = crate::reload::Reload::files(&store);
+    assert!(files_read.contains(&bank.key) && files_read.contains(&shop.cert), "{files_read:?}");
+    let nameless = dated(dir.path(), "nameless", -1..90, &[]);
+    files.certificates.push(pair(&nameless));
+    let error = server_config(&files, &[]).unwrap_err().to_string();
+    assert!(error.contains("nameless.crt") && error.contains("no client can ask for it"), "{error}");
+}
+
+#[test]
+fn an_ocsp_response_beside_the_certificate_is_stapled_and_a_broken_one_refused() {
+    let (dir, files) = dev();
+    let path = dir.path().join("server.crt.ocsp");
+    let response = [0x30, 0x05, 0x0A, 0x01, 0x00, 0x05, 0x00];
+    fs::write(&path, response).unwrap();
+    #[derive(Debug)]
+    struct Stapled(parking_lot::Mutex<Vec<u8>>, Arc<rustls::client::WebPkiServerVerifier>);
+    impl rustls::client::danger::ServerCertVerifier for Stapled {
+        fn verify_server_cert(
+            &self,
+            end: &CertificateDer<'_>,
+            chain: &[CertificateDer<'_>],
+            name: &ServerName<'_>,
+            ocsp: &[u8],
+            now: rustls::pki_types::UnixTime,
+        ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+            ocsp.clone_into(&mut self.0.lock());
+            self.1.verify_server_cert(end, chain, name, &[], now)
+        }
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.1.verify_tls12_signature(message, cert, signed)
+        }
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.1.verify_tls13_signature(message, cert, signed)
+        }
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            self.1.supported_verify_schemes()
+        }
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.path().join("ca.crt")).unwrap()).unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder =
+        rustls::client::WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let verifier = Arc::new(Stapled(parking_lot::Mutex::default(), builder.build().unwrap()));
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&verifier) as _)
+        .with_no_client_auth();
+    handshake(Arc::new(server_config(&files, &[]).unwrap()), Arc::new(client)).unwrap();
+    assert_eq!(*verifier.0.lock(), response);
+    for broken in [&b"HTTP/1.1 404"[..], &[0x30, 0x03, 0x0A, 0x01, 0x06], &[]] {
+        fs::write(&path, broken).unwrap();
+        let error = server_config(&files, &[]).unwrap_err().to_string();
+        assert!(error.contains("server.crt.ocsp") && error.contains("openssl ocsp"), "{error}");
+    }
+}
+
+#[test]
+fn only_the_named_suites_are_negotiated() {
+    let (dir, mut files) = dev();
+    files.ciphersuites =
+        vec![CipherSuite::TLS_AES_256_GCM_SHA384, CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384];
+    let server = Arc::new(server_config(&files, &[]).unwrap());
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.path().join("ca.crt")).unwrap()).unwrap();
+    for (suite, version, taken) in [
+        (aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384, &rustls::version::TLS13, true),
+        (aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256, &rustls::version::TLS13, false),
+        (aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256, &rustls::version::TLS13, false),
+        (aws_lc_rs::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, &rustls::version::TLS12, true),
+        (aws_lc_rs::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, &rustls::version::TLS12, false),
+    ] {
+        let provider =
+            rustls::crypto::CryptoProvider { cipher_suites: vec![suite], ..aws_lc_rs::default_provider() };
+        let client = ClientConfig::builder_with_provider(Arc::new(provider))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots.clone())
+            .with_no_client_auth();
+        assert_eq!(handshake(Arc::clone(&server), Arc::new(client)).is_ok(), taken, "{suite:?}");
+    }
+}
+
+#[test]
+fn a_change_of_the_list_is_told_and_names_the_certificate_whatever_its_zeros() {
+    let (dir, mut files) = dev();
+    let (issuer, cert, _) = client_ca(dir.path(), 0x80);
+    let revoke = |serials: &[u64]| {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2024, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2024, 1, 1),
+            next_update: date_time_ymd(2050, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        fs::write(dir.path().join("list.crl"), list.signed_by(&issuer).unwrap().pem().unwrap()).unwrap();
+    };
+    revoke(&[1]);
+    files.client_ca = Some(dir.path().join("client-ca.crt"));
+    files.crl = Some(dir.path().join("list.crl"));
+    let store = TlsStore::new();
+    store.add("a", files, &[]).unwrap();
+    let certificate = CertificateId::of(&CertificateDer::from_pem_file(cert).unwrap()).unwrap();
+    let revocations = store.revocations("a").unwrap();
+    let changed = store.revocations_changed();
+    assert!(!revocations.has(&certificate));
+    store.reload_at(SystemTime::now()).unwrap();
+    assert!(!changed.has_changed().unwrap(), "the same list");
+    revoke(&[1, 0x80]);
+    store.reload_at(SystemTime::now()).unwrap();
+    assert!(changed.has_changed().unwrap() && revocations.has(&certificate));
 }

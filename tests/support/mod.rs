@@ -13,6 +13,7 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -281,6 +282,7 @@ fn certificates(dir: &Path) {
         [("ca.crt", ca_cert.pem()), ("server.crt", cert.pem()), ("server.key", key.serialize_pem())]
     {
         fs::write(dir.join(name), text).expect("write a certificate");
+        fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o600)).expect("close it to others");
     }
 }
 
