@@ -30,7 +30,8 @@ fi
 
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)
-cassandra_start='' cassandra_port=''
+database_log=$(mktemp)
+cassandra_start='' cassandra_port='' database_tests=''
 trap finish EXIT
 
 as_root() {
@@ -166,6 +167,7 @@ wait_for_cassandra() {
 # What this run has started and may still run, however it ends.
 finish() {
   if [ -n "${deny_install:-}" ]; then kill "$deny_install" 2>/dev/null || true; fi
+  if [ -n "$database_tests" ]; then kill "$database_tests" 2>/dev/null || true; fi
   if [ -n "$cassandra_start" ]; then
     kill -- "-$cassandra_start" 2>/dev/null || true
     wait "$cassandra_start" 2>/dev/null || true
@@ -174,7 +176,7 @@ finish() {
     plain_cassandra stop || true
     secure_cassandra stop || true
   fi >/dev/null 2>&1
-  rm -f "$deny_log" "$cassandra_log"
+  rm -f "$deny_log" "$cassandra_log" "$database_log"
 }
 
 step packages install_packages
@@ -205,6 +207,23 @@ wait_for_cassandra
 
 report_skipped
 export MQTT_SERVER_TEST_FAULT_SECONDS=${MQTT_SERVER_TEST_FAULT_SECONDS:-5}
-# Without documentation tests, which ran above and would come last with a summary of their own.
-say "tests: cargo test --lib --bins --tests $*"
-cargo test --locked --no-fail-fast --lib --bins --tests "$@"
+# Without documentation tests, which ran above and would come last with a summary of their own. Tests with a database
+# mostly wait for it, so all others run beside them, in two parts: what the database's tests said is shown between.
+beside=(--lib --bins)
+for main in tests/*/main.rs; do
+  name=$(basename "$(dirname "$main")")
+  case $name in database | gateway) ;; *) beside+=(--test "$name") ;; esac
+done
+code=0
+say "tests: cargo test ${beside[*]} $*; beside them --test database"
+cargo test --locked --no-fail-fast --test database "$@" >"$database_log" 2>&1 &
+database_tests=$!
+cargo test --locked --no-fail-fast "${beside[@]}" "$@" || code=$?
+wait "$database_tests" || code=$?
+database_tests=
+say "tests: cargo test --test database $*"
+cat "$database_log"
+if [ "$code" != 0 ]; then say "tests have failed, see above"; fi
+say "tests: cargo test --test gateway $*"
+cargo test --locked --no-fail-fast --test gateway "$@" || code=$?
+exit "$code"

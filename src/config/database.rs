@@ -1,8 +1,9 @@
 //! `[database]`: how latest values are kept in the Cassandra or Scylla cluster that `db_addr` names.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
+pub use store::{Compression, Consistency};
 
 use super::{
     Config, ConfigError, Problem, Replication, Secret, Span,
@@ -14,48 +15,6 @@ use super::{
 
 /// The longest that a database lets a row live.
 const MAX_TTL: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
-
-/// How many copies must answer; which of them a cluster takes for reads and for writes differs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Consistency {
-    /// Writes only: a note for an absent copy is enough.
-    Any,
-    /// One.
-    One,
-    /// One in the local datacenter.
-    LocalOne,
-    /// Two.
-    Two,
-    /// Three.
-    Three,
-    /// Most.
-    Quorum,
-    /// Most in the local datacenter.
-    LocalQuorum,
-    /// Writes only: most in each datacenter.
-    EachQuorum,
-    /// All.
-    All,
-}
-
-impl fmt::Display for Consistency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
-/// Compression between gateway and cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Compression {
-    /// None.
-    None,
-    /// LZ4.
-    Lz4,
-    /// Snappy.
-    Snappy,
-}
 
 /// One `[[database.ttl]]` or `[[database.history]]` entry.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -210,7 +169,7 @@ impl Config {
                 "use up to 64 letters, digits, dots, colons, - and _, or empty for the id in the data directory",
             );
         }
-        if matches!(database.read_consistency, Consistency::Any | Consistency::EachQuorum) {
+        if !database.read_consistency.reads() {
             check.fail(
                 "database.read_consistency",
                 database.read_consistency,

@@ -3,16 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use store::{
-    Compression, Consistency, DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions,
-    ScyllaLatest, ScyllaOptions, SpillStore, TtlRule, VersionMark, server_id, version_offset,
+    DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions, ScyllaLatest, ScyllaOptions,
+    SpillStore, TtlRule, VersionMark, server_id, version_offset,
 };
 use tracing::info;
 
 use super::{StartError, history};
-use crate::{
-    config::{self, Config},
-    tls,
-};
+use crate::{config::Config, tls};
 
 /// A database that has nothing to write is asked for a sign of life this often.
 const PROBE: Duration = Duration::from_secs(2);
@@ -103,34 +100,16 @@ fn database_options(
         keyspace: database.keyspace.clone(),
         replication: database.replication.to_cql(),
         migrate: database.migrate,
-        write_consistency: consistency(database.write_consistency),
-        read_consistency: consistency(database.read_consistency),
+        write_consistency: database.write_consistency,
+        read_consistency: database.read_consistency,
         connect_timeout: database.connect_timeout.0,
         request_timeout: database.request_timeout.0,
         speculative_delay: (!delay.is_zero() && database.speculative_attempts > 0).then_some(delay),
         speculative_attempts: database.speculative_attempts,
-        compression: match database.compression {
-            config::Compression::None => Compression::None,
-            config::Compression::Lz4 => Compression::Lz4,
-            config::Compression::Snappy => Compression::Snappy,
-        },
+        compression: database.compression,
         concurrency: database.concurrency,
         topics_per_device: config.latest.topics_per_device,
         ttl: ttl.map(|rule| TtlRule { filter: rule.filter.clone(), ttl: rule.ttl.0 }).collect(),
         server_id,
     })
-}
-
-fn consistency(level: config::Consistency) -> Consistency {
-    match level {
-        config::Consistency::Any => Consistency::Any,
-        config::Consistency::One => Consistency::One,
-        config::Consistency::LocalOne => Consistency::LocalOne,
-        config::Consistency::Two => Consistency::Two,
-        config::Consistency::Three => Consistency::Three,
-        config::Consistency::Quorum => Consistency::Quorum,
-        config::Consistency::LocalQuorum => Consistency::LocalQuorum,
-        config::Consistency::EachQuorum => Consistency::EachQuorum,
-        config::Consistency::All => Consistency::All,
-    }
 }

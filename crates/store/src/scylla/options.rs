@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use gateway_core::{Timestamp, matches};
 use rustls::ClientConfig;
 use scylla::{client::Compression as Algorithm, statement::Consistency as Level};
+use serde::{Deserialize, Serialize};
 
 use super::row::{self, BoundRow};
 use crate::LatestValue;
@@ -73,8 +74,9 @@ pub struct TtlRule {
     pub ttl: Duration,
 }
 
-/// How many replicas must answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How many replicas must answer; which levels a cluster takes for reads and for writes differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Consistency {
     /// Writes only: a note for an absent replica is enough.
     Any,
@@ -117,8 +119,15 @@ impl Consistency {
     }
 }
 
+impl fmt::Display for Consistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// How frames are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Compression {
     /// Not at all.
     None,
