@@ -1,7 +1,7 @@
 //! Who may connect, publish and subscribe.
 //!
 //! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
-//! [`Permissions`]. What `[auth]` configures is a [`Chain`] of steps.
+//! permissions. What `[auth]` configures is a chain of steps.
 
 mod certificate;
 mod chain;
