@@ -165,7 +165,9 @@ impl Session for Subscriber {
     fn core(&self) -> &SessionCore {
         &self.core
     }
-    fn close(&self, _: u32, _: CloseReason) {}
+    fn close(&self, _: u32, _: CloseReason) -> bool {
+        true
+    }
     fn end(&self) -> Vec<Yielded> {
         Vec::new()
     }

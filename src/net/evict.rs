@@ -69,7 +69,10 @@ fn evict_one(
     let Some(reason) = verdict(&Connected { client_id: client_id.as_str(), info: &info }) else {
         return false;
     };
-    session.close(epoch, reason);
+    // Another walk has asked before.
+    if !session.close(epoch, reason) {
+        return false;
+    }
     count(|c| match reason {
         CloseReason::NotAuthorized => c.evicted_not_authorized.add(1),
         CloseReason::Banned => c.evicted_banned.add(1),
@@ -112,6 +115,7 @@ mod tests {
         assert_eq!(shared.evict().await, 0);
         judge.in_force.store(true, Relaxed);
         assert_eq!(shared.evict().await, 1);
+        assert_eq!(shared.evict().await, 0, "it was asked to close before, and is not counted again");
         for (device, epoch) in &devices {
             let asked = device.asked_to_close(*epoch);
             let expected = (device.core().client_id().as_str() == "c515").then_some(CloseReason::Banned);

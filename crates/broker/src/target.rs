@@ -58,8 +58,8 @@ pub trait Session: Target {
     fn core(&self) -> &SessionCore;
 
     /// Asks the connection of `epoch`, or an older one, to end for `reason`. If the connection of `epoch` has not
-    /// attached yet, it ends when it does. Does not wait.
-    fn close(&self, epoch: u32, reason: CloseReason);
+    /// attached yet, it ends when it does. Does not wait. False if it was asked before.
+    fn close(&self, epoch: u32, reason: CloseReason) -> bool;
 
     /// The session is over: drops what waits, and returns what a shared group may give to another member, which is
     /// never QoS 2 in flight [MQTT-4.8.2-5]. The broker removes what is on disk.

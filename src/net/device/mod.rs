@@ -374,23 +374,31 @@ impl Session for Device {
         &self.core
     }
 
-    fn close(&self, epoch: u32, reason: CloseReason) {
-        let waker = {
+    fn close(&self, epoch: u32, reason: CloseReason) -> bool {
+        let (before, waker) = {
             let mut slot = self.slot.lock();
+            let mut before = false;
             if slot.link.as_ref().is_none_or(|link| link.epoch < epoch) {
-                self.asked.store(ask_to_close(epoch, reason), Relaxed);
+                let asked = self.asked.swap(ask_to_close(epoch, reason), Relaxed);
+                before = asked_to_close(asked, epoch).is_some();
             }
-            match &mut slot.link {
+            let waker = match &mut slot.link {
                 Some(link) if link.epoch <= epoch && link.close.is_none() => {
                     link.close = Some(reason);
                     Some(link.waker.clone())
                 }
-                _ => None,
-            }
+                Some(link) => {
+                    before |= link.epoch >= epoch;
+                    None
+                }
+                None => None,
+            };
+            (before, waker)
         };
         if let Some(waker) = waker {
             waker.wake();
         }
+        !before
     }
 
     fn end(&self) -> Vec<Yielded> {

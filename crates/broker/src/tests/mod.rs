@@ -143,8 +143,9 @@ impl Session for TestSession {
     fn core(&self) -> &SessionCore {
         &self.core
     }
-    fn close(&self, epoch: u32, reason: CloseReason) {
+    fn close(&self, epoch: u32, reason: CloseReason) -> bool {
         self.receiver.closes.lock().push((epoch, reason));
+        true
     }
     fn end(&self) -> Vec<Yielded> {
         self.receiver.ended.store(true, SeqCst);
