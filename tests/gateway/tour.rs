@@ -1,6 +1,6 @@
 //! Runs the README's tour: every block fenced as `sh tour`, in order, against a started server.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use crate::{
     script,
@@ -18,6 +18,43 @@ fn readme_tour_works_as_written() {
     for block in blocks {
         block.run(&server, &[], "");
     }
+}
+
+/// The page of a sample configuration: what is prepared, the start, and the tour.
+fn sample(name: &str) {
+    let tools = ["mosquitto_pub", "mosquitto_sub", "openssl"];
+    if !need("mosquitto_pub, mosquitto_sub or openssl", tools.into_iter().all(on_path)) {
+        return;
+    }
+    let folder = format!("samples/{name}");
+    let page = format!("{folder}/README.md");
+    let dir = tempfile::tempdir().expect("make a directory");
+    for file in ["gateway.toml", "rules.toml"] {
+        fs::copy(root().join(&folder).join(file), dir.path().join(file)).expect("copy a file of the sample");
+    }
+    let program = Path::new(env!("CARGO_BIN_EXE_mqtt-server"));
+    let path = program.parent().expect("a directory").display().to_string();
+    for block in script::blocks(&page, "sh prepare") {
+        block.run_in(dir.path(), &[], &path);
+    }
+    let start = script::blocks(&page, "sh start");
+    assert!(start.len() == 1 && start[0].is("mqtt-server --config gateway.toml"), "the start is another");
+    let server = Server::start_as_configured(dir, "gateway.toml");
+    let tour = script::blocks(&page, "sh tour");
+    assert!(tour.len() >= 3, "the tour has only {} blocks", tour.len());
+    for block in tour {
+        block.run(&server, &[], &path);
+    }
+}
+
+#[test]
+fn the_tour_of_the_lab_with_passwords_works_as_written() {
+    sample("lab");
+}
+
+#[test]
+fn the_tour_with_a_certificate_for_each_device_works_as_written() {
+    sample("certificates");
 }
 
 /// What docs/api.md says for Python, with the tools that are there.

@@ -113,11 +113,27 @@ impl Server {
         let config = dir.path().join("test.toml");
         fs::write(&config, format!("{toml}\n{LISTENERS}")).expect("write the configuration");
         certificates(&dir.path().join("certs"));
+        let more = ["--config", "test.toml", "--data-dir", "data"];
+        let pair = ["--cert", "certs/server.crt", "--key", "certs/server.key"];
+        Self::launch(dir, &[&more[..], &pair, args].concat(), Ports::logged)
+    }
+
+    /// Starts a server with the configuration that a directory has, on ports of its own and on loopback only.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub fn start_as_configured(dir: tempfile::TempDir, config: &str) -> Self {
+        Self::launch(dir, &["--config", config], |log| {
+            let port = |listener| logged_port(log, listener);
+            let (tls, grpc, http) = (port("default")?, port("grpc")?, port("http")?);
+            Some(Ports { tls, tcp: 0, ws: 0, wss: 0, grpc, http })
+        })
+    }
+
+    fn launch(dir: tempfile::TempDir, args: &[&str], ports: impl Fn(&str) -> Option<Ports>) -> Self {
         let log = fs::File::create(dir.path().join("server.log")).expect("create the log");
         let child = command(env!("CARGO_BIN_EXE_mqtt-server"))
             .current_dir(dir.path())
-            .args(["--config", "test.toml", "--data-dir", "data"])
-            .args(["--cert", "certs/server.crt", "--key", "certs/server.key"])
             .args(["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"])
             .args(args)
             .env("NO_COLOR", "1")
@@ -132,7 +148,7 @@ impl Server {
         until(|| {
             let status = server.child.try_wait().expect("ask for the server's status");
             assert!(status.is_none(), "mqtt-server ended before it was ready: {status:?}");
-            let Some(ports) = Ports::logged(&server.log()) else { return false };
+            let Some(ports) = ports(&server.log()) else { return false };
             server.ports = ports;
             server.http_get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
         });

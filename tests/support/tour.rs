@@ -3,7 +3,7 @@
 //! A `text` block after one lists lines that its output must contain. The blocks run as written, but for two things:
 //! port numbers of the defaults become those of the test's server, and `cargo run … --example NAME --` becomes the
 //! example that `cargo test` has built already.
-#![allow(unreachable_pub, reason = "shared by several test binaries")]
+#![allow(unreachable_pub, dead_code, reason = "shared by several test binaries")]
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -78,26 +78,38 @@ fn shim(dir: &Path) {
 }
 
 impl Block {
+    /// Whether it is this command and no more.
+    pub fn is(&self, command: &str) -> bool {
+        self.script.trim() == command
+    }
+
     /// Runs it in the server's directory; `ports` are further ones to replace, `path` further programs.
     ///
     /// # Panics
     /// When it fails or does not print what the text says.
     pub fn run(&self, server: &Server, ports: &[(&str, &str)], path: &str) {
-        let bin = server.dir().join("bin");
+        let [tls, grpc, http] =
+            [server.ports.tls, server.ports.grpc, server.ports.http].map(|port| port.to_string());
+        let usual = [("8883", tls.as_str()), ("10000", &grpc), ("9090", &http)];
+        self.run_in(server.dir(), &[&usual, ports].concat(), path);
+    }
+
+    /// Runs it in a directory, before there is a server.
+    ///
+    /// # Panics
+    /// As [`Self::run`].
+    pub fn run_in(&self, dir: &Path, ports: &[(&str, &str)], path: &str) {
+        let bin = dir.join("bin");
         shim(&bin);
         let (bin, usual) = (bin.display().to_string(), std::env::var("PATH").unwrap_or_default());
         let path =
             [&bin, path, &usual].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":");
-        let mut script = self
-            .script
-            .replace("8883", &server.ports.tls.to_string())
-            .replace("10000", &server.ports.grpc.to_string())
-            .replace("9090", &server.ports.http.to_string());
+        let mut script = self.script.clone();
         for (written, actual) in ports {
             script = script.replace(written, actual);
         }
         let mut command = Command::new("bash");
-        command.args(["-euo", "pipefail", "-c", &script]).current_dir(server.dir()).env("PATH", &path);
+        command.args(["-euo", "pipefail", "-c", &script]).current_dir(dir).env("PATH", &path);
         let (success, output) = run(&mut command, Duration::from_secs(300));
         assert!(success, "this block failed:\n{script}\nand said:\n{output}");
         for line in &self.expected {
