@@ -24,7 +24,7 @@ pub use access::{Method, Principal, Subject};
 pub(crate) use chain::{Chain, ChainError, check_files};
 pub(crate) use identity::{Connected, Identity, Judge};
 pub(crate) use permissions::{Permissions, Refused};
-pub(crate) use rules::{Authority, Recent};
+pub(crate) use rules::{Authority, Recent, open_rules};
 
 /// What a client presents.
 #[derive(Debug, Clone)]

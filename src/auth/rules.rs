@@ -19,7 +19,10 @@ use access::{
 use arc_swap::ArcSwap;
 use session::Gate;
 
-use crate::reload::Reload;
+use crate::{
+    config::{Config, ConfigError, DeniedPublish, Problem},
+    reload::Reload,
+};
 
 /// Topics whose decisions one connection remembers, and the longest of them in bytes.
 const REMEMBERED: usize = 8;
@@ -77,6 +80,17 @@ impl Reload for Authority {
         self.version.fetch_add(1, AcqRel);
         Ok(said)
     }
+}
+
+/// The rules, if a file is configured.
+pub(crate) fn open_rules(config: &Config) -> Result<Option<Arc<Authority>>, ConfigError> {
+    let Some(path) = &config.authorization.rules else { return Ok(None) };
+    let closes = config.authorization.denied_publish == DeniedPublish::Close;
+    let opened = Authority::open(path.clone(), closes);
+    opened.map(Some).map_err(|mistakes| {
+        let problem = |mistake: &String| Problem::new("authorization.rules", "", mistake, "correct the file");
+        ConfigError(mistakes.iter().map(problem).collect())
+    })
 }
 
 /// What was decided about a few topics last, for one party and one action.

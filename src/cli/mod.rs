@@ -3,6 +3,7 @@
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
 mod passwd;
+mod rules;
 mod store;
 mod token;
 
@@ -49,6 +50,7 @@ pub fn main() -> ExitCode {
     if let Some(command) = &flags.command {
         let done = match command {
             Command::Passwd(command) => passwd::run(command),
+            Command::Rules(command) => rules::run(command),
             Command::Store(command) => store::run(command),
             Command::Token(command) => token::run(command),
         };
@@ -107,6 +109,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
     auth::check_files(config)?;
+    auth::open_rules(config)?;
     for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(notices) {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
     }

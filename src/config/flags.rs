@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::LazyLock};
 
 use access::backends::Role;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use gateway_core::units::ByteSize;
 
 use super::LogFormat;
 
@@ -95,6 +96,82 @@ pub enum Command {
     /// Looks after a file of users and password hashes
     #[command(subcommand)]
     Passwd(PasswdCommand),
+    /// Explains, checks and imports rules of what devices may do
+    #[command(subcommand)]
+    Rules(RulesCommand),
+}
+
+/// What to do with a rules file.
+#[derive(Debug, Clone, Subcommand)]
+pub enum RulesCommand {
+    /// Explains rule by rule what a device may do. Exit code 0 if it is allowed, 1 if it is denied, 2 if the file cannot be used
+    Test(Box<RulesTest>),
+    /// Says whether a file can be used. Exit code 2 if it cannot
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Writes Mosquitto's acl_file as rules on standard output. Exit code 1 if a line of it is left out
+    Import {
+        /// The file of Mosquitto
+        file: PathBuf,
+    },
+}
+
+/// Whose right to what is explained.
+#[derive(Debug, Clone, Args)]
+pub struct RulesTest {
+    /// The rules file
+    #[arg(long, value_name = "FILE", required_unless_present = "config", conflicts_with = "config")]
+    pub rules: Option<PathBuf>,
+    /// Configuration file that names the rules file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Client id
+    #[arg(long, value_name = "ID")]
+    pub client: String,
+    /// User name; without it, --cn and --claim the device is anonymous
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Common name of its certificate
+    #[arg(long, value_name = "NAME")]
+    pub cn: Option<String>,
+    /// A group that its token or a hook gives it; may be repeated
+    #[arg(long = "group", value_name = "NAME")]
+    pub groups: Vec<String>,
+    /// A claim of its token; may be repeated, also for several values of one claim
+    #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = claim)]
+    pub claims: Vec<(String, String)>,
+    /// Name of the listener
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub listener: String,
+    /// QoS of what is published
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
+    pub qos: u8,
+    /// What is published is to be retained
+    #[arg(long)]
+    pub retain: bool,
+    /// Bytes of payload, like 1000 or "64 KiB"
+    #[arg(long, default_value = "0")]
+    pub size: ByteSize,
+    /// What it wants to do
+    pub action: RulesAction,
+    /// Topic, or filter of a subscription
+    pub topic: String,
+}
+
+/// What a device wants to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RulesAction {
+    /// Publish a message to a topic.
+    Publish,
+    /// Subscribe to a filter.
+    Subscribe,
+}
+
+fn claim(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("a claim is NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// What to do with a password file. A running gateway reads it again by itself.

@@ -35,7 +35,9 @@ pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
-pub use flags::{Command, Flags, PasswdCommand, StoreCommand, TokenCommand, version};
+pub use flags::{
+    Command, Flags, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand, TokenCommand, version,
+};
 pub use replication::Replication;
 pub use secret::Secret;
 pub use sections::{

@@ -21,7 +21,7 @@ use super::{
     stores,
 };
 use crate::{
-    auth::{Authenticator, Authority, Chain},
+    auth::{self, Authenticator, Chain},
     backends::Backends,
     config::{Address, Config, ConfigError, DEV_CERTS_DIR, DeniedPublish, ListenerKind, Problem},
     grpc,
@@ -66,7 +66,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
-    let authority = open_rules(&config)?;
+    let authority = auth::open_rules(&config)?;
     if let Some(authority) = &authority {
         reloads.add(Arc::clone(authority) as _);
     }
@@ -202,17 +202,6 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history_task,
         grpc_task,
         tasks,
-    })
-}
-
-/// The rules, if a file is configured.
-pub(crate) fn open_rules(config: &Config) -> Result<Option<Arc<Authority>>, ConfigError> {
-    let Some(path) = &config.authorization.rules else { return Ok(None) };
-    let closes = config.authorization.denied_publish == DeniedPublish::Close;
-    let opened = Authority::open(path.clone(), closes);
-    opened.map(Some).map_err(|mistakes| {
-        let problem = |mistake: &String| Problem::new("authorization.rules", "", mistake, "correct the file");
-        ConfigError(mistakes.iter().map(problem).collect())
     })
 }
 

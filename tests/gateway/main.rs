@@ -19,6 +19,7 @@ mod metrics;
 mod non_broker;
 mod restart;
 mod rules;
+mod rules_tool;
 #[path = "../support/tour.rs"]
 mod script;
 mod start;

@@ -1,11 +1,15 @@
 //! Why a decision is as it is, rule by rule. Decides for itself, the slow way, and so checks the fast one.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use gateway_core::{QoS, parse_shared};
 
 use super::{Concerning, Rule, Rules, Subscribing, cover::Cover};
 use crate::Subject;
+
+/// Filters of a rule that are shown, and characters of each.
+const SHOWN: usize = 3;
+const LONGEST: usize = 200;
 
 /// What somebody wants to do.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +75,9 @@ impl Rules {
                 continue;
             }
             if !rule.patterns.iter().any(|pattern| pattern.matches(topic, subject, rule.deny)) {
-                lines.push(says("no filter of it matches the topic"));
+                let empty = rule.patterns.iter().find_map(|pattern| pattern.empty_placeholder(subject));
+                let empty = empty.map(|why| format!("; {why}")).unwrap_or_default();
+                lines.push(says(&format!("no filter of it matches the topic{empty}")));
                 continue;
             }
             let within = match *asked {
@@ -140,7 +146,19 @@ impl Rule {
             (false, _) => "subscribe",
         };
         let whom = if self.who.is_everybody() { " for everybody" } else { "" };
-        format!("{verb} {action}{whom}")
+        let mut title = format!("{verb} {action}{whom}");
+        for (number, pattern) in self.patterns.iter().take(SHOWN).enumerate() {
+            let between = if number == 0 { " on" } else { "," };
+            // Filters are as long as the file has them.
+            let text = pattern.to_string();
+            let shown: String = text.chars().take(LONGEST).collect();
+            let cut = if shown.len() < text.len() { "..." } else { "" };
+            let _ = write!(title, "{between} {shown}{cut}");
+        }
+        if self.patterns.len() > SHOWN {
+            let _ = write!(title, " and {} more", self.patterns.len() - SHOWN);
+        }
+        title
     }
 
     fn within(&self, qos: QoS, retain: bool, bytes: usize) -> Result<(), String> {

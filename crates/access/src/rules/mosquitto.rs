@@ -11,7 +11,7 @@ use super::pattern::Pattern;
 /// An ACL file as our rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
-    /// The text of a rules file.
+    /// The text of a rules file, with what could not be expressed as comments.
     pub rules: String,
     /// Lines that could not be expressed, and why.
     pub left_out: Vec<String>,
@@ -112,7 +112,7 @@ pub fn import_mosquitto(text: &str) -> Imported {
             Some(access) => section.allowed.push((access, filter)),
         }
     }
-    Imported { rules: written(sections.into_values()), left_out }
+    Imported { rules: written(sections.into_values(), &left_out), left_out }
 }
 
 /// `read`, `write`, `readwrite` or nothing before the topic; `None` is `deny`.
@@ -137,10 +137,15 @@ fn pattern(text: &str) -> String {
     text.split('/').map(level).collect::<Vec<_>>().join("/")
 }
 
-fn written(sections: impl Iterator<Item = (For, Section)>) -> String {
+fn written(sections: impl Iterator<Item = (For, Section)>, left_out: &[String]) -> String {
     let mut text = String::from(
         "# Imported from an ACL file of Mosquitto. The first rule that matches decides; what none names is denied.\n",
     );
+    for line in left_out {
+        // A comment of TOML has no control characters but tabs.
+        let line = line.replace(|letter: char| letter.is_control() && letter != '\t', "?");
+        let _ = writeln!(text, "# Left out, {line}");
+    }
     for (whom, section) in sections {
         let (comment, condition) = match &whom {
             For::Anonymous => ("devices without a user name".to_owned(), "anonymous = true\n".to_owned()),

@@ -1,6 +1,6 @@
 //! A topic filter of a rule, whose levels may have placeholders for who asks.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 use gateway_core::TopicFilter;
 
@@ -147,8 +147,55 @@ impl Pattern {
         }
     }
 
+    /// Why placeholders of it stand for nothing, if some do: the first of them.
+    pub(super) fn empty_placeholder(&self, subject: &Subject<'_>) -> Option<String> {
+        let templates = self.levels.iter().filter_map(|level| match level {
+            Level::Template(template) => Some(template),
+            _ => None,
+        });
+        let parts = templates.flat_map(|template| &*template.0);
+        parts.filter(|part| !matches!(part, Part::Text(_))).find_map(|part| {
+            let mut values = part.values(subject).peekable();
+            match values.peek() {
+                None => Some(format!("nothing stands for {part}")),
+                Some(_) if values.all(is_unfit) => Some(format!("{part} has '+', '#' or '/' in it")),
+                Some(_) => None,
+            }
+        })
+    }
+
     fn starts_with_dollar(&self) -> bool {
         matches!(self.levels.first(), Some(Level::Text(text)) if text.starts_with('$'))
+    }
+}
+
+/// As it is written in the file, give or take braces.
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, level) in self.levels.iter().enumerate() {
+            if number > 0 {
+                f.write_str("/")?;
+            }
+            match level {
+                Level::Text(text) => f.write_str(&text.replace('%', "%%"))?,
+                Level::Template(Template(parts)) => parts.iter().try_for_each(|part| part.fmt(f))?,
+                Level::Plus => f.write_str("+")?,
+                Level::Hash => f.write_str("#")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(&text.replace('%', "%%")),
+            Self::ClientId => f.write_str("%{c}"),
+            Self::Username => f.write_str("%{u}"),
+            Self::CommonName => f.write_str("%{cn}"),
+            Self::Claim(name) => write!(f, "%{{claim.{name}}}"),
+        }
     }
 }
 

@@ -315,6 +315,25 @@ fn an_acl_file_of_mosquitto_becomes_rules_that_decide_the_same() {
     assert_eq!(rules.subscribe(&anna, "#"), Subscribing::OnDelivery, "Mosquitto filters what it delivers");
 }
 
+/// The failure: an ACL file whose line cannot be said breaks the file that comes of it.
+#[test]
+fn what_cannot_be_imported_stays_as_a_comment() {
+    let imported = import_mosquitto("user a*\ntopic \u{7}x\nfoo \r\u{0} bar\nuser b\ntopic read x\n");
+    assert_eq!(imported.left_out.len(), 3, "{:?}", imported.left_out);
+    for line in ["# Left out, line 1: ", "# Left out, line 2: ", "# Left out, line 3: "] {
+        assert!(imported.rules.contains(line), "{}", imported.rules);
+    }
+    assert_eq!(rules(&imported.rules).len(), 1);
+}
+
+#[test]
+fn a_filter_is_shown_as_it_could_be_written() {
+    for text in ["a/%c/#", "+/%u-%cn/%{claim.a b}x", "100%%/%{c}n", "", "/", "$SYS/+"] {
+        let Ok(pattern) = Pattern::parse(text) else { continue };
+        assert_eq!(Pattern::parse(&pattern.to_string()), Ok(pattern), "{text}");
+    }
+}
+
 #[test]
 fn rules_that_are_too_intricate_to_follow_cover_nothing() {
     let mut text = String::new();
