@@ -23,7 +23,7 @@ use super::{
 use crate::{
     auth::{self, Authenticator, Chain},
     backends::Backends,
-    config::{Address, Config, ConfigError, DEV_CERTS_DIR, DeniedPublish, ListenerKind, Problem},
+    config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
     reload::Reloads,

@@ -65,7 +65,8 @@ fn a_decision_is_explained_rule_by_rule_with_an_exit_code() {
          allowed by line 10\n"
     );
     let sensor = &["--user", "sensor-1"][..];
-    let plant = &["--listener", "plant", "--cn", "gate", "--claim", "site=south", "--claim", "site=north"][..];
+    let plant =
+        &["--listener", "plant", "--cn", "gate", "--claim", "site=south", "--claim", "site=north"][..];
     for (who, action, wanted, why) in [
         (sensor, &["publish", "lab/sensor-2/t"][..], 1, "denied: no rule names it"),
         (sensor, &["publish", "lab/secret"], 1, "denied by line 6"),
@@ -128,7 +129,9 @@ fn what_cannot_be_imported_is_a_comment_a_warning_and_an_exit_code() {
     fs::write(&file, &output.stdout).expect("write the rules");
     assert_eq!(told(&rules(&["check"], &file)).0, Some(0), "{made}");
     let path = file.to_str().expect("a path in UTF-8");
-    for (action, topic, code) in [("publish", "lab/x", 0), ("subscribe", "lab/x", 1), ("publish", "news/x", 1)] {
+    for (action, topic, code) in
+        [("publish", "lab/x", 0), ("subscribe", "lab/x", 1), ("publish", "news/x", 1)]
+    {
         let asked = ["test", "--rules", path, "--client", "c", "--user", "anna", action, topic];
         assert_eq!(told(&rules(&asked, &file)).0, Some(code), "{action} {topic}");
     }

@@ -155,12 +155,12 @@ impl Pattern {
         });
         let parts = templates.flat_map(|template| &*template.0);
         parts.filter(|part| !matches!(part, Part::Text(_))).find_map(|part| {
-            let mut values = part.values(subject).peekable();
-            match values.peek() {
-                None => Some(format!("nothing stands for {part}")),
-                Some(_) if values.all(is_unfit) => Some(format!("{part} has '+', '#' or '/' in it")),
-                Some(_) => None,
+            let values: Vec<&str> = part.values(subject).collect();
+            if values.is_empty() {
+                return Some(format!("nothing stands for {part}"));
             }
+            let unfit = values.into_iter().all(is_unfit);
+            unfit.then(|| format!("{part} has '+', '#' or '/' in it"))
         })
     }
 
