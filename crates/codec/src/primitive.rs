@@ -1,5 +1,7 @@
 //! The data representations of section 1.5: integers, strings, binary data.
 
+use ascii::AsciiStr;
+
 use super::DecodeError;
 
 /// Largest value of a variable byte integer, so also the largest Remaining Length.
@@ -116,6 +118,10 @@ const NUL: DecodeError = DecodeError::Malformed("string with U+0000 [MQTT-1.5.4-
 /// `bytes` as text; std refuses encoded surrogates and overlong forms too [MQTT-1.5.4-1].
 #[inline]
 fn utf8(bytes: &[u8]) -> Result<&str, DecodeError> {
+    // Nearly every topic is ASCII, which is seen at half the cost of std's check of a short string.
+    if let Ok(ascii) = AsciiStr::from_ascii(bytes) {
+        return Ok(ascii.as_str());
+    }
     std::str::from_utf8(bytes)
         .map_err(|_| DecodeError::Malformed("ill-formed UTF-8 [MQTT-1.5.4-1] [MQTT-1.5.3-1]"))
 }
