@@ -8,8 +8,11 @@ use access::{
 };
 
 use super::{
-    AllowAll, Authenticator, Credentials, Decision, Denied, Method, Principal, certificate, hashing::Hashing,
-    passwords::PasswordFile, tokens::Tokens,
+    AllowAll, Authenticator, Credentials, Decision, Denied, Method, Principal, certificate,
+    hashing::Hashing,
+    passwords::PasswordFile,
+    remote::{HttpHook, Said},
+    tokens::Tokens,
 };
 use crate::{
     config::{AuthCertificate, AuthStep, Config, ConfigError},
@@ -42,6 +45,7 @@ struct Sources {
     tokens: Option<Arc<Tokens>>,
     /// Checks signatures, which never wait for passwords.
     signatures: Hashing,
+    http: Option<HttpHook>,
 }
 
 /// `[auth.certificate]`, read.
@@ -53,7 +57,8 @@ struct CertificateNames {
 }
 
 impl Chain {
-    /// Reads what the configuration names and adds it to what can be read again.
+    /// Reads what the configuration names and adds it to what can be read again. To be called within the runtime where
+    /// remote sources are to be asked.
     ///
     /// # Errors
     /// A file cannot be used, or a thread cannot be made.
@@ -73,6 +78,7 @@ impl Chain {
             certificate: CertificateNames::of(&config.auth.certificate),
             hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
             passwords,
+            http: config.auth.http.url.is_some().then(|| HttpHook::new(&config.auth.http)).transpose()?,
             signatures: Hashing::start(tokens.iter().len(), waiting)?,
             tokens,
         };
@@ -112,6 +118,7 @@ impl From<io::Error> for ChainError {
 pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
     config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?;
     config.auth.jwt.is_on().then(|| Tokens::open(&config.auth.jwt)).transpose()?;
+    config.auth.http.url.is_some().then(|| HttpHook::check(&config.auth.http)).transpose()?;
     Ok(())
 }
 
@@ -135,6 +142,7 @@ impl Sources {
                 AuthStep::Certificate => self.by_certificate(fields.as_ref(), &credentials),
                 AuthStep::Jwt => self.by_token(&credentials).await,
                 AuthStep::Password => self.by_password(&credentials).await,
+                AuthStep::Http => self.by_http(&credentials, fields.as_ref()).await,
                 AuthStep::Anonymous if credentials.password.is_none() || steps.len() == 1 => {
                     Verdict::Allow(Principal::default())
                 }
@@ -201,6 +209,17 @@ impl Sources {
                 Verdict::Deny(Denied::NotAuthorized)
             }
             Err(denied) => Verdict::Deny(denied),
+        }
+    }
+
+    async fn by_http(&self, credentials: &Credentials, fields: Option<&Fields>) -> Verdict {
+        let Some(http) = &self.http else { return Verdict::Pass };
+        match http.ask(credentials, fields).await {
+            Said::Allow(principal) => Verdict::Allow(principal),
+            Said::Deny => Verdict::Deny(Denied::NotAuthorized),
+            Said::Ignore => Verdict::Pass,
+            Said::Busy => Verdict::Deny(Denied::Busy),
+            Said::Unavailable => Verdict::Deny(Denied::Unavailable),
         }
     }
 

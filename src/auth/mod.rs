@@ -9,6 +9,7 @@ mod hashing;
 mod identity;
 mod passwords;
 mod permissions;
+mod remote;
 mod rules;
 mod tokens;
 

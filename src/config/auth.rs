@@ -5,7 +5,9 @@ use std::{fmt, path::PathBuf, time::Duration};
 use access::certificate::Template;
 use serde::{Deserialize, Serialize};
 
-use super::{Address, Config, ConfigError, Listener, Span, address::optional, validate::Check};
+use super::{
+    Address, Config, ConfigError, Listener, OnError, RemoteLimits, Span, address::optional, validate::Check,
+};
 
 /// One step of the chain that a device's CONNECT goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
@@ -17,6 +19,8 @@ pub enum AuthStep {
     Jwt,
     /// User name and password, from the password file.
     Password,
+    /// Whatever a service of yours says over HTTP.
+    Http,
     /// Whoever presents no password.
     Anonymous,
 }
@@ -108,6 +112,22 @@ impl AuthJwt {
     }
 }
 
+/// `[auth.http]`: a service that is asked about each login.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthHttp {
+    /// Where logins are posted to; empty asks nobody.
+    #[serde(with = "optional")]
+    pub url: Option<String>,
+    /// CA of the service's certificate, PEM.
+    #[serde(with = "optional")]
+    pub ca: Option<PathBuf>,
+    /// What becomes of a login while the service does not answer and nothing is remembered about it.
+    pub on_error: OnError,
+    /// `[auth.http.limits]`.
+    pub limits: RemoteLimits,
+}
+
 /// `[auth]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -127,6 +147,8 @@ pub struct Auth {
     pub certificate: AuthCertificate,
     /// `[auth.jwt]`.
     pub jwt: AuthJwt,
+    /// `[auth.http]`.
+    pub http: AuthHttp,
 }
 
 impl Default for Auth {
@@ -139,6 +161,7 @@ impl Default for Auth {
             max_waiting_hashes: 1_000,
             certificate: AuthCertificate::default(),
             jwt: AuthJwt::default(),
+            http: AuthHttp::default(),
         }
     }
 }
@@ -158,6 +181,7 @@ impl Config {
             (AuthStep::Certificate, certificates),
             (AuthStep::Jwt, self.auth.jwt.is_on()),
             (AuthStep::Password, self.auth.password_file.is_some()),
+            (AuthStep::Http, self.auth.http.url.is_some()),
         ];
         steps.extend(configured.into_iter().filter_map(|(step, configured)| configured.then_some(step)));
         // On this machine only, what is meant for trying things out goes on working.
@@ -171,7 +195,7 @@ impl Config {
 
     /// Whether anything is configured that devices of every listener can prove themselves with.
     fn checks_devices(&self) -> bool {
-        self.auth.password_file.is_some() || self.auth.jwt.is_on()
+        self.auth.password_file.is_some() || self.auth.jwt.is_on() || self.auth.http.url.is_some()
     }
 
     /// Threads that hash passwords.
@@ -232,6 +256,7 @@ impl Config {
                 "use 0 for half of the cores",
             );
         }
+        auth.http.limits.check("auth.http.limits", check);
         let certificate = &auth.certificate;
         let groups = certificate.groups.iter().map(|text| ("groups", text));
         let single = [
@@ -265,6 +290,7 @@ impl Config {
             let missing = match step {
                 AuthStep::Jwt if !self.auth.jwt.is_on() => Some("auth.jwt.key_file or auth.jwt.secret_file"),
                 AuthStep::Password if self.auth.password_file.is_none() => Some("auth.password_file"),
+                AuthStep::Http if self.auth.http.url.is_none() => Some("auth.http.url"),
                 _ => None,
             };
             if let Some(missing) = missing {

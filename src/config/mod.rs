@@ -14,6 +14,7 @@ mod error;
 mod flags;
 mod load;
 pub(crate) mod log_level;
+mod remote;
 mod replication;
 mod secret;
 mod sections;
@@ -29,7 +30,7 @@ pub use gateway_core::{
 };
 
 pub use address::{Address, FileMode};
-pub use auth::{Auth, AuthCertificate, AuthJwt, AuthStep};
+pub use auth::{Auth, AuthCertificate, AuthHttp, AuthJwt, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, Backends};
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
@@ -38,6 +39,7 @@ pub use error::{ConfigError, Problem};
 pub use flags::{
     Command, Flags, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand, TokenCommand, version,
 };
+pub use remote::{OnError, RemoteLimits};
 pub use replication::Replication;
 pub use secret::Secret;
 pub use sections::{

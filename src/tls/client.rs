@@ -1,4 +1,4 @@
-//! TLS towards servers that the gateway connects to: a database.
+//! TLS towards servers that the gateway connects to: a database, and services that decide who may connect.
 
 use std::{path::Path, sync::Arc};
 
@@ -28,6 +28,23 @@ pub(crate) fn client_config(files: &DatabaseTls, open_key: bool) -> Result<Optio
         _ => builder.with_no_client_auth(),
     };
     Ok(Some(config))
+}
+
+/// What a client of a server needs; made by [`client_of_ca`].
+pub(crate) type ClientTls = ClientConfig;
+
+/// The name that a server's certificate must have.
+pub(crate) type ServerName = rustls::pki_types::ServerName<'static>;
+
+/// The configuration for servers whose certificates are of the CA in this file.
+///
+/// # Errors
+/// Names the file at fault and what to do.
+pub(crate) fn client_of_ca(ca: &Path) -> Result<ClientTls, TlsError> {
+    Ok(ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots(ca)?)
+        .with_no_client_auth())
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {

@@ -15,7 +15,7 @@ mod reload;
 mod revocations;
 
 pub(crate) use certificate_id::CertificateId;
-pub(crate) use client::client_config;
+pub(crate) use client::{ClientTls, ServerName, client_config, client_of_ca};
 pub(crate) use config::{TlsError, check_files, check_files_at};
 pub(crate) use dev_certs::{DevCertsError, ensure_dev_certs};
 pub(crate) use reload::{TlsHandle, TlsStore};

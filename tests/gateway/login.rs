@@ -241,3 +241,37 @@ fn tokens_let_in_until_they_expire() {
     assert!(page.contains("reason=\"expired\"} 1"), "{page}");
     assert!(!server.log().contains(&good), "a token is in the log");
 }
+
+/// Logins a second by password, and the memory that hashing takes: the figures in docs/security.md. Run it with
+/// `cargo test --profile dist --test gateway -- --ignored --nocapture by_password`.
+#[test]
+#[ignore = "a measurement"]
+fn logins_a_second_by_password() {
+    const CLIENTS: usize = 8;
+    const LOGINS: usize = 50;
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("passwords");
+    added(&file, "ann", SECRET);
+    for threads in [1, 2] {
+        let toml = format!("{}hash_threads = {threads}\n", config(&file));
+        let server = Server::start_with(&[], &toml);
+        let before = server.metric("process_resident_memory_bytes");
+        #[expect(clippy::disallowed_methods, reason = "it is measured")]
+        let start = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                let port = server.ports.tcp;
+                scope.spawn(move || {
+                    for _ in 0..LOGINS {
+                        let connect = login(Protocol::V5, &format!("c{client}"), Some("ann"), Some(SECRET));
+                        assert_eq!(answer(port, connect), Got::ConnAck(0));
+                    }
+                });
+            }
+        });
+        let took = start.elapsed();
+        let grown = server.metric("process_resident_memory_bytes").saturating_sub(before) >> 20;
+        let rate = (CLIENTS * LOGINS) as f64 / took.as_secs_f64();
+        eprintln!("{threads} threads: {rate:.0} logins a second, {grown} MiB more");
+    }
+}

@@ -9,6 +9,7 @@ mod damage;
 mod delivery;
 mod doors;
 mod durable;
+mod hooks;
 mod interop;
 mod limits;
 mod listeners;

@@ -12,6 +12,7 @@ pub mod jwt;
 pub mod login_fuzz;
 pub mod passwords;
 mod principal;
+pub mod remote;
 pub mod rules;
 pub mod scram;
 

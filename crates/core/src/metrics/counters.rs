@@ -193,6 +193,12 @@ counters! {
     grpc_stream_dropped_closed: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"closed\"";
     grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
     events_untold: "gateway_events_untold_total", "Dropped messages that no event tells of, as too many sessions dropped some in one second", "";
+    hook_answers: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"answers\"";
+    hook_cached: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"cached\"";
+    hook_stale: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"stale\"";
+    hook_failures: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"failures\"";
+    hook_busy: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"busy\"";
+    hook_open: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"open\"";
     auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"credentials\"";
     auth_not_authorized: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"not_authorized\"";
     auth_client_id: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"client_id\"";

@@ -1,0 +1,215 @@
+//! What keeps a slow or absent service from becoming ours: a circuit breaker and a bounded cache. Time is an argument.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use gateway_core::Timestamp;
+
+/// Stops asking somebody who does not answer, and tries again with one question at a time.
+#[derive(Debug)]
+pub struct Breaker {
+    state: State,
+    /// Failures in a row that open it.
+    threshold: u32,
+    /// How long it stays open at first.
+    pause: Duration,
+    /// The longest that it stays open: the pause doubles with each failed try.
+    longest: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Closed {
+        failures: u32,
+    },
+    Open {
+        until: Timestamp,
+        pause: Duration,
+    },
+    /// One question is under way.
+    Trying {
+        pause: Duration,
+    },
+}
+
+impl Breaker {
+    /// A closed one.
+    pub fn new(threshold: u32, pause: Duration, longest: Duration) -> Self {
+        Self { state: State::Closed { failures: 0 }, threshold, pause, longest }
+    }
+
+    /// Whether to ask now. After a yes its outcome must be told.
+    pub fn may_ask(&mut self, now: Timestamp) -> bool {
+        match self.state {
+            State::Closed { .. } => true,
+            State::Open { until, pause } if now >= until => {
+                self.state = State::Trying { pause };
+                true
+            }
+            State::Open { .. } | State::Trying { .. } => false,
+        }
+    }
+
+    /// There was an answer.
+    pub fn succeeded(&mut self) {
+        self.state = State::Closed { failures: 0 };
+    }
+
+    /// There was none. Returns whether it has opened by this.
+    pub fn failed(&mut self, now: Timestamp) -> bool {
+        let pause = match &mut self.state {
+            State::Closed { failures } => {
+                *failures += 1;
+                if *failures < self.threshold {
+                    return false;
+                }
+                self.pause
+            }
+            // One that was asked before.
+            State::Open { .. } => return false,
+            State::Trying { pause } => (*pause * 2).min(self.longest),
+        };
+        let millis = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        self.state = State::Open { until: now.plus_millis(millis), pause };
+        true
+    }
+
+    /// Whether it does not ask, or only tries.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.state, State::Closed { .. })
+    }
+}
+
+/// What [`Cache::get`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found<T> {
+    /// Good.
+    Fresh(T),
+    /// Better than nothing.
+    Stale(T),
+    /// Nothing.
+    Nothing,
+}
+
+/// Answers by the digest of their question. Beyond its capacity the oldest leaves.
+#[derive(Debug)]
+pub struct Cache<T> {
+    entries: HashMap<[u8; 32], Entry<T>>,
+    /// Keys in the order in which they came; one that was replaced is there once.
+    order: VecDeque<[u8; 32]>,
+    capacity: usize,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    value: T,
+    fresh: Timestamp,
+    stale: Timestamp,
+}
+
+impl<T: Clone> Cache<T> {
+    /// An empty one for so many answers.
+    pub fn new(capacity: usize) -> Self {
+        Self { entries: HashMap::new(), order: VecDeque::new(), capacity }
+    }
+
+    /// What is there for `key` at `now`.
+    pub fn get(&self, key: &[u8; 32], now: Timestamp) -> Found<T> {
+        match self.entries.get(key) {
+            Some(entry) if now < entry.fresh => Found::Fresh(entry.value.clone()),
+            Some(entry) if now < entry.stale => Found::Stale(entry.value.clone()),
+            _ => Found::Nothing,
+        }
+    }
+
+    /// Keeps an answer for `fresh`, less up to a quarter by `jitter`, so that what came together does not end together;
+    /// and for `stale` after that.
+    pub fn put(
+        &mut self,
+        key: [u8; 32],
+        value: T,
+        now: Timestamp,
+        fresh: Duration,
+        stale: Duration,
+        jitter: u8,
+    ) {
+        if self.capacity == 0 || (fresh + stale).is_zero() {
+            return;
+        }
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let fresh = millis(fresh);
+        let fresh = fresh - fresh.saturating_mul(u64::from(jitter)) / 1024;
+        let fresh = now.plus_millis(fresh);
+        let entry = Entry { value, fresh, stale: fresh.plus_millis(millis(stale)) };
+        if self.entries.insert(key, entry).is_none() {
+            self.order.push_back(key);
+            while self.entries.len() > self.capacity {
+                let Some(oldest) = self.order.pop_front() else { return };
+                self.entries.remove(&oldest);
+            }
+        }
+    }
+
+    /// How many are kept.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_breaker_opens_after_failures_in_a_row_and_tries_with_one() {
+        let mut breaker = Breaker::new(3, SECOND, 3 * SECOND);
+        let at = |seconds: u64| Timestamp(1_000 * seconds);
+        for _ in 0..2 {
+            assert!(breaker.may_ask(at(0)) && !breaker.failed(at(0)));
+        }
+        breaker.succeeded();
+        for opens in [false, false, true] {
+            assert!(breaker.may_ask(at(0)));
+            assert_eq!(breaker.failed(at(0)), opens);
+        }
+        assert!(!breaker.failed(at(0)), "one that was under way does not open it again");
+        assert!(!breaker.may_ask(at(0)));
+        assert!(breaker.may_ask(at(1)) && !breaker.may_ask(at(1)), "one try");
+        assert!(breaker.failed(at(1)));
+        assert!(!breaker.may_ask(at(2)), "the pause doubles");
+        assert!(breaker.may_ask(at(3)));
+        breaker.failed(at(3));
+        assert!(breaker.may_ask(at(6)), "up to the longest");
+        breaker.succeeded();
+        assert!(!breaker.is_open() && breaker.may_ask(at(6)) && breaker.may_ask(at(6)));
+    }
+
+    #[test]
+    fn a_cache_is_bounded_and_its_answers_age() {
+        let mut cache = Cache::new(2);
+        let key = |n: u8| [n; 32];
+        let at = Timestamp;
+        cache.put(key(1), 1, at(0), 8 * SECOND, 2 * SECOND, 0);
+        assert_eq!(cache.get(&key(1), at(7_999)), Found::Fresh(1));
+        assert_eq!(cache.get(&key(1), at(9_999)), Found::Stale(1));
+        assert_eq!(cache.get(&key(1), at(10_000)), Found::Nothing);
+        cache.put(key(2), 2, at(0), 8 * SECOND, Duration::ZERO, 255);
+        assert_eq!(cache.get(&key(2), at(6_010)), Found::Nothing, "a quarter earlier");
+        assert_eq!(cache.get(&key(2), at(6_000)), Found::Fresh(2));
+        cache.put(key(1), 3, at(0), SECOND, SECOND, 0);
+        cache.put(key(3), 3, at(0), SECOND, SECOND, 0);
+        assert_eq!((cache.len(), cache.get(&key(1), at(0))), (2, Found::Nothing), "the oldest leaves");
+        cache.put(key(4), 4, at(0), Duration::ZERO, Duration::ZERO, 0);
+        assert_eq!(cache.get(&key(4), at(0)), Found::Nothing);
+        assert_eq!(cache.order.len(), 2);
+    }
+}

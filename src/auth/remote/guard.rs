@@ -1,0 +1,168 @@
+//! One guard for each remote source: a deadline, a limit on questions at once and on those that wait, a circuit breaker, and a
+//! cache of answers that also helps out while nobody answers.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use access::remote::{Breaker, Cache, Found};
+use aws_lc_rs::rand;
+use gateway_core::{Timestamp, clock, metrics::count};
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
+use tracing::{info, warn};
+
+use super::Answer;
+use crate::config::RemoteLimits;
+
+/// The longest that a source that does not answer is left alone.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Why there is no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Away {
+    /// Too many wait for one.
+    Busy,
+    /// The source does not answer, or what it says is no answer.
+    Silent,
+}
+
+/// See the module.
+pub(super) struct Guard {
+    name: &'static str,
+    limits: RemoteLimits,
+    /// Where questions are asked: neither on shards nor on their timers.
+    runtime: Handle,
+    places: Arc<Semaphore>,
+    waiting: Arc<AtomicUsize>,
+    breaker: Mutex<Breaker>,
+    cache: Mutex<Cache<Answer>>,
+}
+
+impl Guard {
+    /// For a source of this name in the log. To be called within the runtime where questions are to be asked.
+    pub(super) fn new(name: &'static str, limits: RemoteLimits) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            runtime: Handle::current(),
+            places: Arc::new(Semaphore::new(limits.max_concurrent)),
+            waiting: Arc::default(),
+            breaker: Mutex::new(Breaker::new(limits.failures, limits.retry_after.0, LONGEST_PAUSE)),
+            cache: Mutex::new(Cache::new(limits.cache_size)),
+            limits,
+        })
+    }
+
+    /// The answer to the question with this digest, which `ask` asks if need be. Cancel safe: what was asked is heard and
+    /// kept all the same.
+    ///
+    /// # Errors
+    /// [`Away`], within twice the deadline.
+    pub(super) async fn answer<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer, Away>
+    where
+        F: Future<Output = Result<Answer, String>> + Send + 'static,
+    {
+        let found = self.cache.lock().get(&key, clock::now());
+        let stale = match found {
+            Found::Fresh(answer) => {
+                count(|c| c.hook_cached.add(1));
+                return Ok(answer);
+            }
+            Found::Stale(answer) => Some(answer),
+            Found::Nothing => None,
+        };
+        match self.ask(key, ask).await {
+            Ok(answer) => Ok(answer),
+            Err(away) => stale.map_or(Err(away), |answer| {
+                count(|c| c.hook_stale.add(1));
+                Ok(answer)
+            }),
+        }
+    }
+
+    async fn ask<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer, Away>
+    where
+        F: Future<Output = Result<Answer, String>> + Send + 'static,
+    {
+        // Nobody waits for a place to ask one who does not answer.
+        if self.breaker.lock().is_open() && self.places.available_permits() < self.limits.max_concurrent {
+            count(|c| c.hook_open.add(1));
+            return Err(Away::Silent);
+        }
+        let Some(waits) = Waits::enter(&self.waiting, self.limits.max_waiting) else {
+            count(|c| c.hook_busy.add(1));
+            return Err(Away::Busy);
+        };
+        let this = Arc::clone(self);
+        let asked = self.runtime.spawn(async move {
+            // Also while the one who asked is gone.
+            let _waits = waits;
+            let deadline = this.limits.deadline.0;
+            let Ok(Ok(_place)) = timeout(deadline, Arc::clone(&this.places).acquire_owned()).await else {
+                count(|c| c.hook_busy.add(1));
+                return Err(Away::Busy);
+            };
+            if !this.breaker.lock().may_ask(clock::now()) {
+                count(|c| c.hook_open.add(1));
+                return Err(Away::Silent);
+            }
+            let told = timeout(deadline, ask).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+            this.take(key, told, clock::now())
+        });
+        asked.await.unwrap_or(Err(Away::Silent))
+    }
+
+    fn take(&self, key: [u8; 32], told: Result<Answer, String>, now: Timestamp) -> Result<Answer, Away> {
+        match told {
+            Ok(answer) => {
+                count(|c| c.hook_answers.add(1));
+                let was_open = {
+                    let mut breaker = self.breaker.lock();
+                    let was_open = breaker.is_open();
+                    breaker.succeeded();
+                    was_open
+                };
+                if was_open {
+                    info!(source = self.name, "answers again");
+                }
+                let limits = &self.limits;
+                let fresh = match &answer {
+                    Answer::Allow(_) => limits.cache_ttl.0,
+                    Answer::Deny | Answer::Ignore => limits.cache_negative_ttl.0,
+                };
+                let mut jitter = [0];
+                let _ = rand::fill(&mut jitter);
+                self.cache.lock().put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
+                Ok(answer)
+            }
+            Err(problem) => {
+                count(|c| c.hook_failures.add(1));
+                if self.breaker.lock().failed(now) {
+                    warn!(source = self.name, problem, "does not answer, it is left alone for a while");
+                }
+                Err(Away::Silent)
+            }
+        }
+    }
+}
+
+/// One who waits for an answer, until it is dropped.
+struct Waits(Arc<AtomicUsize>);
+
+impl Waits {
+    fn enter(waiting: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let waits = Self(Arc::clone(waiting));
+        (waiting.fetch_add(1, Relaxed) < most).then_some(waits)
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}

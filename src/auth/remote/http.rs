@@ -1,0 +1,211 @@
+//! The HTTP hook: asks a service of the user about each login, in the form that services for EMQX know.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use access::certificate::Fields;
+use aws_lc_rs::{hmac, rand};
+use gateway_core::clock;
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use super::{
+    Answer,
+    client::Client,
+    guard::{Away, Guard},
+};
+use crate::{
+    auth::{Credentials, Method, Principal},
+    config::{AuthHttp, ConfigError, OnError, Problem},
+    tls,
+};
+
+/// The most attributes of an answer that are kept for rules.
+const MAX_ATTRIBUTES: usize = 64;
+
+/// What came of a question.
+pub(in crate::auth) enum Said {
+    Allow(Principal),
+    Deny,
+    /// Nothing: the next step is asked.
+    Ignore,
+    Busy,
+    Unavailable,
+}
+
+/// See the module.
+pub(in crate::auth) struct HttpHook {
+    client: Arc<Client>,
+    guard: Arc<Guard>,
+    on_error: OnError,
+    /// Questions are kept as digests under it, so that no password stays in memory.
+    secret: hmac::Key,
+}
+
+impl HttpHook {
+    /// For the service that is configured. To be called within the runtime where it is to be asked.
+    ///
+    /// # Errors
+    /// The URL or the CA cannot be used.
+    pub(in crate::auth) fn new(config: &AuthHttp) -> Result<Self, ConfigError> {
+        let client = client(config)?;
+        let failed = |_| {
+            let fix = "start it where /dev/urandom can be read";
+            ConfigError(vec![Problem::new("auth.http.url", "", "the system gives no random numbers", fix)])
+        };
+        let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).map_err(failed)?;
+        let guard = Guard::new("auth.http", config.limits.clone());
+        Ok(Self { client: Arc::new(client), guard, on_error: config.on_error, secret })
+    }
+
+    /// Whether the URL and the CA can be used.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(in crate::auth) fn check(config: &AuthHttp) -> Result<(), ConfigError> {
+        client(config).map(drop)
+    }
+
+    /// Asks about a login. Cancel safe.
+    pub(in crate::auth) async fn ask(&self, credentials: &Credentials, fields: Option<&Fields>) -> Said {
+        let Some(question) = question(credentials, fields) else { return Said::Deny };
+        let mut key = [0; 32];
+        key.copy_from_slice(hmac::sign(&self.secret, &question).as_ref());
+        let client = Arc::clone(&self.client);
+        let asked = self.guard.answer(key, async move {
+            let (status, body) = client.post(question).await?;
+            understand(status, &body)
+        });
+        match (asked.await, self.on_error) {
+            (Ok(Answer::Allow(mut principal)), _) => {
+                if principal.username.is_none() {
+                    principal.username = credentials.username.as_deref().map(Into::into);
+                }
+                if principal.expires.is_some_and(|at| at <= clock::now()) {
+                    return Said::Deny;
+                }
+                Said::Allow(principal)
+            }
+            (Ok(Answer::Deny), _) => Said::Deny,
+            (Ok(Answer::Ignore), _) | (Err(_), OnError::Next) => Said::Ignore,
+            // Nobody has said who it is.
+            (Err(_), OnError::Allow) => Said::Allow(Principal::default()),
+            (Err(Away::Busy), OnError::Refuse) => Said::Busy,
+            (Err(Away::Silent), OnError::Refuse) => Said::Unavailable,
+        }
+    }
+}
+
+fn client(config: &AuthHttp) -> Result<Client, ConfigError> {
+    let problem = |key: &str, text: String, fix: &str| ConfigError(vec![Problem::new(key, "", text, fix)]);
+    let tls = config.ca.as_deref().map(tls::client_of_ca).transpose();
+    let tls = tls.map_err(|error| problem("auth.http.ca", error.to_string(), ""))?;
+    Client::new(config.url.as_deref().unwrap_or_default(), tls).map_err(|text| {
+        problem("auth.http.url", text, "write it like https://auth.example.com/mqtt, with auth.http.ca")
+    })
+}
+
+/// What is posted; `None` for a password that is no text, which JSON cannot carry.
+fn question(credentials: &Credentials, fields: Option<&Fields>) -> Option<Vec<u8>> {
+    let password = match &credentials.password {
+        Some(password) => Some(std::str::from_utf8(&password.0).ok()?),
+        None => None,
+    };
+    let address = credentials.peer.parse::<std::net::SocketAddr>();
+    let host = address.map_or_else(|_| credentials.peer.clone(), |address| address.ip().to_string());
+    let body = json!({
+        "clientid": credentials.client_id,
+        "username": credentials.username,
+        "password": password,
+        "peerhost": host,
+        "listener": *credentials.listener,
+        "cert_common_name": fields.and_then(|fields| fields.cn.as_deref()),
+        "cert_fingerprint": fields.and_then(|fields| fields.fingerprint.as_deref()),
+    });
+    Some(body.to_string().into_bytes())
+}
+
+/// What an answer means.
+fn understand(status: StatusCode, body: &[u8]) -> Result<Answer, String> {
+    let allowed = || Principal { method: Method::Hook, ..Principal::default() };
+    match status {
+        StatusCode::NO_CONTENT => return Ok(Answer::Allow(allowed())),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(Answer::Deny),
+        StatusCode::OK => {}
+        status => return Err(format!("status {}", status.as_u16())),
+    }
+    let body: Value = serde_json::from_slice(body).map_err(|_| "the answer is not JSON".to_owned())?;
+    match body.get("result").and_then(Value::as_str) {
+        Some("deny") => return Ok(Answer::Deny),
+        Some("ignore") => return Ok(Answer::Ignore),
+        Some("allow") => {}
+        _ => return Err("the answer has no result of allow, deny or ignore".to_owned()),
+    }
+    let mut principal = allowed();
+    let text = |value: &Value| -> Option<Box<str>> {
+        match value {
+            Value::String(text) => Some(text.as_str().into()),
+            Value::Number(number) => Some(number.to_string().into()),
+            Value::Bool(yes) => Some(yes.to_string().into()),
+            _ => None,
+        }
+    };
+    let mut claims = BTreeMap::new();
+    if let Some(attributes) = body.get("client_attrs").and_then(Value::as_object) {
+        for (name, value) in attributes.iter().take(MAX_ATTRIBUTES) {
+            claims.insert(name.as_str().into(), text(value).into_iter().collect());
+        }
+    }
+    if let Some(yes) = body.get("is_superuser").and_then(text) {
+        claims.insert("is_superuser".into(), [yes].into());
+    }
+    principal.claims = claims;
+    principal.username = body.get("username").and_then(Value::as_str).map(Into::into);
+    principal.tenant = body.get("tenant").and_then(Value::as_str).map(Into::into);
+    if let Some(groups) = body.get("groups").and_then(Value::as_array) {
+        principal.groups = groups.iter().filter_map(text).take(MAX_ATTRIBUTES).collect();
+    }
+    match body.get("expire_at") {
+        None | Some(Value::Null) => {}
+        Some(at) => {
+            let at = at.as_u64().ok_or("expire_at is no date in seconds")?;
+            let now = clock::now();
+            let left = at.saturating_mul(1000).saturating_sub(clock::to_wall(now).0);
+            principal.expires = Some(now.plus_millis(left));
+        }
+    }
+    Ok(Answer::Allow(principal))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_answer_is_one() {
+        let say =
+            |status: u16, body: &str| understand(StatusCode::from_u16(status).unwrap(), body.as_bytes());
+        assert!(matches!(say(204, ""), Ok(Answer::Allow(_))));
+        assert!(matches!(say(200, r#"{"result": "deny"}"#), Ok(Answer::Deny)));
+        assert!(matches!(say(200, r#"{"result": "ignore"}"#), Ok(Answer::Ignore)));
+        assert!(matches!(say(401, ""), Ok(Answer::Deny)));
+        for (status, body) in [
+            (200, ""),
+            (200, "allow"),
+            (200, "{}"),
+            (200, r#"{"result": "ALLOW"}"#),
+            (200, r#"{"result": true}"#),
+            (200, r#"{"result": "allow", "expire_at": "soon"}"#),
+            (500, r#"{"result": "allow"}"#),
+            (302, ""),
+        ] {
+            assert!(say(status, body).is_err(), "{status} {body}");
+        }
+        let body = r#"{"result": "allow", "is_superuser": false, "client_attrs": {"site": "n", "level": 2},
+                       "groups": ["a"], "tenant": "t", "username": "u"}"#;
+        let Ok(Answer::Allow(principal)) = say(200, body) else { panic!("{body}") };
+        assert_eq!((principal.method, principal.username.as_deref()), (Method::Hook, Some("u")));
+        assert_eq!((principal.tenant.as_deref(), principal.groups.len()), (Some("t"), 1));
+        let claims: Vec<_> = principal.claims.iter().map(|(name, values)| (&**name, &*values[0])).collect();
+        assert_eq!(claims, [("is_superuser", "false"), ("level", "2"), ("site", "n")]);
+    }
+}
