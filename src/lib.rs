@@ -12,7 +12,7 @@
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
-//!   auth backends config door reload shutdown telemetry tls
+//!   abuse auth backends config door reload shutdown telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
@@ -23,6 +23,7 @@
 //! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; this crate uses all. What they
 //! cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
+mod abuse;
 pub mod auth;
 mod backends;
 #[doc(hidden)]

@@ -34,7 +34,6 @@ impl Identity {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Connected<'a> {
     /// Client id.
-    #[allow(dead_code, reason = "bans will name it")]
     pub(crate) client_id: &'a str,
     /// Address, listener, user name.
     pub(crate) info: &'a ConnectionInfo,

@@ -444,6 +444,8 @@ pub struct Config {
     pub store: Store,
     /// `[sys]`.
     pub sys: Sys,
+    /// `[bans]`.
+    pub bans: super::Bans,
     /// `[limits]`.
     pub limits: super::Limits,
     /// `[shutdown]`.
@@ -481,6 +483,7 @@ impl Default for Config {
             database: super::Database::default(),
             store: Store::default(),
             sys: Sys::default(),
+            bans: super::Bans::default(),
             limits: super::Limits::default(),
             shutdown: ShutdownTimes::default(),
             otel: Otel::default(),

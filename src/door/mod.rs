@@ -81,6 +81,10 @@ pub(crate) enum Refusal {
     AddressHandshakes,
     /// The address comes too often.
     Rate,
+    /// The address is banned.
+    Banned,
+    /// Logins from the address have failed, and it has to wait.
+    FailedLogins,
 }
 
 impl Refusal {
@@ -92,6 +96,8 @@ impl Refusal {
             Self::AddressConnections => "too many connections of this address",
             Self::AddressHandshakes => "too many handshakes of this address",
             Self::Rate => "this address connects too often",
+            Self::Banned => "this address is banned",
+            Self::FailedLogins => "this address waits after failed logins",
         }
     }
 }

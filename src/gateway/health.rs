@@ -9,7 +9,7 @@ use store::{
 };
 use tokio::sync::watch;
 
-use crate::tls::TlsStore;
+use crate::{abuse::Bans, tls::TlsStore};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {
@@ -20,6 +20,7 @@ pub(super) struct StoreWatch {
     /// Latest values, if they are kept in a database.
     pub(super) database: Option<watch::Receiver<Condition>>,
     pub(super) tls: Arc<TlsStore>,
+    pub(super) bans: Arc<Bans>,
 }
 
 pub(super) struct Durable {
@@ -84,6 +85,10 @@ impl StoreWatch {
             none(),
             self.set_aside.len() as u64,
         )];
+        all.extend(self.bans.counts().map(|(source, count)| {
+            let label = format!("source=\"{}\"", source.as_str());
+            gauge("gateway_bans", "Bans, by where they come from", label, count as u64)
+        }));
         #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         let now = SystemTime::now();
         for (name, file, days) in self.tls.days_left(now) {

@@ -2,6 +2,7 @@
 //!
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
 
+mod banned;
 mod health;
 mod history;
 mod latest;
@@ -29,6 +30,7 @@ use tracing::{Instrument as _, error, info, info_span, warn};
 use health::StoreWatch;
 
 use crate::{
+    abuse::BansError,
     auth::{self, Authenticator},
     config::{Address, Config, ConfigError},
     net,
@@ -54,6 +56,9 @@ pub enum StartError {
         /// What is wrong and the fix.
         error: TlsError,
     },
+    /// Bans cannot be read.
+    #[error(transparent)]
+    Bans(#[from] BansError),
     /// An address cannot be bound.
     #[error("bind {key} = {address}: {error}; {}", unbound(.error))]
     Bind {

@@ -13,7 +13,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
 use super::{
-    Builder, Gateway, StartError,
+    Builder, Gateway, StartError, banned,
     health::StoreWatch,
     latest,
     revoked::{self, RevokedCertificates},
@@ -21,6 +21,7 @@ use super::{
     stores,
 };
 use crate::{
+    abuse::{Bans, Guard},
     auth::{self, Authenticator, Chain},
     backends::Backends,
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
@@ -84,6 +85,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         }
         false => None,
     };
+    // Before anybody is let in.
+    let bans = Arc::new(Bans::open(&config.bans, directory.clone())?);
+    reloads.add(Arc::clone(&bans) as _);
     // Before the first deadline is made or read.
     let clock_mark = directory.as_ref().map(|directory| Arc::new(ClockMark::resume(directory)));
     let opened = match &directory {
@@ -105,6 +109,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         latest: on_disk,
         database: remote.map(|latest| latest.condition()),
         tls: Arc::clone(&tls),
+        bans: Arc::clone(&bans),
     });
     let mut bound = Vec::new();
     for prepared in listeners {
@@ -129,7 +134,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         durability: stores::rules(&config),
     });
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
-    let shared = Shared::new(broker.clone(), auth, authority, config.response_pattern());
+    let guard = Guard::new(&config.bans, Arc::clone(&bans));
+    let shared = Shared::new(broker.clone(), auth, authority, guard, config.response_pattern());
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
@@ -155,6 +161,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         grpc_socket,
         grpc_tls,
         broker.clone(),
+        Arc::clone(&bans),
         grpc_config(&config),
         Arc::clone(&backends),
         Arc::clone(&reloads),
@@ -174,7 +181,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             stop.clone(),
         ));
     }
-    tasks.spawn(service::run_ticks(broker.clone(), clock_mark.clone()));
+    tasks.spawn(service::run_ticks(broker.clone(), Arc::clone(&bans), clock_mark.clone()));
     if let Some(sys) = sys {
         tasks.spawn(sys.run(config.sys.interval.0));
     }
@@ -182,6 +189,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         shared.add_judge(Arc::new(revoked));
         tasks.spawn(revoked::watch(tls.revocations_changed(), Arc::clone(&shared)));
     }
+    shared.add_judge(Arc::clone(&bans) as _);
+    tasks.spawn(banned::watch(bans, Arc::clone(&shared)));
     tasks.spawn(tls.watch_dates(CERTIFICATE_AGE_LOOK));
     tasks.spawn(Arc::clone(&reloads).watch(RELOAD_LOOK));
     let history_task = history.map(|history| tokio::spawn(history.run(stop.clone())));

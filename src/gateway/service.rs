@@ -22,6 +22,7 @@ use super::{
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
+    abuse::Bans,
     backends::{Backends, MetricsDenied},
     config::Config,
     grpc,
@@ -29,10 +30,12 @@ use crate::{
     telemetry::{Denied, HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
 };
 
+#[expect(clippy::too_many_arguments, reason = "one call site, all different types")]
 pub(super) async fn run_grpc(
     socket: std::net::TcpListener,
     tls: Option<grpc::GrpcTls>,
     broker: Broker,
+    bans: Arc<Bans>,
     config: grpc::GrpcConfig,
     backends: Arc<Backends>,
     reloads: Arc<Reloads>,
@@ -40,7 +43,7 @@ pub(super) async fn run_grpc(
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
-    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest, backends, reloads };
+    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest, backends, reloads, bans };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }
@@ -96,6 +99,9 @@ pub(super) async fn run_http(
 /// How often the clocks are saved.
 const KEEP_CLOCK: Duration = Duration::from_secs(30);
 
+/// Seconds between two looks for bans that have expired.
+const SWEEP_BANS: u32 = 60;
+
 /// Writes down where time continues after the next start.
 pub(super) async fn keep_clock(mark: &Arc<ClockMark>) {
     let mark = Arc::clone(mark);
@@ -106,12 +112,17 @@ pub(super) async fn keep_clock(mark: &Arc<ClockMark>) {
 }
 
 /// Timers of the broker, once a second, and a look at the wall clock.
-pub(super) async fn run_ticks(broker: Broker, mark: Option<Arc<ClockMark>>) {
+pub(super) async fn run_ticks(broker: Broker, bans: Arc<Bans>, mark: Option<Arc<ClockMark>>) {
     let mut kept = None;
+    let mut ticks = 0u32;
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         second.tick().await;
+        ticks = ticks.wrapping_add(1);
+        if ticks.is_multiple_of(SWEEP_BANS) {
+            bans.sweep();
+        }
         let jump = clock::observe();
         if let Some(millis) = jump.filter(|millis| millis.unsigned_abs() >= 10_000) {
             warn!(seconds = millis / 1000, "wall clock has jumped, sessions and messages age as before");

@@ -35,6 +35,8 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 
+use crate::abuse::Bans;
+
 use self::{
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
@@ -129,6 +131,8 @@ pub(crate) struct Hooks {
     pub backends: Arc<Backends>,
     /// What can be read again.
     pub reloads: Arc<Reloads>,
+    /// Who may not connect.
+    pub bans: Arc<Bans>,
 }
 
 /// Why the gRPC server stopped.

@@ -25,6 +25,12 @@ pub(super) enum Error {
     DeviceNotFound,
     #[error("no value")]
     ValueNotFound,
+    #[error("there is no such ban")]
+    BanNotFound,
+    #[error("this ban is in the file that bans.file names, remove it there")]
+    BanInFile,
+    #[error("there are as many bans as bans.max allows")]
+    TooManyBans,
     #[error("device is offline")]
     DeviceOffline,
     #[error("packet exceeds the device's maximum packet size")]
@@ -122,12 +128,15 @@ impl Error {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Invalid { .. } | Self::PageTokenInvalid | Self::PageTokenMismatch => Code::InvalidArgument,
-            Self::DeviceNotFound | Self::ValueNotFound | Self::TokenNotFound => Code::NotFound,
+            Self::DeviceNotFound | Self::ValueNotFound | Self::TokenNotFound | Self::BanNotFound => {
+                Code::NotFound
+            }
             Self::DeviceOffline
             | Self::PacketTooLarge
             | Self::RetainUnavailable
             | Self::LatestOff
             | Self::NoTokens(_)
+            | Self::BanInFile
             | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
@@ -135,6 +144,7 @@ impl Error {
             | Self::TooManyStreams
             | Self::TooManyCalls(_)
             | Self::TooManyTraces
+            | Self::TooManyBans
             | Self::SlowConsumer
             | Self::RequestTooLarge
             | Self::RetainedQuota => Code::ResourceExhausted,
@@ -154,6 +164,9 @@ impl Error {
             Self::Invalid { .. } => "INVALID_FIELD",
             Self::DeviceNotFound => "DEVICE_NOT_FOUND",
             Self::ValueNotFound => "VALUE_NOT_FOUND",
+            Self::BanNotFound => "BAN_NOT_FOUND",
+            Self::BanInFile => "BAN_IN_FILE",
+            Self::TooManyBans => "TOO_MANY_BANS",
             Self::DeviceOffline => "DEVICE_OFFLINE",
             Self::PacketTooLarge => "PACKET_TOO_LARGE",
             Self::QueueFull => "QUEUE_FULL",
@@ -288,6 +301,9 @@ mod tests {
             (Error::invalid("topic", "is empty"), Code::InvalidArgument, "INVALID_FIELD"),
             (Error::DeviceNotFound, Code::NotFound, "DEVICE_NOT_FOUND"),
             (Error::ValueNotFound, Code::NotFound, "VALUE_NOT_FOUND"),
+            (Error::BanNotFound, Code::NotFound, "BAN_NOT_FOUND"),
+            (Error::BanInFile, Code::FailedPrecondition, "BAN_IN_FILE"),
+            (Error::TooManyBans, Code::ResourceExhausted, "TOO_MANY_BANS"),
             (Error::DeviceOffline, Code::FailedPrecondition, "DEVICE_OFFLINE"),
             (Error::PacketTooLarge, Code::FailedPrecondition, "PACKET_TOO_LARGE"),
             (Error::QueueFull, Code::ResourceExhausted, "QUEUE_FULL"),

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use super::{accept::unauthenticated::Unauthenticated, device::Device, evict::Judges};
 use crate::{
+    abuse::Guard,
     auth::{Authenticator, Authority},
     config::Limits,
     door::House,
@@ -33,6 +34,8 @@ pub(crate) struct Shared {
     pub auth: Arc<dyn Authenticator>,
     /// What devices may do; `None` if no rules are configured.
     pub authority: Option<Arc<Authority>>,
+    /// Who is not even asked who it is.
+    pub guard: Guard,
     /// Response Information with `{client_id}` still in it; empty is none.
     pub response_information: String,
     /// Connections in all, handshakes included.
@@ -68,6 +71,7 @@ impl Shared {
         broker: Broker,
         auth: Arc<dyn Authenticator>,
         authority: Option<Arc<Authority>>,
+        guard: Guard,
         response_information: String,
     ) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
@@ -80,6 +84,7 @@ impl Shared {
             limits,
             auth,
             authority,
+            guard,
             response_information,
             house,
             judges: Judges::default(),
@@ -159,7 +164,7 @@ mod tests {
             stores: None,
             durability: broker::DurabilityRules::default(),
         });
-        let shared = Shared::new(broker, Arc::new(AllowAll), None, String::new());
+        let shared = Shared::new(broker, Arc::new(AllowAll), None, Guard::idle(), String::new());
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");
         let long = Duration::from_millis(100);

@@ -12,6 +12,8 @@ pub(crate) struct CertificateId {
     serial: Box<[u8]>,
     /// SHA-256 of its DER.
     fingerprint: [u8; 32],
+    /// Of its subject.
+    common_name: Option<Box<str>>,
 }
 
 /// Half a SHA-256 of an issuer's name. The names are those of authorities that the gateway trusts, which do not look for
@@ -27,7 +29,20 @@ impl CertificateId {
             issuer: IssuerId::of(certificate.issuer().as_raw()),
             serial: serial(certificate.raw_serial()),
             fingerprint: sha256(der),
+            common_name: (certificate.subject().iter_common_name().next())
+                .and_then(|name| name.as_str().ok())
+                .map(Box::from),
         })
+    }
+
+    /// SHA-256 of its DER.
+    pub(crate) fn fingerprint(&self) -> &[u8; 32] {
+        &self.fingerprint
+    }
+
+    /// The common name of its subject.
+    pub(crate) fn common_name(&self) -> Option<&str> {
+        self.common_name.as_deref()
     }
 
     pub(super) fn issuer(&self) -> IssuerId {

@@ -340,6 +340,36 @@ fn a_revoked_certificate_ends_its_connection_and_no_other() {
     until(|| server.log().contains("connection ended, it may no longer be"));
 }
 
+/// The failure: a ban of a certificate by its name misses who has logged in otherwise, or is connected already.
+#[test]
+fn a_ban_by_common_name_ends_a_device_that_logged_in_without_it() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let authority = Authority::new(dir.path());
+    fs::write(authority.path("bans.toml"), "").expect("write no bans");
+    let more = format!(
+        "[tls]\nclient_ca = \"{}\"\n[bans]\nfile = \"{}\"",
+        authority.path("ca.crt").display(),
+        authority.path("bans.toml").display()
+    );
+    let server = server_of(&authority, &more);
+    let port = server.port("secured");
+    let trust = Trust::in_authority(&authority.der);
+    let banned = trust.config(Some(authority.client(7)));
+    let mut thief = Secured::connect(port, Arc::clone(&banned), "thief").expect("not banned yet");
+    let mut other =
+        Secured::connect(port, trust.config(Some(authority.client(8))), "other").expect("connect");
+
+    fs::write(authority.path("bans.toml"), "[[bans]]\ncommon_name = \"number 7\"\n").expect("write the bans");
+    server.signal("HUP");
+    let bytes = thief.next().expect("a DISCONNECT");
+    assert_eq!(bytes[..3], [0xE0, 0x01, 0x87], "{bytes:?}");
+    assert!(thief.next().is_err(), "the connection ends");
+    other.send(&Packet::PingReq).expect("send");
+    assert_eq!(other.next().expect("still connected")[0], 0xD0);
+    let again = Secured::connect(port, banned, "innocent").err().expect("nor does it come in again");
+    assert!(again.to_string().contains("138"), "CONNACK 0x8A: {again}");
+}
+
 #[test]
 fn a_broken_certificate_keeps_the_one_that_is_served() {
     let dir = tempfile::tempdir().expect("make a directory");

@@ -2,6 +2,7 @@
 //! third-party ones (`interop`), and by whoever starts it, stops it and looks after its data.
 #![expect(clippy::print_stderr, reason = "what was left out, and what scripts print, belongs to the output")]
 
+mod bans;
 mod certificates;
 #[path = "../support/client.rs"]
 mod client;

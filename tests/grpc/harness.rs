@@ -16,7 +16,7 @@ use mqtt_server::{
     proto::{
         gateway::v1::{
             self, devices_client::DevicesClient, events_client::EventsClient,
-            publisher_client::PublisherClient, state_client::StateClient,
+            publisher_client::PublisherClient, security_client::SecurityClient, state_client::StateClient,
             subscriber_client::SubscriberClient,
         },
         rpcserver::published_packet_service_client::PublishedPacketServiceClient,
@@ -98,6 +98,10 @@ impl Setup {
 
     pub(crate) fn devices(&self) -> DevicesClient<Channel> {
         DevicesClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn security(&self) -> SecurityClient<Channel> {
+        SecurityClient::new(self.channel.clone())
     }
 
     pub(crate) async fn publish(&self, request: v1::PublishRequest) -> Result<v1::PublishResponse, Status> {

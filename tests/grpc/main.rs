@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
 
 mod access;
+mod bans;
 #[path = "../support/client.rs"]
 mod client;
 mod devices;

@@ -10,6 +10,7 @@ use std::{
 
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
+    ("abuse", &["auth", "config", "door", "reload", "tls"]),
     ("auth", &["config", "reload", "tls"]),
     ("backends", &["config", "reload", "telemetry"]),
     ("config", &[]),
@@ -18,8 +19,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("shutdown", &[]),
     ("tls", &["config", "reload"]),
     ("telemetry", &["config", "door", "reload"]),
-    ("net", &["auth", "config", "door", "telemetry", "tls"]),
-    ("grpc", &["backends", "config", "door", "reload", "tls"]),
+    ("net", &["abuse", "auth", "config", "door", "telemetry", "tls"]),
+    ("grpc", &["abuse", "backends", "config", "door", "reload", "tls"]),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.

@@ -79,6 +79,14 @@ impl DataDir {
         self.verify
     }
 
+    /// Replaces the content of the file `name` in it: a crash leaves either the old or the new content. Blocks on the disk.
+    ///
+    /// # Errors
+    /// The file cannot be written; the old content is still there.
+    pub fn replace_file(&self, name: &str, content: &str) -> Result<(), StoreError> {
+        replace_file(self, name, content)
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

@@ -77,6 +77,9 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/Reload", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/ListBans", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/AddBan", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),
 
     Method::stays("/rpcserver.PublishedPacketService/StreamPublishedPayload", Roles::READ),
     Method::asks("/rpcserver.PublishedPacketService/PublishPayloadToDevice", Roles::PUBLISH),

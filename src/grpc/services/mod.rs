@@ -1,5 +1,6 @@
 //! The services of `gateway.v1`, and that of the precedent.
 
+mod bans;
 pub(super) mod delete;
 pub(super) mod devices;
 pub(super) mod events;

@@ -1,4 +1,4 @@
-//! `gateway.v1.Security`: tokens, and reading files again.
+//! `gateway.v1.Security`: tokens, bans, and reading files again.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use access::backends::{Grant, LineError, Role, Scope, Tokens, hash, mint};
 use gateway_core::Timestamp;
 use tonic::{Request, Response, Status};
 
+use super::bans;
 use crate::{
     backends::{file::FileError, now},
     grpc::{
@@ -90,6 +91,11 @@ fn shown(grant: &Grant) -> v1::Token {
         expire_time: grant.expires.map(time),
         note: grant.note.clone(),
     }
+}
+
+/// What is for all devices is for callers whose scope is everything.
+fn over_all(call: &Call) -> Result<(), Error> {
+    if call.scope().is_all() { Ok(()) } else { Err(call.out_of_scope("scope", "everything")) }
 }
 
 #[tonic::async_trait]
@@ -191,5 +197,34 @@ impl Security for SecurityService {
             v1::ReloadedPart { name: part.name.to_owned(), summary, problems }
         });
         Ok(Response::new(v1::ReloadResponse { parts: parts.collect() }))
+    }
+
+    async fn list_bans(
+        &self,
+        request: Request<v1::ListBansRequest>,
+    ) -> Result<Response<v1::ListBansResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        over_all(&call)?;
+        Ok(Response::new(bans::list(&self.context.hooks.bans, request.into_inner())?))
+    }
+
+    async fn add_ban(
+        &self,
+        request: Request<v1::AddBanRequest>,
+    ) -> Result<Response<v1::AddBanResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        over_all(&call)?;
+        let answer = bans::add(&self.context.hooks.bans, request.into_inner(), &call).await?;
+        Ok(Response::new(answer))
+    }
+
+    async fn remove_ban(
+        &self,
+        request: Request<v1::RemoveBanRequest>,
+    ) -> Result<Response<v1::RemoveBanResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        over_all(&call)?;
+        let answer = bans::remove(&self.context.hooks.bans, request.into_inner(), &call).await?;
+        Ok(Response::new(answer))
     }
 }

@@ -7,7 +7,7 @@ use gateway_core::{Peer, info_of_peer, log_limits::Said};
 use thiserror::Error;
 use tracing::debug;
 
-use crate::net::layers::LayerError;
+use crate::{door::Refusal, net::layers::LayerError};
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
@@ -20,8 +20,8 @@ pub(in crate::net) enum HandshakeError {
     Closed,
     #[error("not a PROXY protocol header")]
     Proxy,
-    #[error("too many from the address that the proxy names")]
-    Address,
+    #[error("the address that the proxy names: {}", .0.words())]
+    Address(Refusal),
     #[error("not a WebSocket upgrade for MQTT")]
     Upgrade,
     #[error("first packet is not a valid CONNECT: {0}")]

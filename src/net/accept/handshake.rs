@@ -24,6 +24,7 @@ use tokio::{
 use tracing::debug;
 
 use super::{
+    barred,
     claim::{Claim, assigned_id, will},
     error::HandshakeError,
     listener::{Listener, WebSocketEntry, count_refusal},
@@ -100,7 +101,7 @@ async fn establish(
     let (layers, plain) = (Layers::default(), Vec::new());
     let mut wire = Wire { stream: TcpStream::from_std(stream)?, guest, place, layers, plain };
     // Boxed, so that a socket that waits for its CONNECT holds little.
-    if let Some(named) = Box::pin(wire.put_on_layers(listener, seat)).await? {
+    if let Some(named) = Box::pin(wire.put_on_layers(listener, seat, &shared)).await? {
         *peer = named.into();
     }
     let connect =
@@ -163,8 +164,10 @@ async fn admit(
         peer: peer.to_string(),
         listener: Arc::clone(&listener.name),
     };
+    barred::at_connect(connect, &accepted, certificate_id.as_ref(), peer, shared)?;
     match timers::run_within(|| shared.auth.authenticate(credentials)).await {
         Ok(principal) => {
+            barred::admitted(connect, &accepted, &principal, peer, shared)?;
             let identity = Identity::kept(&principal, certificate_id);
             let permissions = Permissions::new(principal);
             let allowed = may_leave_will(connect, &permissions, &accepted, listener, shared);
@@ -182,6 +185,9 @@ async fn admit(
                 Denied::Busy => c.auth_busy.add(1),
                 Denied::Unavailable => c.auth_unavailable.add(1),
             });
+            if denied == Denied::BadCredentials {
+                shared.guard.failed(peer, clock::now());
+            }
             let client_id = accepted.client_id;
             shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
             Err(ConnectRefused(Some(match denied {
@@ -360,12 +366,15 @@ impl Wire<'_> {
         &mut self,
         listener: &Listener,
         seat: &mut Seat,
+        shared: &Shared,
     ) -> Result<Option<SocketAddr>, HandshakeError> {
         let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
         if let Some(peer) = peer {
-            seat.named(self.guest, peer.into()).map_err(|refusal| {
+            let barred = barred::at_door(peer.into(), shared);
+            let named = barred.map_or_else(|| seat.named(self.guest, peer.into()), Err);
+            named.map_err(|refusal| {
                 count_refusal(refusal);
-                HandshakeError::Address
+                HandshakeError::Address(refusal)
             })?;
         }
         if let Some(config) = &listener.tls {

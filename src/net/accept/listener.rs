@@ -11,7 +11,10 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::unix::{self, SocketFile};
+use super::{
+    barred,
+    unix::{self, SocketFile},
+};
 use crate::net::{ShardHandle, Shared, shard::Incoming};
 use crate::{
     config::{Address, FileMode, Limits},
@@ -178,7 +181,8 @@ pub(crate) async fn accept_loop(
             Some(Ok((stream, peer))) => {
                 count(|c| c.connections_accepted.add(1));
                 let address = listener.address_of(peer);
-                match door.arrive(address) {
+                let barred = address.and_then(|_| barred::at_door(peer, &shared));
+                match barred.map_or_else(|| door.arrive(address), Err) {
                     Ok(()) => {
                         let turned_away = lobby.push(address, (stream, peer));
                         count(|c| c.refused_waiting.add(turned_away.iter().count() as u64));
@@ -244,6 +248,8 @@ pub(in crate::net) fn count_refusal(refusal: Refusal) {
         Refusal::AddressConnections => c.refused_address_limit.add(1),
         Refusal::AddressHandshakes => c.refused_address_handshakes.add(1),
         Refusal::Rate => c.refused_address_rate.add(1),
+        Refusal::Banned => c.refused_address_banned.add(1),
+        Refusal::FailedLogins => c.refused_failed_logins.add(1),
     });
 }
 

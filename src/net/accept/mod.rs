@@ -1,5 +1,6 @@
 //! From a listening socket to a connection that owns a session.
 
+mod barred;
 pub(super) mod claim;
 pub(super) mod error;
 pub(super) mod handshake;

@@ -102,8 +102,8 @@ impl Connection {
             End::Close(close) => match close {
                 CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
                 CloseReason::Administrative(code) => code,
-                CloseReason::NotAuthorized => reason::NOT_AUTHORIZED,
-                CloseReason::Banned => reason::BANNED,
+                // 0x8A is for CONNACK only [MQTT-3.14.2-1].
+                CloseReason::NotAuthorized | CloseReason::Banned => reason::NOT_AUTHORIZED,
                 CloseReason::SlowConsumer | CloseReason::Memory => reason::QUOTA_EXCEEDED,
                 CloseReason::PacketTimeout => reason::IMPLEMENTATION_SPECIFIC_ERROR,
                 CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,

@@ -51,7 +51,7 @@ pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
         stores: None,
         durability: broker::DurabilityRules::default(),
     });
-    Shared::new(broker, Arc::new(AllowAll), None, String::new())
+    Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::Guard::idle(), String::new())
 }
 
 /// What a CONNECT does before it attaches: the device and the epoch.

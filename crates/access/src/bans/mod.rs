@@ -181,11 +181,6 @@ impl BanList {
             .or_else(|| self.of_address(who.address?, now))
     }
 
-    /// Whether any is for a certificate by its fingerprint, which is only then worth computing.
-    pub fn has_fingerprints(&self) -> bool {
-        !self.fingerprints.is_empty()
-    }
-
     /// Removes what has expired; returns how many those were.
     pub fn sweep(&mut self, now: u64) -> usize {
         fn keep<K: Eq + Hash>(bans: &mut HashMap<K, Ban>, now: u64) -> usize {

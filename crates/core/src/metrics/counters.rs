@@ -53,10 +53,15 @@ counters! {
     refused_address_limit: "mqtt_connections_refused_total", "Connections refused", "reason=\"address_limit\"";
     refused_address_handshakes: "mqtt_connections_refused_total", "Connections refused", "reason=\"address_handshakes\"";
     refused_address_rate: "mqtt_connections_refused_total", "Connections refused", "reason=\"address_rate\"";
+    refused_address_banned: "mqtt_connections_refused_total", "Connections refused", "reason=\"address_banned\"";
+    refused_failed_logins: "mqtt_connections_refused_total", "Connections refused", "reason=\"failed_logins\"";
     refused_waiting: "mqtt_connections_refused_total", "Connections refused", "reason=\"waiting\"";
     refused_origin: "mqtt_connections_refused_total", "Connections refused", "reason=\"origin\"";
     refused_silent: "mqtt_connections_refused_total", "Connections refused", "reason=\"silent\"";
     refused_connect: "mqtt_connections_refused_total", "Connections refused", "reason=\"connack\"";
+    banned_connects: "mqtt_banned_total", "CONNECT packets refused for a ban", "";
+    backoff_begun: "mqtt_login_waits_total", "Failed logins after which their address had to wait", "";
+    flapping_bans: "mqtt_flapping_bans_total", "Clients banned for a time because they connected too often", "";
     handshake_tls_ok: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"ok\"";
     handshake_tls_failed: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"failed\"";
     handshake_timeout: "mqtt_connections_refused_total", "Connections refused", "reason=\"connect_timeout\"";
