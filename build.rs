@@ -50,7 +50,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         builder = builder.extern_path(message, "crate::grpc::stream::RawMessage");
     }
     builder.compile_fds(descriptors)?;
+    compile_hooks(&out)?;
     emit_commit();
+    Ok(())
+}
+
+/// The service of users that the gateway calls: not among the descriptors, since reflection tells what the gateway serves.
+fn compile_hooks(out: &Path) -> Result<(), Box<dyn Error>> {
+    let hooks = out.join("hooks");
+    fs::create_dir_all(&hooks)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        // The same question is the same bytes.
+        .btree_map(".")
+        .emit_rerun_if_changed(false)
+        .out_dir(&hooks)
+        .extern_path(".gateway.v1", "crate::proto::gateway::v1")
+        .compile_fds(protox::compile(["gateway/hooks/v1/hooks.proto"], ["proto"])?)?;
     Ok(())
 }
 

@@ -40,9 +40,13 @@ mod tls;
 
 pub use gateway::Gateway;
 
-/// The gRPC API: messages, clients, and the descriptors of its services.
+/// The gRPC API: messages, clients, and the descriptors of its services; and in `hooks` the service that the gateway calls, with
+/// the trait for who implements it.
 pub mod proto {
-    pub use crate::grpc::proto::{DESCRIPTORS, gateway, rpcserver};
+    pub use crate::{
+        auth::hooks,
+        grpc::proto::{DESCRIPTORS, gateway, rpcserver},
+    };
 }
 
 /// For the fuzz targets and tests of this repository; anything may change.

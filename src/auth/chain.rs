@@ -11,7 +11,7 @@ use super::{
     AllowAll, Authenticator, Credentials, Decision, Denied, Method, Principal, certificate,
     hashing::Hashing,
     passwords::PasswordFile,
-    remote::{HttpHook, Said},
+    remote::{GrpcHook, HttpHook, Said},
     tokens::Tokens,
 };
 use crate::{
@@ -46,6 +46,7 @@ struct Sources {
     /// Checks signatures, which never wait for passwords.
     signatures: Hashing,
     http: Option<HttpHook>,
+    grpc: Option<GrpcHook>,
 }
 
 /// `[auth.certificate]`, read.
@@ -69,7 +70,7 @@ impl Chain {
             reloads.add(Arc::clone(passwords) as _);
         }
         let tokens =
-            config.auth.jwt.is_on().then(|| Tokens::open(&config.auth.jwt)).transpose()?.map(Arc::new);
+            config.auth.jwt.is_on().then(|| Tokens::start(&config.auth.jwt)).transpose()?.map(Arc::new);
         if let Some(tokens) = &tokens {
             reloads.add(Arc::clone(tokens) as _);
         }
@@ -79,6 +80,7 @@ impl Chain {
             hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
             passwords,
             http: config.auth.http.url.is_some().then(|| HttpHook::new(&config.auth.http)).transpose()?,
+            grpc: config.auth.grpc.authenticates().then(|| GrpcHook::new(&config.auth.grpc)).transpose()?,
             signatures: Hashing::start(tokens.iter().len(), waiting)?,
             tokens,
         };
@@ -117,8 +119,9 @@ impl From<io::Error> for ChainError {
 /// A file that cannot be used.
 pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
     config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?;
-    config.auth.jwt.is_on().then(|| Tokens::open(&config.auth.jwt)).transpose()?;
+    config.auth.jwt.is_on().then(|| Tokens::check(&config.auth.jwt)).transpose()?;
     config.auth.http.url.is_some().then(|| HttpHook::check(&config.auth.http)).transpose()?;
+    config.auth.grpc.url.is_some().then(|| GrpcHook::check(&config.auth.grpc)).transpose()?;
     Ok(())
 }
 
@@ -143,6 +146,7 @@ impl Sources {
                 AuthStep::Jwt => self.by_token(&credentials).await,
                 AuthStep::Password => self.by_password(&credentials).await,
                 AuthStep::Http => self.by_http(&credentials, fields.as_ref()).await,
+                AuthStep::Grpc => self.by_grpc(&credentials, fields.as_ref()).await,
                 AuthStep::Anonymous if credentials.password.is_none() || steps.len() == 1 => {
                     Verdict::Allow(Principal::default())
                 }
@@ -194,8 +198,20 @@ impl Sources {
             password.and_then(|password| std::str::from_utf8(&password.0).ok()).map(str::to_owned)
         };
         let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else { return Verdict::Pass };
-        let tokens = Arc::clone(tokens);
-        match self.signatures.run(move |_| tokens.verify(&token)).await {
+        let verify = async || {
+            let (tokens, token) = (Arc::clone(tokens), token.clone());
+            self.signatures.run(move |_| tokens.verify(&token)).await
+        };
+        let mut verified = verify().await;
+        if let (Some(key_set), Ok(Err(JwtError::UnknownKey))) = (&tokens.key_set, &verified) {
+            if key_set.refetch().await {
+                verified = verify().await;
+            }
+            if matches!(verified, Ok(Err(JwtError::UnknownKey))) && key_set.keys().is_empty() {
+                return Verdict::Deny(Denied::Unavailable);
+            }
+        }
+        match verified {
             Ok(Ok(verified))
                 if verified.client_id.as_deref().is_some_and(|id| id != credentials.client_id) =>
             {
@@ -214,13 +230,12 @@ impl Sources {
 
     async fn by_http(&self, credentials: &Credentials, fields: Option<&Fields>) -> Verdict {
         let Some(http) = &self.http else { return Verdict::Pass };
-        match http.ask(credentials, fields).await {
-            Said::Allow(principal) => Verdict::Allow(principal),
-            Said::Deny => Verdict::Deny(Denied::NotAuthorized),
-            Said::Ignore => Verdict::Pass,
-            Said::Busy => Verdict::Deny(Denied::Busy),
-            Said::Unavailable => Verdict::Deny(Denied::Unavailable),
-        }
+        http.ask(credentials, fields).await.into()
+    }
+
+    async fn by_grpc(&self, credentials: &Credentials, fields: Option<&Fields>) -> Verdict {
+        let Some(grpc) = &self.grpc else { return Verdict::Pass };
+        grpc.ask(credentials, fields).await.into()
     }
 
     async fn by_password(&self, credentials: &Credentials) -> Verdict {
@@ -244,6 +259,18 @@ impl Sources {
             Ok(Some(false)) => Verdict::Deny(Denied::BadCredentials),
             Ok(None) => Verdict::Pass,
             Err(denied) => Verdict::Deny(denied),
+        }
+    }
+}
+
+impl From<Said> for Verdict {
+    fn from(said: Said) -> Self {
+        match said {
+            Said::Allow(principal) => Self::Allow(principal),
+            Said::Deny => Self::Deny(Denied::NotAuthorized),
+            Said::Ignore => Self::Pass,
+            Said::Busy => Self::Deny(Denied::Busy),
+            Said::Unavailable => Self::Deny(Denied::Unavailable),
         }
     }
 }

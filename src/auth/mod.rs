@@ -13,6 +13,23 @@ mod remote;
 mod rules;
 mod tokens;
 
+/// Generated code: the service that users implement and the gateway calls.
+pub mod hooks {
+    /// Package `gateway.hooks.v1`: messages, client, and the trait to implement.
+    #[allow(
+        clippy::all,
+        clippy::allow_attributes_without_reason,
+        clippy::use_self,
+        missing_docs,
+        unused_qualifications,
+        unreachable_pub,
+        reason = "generated"
+    )]
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/hooks/gateway.hooks.v1.rs"));
+    }
+}
+
 use std::{
     future::Future,
     pin::Pin,
@@ -25,6 +42,7 @@ pub use access::{Method, Principal, Subject};
 pub(crate) use chain::{Chain, ChainError, check_files};
 pub(crate) use identity::{Connected, Identity, Judge};
 pub(crate) use permissions::{Permissions, Refused};
+pub(crate) use remote::Courier;
 pub(crate) use rules::{Authority, Recent, open_rules};
 
 /// What a client presents.

@@ -10,6 +10,7 @@ use access::jwt::{self, Expected, JwtError, Keys, Verified};
 use arc_swap::ArcSwap;
 use gateway_core::{Timestamp, clock};
 
+use super::remote::KeySet;
 use crate::{
     config::{AuthJwt, ConfigError, Problem},
     reload::Reload,
@@ -20,17 +21,32 @@ pub(super) struct Tokens {
     key_file: Option<PathBuf>,
     secret_file: Option<PathBuf>,
     keys: ArcSwap<Keys>,
+    /// Keys that are fetched.
+    pub(super) key_set: Option<KeySet>,
     expected: Expected,
     /// The token is the user name, not the password.
     pub(super) in_username: bool,
 }
 
 impl Tokens {
-    /// Reads the keys.
+    /// Reads the keys, and begins to fetch those that are not in files. To be called within the runtime where they are fetched.
     ///
     /// # Errors
-    /// A file cannot be read, or has no key that can be used.
-    pub(super) fn open(config: &AuthJwt) -> Result<Self, ConfigError> {
+    /// A file cannot be read, or has no key that can be used; or the URL cannot be used.
+    pub(super) fn start(config: &AuthJwt) -> Result<Self, ConfigError> {
+        Ok(Self { key_set: KeySet::start(config)?, ..Self::open(config)? })
+    }
+
+    /// Whether the files and the URL can be used.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn check(config: &AuthJwt) -> Result<(), ConfigError> {
+        Self::open(config)?;
+        KeySet::check(config)
+    }
+
+    fn open(config: &AuthJwt) -> Result<Self, ConfigError> {
         let keys = read(config.key_file.as_deref(), config.secret_file.as_deref()).map_err(|(path, problem)| {
             let key = if Some(&path) == config.secret_file.as_ref() { "secret_file" } else { "key_file" };
             let fix = "name a file with a public key (PEM), a key set (JWKS) or, as secret_file, a shared secret";
@@ -40,6 +56,7 @@ impl Tokens {
             key_file: config.key_file.clone(),
             secret_file: config.secret_file.clone(),
             keys: ArcSwap::from_pointee(keys),
+            key_set: None,
             expected: Expected {
                 issuer: Some(config.issuer.clone()).filter(|issuer| !issuer.is_empty()),
                 audience: config.audience.clone(),
@@ -61,7 +78,18 @@ impl Tokens {
     pub(super) fn verify(&self, token: &str) -> Result<Verified, JwtError> {
         let now = clock::now();
         let wall = clock::to_wall(now).0;
-        let mut verified = jwt::verify(token, &self.keys.load(), &self.expected, wall / 1000)?;
+        let verify = |keys: &Keys| jwt::verify(token, keys, &self.expected, wall / 1000);
+        let mut verified = verify(&self.keys.load());
+        if let (Some(key_set), Err(error @ (JwtError::UnknownKey | JwtError::Signature))) =
+            (&self.key_set, &verified)
+        {
+            let known = *error;
+            verified = verify(&key_set.keys());
+            if matches!(verified, Err(JwtError::UnknownKey)) {
+                verified = Err(known);
+            }
+        }
+        let mut verified = verified?;
         verified.principal.expires = verified.expires.map(|at| ends(at, now, wall));
         Ok(verified)
     }

@@ -6,7 +6,8 @@ use access::certificate::Template;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Address, Config, ConfigError, Listener, OnError, RemoteLimits, Span, address::optional, validate::Check,
+    Address, AuthGrpc, Config, ConfigError, Listener, OnError, RemoteLimits, Span, address::optional,
+    validate::Check,
 };
 
 /// One step of the chain that a device's CONNECT goes through.
@@ -21,6 +22,8 @@ pub enum AuthStep {
     Password,
     /// Whatever a service of yours says over HTTP.
     Http,
+    /// Whatever a service of yours says over gRPC.
+    Grpc,
     /// Whoever presents no password.
     Anonymous,
 }
@@ -67,6 +70,14 @@ pub struct AuthJwt {
     /// Shared secret of tokens that are signed with HS256, HS384 or HS512.
     #[serde(with = "optional")]
     pub secret_file: Option<PathBuf>,
+    /// Where a key set is fetched from; empty is nowhere.
+    #[serde(with = "optional")]
+    pub jwks_url: Option<String>,
+    /// CA of that server's certificate, PEM.
+    #[serde(with = "optional")]
+    pub jwks_ca: Option<PathBuf>,
+    /// How often it is fetched.
+    pub jwks_interval: Span,
     /// The token is the user name.
     pub in_username: bool,
     /// What `iss` must be; empty takes every one.
@@ -92,6 +103,9 @@ impl Default for AuthJwt {
         Self {
             key_file: None,
             secret_file: None,
+            jwks_url: None,
+            jwks_ca: None,
+            jwks_interval: Span(Duration::from_secs(300)),
             in_username: false,
             issuer: String::new(),
             audience: Vec::new(),
@@ -108,7 +122,7 @@ impl Default for AuthJwt {
 impl AuthJwt {
     /// Whether there is a key to check tokens with.
     pub fn is_on(&self) -> bool {
-        self.key_file.is_some() || self.secret_file.is_some()
+        self.key_file.is_some() || self.secret_file.is_some() || self.jwks_url.is_some()
     }
 }
 
@@ -149,6 +163,8 @@ pub struct Auth {
     pub jwt: AuthJwt,
     /// `[auth.http]`.
     pub http: AuthHttp,
+    /// `[auth.grpc]`.
+    pub grpc: AuthGrpc,
 }
 
 impl Default for Auth {
@@ -162,6 +178,7 @@ impl Default for Auth {
             certificate: AuthCertificate::default(),
             jwt: AuthJwt::default(),
             http: AuthHttp::default(),
+            grpc: AuthGrpc::default(),
         }
     }
 }
@@ -182,6 +199,7 @@ impl Config {
             (AuthStep::Jwt, self.auth.jwt.is_on()),
             (AuthStep::Password, self.auth.password_file.is_some()),
             (AuthStep::Http, self.auth.http.url.is_some()),
+            (AuthStep::Grpc, self.auth.grpc.authenticates()),
         ];
         steps.extend(configured.into_iter().filter_map(|(step, configured)| configured.then_some(step)));
         // On this machine only, what is meant for trying things out goes on working.
@@ -195,7 +213,9 @@ impl Config {
 
     /// Whether anything is configured that devices of every listener can prove themselves with.
     fn checks_devices(&self) -> bool {
-        self.auth.password_file.is_some() || self.auth.jwt.is_on() || self.auth.http.url.is_some()
+        let auth = &self.auth;
+        let remote = auth.http.url.is_some() || auth.grpc.authenticates();
+        auth.password_file.is_some() || auth.jwt.is_on() || remote
     }
 
     /// Threads that hash passwords.
@@ -256,7 +276,10 @@ impl Config {
                 "use 0 for half of the cores",
             );
         }
+        let interval = auth.jwt.jwks_interval;
+        check.positive("auth.jwt.jwks_interval", interval, interval.0.is_zero());
         auth.http.limits.check("auth.http.limits", check);
+        auth.grpc.check(check);
         let certificate = &auth.certificate;
         let groups = certificate.groups.iter().map(|text| ("groups", text));
         let single = [
@@ -288,9 +311,12 @@ impl Config {
                 check.fail(key, step, "is there twice", "name each step once");
             }
             let missing = match step {
-                AuthStep::Jwt if !self.auth.jwt.is_on() => Some("auth.jwt.key_file or auth.jwt.secret_file"),
+                AuthStep::Jwt if !self.auth.jwt.is_on() => Some("auth.jwt.key_file, secret_file or jwks_url"),
                 AuthStep::Password if self.auth.password_file.is_none() => Some("auth.password_file"),
                 AuthStep::Http if self.auth.http.url.is_none() => Some("auth.http.url"),
+                AuthStep::Grpc if !self.auth.grpc.authenticates() => {
+                    Some("auth.grpc.url and auth.grpc.authenticate")
+                }
                 _ => None,
             };
             if let Some(missing) = missing {

@@ -13,6 +13,7 @@ mod effective;
 mod environment;
 mod error;
 mod flags;
+mod grpc_hook;
 mod load;
 pub(crate) mod log_level;
 mod remote;
@@ -41,6 +42,7 @@ pub use error::{ConfigError, Problem};
 pub use flags::{
     Command, Flags, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand, TokenCommand, version,
 };
+pub use grpc_hook::{AuthGrpc, HookEvent};
 pub use remote::{OnError, RemoteLimits};
 pub use replication::Replication;
 pub use secret::Secret;

@@ -167,6 +167,8 @@ pub struct Gateway {
     stopping: watch::Sender<bool>,
     latest_task: Option<tokio::task::JoinHandle<()>>,
     history_task: Option<tokio::task::JoinHandle<()>>,
+    /// Tells a service of the user what happens.
+    events_task: Option<tokio::task::JoinHandle<()>>,
     /// Ends by itself after draining.
     grpc_task: Option<tokio::task::JoinHandle<()>>,
     tasks: tokio::task::JoinSet<()>,
@@ -251,6 +253,11 @@ impl Gateway {
             && tokio::time::timeout_at(end, task).await.is_err()
         {
             warn!("history not completely written before the deadline");
+        }
+        if let Some(task) = self.events_task.take()
+            && tokio::time::timeout_at(end, task).await.is_err()
+        {
+            warn!("events not completely told before the deadline");
         }
         if let Some(stores) = self.broker.stores()
             && tokio::time::timeout_at(end, stores.flush()).await.is_err()

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     abuse::{Bans, Guard},
-    auth::{self, Authenticator, Chain},
+    auth::{self, Authenticator, Chain, Courier},
     backends::Backends,
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
@@ -77,6 +77,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(auth) => auth,
         None => Chain::start(&config, &reloads)? as Arc<dyn Authenticator>,
     };
+    let courier = Courier::new(&config.auth.grpc)?;
 
     let directory = match config.latest.enabled || config.store.enabled {
         true => {
@@ -133,6 +134,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         durability: stores::rules(&config),
     });
+    // Before anything can happen.
+    let courier = courier.map(|courier| (courier, broker.events()));
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let guard = Guard::new(&config.bans, Arc::clone(&bans));
     let shared = Shared::new(broker.clone(), auth, authority, guard, config.response_pattern());
@@ -194,6 +197,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tasks.spawn(tls.watch_dates(CERTIFICATE_AGE_LOOK));
     tasks.spawn(Arc::clone(&reloads).watch(RELOAD_LOOK));
     let history_task = history.map(|history| tokio::spawn(history.run(stop.clone())));
+    let events_task = courier
+        .map(|(courier, events)| tokio::spawn(courier.run(events, grpc::event_to_proto, stop.clone())));
     let latest_task = latest.as_ref().map(|latest| tokio::spawn(Arc::clone(latest).run(stop)));
     Ok(Gateway {
         broker,
@@ -209,6 +214,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         stopping,
         latest_task,
         history_task,
+        events_task,
         grpc_task,
         tasks,
     })

@@ -59,6 +59,11 @@ use crate::{backends::Backends, reload::Reloads};
 pub use self::messages::convert::fuzz_convert;
 pub(crate) use self::{server::accept::GrpcTls, services::state::LatestValues};
 
+/// An event as the API shows it.
+pub(crate) fn event_to_proto(event: broker::Event) -> proto::gateway::v1::Event {
+    messages::answers::event(event)
+}
+
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
 const STREAM_WINDOW: u32 = 1 << 20;

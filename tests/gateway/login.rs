@@ -204,7 +204,7 @@ fn token(secret: &[u8], claims: &serde_json::Value) -> String {
 
 /// Seconds since 1970, so many from now.
 #[expect(clippy::disallowed_methods, reason = "tokens are dated by the wall clock")]
-fn seconds_from_now(seconds: i64) -> i64 {
+pub(crate) fn seconds_from_now(seconds: i64) -> i64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
     i64::try_from(now.as_secs()).expect("a date") + seconds
 }

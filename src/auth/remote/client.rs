@@ -1,11 +1,11 @@
 //! A client of one HTTP service: HTTP/1.1 over TCP or TLS, with connections that are used again.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
-    Request, StatusCode, Uri,
+    Method, Request, StatusCode, Uri,
     body::Incoming,
     client::conn::http1::{SendRequest, handshake},
     header,
@@ -61,7 +61,24 @@ impl Client {
     /// # Errors
     /// There is no whole answer; the text has nothing of the request.
     pub(super) async fn post(&self, json: Vec<u8>) -> Result<(StatusCode, Bytes), String> {
-        let body = Bytes::from(json);
+        self.ask(Method::POST, Bytes::from(json)).await
+    }
+
+    /// Gets what is there; as [`Self::post`].
+    ///
+    /// # Errors
+    /// There is no whole answer.
+    pub(super) async fn get(&self) -> Result<(StatusCode, Bytes), String> {
+        self.ask(Method::GET, Bytes::new()).await
+    }
+
+    /// Whether nobody else hears or changes what is said: over TLS, or within this machine.
+    pub(super) fn is_secret(&self) -> bool {
+        let address: Result<IpAddr, _> = self.host.parse();
+        self.tls.is_some() || self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    }
+
+    async fn ask(&self, method: Method, body: Bytes) -> Result<(StatusCode, Bytes), String> {
         loop {
             let idle = self.idle.lock().pop();
             let used = idle.is_some();
@@ -70,7 +87,7 @@ impl Client {
                 Some(sender) => sender,
                 None => self.connect().await?,
             };
-            let answer = match sender.send_request(self.request(body.clone())?).await {
+            let answer = match sender.send_request(self.request(&method, body.clone())?).await {
                 Ok(answer) => answer,
                 // The service may have closed it while nobody used it.
                 Err(_) if used => continue,
@@ -84,14 +101,16 @@ impl Client {
         }
     }
 
-    fn request(&self, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
+    fn request(&self, method: &Method, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let host = self.uri.authority().map_or("", |authority| authority.as_str());
         // What stands before an @ is not for the header.
         let host = host.rsplit('@').next().unwrap_or_default();
-        Request::post(path)
-            .header(header::HOST, host)
-            .header(header::CONTENT_TYPE, "application/json")
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
+        if method == Method::POST {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        request
             .header(header::ACCEPT, "application/json")
             .body(Full::new(body))
             .map_err(|_| "not a request".to_owned())

@@ -21,7 +21,7 @@ use super::Answer;
 use crate::config::RemoteLimits;
 
 /// The longest that a source that does not answer is left alone.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) enum Away {
 }
 
 /// See the module.
-pub(super) struct Guard {
+pub(super) struct Guard<P> {
     name: &'static str,
     limits: RemoteLimits,
     /// Where questions are asked: neither on shards nor on their timers.
@@ -41,10 +41,10 @@ pub(super) struct Guard {
     places: Arc<Semaphore>,
     waiting: Arc<AtomicUsize>,
     breaker: Mutex<Breaker>,
-    cache: Mutex<Cache<Answer>>,
+    cache: Mutex<Cache<Answer<P>>>,
 }
 
-impl Guard {
+impl<P: Clone + Send + 'static> Guard<P> {
     /// For a source of this name in the log. To be called within the runtime where questions are to be asked.
     pub(super) fn new(name: &'static str, limits: RemoteLimits) -> Arc<Self> {
         Arc::new(Self {
@@ -63,9 +63,9 @@ impl Guard {
     ///
     /// # Errors
     /// [`Away`], within twice the deadline.
-    pub(super) async fn answer<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer, Away>
+    pub(super) async fn answer<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer<P>, Away>
     where
-        F: Future<Output = Result<Answer, String>> + Send + 'static,
+        F: Future<Output = Result<Answer<P>, String>> + Send + 'static,
     {
         let found = self.cache.lock().get(&key, clock::now());
         let stale = match found {
@@ -85,9 +85,9 @@ impl Guard {
         }
     }
 
-    async fn ask<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer, Away>
+    async fn ask<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer<P>, Away>
     where
-        F: Future<Output = Result<Answer, String>> + Send + 'static,
+        F: Future<Output = Result<Answer<P>, String>> + Send + 'static,
     {
         // Nobody waits for a place to ask one who does not answer.
         if self.breaker.lock().is_open() && self.places.available_permits() < self.limits.max_concurrent {
@@ -117,7 +117,12 @@ impl Guard {
         asked.await.unwrap_or(Err(Away::Silent))
     }
 
-    fn take(&self, key: [u8; 32], told: Result<Answer, String>, now: Timestamp) -> Result<Answer, Away> {
+    fn take(
+        &self,
+        key: [u8; 32],
+        told: Result<Answer<P>, String>,
+        now: Timestamp,
+    ) -> Result<Answer<P>, Away> {
         match told {
             Ok(answer) => {
                 count(|c| c.hook_answers.add(1));

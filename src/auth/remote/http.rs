@@ -4,38 +4,20 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use access::certificate::Fields;
 use aws_lc_rs::{hmac, rand};
-use gateway_core::clock;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::{
-    Answer,
-    client::Client,
-    guard::{Away, Guard},
-};
+use super::{Answer, MAX_CLAIMS, Said, client::Client, conclude, ends, guard::Guard};
 use crate::{
     auth::{Credentials, Method, Principal},
     config::{AuthHttp, ConfigError, OnError, Problem},
     tls,
 };
 
-/// The most attributes of an answer that are kept for rules.
-const MAX_ATTRIBUTES: usize = 64;
-
-/// What came of a question.
-pub(in crate::auth) enum Said {
-    Allow(Principal),
-    Deny,
-    /// Nothing: the next step is asked.
-    Ignore,
-    Busy,
-    Unavailable,
-}
-
 /// See the module.
 pub(in crate::auth) struct HttpHook {
     client: Arc<Client>,
-    guard: Arc<Guard>,
+    guard: Arc<Guard<Principal>>,
     on_error: OnError,
     /// Questions are kept as digests under it, so that no password stays in memory.
     secret: hmac::Key,
@@ -75,23 +57,7 @@ impl HttpHook {
             let (status, body) = client.post(question).await?;
             understand(status, &body)
         });
-        match (asked.await, self.on_error) {
-            (Ok(Answer::Allow(mut principal)), _) => {
-                if principal.username.is_none() {
-                    principal.username = credentials.username.as_deref().map(Into::into);
-                }
-                if principal.expires.is_some_and(|at| at <= clock::now()) {
-                    return Said::Deny;
-                }
-                Said::Allow(principal)
-            }
-            (Ok(Answer::Deny), _) => Said::Deny,
-            (Ok(Answer::Ignore), _) | (Err(_), OnError::Next) => Said::Ignore,
-            // Nobody has said who it is.
-            (Err(_), OnError::Allow) => Said::Allow(Principal::default()),
-            (Err(Away::Busy), OnError::Refuse) => Said::Busy,
-            (Err(Away::Silent), OnError::Refuse) => Said::Unavailable,
-        }
+        conclude(asked.await, self.on_error, credentials)
     }
 }
 
@@ -125,7 +91,7 @@ fn question(credentials: &Credentials, fields: Option<&Fields>) -> Option<Vec<u8
 }
 
 /// What an answer means.
-fn understand(status: StatusCode, body: &[u8]) -> Result<Answer, String> {
+fn understand(status: StatusCode, body: &[u8]) -> Result<Answer<Principal>, String> {
     let allowed = || Principal { method: Method::Hook, ..Principal::default() };
     match status {
         StatusCode::NO_CONTENT => return Ok(Answer::Allow(allowed())),
@@ -151,7 +117,7 @@ fn understand(status: StatusCode, body: &[u8]) -> Result<Answer, String> {
     };
     let mut claims = BTreeMap::new();
     if let Some(attributes) = body.get("client_attrs").and_then(Value::as_object) {
-        for (name, value) in attributes.iter().take(MAX_ATTRIBUTES) {
+        for (name, value) in attributes.iter().take(MAX_CLAIMS) {
             claims.insert(name.as_str().into(), text(value).into_iter().collect());
         }
     }
@@ -162,15 +128,13 @@ fn understand(status: StatusCode, body: &[u8]) -> Result<Answer, String> {
     principal.username = body.get("username").and_then(Value::as_str).map(Into::into);
     principal.tenant = body.get("tenant").and_then(Value::as_str).map(Into::into);
     if let Some(groups) = body.get("groups").and_then(Value::as_array) {
-        principal.groups = groups.iter().filter_map(text).take(MAX_ATTRIBUTES).collect();
+        principal.groups = groups.iter().filter_map(text).take(MAX_CLAIMS).collect();
     }
     match body.get("expire_at") {
         None | Some(Value::Null) => {}
         Some(at) => {
             let at = at.as_u64().ok_or("expire_at is no date in seconds")?;
-            let now = clock::now();
-            let left = at.saturating_mul(1000).saturating_sub(clock::to_wall(now).0);
-            principal.expires = Some(now.plus_millis(left));
+            principal.expires = Some(ends(at.saturating_mul(1000)));
         }
     }
     Ok(Answer::Allow(principal))

@@ -1,18 +1,69 @@
-//! Services of the user that decide who may connect, and what stands between them and the logins.
+//! Services of the user that decide who may connect and what they may do, and what stands between them and the devices.
 
 mod client;
+mod events;
+mod grpc;
 mod guard;
 mod http;
+mod key_set;
+mod provider;
 
-pub(super) use http::{HttpHook, Said};
+use gateway_core::{Timestamp, clock};
 
-/// What a service said about a device.
+use self::guard::Away;
+use super::{Credentials, Principal};
+use crate::config::OnError;
+
+pub(crate) use self::events::Courier;
+pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::KeySet};
+
+/// The most claims of an answer that are kept for rules, and the most values of each.
+const MAX_CLAIMS: usize = 64;
+
+/// What a service said.
 #[derive(Debug, Clone)]
-enum Answer {
-    /// This is who it is.
-    Allow(super::Principal),
-    /// It may not connect.
+enum Answer<P> {
+    /// Yes; about a login, with who it is.
+    Allow(P),
+    /// No.
     Deny,
-    /// It does not know the device.
+    /// It has nothing to say about this.
     Ignore,
+}
+
+/// What came of a question about a login.
+pub(super) enum Said {
+    Allow(Principal),
+    Deny,
+    /// Nothing: the next step is asked.
+    Ignore,
+    Busy,
+    Unavailable,
+}
+
+/// What an answer, or that there is none, means for a login.
+fn conclude(answer: Result<Answer<Principal>, Away>, on_error: OnError, credentials: &Credentials) -> Said {
+    match (answer, on_error) {
+        (Ok(Answer::Allow(mut principal)), _) => {
+            if principal.username.is_none() {
+                principal.username = credentials.username.as_deref().map(Into::into);
+            }
+            if principal.expires.is_some_and(|at| at <= clock::now()) {
+                return Said::Deny;
+            }
+            Said::Allow(principal)
+        }
+        (Ok(Answer::Deny), _) => Said::Deny,
+        (Ok(Answer::Ignore), _) | (Err(_), OnError::Next) => Said::Ignore,
+        // Nobody has said who it is.
+        (Err(_), OnError::Allow) => Said::Allow(Principal::default()),
+        (Err(Away::Busy), OnError::Refuse) => Said::Busy,
+        (Err(Away::Silent), OnError::Refuse) => Said::Unavailable,
+    }
+}
+
+/// The gateway's time at this wall time, milliseconds since 1970; what is past is now.
+fn ends(wall: u64) -> Timestamp {
+    let now = clock::now();
+    now.plus_millis(wall.saturating_sub(clock::to_wall(now).0))
 }

@@ -204,6 +204,13 @@ counters! {
     hook_failures: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"failures\"";
     hook_busy: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"busy\"";
     hook_open: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"open\"";
+    hook_events_told: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"told\"";
+    hook_events_full: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"queue_full\"";
+    hook_events_lagged: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"lagged\"";
+    hook_events_shutdown: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"shutdown\"";
+    hook_events_failures: "gateway_hook_event_failures_total", "Batches of events that a remote service did not take", "";
+    jwks_fetched: "gateway_jwks_fetches_total", "Key sets of tokens fetched, by what became of it", "result=\"fetched\"";
+    jwks_failed: "gateway_jwks_fetches_total", "Key sets of tokens fetched, by what became of it", "result=\"failed\"";
     auth_failed: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"credentials\"";
     auth_not_authorized: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"not_authorized\"";
     auth_client_id: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"client_id\"";

@@ -1,0 +1,284 @@
+//! Tells the service of the user what happens to devices (`HookProvider.OnEvents`): in batches, in order, one at a time. Nobody
+//! waits for it: while it does not take them events wait in a bounded queue, from which the oldest are dropped and counted.
+
+use std::{collections::VecDeque, future::Future, pin::Pin, time::Duration};
+
+use access::remote::Breaker;
+use broker::{Event, EventKind};
+use gateway_core::{clock, metrics::count};
+use prost::Message as _;
+use tokio::{
+    sync::{
+        broadcast::{self, error::RecvError},
+        watch,
+    },
+    time::{Instant, Sleep, sleep, timeout},
+};
+use tracing::{info, warn};
+
+use super::{
+    guard::LONGEST_PAUSE,
+    provider::{Provider, problem},
+};
+use crate::{
+    auth::hooks::v1::OnEventsRequest,
+    config::{AuthGrpc, ConfigError, HookEvent},
+    proto::gateway::v1,
+};
+
+/// Most events of a batch, and most bytes, not counting the last event.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 256 << 10;
+/// Most bytes of events that wait.
+const QUEUE_BYTES: usize = 16 << 20;
+/// How long the first event of a batch waits for others.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// See the module.
+pub(crate) struct Courier {
+    provider: Provider,
+    kinds: Vec<HookEvent>,
+    deadline: Duration,
+    retry_after: Duration,
+    breaker: Breaker,
+    queue: Queue,
+    /// What is under way, or to be sent again.
+    batch: Option<OnEventsRequest>,
+    sequence: u64,
+}
+
+/// Events that wait.
+struct Queue {
+    events: VecDeque<(v1::Event, usize)>,
+    bytes: usize,
+    most: usize,
+    /// Since the last batch was made.
+    dropped: u64,
+}
+
+type Sending = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+impl Courier {
+    /// For the service that is configured; `None` if it is told nothing. To be called within the runtime that carries the
+    /// connection.
+    ///
+    /// # Errors
+    /// The URL or a file cannot be used.
+    pub(crate) fn new(config: &AuthGrpc) -> Result<Option<Self>, ConfigError> {
+        if !config.hears() {
+            return Ok(None);
+        }
+        let limits = &config.limits;
+        Ok(Some(Self {
+            provider: Provider::new(config)?,
+            kinds: config.events.clone(),
+            deadline: limits.deadline.0,
+            retry_after: limits.retry_after.0,
+            breaker: Breaker::new(limits.failures, limits.retry_after.0, LONGEST_PAUSE),
+            queue: Queue { events: VecDeque::new(), bytes: 0, most: config.max_events, dropped: 0 },
+            batch: None,
+            sequence: 0,
+        }))
+    }
+
+    /// Tells what comes until `stop`, and then what is left, if the service takes it within one deadline. `translate` makes
+    /// of an event what the API shows.
+    pub(crate) async fn run(
+        mut self,
+        mut events: broadcast::Receiver<Event>,
+        translate: fn(Event) -> v1::Event,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let mut sending: Option<Sending> = None;
+        let mut next: Pin<Box<Sleep>> = Box::pin(sleep(LINGER));
+        let mut stopping = false;
+        loop {
+            if stopping && sending.is_none() && self.is_idle() {
+                return;
+            }
+            let waits = sending.is_none() && !self.is_idle();
+            tokio::select! {
+                event = events.recv(), if !stopping => match event {
+                    Ok(event) => {
+                        let was_idle = self.is_idle();
+                        if self.wants(&event.kind) {
+                            self.queue.push(translate(event));
+                        }
+                        if was_idle && sending.is_none() {
+                            next.as_mut().reset(Instant::now() + LINGER);
+                        } else if self.batch.is_none() && self.queue.events.len() >= BATCH {
+                            next.as_mut().reset(Instant::now());
+                        }
+                    }
+                    Err(RecvError::Lagged(missed)) => {
+                        self.queue.dropped += missed;
+                        count(|c| c.hook_events_lagged.add(missed));
+                    }
+                    Err(RecvError::Closed) => stopping = true,
+                },
+                told = told(&mut sending) => {
+                    sending = None;
+                    let again = self.take(told);
+                    if stopping && self.batch.is_some() {
+                        self.give_up();
+                        return;
+                    }
+                    next.as_mut().reset(Instant::now() + again);
+                }
+                () = &mut next, if waits => {
+                    if stopping || self.breaker.may_ask(clock::now()) {
+                        sending = Some(self.send());
+                    } else {
+                        next.as_mut().reset(Instant::now() + LINGER);
+                    }
+                }
+                _ = stop.wait_for(|stop| *stop), if !stopping => {
+                    stopping = true;
+                    // What was sent before it, such as the end of the last connection.
+                    while let Ok(event) = events.try_recv() {
+                        if self.wants(&event.kind) {
+                            self.queue.push(translate(event));
+                        }
+                    }
+                    next.as_mut().reset(Instant::now());
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.batch.is_none() && self.queue.events.is_empty()
+    }
+
+    fn wants(&self, kind: &EventKind) -> bool {
+        let kind = match kind {
+            EventKind::Connected { .. } => HookEvent::Connected,
+            EventKind::Disconnected { .. } => HookEvent::Disconnected,
+            EventKind::TakenOver => HookEvent::TakenOver,
+            EventKind::Subscribed { .. } => HookEvent::Subscribed,
+            EventKind::Unsubscribed { .. } => HookEvent::Unsubscribed,
+            EventKind::SessionEnded { .. } => HookEvent::SessionEnded,
+            EventKind::Dropped { .. } => HookEvent::Dropped,
+            EventKind::AuthFailed => HookEvent::AuthFailed,
+        };
+        self.kinds.contains(&kind)
+    }
+
+    /// Begins to send a batch: the one that was not taken, or another.
+    fn send(&mut self) -> Sending {
+        if self.batch.is_none() {
+            self.sequence += 1;
+            self.batch = Some(OnEventsRequest {
+                dropped: std::mem::take(&mut self.queue.dropped),
+                events: self.queue.take_batch(),
+                sequence: self.sequence,
+            });
+        }
+        let request = self.batch.clone().unwrap_or_default();
+        let (provider, deadline) = (self.provider.clone(), self.deadline);
+        Box::pin(async move {
+            let asked = async { provider.client().on_events(provider.request(request)).await };
+            match timeout(deadline, asked).await {
+                Ok(answer) => answer.map(drop).map_err(|status| problem(&status)),
+                Err(_) => Err("no answer in time".to_owned()),
+            }
+        })
+    }
+
+    /// What came of a batch. Returns in how long to go on.
+    fn take(&mut self, told: Result<(), String>) -> Duration {
+        match told {
+            Ok(()) => {
+                let events = self.batch.take().map_or(0, |batch| batch.events.len() as u64);
+                count(|c| c.hook_events_told.add(events));
+                let was_open = self.breaker.is_open();
+                self.breaker.succeeded();
+                if was_open {
+                    info!(source = "auth.grpc", "takes events again");
+                }
+                if self.queue.events.len() >= BATCH { Duration::ZERO } else { LINGER }
+            }
+            Err(problem) => {
+                count(|c| c.hook_events_failures.add(1));
+                if self.breaker.failed(clock::now()) {
+                    warn!(
+                        source = "auth.grpc",
+                        problem, "does not take events, it is left alone for a while"
+                    );
+                }
+                self.retry_after.min(LONGEST_PAUSE)
+            }
+        }
+    }
+
+    /// Nobody will be told of what is left.
+    fn give_up(&mut self) {
+        let batch = self.batch.take().map_or(0, |batch| batch.events.len());
+        let lost = (batch + self.queue.events.len()) as u64;
+        count(|c| c.hook_events_shutdown.add(lost));
+        warn!(source = "auth.grpc", lost, "events were not taken before the end");
+    }
+}
+
+/// The outcome of what is under way; never, if nothing is.
+async fn told(sending: &mut Option<Sending>) -> Result<(), String> {
+    match sending {
+        Some(sending) => sending.await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Queue {
+    fn push(&mut self, event: v1::Event) {
+        let bytes = event.encoded_len();
+        self.events.push_back((event, bytes));
+        self.bytes += bytes;
+        while self.events.len() > self.most || self.bytes > QUEUE_BYTES {
+            let Some((_, bytes)) = self.events.pop_front() else { return };
+            self.bytes -= bytes;
+            self.dropped += 1;
+            count(|c| c.hook_events_full.add(1));
+        }
+    }
+
+    fn take_batch(&mut self) -> Vec<v1::Event> {
+        let (mut batch, mut taken) = (Vec::new(), 0);
+        while batch.len() < BATCH && taken < BATCH_BYTES {
+            let Some((event, bytes)) = self.events.pop_front() else { break };
+            self.bytes -= bytes;
+            taken += bytes;
+            batch.push(event);
+        }
+        if self.events.is_empty() {
+            self.events = VecDeque::new();
+        }
+        batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(id: &str) -> v1::Event {
+        v1::Event { device_id: id.to_owned(), ..v1::Event::default() }
+    }
+
+    #[test]
+    fn the_oldest_events_give_way_by_number_and_by_bytes() {
+        let mut queue = Queue { events: VecDeque::new(), bytes: 0, most: 3, dropped: 0 };
+        for id in ["a", "b", "c", "d", "e"] {
+            queue.push(event(id));
+        }
+        assert_eq!(queue.dropped, 2);
+        let ids: Vec<_> = queue.take_batch().into_iter().map(|event| event.device_id).collect();
+        assert_eq!((ids.join(""), queue.bytes), ("cde".to_owned(), 0));
+        queue.most = usize::MAX;
+        let long = "x".repeat(1 << 20);
+        for _ in 0..20 {
+            queue.push(event(&long));
+        }
+        assert!(queue.bytes <= QUEUE_BYTES && queue.dropped > 2, "{} bytes", queue.bytes);
+        assert_eq!(queue.take_batch().len(), 1, "a batch ends with the event that is too much");
+    }
+}

@@ -1,0 +1,175 @@
+//! The gRPC hook: asks a service of the user about each login (`HookProvider.Authenticate`).
+
+use std::{net::SocketAddr, sync::Arc};
+
+use access::certificate::Fields;
+use aws_lc_rs::{hmac, rand};
+use prost::Message as _;
+
+use super::{
+    Answer, MAX_CLAIMS, Said, conclude, ends,
+    guard::Guard,
+    provider::{Provider, problem},
+};
+use crate::{
+    auth::{Credentials, Method, Principal, hooks::v1},
+    config::{AuthGrpc, ConfigError, OnError, Problem},
+};
+
+/// See the module.
+pub(in crate::auth) struct GrpcHook {
+    provider: Provider,
+    guard: Arc<Guard<Principal>>,
+    on_error: OnError,
+    /// Questions are kept as digests under it, so that no password stays in memory.
+    secret: hmac::Key,
+}
+
+impl GrpcHook {
+    /// For the service that is configured. To be called within the runtime where it is to be asked.
+    ///
+    /// # Errors
+    /// The URL or a file cannot be used.
+    pub(in crate::auth) fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
+        let guard = Guard::new("auth.grpc", config.limits.clone());
+        Ok(Self { provider: Provider::new(config)?, guard, on_error: config.on_error, secret: new_secret()? })
+    }
+
+    /// Whether the URL and the files can be used.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(in crate::auth) fn check(config: &AuthGrpc) -> Result<(), ConfigError> {
+        Provider::check(config)
+    }
+
+    /// Asks about a login. Cancel safe.
+    pub(in crate::auth) async fn ask(&self, credentials: &Credentials, fields: Option<&Fields>) -> Said {
+        let question = question(credentials, fields);
+        let key = digest(&self.secret, &question.encode_to_vec());
+        let provider = self.provider.clone();
+        let asked = self.guard.answer(key, async move {
+            let asked = provider.client().authenticate(provider.request(question)).await;
+            understand(asked.map_err(|status| problem(&status))?.into_inner())
+        });
+        conclude(asked.await, self.on_error, credentials)
+    }
+}
+
+/// A key for digests of questions.
+pub(super) fn new_secret() -> Result<hmac::Key, ConfigError> {
+    hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).map_err(|_| {
+        let fix = "start it where /dev/urandom can be read";
+        ConfigError(vec![Problem::new("auth.grpc.url", "", "the system gives no random numbers", fix)])
+    })
+}
+
+/// The digest of a question.
+pub(super) fn digest(secret: &hmac::Key, question: &[u8]) -> [u8; 32] {
+    let mut key = [0; 32];
+    key.copy_from_slice(hmac::sign(secret, question).as_ref());
+    key
+}
+
+fn question(credentials: &Credentials, fields: Option<&Fields>) -> v1::AuthenticateRequest {
+    let address = credentials.peer.parse::<SocketAddr>();
+    let method = match (&credentials.password, &credentials.certificate) {
+        (Some(_), _) => v1::Method::Password,
+        (None, Some(_)) => v1::Method::Certificate,
+        (None, None) => v1::Method::None,
+    };
+    let certificate = credentials.certificate.as_ref().map(|der| {
+        let text = |field: fn(&Fields) -> &Option<Box<str>>| {
+            fields.and_then(|fields| field(fields).as_deref()).unwrap_or_default().to_owned()
+        };
+        v1::Certificate {
+            der: der.clone().into(),
+            common_name: text(|fields| &fields.cn),
+            fingerprint: text(|fields| &fields.fingerprint),
+        }
+    });
+    v1::AuthenticateRequest {
+        client_id: credentials.client_id.clone(),
+        username: credentials.username.clone(),
+        password: credentials.password.as_ref().map(|password| password.0.clone()),
+        certificate,
+        peer: address.map_or_else(|_| String::new(), |address| address.ip().to_string()),
+        listener: credentials.listener.as_str().to_owned(),
+        method: method.into(),
+    }
+}
+
+/// What an answer means.
+fn understand(answer: v1::AuthenticateResponse) -> Result<Answer<Principal>, String> {
+    match answer.decision() {
+        v1::Decision::Deny => return Ok(Answer::Deny),
+        v1::Decision::Ignore => return Ok(Answer::Ignore),
+        v1::Decision::Allow => {}
+        v1::Decision::Unspecified => return Err("the answer has no decision".to_owned()),
+    }
+    let told = answer.principal.unwrap_or_default();
+    let expires = match told.expire_time {
+        None => None,
+        Some(at) => {
+            let seconds = u64::try_from(at.seconds).map_err(|_| "expire_time is before 1970".to_owned())?;
+            let millis = u64::try_from(at.nanos / 1_000_000).unwrap_or_default();
+            Some(ends(seconds.saturating_mul(1000).saturating_add(millis)))
+        }
+    };
+    let some = |text: String| Some(text).filter(|text| !text.is_empty());
+    let claims = told.claims.into_iter().take(MAX_CLAIMS);
+    Ok(Answer::Allow(Principal {
+        method: Method::Hook,
+        username: some(told.username).map(Into::into),
+        groups: told.groups.into_iter().take(MAX_CLAIMS).map(Into::into).collect(),
+        tenant: some(told.tenant).map(Into::into),
+        expires,
+        claims: claims
+            .map(|(name, claim)| {
+                (name.into(), claim.values.into_iter().take(MAX_CLAIMS).map(Into::into).collect())
+            })
+            .collect(),
+        ..Principal::default()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_answer_of_the_provider_is_one() {
+        let say = |decision: i32, expires: i64| {
+            let expire_time = Some(prost_types::Timestamp { seconds: expires, nanos: 0 });
+            let principal = Some(v1::Principal { expire_time, ..v1::Principal::default() });
+            understand(v1::AuthenticateResponse { decision, principal })
+        };
+        assert!(matches!(say(1, i64::MAX), Ok(Answer::Allow(_))));
+        assert!(matches!(say(2, 0), Ok(Answer::Deny)));
+        assert!(matches!(say(3, 0), Ok(Answer::Ignore)));
+        for decision in [0, 4, -1] {
+            assert!(say(decision, 0).is_err(), "{decision}");
+        }
+        assert!(say(1, -1).is_err(), "a date before 1970");
+    }
+
+    #[test]
+    fn who_the_provider_says_it_is_is_kept_within_bounds() {
+        let many = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
+        let claims =
+            many(100).into_iter().map(|name| (name, v1::ClaimValues { values: many(100) })).collect();
+        let told = v1::Principal {
+            username: "u".to_owned(),
+            groups: many(100),
+            tenant: "t".to_owned(),
+            claims,
+            expire_time: None,
+        };
+        let answer = v1::AuthenticateResponse { decision: 1, principal: Some(told) };
+        let Ok(Answer::Allow(principal)) = understand(answer) else { panic!() };
+        assert_eq!((principal.method, principal.username.as_deref()), (Method::Hook, Some("u")));
+        assert_eq!((principal.tenant.as_deref(), principal.expires), (Some("t"), None));
+        assert_eq!((principal.groups.len(), principal.claims.len()), (64, 64));
+        assert!(principal.claims.values().all(|values| values.len() == 64));
+    }
+}

@@ -1,0 +1,155 @@
+//! The gRPC service of the user: how it is reached, and what the gateway shows it.
+
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
+
+use tonic::{
+    Request, Status,
+    metadata::AsciiMetadataValue,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+use crate::{
+    auth::hooks::v1::hook_provider_client::HookProviderClient,
+    config::{AuthGrpc, ConfigError, Problem},
+};
+
+/// Longest answer.
+const MAX_ANSWER: usize = 64 << 10;
+/// A connection on which nothing is heard for so long is asked whether it lives, and given up as long after.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// One connection to the service, made when it is first needed, and again whenever it is lost.
+#[derive(Clone)]
+pub(super) struct Provider {
+    client: HookProviderClient<Channel>,
+    bearer: Option<AsciiMetadataValue>,
+    deadline: Duration,
+}
+
+impl Provider {
+    /// To be called within the runtime that carries the connection.
+    ///
+    /// # Errors
+    /// The URL or a file cannot be used.
+    pub(super) fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
+        let deadline = config.limits.deadline.0;
+        let (endpoint, bearer) = read(config)?;
+        let channel = endpoint
+            .connect_timeout(deadline)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .connect_lazy();
+        let client = HookProviderClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        Ok(Self { client, bearer, deadline })
+    }
+
+    /// Whether the URL and the files can be used.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn check(config: &AuthGrpc) -> Result<(), ConfigError> {
+        read(config).map(drop)
+    }
+
+    pub(super) fn client(&self) -> HookProviderClient<Channel> {
+        self.client.clone()
+    }
+
+    /// With what is shown to the service, and the deadline for its answer.
+    pub(super) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.deadline);
+        if let Some(bearer) = &self.bearer {
+            request.metadata_mut().insert("authorization", bearer.clone());
+        }
+        request
+    }
+}
+
+/// Why there is no answer, without what the service has written: it could be anything.
+pub(super) fn problem(status: &Status) -> String {
+    let code = status.code();
+    let mut text = format!("status {code:?}");
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+fn read(config: &AuthGrpc) -> Result<(Endpoint, Option<AsciiMetadataValue>), ConfigError> {
+    let wrong = |key: &str, shown: &dyn std::fmt::Display, text: String, fix: &str| {
+        ConfigError(vec![Problem::new(format!("auth.grpc.{key}"), shown, text, fix)])
+    };
+    let url = config.url.as_deref().unwrap_or_default();
+    let not_url = |text: String| {
+        wrong("url", &url, text, "write it like https://auth.example.com:7070, with auth.grpc.ca")
+    };
+    let mut endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| not_url("not a URL".to_owned()))?;
+    let scheme = endpoint.uri().scheme_str();
+    if endpoint.uri().host().is_none() || !matches!(scheme, Some("http" | "https")) {
+        return Err(not_url("not a URL of http or https".to_owned()));
+    }
+    let is_secure = scheme == Some("https");
+    let open = |key: &str, path: &Path| {
+        fs::read(path).map_err(|error| {
+            wrong(key, &path.display(), error.to_string(), "name a file that the gateway can read")
+        })
+    };
+    match &config.ca {
+        None if is_secure => {
+            return Err(not_url("https needs the CA of the service's certificate".to_owned()));
+        }
+        Some(ca) if is_secure => {
+            let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(open("ca", ca)?));
+            if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
+                own("key", key)?;
+                tls = tls.identity(Identity::from_pem(open("cert", cert)?, open("key", key)?));
+            }
+            endpoint = endpoint.tls_config(tls).map_err(|error| {
+                let text =
+                    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                wrong(
+                    "ca",
+                    &ca.display(),
+                    text,
+                    "name PEM files: the CA, and the gateway's certificate with its key",
+                )
+            })?;
+        }
+        _ => {}
+    }
+    let bearer = match &config.token_file {
+        None => None,
+        Some(path) => {
+            own("token_file", path)?;
+            let text = String::from_utf8(open("token_file", path)?).unwrap_or_default();
+            let value = AsciiMetadataValue::try_from(format!("Bearer {}", text.trim()));
+            let mut value = value.ok().filter(|_| !text.trim().is_empty()).ok_or_else(|| {
+                wrong(
+                    "token_file",
+                    &path.display(),
+                    "no token in it".to_owned(),
+                    "write the token into it, alone",
+                )
+            })?;
+            value.set_sensitive(true);
+            Some(value)
+        }
+    };
+    Ok((endpoint, bearer))
+}
+
+/// Refuses a secret that others on the machine can read.
+fn own(key: &str, path: &Path) -> Result<(), ConfigError> {
+    let Ok(meta) = fs::metadata(path) else { return Ok(()) };
+    // A group may have been given what belongs to root.
+    let barred = if meta.uid() == 0 { 0o037 } else { 0o077 };
+    if meta.mode() & barred == 0 {
+        return Ok(());
+    }
+    let text = format!("others can read it (mode {:o})", meta.mode() & 0o777);
+    let fix = format!("chmod 600 {}", path.display());
+    Err(ConfigError(vec![Problem::new(format!("auth.grpc.{key}"), path.display(), text, fix)]))
+}

@@ -1,0 +1,470 @@
+//! The gRPC service of the user (`gateway.hooks.v1.HookProvider`): what it is asked and told, and what becomes of devices while it
+//! is away, slow, or talks nonsense.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use gateway_core::{Protocol, QoS};
+use mqtt_server::proto::{
+    gateway,
+    hooks::v1::{
+        AuthenticateRequest, AuthenticateResponse, AuthorizeRequest, AuthorizeResponse, ClaimValues,
+        Decision, Method, OnEventsRequest, OnEventsResponse, Principal,
+        hook_provider_server::{HookProvider, HookProviderServer},
+    },
+};
+use parking_lot::Mutex;
+use tokio::{net::TcpListener, runtime::Runtime};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{
+    Request, Response, Status,
+    transport::{Certificate, Identity, Server as GrpcServer, ServerTlsConfig},
+};
+
+use crate::{
+    client::{Client, Got},
+    login::{answer, login},
+    support::{Server, until},
+};
+
+/// How the service behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Mood {
+    /// Decides by the first letter of a user name or of a topic's last level: `a` is allowed, `d` denied, others ignored.
+    #[default]
+    Well,
+    /// The same after 10 s.
+    Slow,
+    /// No decision, or one that nobody knows.
+    Nonsense,
+    /// Every call fails.
+    Failing,
+}
+
+#[derive(Default)]
+struct Heard {
+    mood: Mutex<Mood>,
+    logins: Mutex<Vec<AuthenticateRequest>>,
+    topics: Mutex<Vec<AuthorizeRequest>>,
+    batches: Mutex<Vec<OnEventsRequest>>,
+    /// Metadata `authorization` of the last call.
+    bearer: Mutex<Option<String>>,
+}
+
+/// The service, in this process.
+struct Provider {
+    heard: Arc<Heard>,
+    port: u16,
+    tls: Option<ServerTlsConfig>,
+    runtime: Option<Runtime>,
+}
+
+struct Service(Arc<Heard>);
+
+impl Provider {
+    fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    fn start_with(tls: Option<ServerTlsConfig>) -> Self {
+        let mut provider = Self { heard: Arc::default(), port: 0, tls, runtime: None };
+        provider.come_back();
+        provider
+    }
+
+    /// Listens, at the port where it has listened before.
+    fn come_back(&mut self) {
+        let runtime = Runtime::new().expect("start a runtime");
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let socket = runtime.block_on(TcpListener::bind(address)).expect("bind");
+        self.port = socket.local_addr().expect("an address").port();
+        let mut server = GrpcServer::builder();
+        if let Some(tls) = &self.tls {
+            server = server.tls_config(tls.clone()).expect("a TLS configuration");
+        }
+        let service = HookProviderServer::new(Service(Arc::clone(&self.heard)));
+        runtime.spawn(server.add_service(service).serve_with_incoming(TcpListenerStream::new(socket)));
+        self.runtime = Some(runtime);
+    }
+
+    /// Nobody listens any more, and every connection is closed.
+    fn go_away(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(10));
+        }
+    }
+
+    fn feel(&self, mood: Mood) {
+        *self.heard.mood.lock() = mood;
+    }
+
+    /// `[auth.grpc]` for it.
+    fn config(&self, more: &str, limits: &str) -> String {
+        let port = self.port;
+        format!("[auth.grpc]\nurl = \"http://127.0.0.1:{port}\"\n{more}\n[auth.grpc.limits]\n{limits}\n")
+    }
+}
+
+impl Heard {
+    async fn decide(&self, name: &str) -> Result<Decision, Status> {
+        let mood = *self.mood.lock();
+        match mood {
+            Mood::Well => {}
+            Mood::Slow => tokio::time::sleep(Duration::from_secs(10)).await,
+            Mood::Nonsense => return Ok(Decision::Unspecified),
+            Mood::Failing => return Err(Status::internal("secret details")),
+        }
+        Ok(match name.chars().next() {
+            Some('a') => Decision::Allow,
+            Some('d') => Decision::Deny,
+            _ => Decision::Ignore,
+        })
+    }
+
+    fn note_bearer<T>(&self, request: &Request<T>) {
+        let value = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        *self.bearer.lock() = value.map(str::to_owned);
+    }
+
+    /// Words for what it was told: kind and device.
+    fn told(&self) -> Vec<String> {
+        use gateway::v1::event::Detail;
+
+        let batches = self.batches.lock();
+        let events = batches.iter().flat_map(|batch| &batch.events);
+        let word = |event: &gateway::v1::Event| {
+            let kind = match event.detail.as_ref().expect("a kind") {
+                Detail::Connected(_) => "connected",
+                Detail::Disconnected(_) => "disconnected",
+                Detail::Subscribed(_) => "subscribed",
+                Detail::AuthFailed(_) => "auth_failed",
+                _ => "other",
+            };
+            format!("{kind} {}", event.device_id)
+        };
+        events.map(word).collect()
+    }
+}
+
+#[tonic::async_trait]
+impl HookProvider for Service {
+    async fn authenticate(
+        &self,
+        request: Request<AuthenticateRequest>,
+    ) -> Result<Response<AuthenticateResponse>, Status> {
+        self.0.note_bearer(&request);
+        let request = request.into_inner();
+        let name = request.username.clone().unwrap_or_default();
+        self.0.logins.lock().push(request);
+        let decision = self.0.decide(&name).await?.into();
+        let principal = Principal {
+            username: format!("{name}-proved"),
+            groups: vec!["crew".to_owned()],
+            claims: [("site".to_owned(), ClaimValues { values: vec!["north".to_owned()] })].into(),
+            ..Principal::default()
+        };
+        Ok(Response::new(AuthenticateResponse { decision, principal: Some(principal) }))
+    }
+
+    async fn authorize(
+        &self,
+        request: Request<AuthorizeRequest>,
+    ) -> Result<Response<AuthorizeResponse>, Status> {
+        let request = request.into_inner();
+        let name = request.topic.rsplit('/').next().unwrap_or_default().to_owned();
+        self.0.topics.lock().push(request);
+        let decision = self.0.decide(&name).await?.into();
+        Ok(Response::new(AuthorizeResponse { decision }))
+    }
+
+    async fn on_events(
+        &self,
+        request: Request<OnEventsRequest>,
+    ) -> Result<Response<OnEventsResponse>, Status> {
+        self.0.decide("a").await?;
+        self.0.batches.lock().push(request.into_inner());
+        Ok(Response::new(OnEventsResponse {}))
+    }
+}
+
+fn ask(server: &Server, client_id: &str, user: &str) -> Got {
+    answer(server.ports.tcp, login(Protocol::V5, client_id, Some(user), Some("pw")))
+}
+
+#[test]
+fn a_provider_is_asked_about_logins_and_says_who_it_is() {
+    let provider = Provider::start();
+    let dir = tempfile::tempdir().expect("make a directory");
+    let rules = dir.path().join("rules.toml");
+    let text = "[[rules]]\nallow = \"publish\"\ntopics = [\"%u/%{claim.site}/#\"]\ngroups = [\"crew\"]\n";
+    std::fs::write(&rules, text).expect("write the rules");
+    let limits = "cache_negative_ttl = \"0s\"\nstale_if_error = \"0s\"";
+    let toml = format!("[authorization]\nrules = \"{}\"\n{}", rules.display(), provider.config("", limits));
+    let server = Server::start_with(&[], &toml);
+    assert_eq!(ask(&server, "c1", "ann"), Got::ConnAck(0));
+    let asked = provider.heard.logins.lock()[0].clone();
+    let plain = AuthenticateRequest {
+        client_id: "c1".to_owned(),
+        username: Some("ann".to_owned()),
+        password: Some("pw".into()),
+        certificate: None,
+        peer: "127.0.0.1".to_owned(),
+        listener: "test-tcp".to_owned(),
+        method: Method::Password.into(),
+    };
+    assert_eq!(asked, plain);
+    let mut ann = Client::connect_with(server.ports.tcp, login(Protocol::V5, "c1", Some("ann"), Some("pw")));
+    assert_eq!(provider.heard.logins.lock().len(), 1, "the second time it was remembered");
+    for (topic, code) in [("ann-proved/north/x", 0x10), ("ann/north/x", 0x87), ("ann-proved/south/x", 0x87)] {
+        ann.publish(topic, b"m", QoS::AtLeastOnce, false);
+        assert_eq!(ann.next(), Got::PubAck(code), "{topic}");
+    }
+    assert_eq!(ask(&server, "c1", "dan"), Got::ConnAck(0x87));
+    assert_eq!(ask(&server, "c1", "eve"), Got::ConnAck(0x86), "ignored, and there is no other step");
+    assert_eq!(answer(server.ports.tcp, login(Protocol::V5, "c2", None, None)), Got::ConnAck(0x87));
+    let last = provider.heard.logins.lock().last().cloned().expect("a question");
+    assert_eq!((last.username, last.password, last.method), (None, None, Method::None.into()));
+    assert!(!server.log().contains("\"pw\""), "a password is in the log");
+}
+
+/// Over TLS both sides show a certificate, and the gateway a token; neither the token nor what the service writes is logged.
+#[test]
+fn a_provider_behind_tls_sees_certificate_and_token() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let path = |name: &str| dir.path().join(name);
+    let (ca, issuer) = authority();
+    for (name, text) in [("ca.crt", ca.clone()), ("token", "tell-nobody\n".to_owned())] {
+        std::fs::write(path(name), text).expect("write a file");
+    }
+    let server_side = leaf(&issuer, "localhost");
+    let own = leaf(&issuer, "gateway");
+    std::fs::write(path("own.crt"), &own.0).expect("write a certificate");
+    std::fs::write(path("own.key"), &own.1).expect("write a key");
+    let tls = ServerTlsConfig::new()
+        .identity(Identity::from_pem(server_side.0, server_side.1))
+        .client_ca_root(Certificate::from_pem(ca));
+    let provider = Provider::start_with(Some(tls));
+    let config = |cert: bool| {
+        let file = |key: &str, name: &str| format!("{key} = \"{}\"\n", path(name).display());
+        let mut toml = format!("[auth.grpc]\nurl = \"https://localhost:{}\"\n", provider.port);
+        toml += &(file("ca", "ca.crt") + &file("token_file", "token"));
+        if cert {
+            toml += &(file("cert", "own.crt") + &file("key", "own.key"));
+        }
+        toml
+    };
+    private(&path("token"), 0o644);
+    private(&path("own.key"), 0o600);
+    let (ok, said) = checked(dir.path(), &config(true));
+    assert!(!ok && said.contains("auth.grpc.token_file") && said.contains("chmod 600"), "{said}");
+    private(&path("token"), 0o600);
+    let server = Server::start_with(&[], &config(true));
+    assert_eq!(ask(&server, "c1", "ann"), Got::ConnAck(0));
+    assert_eq!(provider.heard.bearer.lock().as_deref(), Some("Bearer tell-nobody"));
+    provider.feel(Mood::Failing);
+    assert_eq!(ask(&server, "c2", "ann"), Got::ConnAck(0x88));
+    for _ in 0..5 {
+        ask(&server, "c2", "ann");
+    }
+    let log = server.log();
+    assert!(log.contains("left alone") && log.contains("Internal"), "{log}");
+    assert!(!log.contains("tell-nobody") && !log.contains("secret details"), "{log}");
+    provider.feel(Mood::Well);
+    let without = Server::start_with(&[], &config(false));
+    assert_eq!(ask(&without, "c1", "ann"), Got::ConnAck(0x88), "the provider wants a certificate");
+}
+
+fn private(path: &std::path::Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("change who may read");
+}
+
+/// What `--check` says of a configuration.
+fn checked(dir: &std::path::Path, toml: &str) -> (bool, String) {
+    let file = dir.join("checked.toml");
+    std::fs::write(&file, toml).expect("write the configuration");
+    let mut command = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+    command.args(["--non-tls", "--addr", "127.0.0.1:0", "--check", "--config"]).arg(&file);
+    crate::support::run(&mut command, Duration::from_secs(60))
+}
+
+fn authority() -> (String, rcgen::Issuer<'static, rcgen::KeyPair>) {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+    params.distinguished_name.push(rcgen::DnType::CommonName, "hook CA");
+    let key = rcgen::KeyPair::generate().expect("generate a key");
+    let pem = params.self_signed(&key).expect("sign the authority").pem();
+    (pem, rcgen::Issuer::new(params, key))
+}
+
+fn leaf(issuer: &rcgen::Issuer<'static, rcgen::KeyPair>, name: &str) -> (String, String) {
+    let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).expect("name it");
+    params.use_authority_key_identifier_extension = true;
+    let key = rcgen::KeyPair::generate().expect("generate a key");
+    (params.signed_by(&key, issuer).expect("sign it").pem(), key.serialize_pem())
+}
+
+/// Whatever the service does, logins follow the policy, who is connected notices nothing, and it comes back by itself.
+#[test]
+fn a_provider_that_fails_costs_its_own_logins_and_comes_back() {
+    for mood in [None, Some(Mood::Slow), Some(Mood::Nonsense), Some(Mood::Failing)] {
+        let mut provider = Provider::start();
+        let limits = "cache_ttl = \"1ms\"\ncache_negative_ttl = \"1ms\"\ndeadline = \"200ms\"\nretry_after = \"100ms\"\nfailures = 3";
+        let server = Server::start_with(&[], &provider.config("", limits));
+        let mut connected =
+            Client::connect_with(server.ports.tcp, login(Protocol::V5, "old", Some("ann"), Some("pw")));
+        match mood {
+            None => provider.go_away(),
+            Some(mood) => provider.feel(mood),
+        }
+        for number in 0..20 {
+            let client_id = format!("new-{number}");
+            assert_eq!(ask(&server, &client_id, "ann"), Got::ConnAck(0x88), "{mood:?}");
+        }
+        assert!(server.log().contains("left alone"), "{mood:?}");
+        assert_eq!(connected.ping(), [], "{mood:?}");
+        connected.publish_acked("t", b"m", false);
+        drop(connected);
+        // It has logged in before: better than nothing.
+        assert_eq!(ask(&server, "old", "ann"), Got::ConnAck(0), "{mood:?}");
+        let asked = provider.heard.logins.lock().len();
+        assert!(asked < 21, "{mood:?}: asked {asked} times, so that nobody would have left it alone");
+        match mood {
+            None => provider.come_back(),
+            Some(_) => provider.feel(Mood::Well),
+        }
+        until(|| ask(&server, "new", "ann") == Got::ConnAck(0));
+        assert!(server.log().contains("answers again"), "{mood:?}");
+    }
+}
+
+/// It comes and goes all the time.
+#[test]
+fn a_flapping_provider_never_ends_a_connection_or_the_gateway() {
+    let mut provider = Provider::start();
+    let limits =
+        "cache_size = 1\ndeadline = \"300ms\"\nretry_after = \"10ms\"\nfailures = 1\nstale_if_error = \"0s\"";
+    let events = "events = [\"connected\", \"disconnected\"]\nmax_events = 100";
+    let server = Server::start_with(&[], &provider.config(events, limits));
+    let mut connected =
+        Client::connect_with(server.ports.tcp, login(Protocol::V5, "old", Some("ann"), Some("pw")));
+    for round in 0..8 {
+        provider.go_away();
+        assert_eq!(ask(&server, &format!("away-{round}"), "ann"), Got::ConnAck(0x88));
+        provider.come_back();
+        until(|| ask(&server, &format!("back-{round}"), "ann") == Got::ConnAck(0));
+        assert_eq!(connected.ping(), []);
+    }
+    until(|| provider.heard.told().contains(&"connected back-7".to_owned()));
+}
+
+/// Bytes that are no HTTP/2.
+#[test]
+fn a_provider_that_speaks_something_else_is_one_that_is_away() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let port = socket.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for stream in socket.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = stream.read(&mut [0; 64]);
+            let _ = stream
+                .write_all(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 2000000000\r\n\r\n\0\xff\xff\xff");
+        }
+    });
+    for (on_error, code) in [("refuse", 0x88), ("allow", 0), ("next", 0x86)] {
+        let toml = format!("[auth.grpc]\nurl = \"http://127.0.0.1:{port}\"\non_error = \"{on_error}\"\n");
+        let server = Server::start_with(&[], &toml);
+        assert_eq!(ask(&server, "c1", "ann"), Got::ConnAck(code), "{on_error}");
+    }
+}
+
+#[test]
+fn events_arrive_in_order_and_what_was_not_taken_comes_again() {
+    let mut provider = Provider::start();
+    let more = "events = [\"connected\", \"disconnected\", \"subscribed\", \"auth_failed\"]";
+    let limits = "retry_after = \"50ms\"\ndeadline = \"500ms\"";
+    let mut server = Server::start_with(&[], &provider.config(more, limits));
+    let told = |provider: &Provider, until_then: &str| {
+        until(|| provider.heard.told().iter().any(|word| word == until_then));
+        std::mem::take(&mut *provider.heard.batches.lock())
+    };
+    let words = |batches: &[OnEventsRequest]| {
+        let heard = Heard::default();
+        *heard.batches.lock() = batches.to_vec();
+        heard.told()
+    };
+    let mut ann = Client::connect_with(server.ports.tcp, login(Protocol::V5, "c1", Some("ann"), Some("pw")));
+    ann.subscribe("t");
+    assert_eq!(ask(&server, "c2", "dan"), Got::ConnAck(0x87));
+    drop(ann);
+    let batches = told(&provider, "disconnected c1");
+    assert_eq!(words(&batches), ["connected c1", "subscribed c1", "auth_failed c2", "disconnected c1"]);
+    // While it fails nothing is lost, as long as there is room; and what it had taken is not told again.
+    for away in [false, true] {
+        if away {
+            provider.go_away();
+        } else {
+            provider.feel(Mood::Failing);
+        }
+        let mut ann =
+            Client::connect_with(server.ports.tcp, login(Protocol::V5, "c1", Some("ann"), Some("pw")));
+        until(|| server.metric("gateway_hook_event_failures_total") > 0);
+        ann.subscribe("t");
+        drop(ann);
+        if away {
+            provider.come_back();
+        } else {
+            provider.feel(Mood::Well);
+        }
+        let batches = told(&provider, "disconnected c1");
+        assert_eq!(words(&batches), ["connected c1", "subscribed c1", "disconnected c1"], "away: {away}");
+        assert!(batches.iter().all(|batch| batch.dropped == 0));
+    }
+    // The last are told at the end.
+    let _ann = Client::connect_with(server.ports.tcp, login(Protocol::V5, "c9", Some("ann"), Some("pw")));
+    assert!(server.stop());
+    assert_eq!(words(&told(&provider, "disconnected c9")), ["connected c9", "disconnected c9"]);
+}
+
+/// What does not fit meanwhile is dropped, oldest first, and counted: here and for the service.
+#[test]
+fn events_beyond_the_queue_are_dropped_and_counted() {
+    let provider = Provider::start();
+    let more = "events = [\"connected\"]\nmax_events = 10";
+    let limits = "retry_after = \"50ms\"\nfailures = 1000";
+    let server = Server::start_with(&[], &provider.config(more, limits));
+    provider.feel(Mood::Failing);
+    // One in a batch that is sent again and again, the others behind it.
+    assert_eq!(ask(&server, "c0", "ann"), Got::ConnAck(0x88));
+    provider.feel(Mood::Well);
+    assert_eq!(ask(&server, "c0", "ann"), Got::ConnAck(0));
+    until(|| provider.heard.told() == ["connected c0"]);
+    for number in 1..=30 {
+        let mut connect = login(Protocol::V5, "c", Some("ann"), Some("pw"));
+        connect.clean_start = true;
+        if number == 1 {
+            assert_eq!(answer(server.ports.tcp, connect), Got::ConnAck(0));
+            provider.feel(Mood::Failing);
+            until(|| server.metric("gateway_hook_event_failures_total") > 0);
+        } else {
+            assert_eq!(answer(server.ports.tcp, connect), Got::ConnAck(0), "remembered");
+        }
+    }
+    until(|| server.metric("gateway_hook_events_total") >= 19);
+    provider.feel(Mood::Well);
+    until(|| provider.heard.told().len() >= 12);
+    let batches = provider.heard.batches.lock();
+    let sequence: Vec<u64> = batches.iter().map(|batch| batch.sequence).collect();
+    assert!(sequence.is_sorted_by(|a, b| a + 1 == *b), "{sequence:?}");
+    let dropped: u64 = batches.iter().map(|batch| batch.dropped).sum();
+    let arrived: usize = batches.iter().map(|batch| batch.events.len()).sum();
+    assert_eq!((arrived as u64 + dropped, dropped > 0), (31, true), "{dropped} dropped");
+    let page = server.http_get("/metrics").expect("read the metrics");
+    let row = format!("gateway_hook_events_total{{result=\"queue_full\"}} {dropped}");
+    assert!(page.contains(&row), "{row} is not in {page}");
+}
