@@ -123,11 +123,7 @@ fn read(key: Option<&Path>, secret: Option<&Path>) -> Result<Keys, (PathBuf, Str
     let mut keys = Keys::default();
     if let Some(path) = key {
         let text = open(path)?;
-        let read = match std::str::from_utf8(&text) {
-            Ok(json) if json.trim_start().starts_with('{') => Keys::from_jwks(json),
-            _ => Keys::from_pem(&text),
-        };
-        keys = keys.and(read.map_err(|error| (path.to_owned(), error.to_string()))?);
+        keys = keys.and(Keys::from_file(&text).map_err(|error| (path.to_owned(), error.to_string()))?);
     }
     if let Some(path) = secret {
         let mut text = open(path)?;

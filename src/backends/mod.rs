@@ -6,6 +6,7 @@
 pub(crate) mod audit;
 mod certificate;
 pub(crate) mod file;
+mod jwt;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -16,8 +17,10 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tracing::warn;
 
+use access::jwt::looks_like_token;
 use audit::Line;
 pub(crate) use certificate::CertificateNames;
+use jwt::Jwt;
 
 use crate::{
     config::{self, BackendCertificate, ConfigError, Problem},
@@ -40,6 +43,8 @@ pub(crate) enum How {
     Unasked,
     /// A token of the file.
     Token,
+    /// A token that somebody else has signed, with keys of this reading of their file.
+    Jwt(u64),
     /// The client certificate.
     Certificate,
 }
@@ -50,6 +55,7 @@ impl How {
         match self {
             Self::Unasked => "unasked",
             Self::Token => "token",
+            Self::Jwt(_) => "jwt",
             Self::Certificate => "certificate",
         }
     }
@@ -101,6 +107,7 @@ pub(crate) struct Backends {
     bearers: bool,
     tokens: ArcSwap<Tokens>,
     file: Option<PathBuf>,
+    jwt: Option<(PathBuf, Jwt)>,
     /// Patterns of names and what they stand for.
     certificates: Vec<(String, Grant)>,
     any_certificate: Option<Role>,
@@ -122,6 +129,14 @@ impl Backends {
             })?,
             None => Tokens::default(),
         };
+        let jwt = match &config.jwt.key_file {
+            Some(path) => {
+                let jwt = Jwt::open(path, &config.jwt);
+                let wrong = |text| Problem::new("backends.jwt.key_file", path.display(), text, "");
+                Some((path.clone(), jwt.map_err(|text| ConfigError(vec![wrong(text)]))?))
+            }
+            None => None,
+        };
         if let Some(path) = file.as_ref().filter(|_| tokens.list().is_empty()) {
             warn!(
                 file = %path.display(),
@@ -133,6 +148,7 @@ impl Backends {
             bearers: config.takes_bearers(),
             tokens: ArcSwap::from_pointee(tokens),
             file,
+            jwt,
             certificates: config.certificates.iter().map(of_entry).collect(),
             any_certificate: config.certificate_role,
             anybody: Caller { how: How::Unasked, grant: Arc::new(unlimited("anybody", Role::Admin)) },
@@ -186,7 +202,12 @@ impl Backends {
         if !scheme.eq_ignore_ascii_case("bearer") {
             return Err(Unknown::Wrong);
         }
-        let grant = Arc::clone(self.tokens.load().find(token.trim()).ok_or(Unknown::Wrong)?);
+        let token = token.trim();
+        if let Some((_, jwt)) = self.jwt.as_ref().filter(|_| looks_like_token(token)) {
+            let (grant, reading) = jwt.find(token)?;
+            return Ok(Caller { how: How::Jwt(reading), grant });
+        }
+        let grant = Arc::clone(self.tokens.load().find(token).ok_or(Unknown::Wrong)?);
         if grant.is_expired(now()) {
             return Err(Unknown::Expired);
         }
@@ -220,6 +241,9 @@ impl Backends {
             return Err(Unknown::Expired);
         }
         match caller.how {
+            How::Jwt(reading) if self.jwt.as_ref().is_none_or(|(_, jwt)| jwt.reading() != reading) => {
+                Err(Unknown::Revoked)
+            }
             How::Token if !self.tokens.load().has(&caller.grant) => Err(Unknown::Revoked),
             _ => Ok(()),
         }
@@ -303,6 +327,27 @@ impl Reload for Backends {
         let count = tokens.list().len();
         self.take(tokens);
         Ok(format!("{count} tokens"))
+    }
+}
+
+/// The public keys of JSON Web Tokens, which are read again apart from the tokens of the file.
+pub(crate) struct JwtKeys(pub(crate) Arc<Backends>);
+
+impl Reload for JwtKeys {
+    fn name(&self) -> &'static str {
+        "keys of backends"
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.0.jwt.iter().map(|(path, _)| path.clone()).collect()
+    }
+
+    fn reload(&self) -> Result<String, Vec<String>> {
+        let Some((path, jwt)) = &self.0.jwt else { return Ok("no file".to_owned()) };
+        if jwt.reload(path).map_err(|problem| vec![problem])? {
+            self.0.changed.send_modify(|changes| *changes += 1);
+        }
+        Ok(format!("{} keys", jwt.keys()))
     }
 }
 

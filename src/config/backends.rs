@@ -1,11 +1,11 @@
 //! `[backends]`: who may call over gRPC and HTTP, and as what.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use access::backends::{Role, Scope};
 use serde::{Deserialize, Serialize};
 
-use super::{Config, address::optional, validate::Check};
+use super::{Config, Span, address::optional, validate::Check};
 
 /// `[backends]`. With nothing set in it, whoever reaches gRPC and HTTP may do everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -19,6 +19,46 @@ pub struct Backends {
     pub certificate_role: Option<Role>,
     /// Roles of client certificates; the first entry that names one counts.
     pub certificates: Vec<BackendCertificate>,
+    /// `[backends.jwt]`.
+    pub jwt: BackendJwt,
+}
+
+/// `[backends.jwt]`: JSON Web Tokens, signed by somebody else.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BackendJwt {
+    /// Public key, PEM, or key set, JWKS; empty takes no such tokens.
+    #[serde(with = "optional")]
+    pub key_file: Option<PathBuf>,
+    /// `iss` must be this; empty takes every one.
+    pub issuer: String,
+    /// `aud` must have one of these; none takes every one.
+    pub audience: Vec<String>,
+    /// By how much the issuer's clock may differ.
+    pub leeway: Span,
+    /// Claim with the name of the caller. As in all of these, `a.b` is `b` inside `a`.
+    pub name: String,
+    /// Claim with the role, or roles of which the first known one counts. A token without it is refused.
+    pub role: String,
+    /// Claim with topic filters; a token without it has none. Empty is all topics for every token.
+    pub topics: String,
+    /// Claim with patterns of client ids; a token without it has none. Empty is all devices for every token.
+    pub devices: String,
+}
+
+impl Default for BackendJwt {
+    fn default() -> Self {
+        Self {
+            key_file: None,
+            issuer: String::new(),
+            audience: Vec::new(),
+            leeway: Span(Duration::from_secs(5)),
+            name: "sub".to_owned(),
+            role: "role".to_owned(),
+            topics: String::new(),
+            devices: String::new(),
+        }
+    }
 }
 
 /// One `[[backends.certificates]]` entry.
@@ -40,12 +80,13 @@ pub struct BackendCertificate {
 impl Backends {
     /// Whether callers must show who they are.
     pub fn is_on(&self) -> bool {
-        *self != Self::default()
+        let by_certificate = self.certificate_role.is_some() || !self.certificates.is_empty();
+        self.takes_bearers() || by_certificate
     }
 
     /// Whether callers can do so with a bearer token.
     pub fn takes_bearers(&self) -> bool {
-        self.tokens.is_some()
+        self.tokens.is_some() || self.jwt.key_file.is_some()
     }
 }
 
@@ -66,6 +107,9 @@ impl Config {
                 let (problem, fix) = text.split_once(": ").unwrap_or((&text, "use fewer"));
                 check.fail(format!("backends.certificates[{number}]"), &entry.name, problem, fix);
             }
+        }
+        if backends.jwt.key_file.is_some() && backends.jwt.role.is_empty() {
+            check.fail("backends.jwt.role", "\"\"", "no claim for the role", "name the claim that has it");
         }
         let by_certificate = backends.certificate_role.is_some() || !backends.certificates.is_empty();
         if by_certificate && !(self.grpc.tls && self.grpc.client_ca.is_some()) {

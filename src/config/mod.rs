@@ -34,7 +34,7 @@ pub use gateway_core::{
 pub use address::{Address, FileMode};
 pub use auth::{Auth, AuthCertificate, AuthHttp, AuthJwt, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
-pub use backends::{BackendCertificate, Backends};
+pub use backends::{BackendCertificate, BackendJwt, Backends};
 pub use bans::Bans;
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use environment::kubernetes_variables;

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     abuse::{Bans, Guard},
     auth::{self, Authenticator, Chain, Courier},
-    backends::Backends,
+    backends::{Backends, JwtKeys},
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
@@ -73,6 +73,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     }
     let backends = Arc::new(Backends::open(&config.backends)?);
     reloads.add(Arc::clone(&backends) as _);
+    if config.backends.jwt.key_file.is_some() {
+        reloads.add(Arc::new(JwtKeys(Arc::clone(&backends))));
+    }
     let auth = match auth {
         Some(auth) => auth,
         None => Chain::start(&config, &reloads)? as Arc<dyn Authenticator>,

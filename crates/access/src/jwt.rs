@@ -87,6 +87,17 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
+    /// What a file of public keys has: a key set if it is JSON, else one key as PEM.
+    ///
+    /// # Errors
+    /// Those of [`Self::from_jwks`] and [`Self::from_pem`].
+    pub fn from_file(text: &[u8]) -> Result<Self, BadKeys> {
+        match std::str::from_utf8(text) {
+            Ok(json) if json.trim_start().starts_with('{') => Self::from_jwks(json),
+            _ => Self::from_pem(text),
+        }
+    }
+
     /// One public key as PEM.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod audit;
 mod certificates;
+mod jwt;
 mod raw;
 mod roles;
 mod scopes;

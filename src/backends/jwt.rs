@@ -1,0 +1,139 @@
+//! JSON Web Tokens of backends: signed by somebody else, whose public keys are in a file.
+
+use std::{collections::HashMap, fs, path::Path, sync::Arc};
+
+use access::{
+    Principal,
+    backends::{Grant, Hash, Role, Scope, hash},
+    jwt::{Expected, JwtError, Keys, verify},
+};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::{Unknown, now};
+use crate::config::BackendJwt;
+
+/// Tokens that were found good, so that not each call checks a signature; beyond it all are forgotten.
+const REMEMBERED: usize = 1_024;
+
+/// What is believed of tokens that others sign.
+pub(super) struct Jwt {
+    expected: Expected,
+    role: String,
+    topics: String,
+    devices: String,
+    keys: ArcSwap<KeySet>,
+    /// Good tokens by their hash.
+    good: Mutex<HashMap<Hash, Arc<Grant>>>,
+}
+
+/// The keys of one reading of the file.
+struct KeySet {
+    text: Vec<u8>,
+    keys: Keys,
+    /// Counts those with other keys than before.
+    reading: u64,
+}
+
+impl Jwt {
+    /// # Errors
+    /// What is wrong with the file of keys.
+    pub(super) fn open(path: &Path, config: &BackendJwt) -> Result<Self, String> {
+        let expected = Expected {
+            issuer: Some(config.issuer.clone()).filter(|issuer| !issuer.is_empty()),
+            audience: config.audience.clone(),
+            leeway: config.leeway.0.as_secs(),
+            // What never ends could not be taken back.
+            expires: true,
+            username: config.name.clone(),
+            ..Expected::default()
+        };
+        Ok(Self {
+            expected,
+            role: config.role.clone(),
+            topics: config.topics.clone(),
+            devices: config.devices.clone(),
+            keys: ArcSwap::from_pointee(KeySet::read(path)?),
+            good: Mutex::default(),
+        })
+    }
+
+    /// Reads the keys again. Whether they are others now.
+    ///
+    /// # Errors
+    /// What is wrong with the file; then the old ones stay.
+    pub(super) fn reload(&self, path: &Path) -> Result<bool, String> {
+        let mut new = KeySet::read(path)?;
+        let old = self.keys.load_full();
+        if old.text == new.text {
+            return Ok(false);
+        }
+        new.reading = old.reading + 1;
+        // Before what the old ones made is forgotten: then nothing of theirs is remembered anew.
+        let mut good = self.good.lock();
+        self.keys.store(Arc::new(new));
+        good.clear();
+        Ok(true)
+    }
+
+    /// How many keys there are.
+    pub(super) fn keys(&self) -> usize {
+        self.keys.load().keys.len()
+    }
+
+    /// Which reading of the file with other keys than before is in force.
+    pub(super) fn reading(&self) -> u64 {
+        self.keys.load().reading
+    }
+
+    /// What a token grants, and by which reading of the keys.
+    pub(super) fn find(&self, token: &str) -> Result<(Arc<Grant>, u64), Unknown> {
+        let of = hash(token);
+        let keys = self.keys.load_full();
+        if let Some(grant) = self.good.lock().get(&of) {
+            // If the keys change in between, it was good by those before.
+            let good = (Arc::clone(grant), keys.reading);
+            return if grant.is_expired(now()) { Err(Unknown::Expired) } else { Ok(good) };
+        }
+        let verified = verify(token, &keys.keys, &self.expected, now()).map_err(|error| match error {
+            JwtError::Expired => Unknown::Expired,
+            _ => Unknown::Wrong,
+        })?;
+        let grant = self.grant(&verified.principal, verified.expires, of).ok_or(Unknown::Wrong)?;
+        let grant = Arc::new(grant);
+        let mut good = self.good.lock();
+        if !Arc::ptr_eq(&keys, &self.keys.load()) {
+            // The keys have changed meanwhile.
+            return Err(Unknown::Wrong);
+        }
+        if good.len() >= REMEMBERED {
+            good.clear();
+        }
+        good.insert(of, Arc::clone(&grant));
+        Ok((grant, keys.reading))
+    }
+
+    /// What the claims of a good token grant; `None` if they name no role, or are not what they should be.
+    fn grant(&self, principal: &Principal, expires: Option<u64>, hash: Hash) -> Option<Grant> {
+        let claim = |name: &str| principal.claims.get(name).map(|values| &**values);
+        // Of several roles the one of the gateway's that comes first.
+        let role = claim(&self.role)?.iter().find_map(|role| role.parse::<Role>().ok())?;
+        let list = |name: &str| -> Option<Vec<String>> {
+            let values = || claim(name).unwrap_or_default().iter().map(|value| value.to_string()).collect();
+            // A claim that should be there and is not grants nothing.
+            (!name.is_empty()).then(values)
+        };
+        let scope = Scope::new(list(&self.topics), list(&self.devices)).ok()?;
+        let id = principal.username.as_deref().unwrap_or("jwt without a name").to_owned();
+        Some(Grant { id, role, scope, created: 0, expires, note: String::new(), hash })
+    }
+}
+
+impl KeySet {
+    fn read(path: &Path) -> Result<Self, String> {
+        let said = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = fs::read(path).map_err(|error| said(&error))?;
+        let keys = Keys::from_file(&text).map_err(|error| said(&error))?;
+        Ok(Self { keys, text, reading: 0 })
+    }
+}
