@@ -39,7 +39,7 @@ pub struct Flags {
     /// Address of the page with metrics and health [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDR", help_heading = "Backends and operators")]
     pub http_addr: Option<String>,
-    /// Allow gRPC and HTTP off the loopback interface although nothing asks who calls, and gRPC without TLS
+    /// Allow gRPC and HTTP off the loopback interface although nothing asks who calls, and without TLS
     #[arg(long, help_heading = "Backends and operators")]
     pub insecure_grpc: bool,
 

@@ -219,6 +219,8 @@ impl Default for Grpc {
 pub struct Http {
     /// Serve it.
     pub enabled: bool,
+    /// Take tokens off loopback although there is no TLS to hide them.
+    pub plaintext_tokens: bool,
     /// Connections at once that read pages, and as many that ask for health.
     pub max_connections: usize,
     /// Time for a request's header, also between requests.
@@ -230,7 +232,13 @@ pub struct Http {
 impl Default for Http {
     fn default() -> Self {
         let seconds = Span(Duration::from_secs(10));
-        Self { enabled: true, max_connections: 64, header_timeout: seconds, write_timeout: seconds }
+        Self {
+            enabled: true,
+            plaintext_tokens: false,
+            max_connections: 64,
+            header_timeout: seconds,
+            write_timeout: seconds,
+        }
     }
 }
 

@@ -329,6 +329,7 @@ fn every_rule_names_key_value_and_fix() {
         ("[grpc]\ntls = false", "grpc.tls", "false", "--dev"),
         ("[grpc]\nrequire_client_cert = true", "grpc.require_client_cert", "true", "grpc.client_ca"),
         ("[grpc]\ncert = \"x\"", "grpc.key", "\"\"", "set both"),
+        ("[backends.jwt]\nkey_file = \"x\"\nrole = \"\"", "backends.jwt.role", "\"\"", "name the claim"),
         ("[tls]\nrequire_client_cert = true", "tls.require_client_cert", "true", "tls.client_ca"),
         ("[tls]\ncrl = \"x.crl\"", "tls.crl", "x.crl", "tls.client_ca"),
         ("dev = true\naddr = \"0.0.0.0:8883\"", "addr", "0.0.0.0:8883", "loopback"),
@@ -399,8 +400,15 @@ fn mtls_or_an_explicit_yes_opens_grpc() {
 #[test]
 fn tokens_open_grpc_and_http_and_certificates_grpc_alone() {
     let off = "grpc_addr = \"0.0.0.0:10000\"\nhttp_addr = \"0.0.0.0:9090\"\n";
-    let tokens = load("", &format!("{off}[backends]\ntokens = \"tokens\""), &[]).unwrap();
+    let tokens = format!("{off}[backends]\ntokens = \"tokens\"\n");
+    let seen = problem(&tokens);
+    assert!(seen.key == "http_addr" && seen.fix.contains("http.plaintext_tokens"), "{seen:?}");
+    let tokens = load("", &format!("{tokens}[http]\nplaintext_tokens = true"), &[]).unwrap();
     assert!(tokens.backends.is_on() && tokens.warnings()[0].contains("HTTP"), "{:?}", tokens.warnings());
+    let same = "[auth.jwt]\nkey_file = \"k\"\n[backends.jwt]\nkey_file = \"k\"\n";
+    let told = |more| load("", &format!("{same}{more}"), &[]).unwrap().warnings();
+    assert!(told("").iter().any(|line| line.contains("backends.jwt.audience")), "{:?}", told(""));
+    assert!(told("audience = [\"gateway\"]").is_empty());
     let entry = "[grpc]\nclient_ca = \"ca\"\n[[backends.certificates]]\nname = \"a\"\nrole = \"reader\"\n";
     let problems = load("", &format!("{off}{entry}"), &[]).unwrap_err().0;
     assert_eq!(problems.len(), 1, "{problems:?}");

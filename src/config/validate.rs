@@ -48,6 +48,13 @@ impl Config {
                 self.grpc_addr
             ));
         }
+        let jwt = &self.backends.jwt;
+        if jwt.key_file.is_some() && jwt.audience.is_empty() && jwt.key_file == self.auth.jwt.key_file {
+            warnings.push(
+                "backends and devices have the same keys for tokens; tell theirs apart with backends.jwt.audience"
+                    .to_owned(),
+            );
+        }
         let backends = [("gRPC", self.grpc_addr), ("HTTP", self.http_addr)];
         for (name, addr) in backends {
             let serves = self.http.enabled || name != "HTTP";
@@ -57,10 +64,10 @@ impl Config {
                     "{name} on {addr} is reachable from other machines, and nothing asks who calls (insecure_grpc)"
                 ));
             }
-            if serves && name == "HTTP" && asks && !loopback(addr) {
+            let secret = name == "gRPC" && self.grpc.tls;
+            if serves && asks && !secret && !loopback(addr) {
                 warnings.push(format!(
-                    "HTTP on {addr} has no TLS: whoever listens on the way reads the token for /metrics; give it one of its \
-                     own, or put a proxy with TLS before it"
+                    "{name} on {addr} has no TLS: whoever listens on the way reads the tokens of those who call"
                 ));
             }
         }
@@ -243,8 +250,17 @@ impl Config {
                 "set it to true, or accept it with --dev or --insecure-grpc, or with --non-tls on a loopback address",
             );
         }
-        let open = !self.backends.takes_bearers() && !self.insecure_grpc;
-        if self.http.enabled && !loopback(self.http_addr) && open {
+        let reached = self.http.enabled && !loopback(self.http_addr) && !self.insecure_grpc;
+        if reached && self.backends.takes_bearers() && !self.http.plaintext_tokens {
+            check.fail(
+                "http_addr",
+                self.http_addr,
+                "whoever listens on the way reads the token for /metrics, since HTTP has no TLS here",
+                "use a loopback address and put a proxy with TLS before it, or accept it with http.plaintext_tokens = true \
+                 and give /metrics a token that can do nothing else (--role reader --topics none)",
+            );
+        }
+        if reached && !self.backends.takes_bearers() {
             check.fail(
                 "http_addr",
                 self.http_addr,

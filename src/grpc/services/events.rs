@@ -33,6 +33,9 @@ pub(in crate::grpc) struct EventsService {
     pub(in crate::grpc) context: Context,
 }
 
+/// What a caller of limited scope is told of events that it missed: not how many, since it may not know of all of them.
+const UNKNOWN: u64 = 0;
+
 /// Which events a watch wants.
 struct Wanted {
     kinds: HashSet<v1::EventKind>,
@@ -55,14 +58,15 @@ impl Wanted {
         let wanted = kind && in_scope && self.devices.wants_device(Some(event.client_id.as_str()));
         wanted.then(|| item(v1::watch_events_item::Item::Event(answers::event(event))))
     }
+
+    fn gap(&self, missed: u64) -> v1::WatchEventsItem {
+        let count = if self.grant.scope.is_all() { missed } else { UNKNOWN };
+        item(v1::watch_events_item::Item::Gap(v1::Gap { count, reason: v1::GapReason::BufferFull.into() }))
+    }
 }
 
 fn item(item: v1::watch_events_item::Item) -> v1::WatchEventsItem {
     v1::WatchEventsItem { item: Some(item) }
-}
-
-fn gap(count: u64) -> v1::WatchEventsItem {
-    item(v1::watch_events_item::Item::Gap(v1::Gap { count, reason: v1::GapReason::BufferFull.into() }))
 }
 
 /// Waits for at least one wanted event, then takes what else is there. `None` at the end.
@@ -74,14 +78,14 @@ async fn next_batch(
     while items.is_empty() {
         match events.recv().await {
             Ok(event) => items.extend(wanted.item(event)),
-            Err(RecvError::Lagged(count)) => items.push(gap(count)),
+            Err(RecvError::Lagged(count)) => items.push(wanted.gap(count)),
             Err(RecvError::Closed) => return None,
         }
     }
     while items.len() < BATCH && items.iter().map(prost::Message::encoded_len).sum::<usize>() < BATCH_BYTES {
         match events.try_recv() {
             Ok(event) => items.extend(wanted.item(event)),
-            Err(TryRecvError::Lagged(count)) => items.push(gap(count)),
+            Err(TryRecvError::Lagged(count)) => items.push(wanted.gap(count)),
             Err(TryRecvError::Empty | TryRecvError::Closed) => break,
         }
     }
@@ -140,6 +144,7 @@ impl Events for EventsService {
 
 #[cfg(test)]
 mod tests {
+    use access::backends::Scope;
     use gateway_core::{ClientId, Timestamp};
 
     use super::*;
@@ -165,5 +170,25 @@ mod tests {
             (items.len(), event.time, event.device_id.as_str()),
             (2, Some(answers::time(Timestamp(7))), "odd")
         );
+    }
+
+    /// Whoever may not know of a device could count what it does.
+    #[tokio::test]
+    async fn a_watcher_of_limited_scope_is_not_told_how_many_events_it_missed() {
+        let (sender, mut receiver) = broadcast::channel(4);
+        for n in 0..10u64 {
+            let client_id = ClientId::new("of somebody else");
+            sender.send(Event { at: Timestamp(n), client_id, kind: EventKind::TakenOver }).unwrap();
+        }
+        let mut grant = Grant::clone(&Call::unlimited().caller().grant);
+        grant.scope = Scope::new(None, Some(vec!["own-*".to_owned()])).unwrap();
+        let grant = Arc::new(grant);
+        let devices = Selector::new(false).within(&grant);
+        let wanted = Wanted { kinds: HashSet::new(), devices, grant };
+        let items = next_batch(&mut receiver, &wanted).await.unwrap();
+        let [v1::WatchEventsItem { item: Some(v1::watch_events_item::Item::Gap(gap)) }] = &items[..] else {
+            panic!("{items:?}")
+        };
+        assert_eq!(gap.count, UNKNOWN);
     }
 }
