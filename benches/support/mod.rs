@@ -40,6 +40,7 @@ pub fn broker() -> Broker {
         history: None,
         stores: None,
         durability: broker::DurabilityRules::default(),
+        judge_will: None,
     })
 }
 

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use access::rules::{Excess, Subscribing};
+use access::{
+    Author,
+    rules::{Excess, Subscribing},
+};
 use gateway_core::{QoS, Timestamp};
 
 use super::{
@@ -36,6 +39,11 @@ impl Permissions {
     /// The user name that was proved, if there is one.
     pub(crate) fn username(&self) -> Option<&str> {
         self.principal.username.as_deref()
+    }
+
+    /// The party at a listener, to be kept with what it leaves.
+    pub(crate) fn author(&self, listener: &str) -> String {
+        Author::write(listener, &self.principal)
     }
 
     /// The party at a listener.

@@ -13,11 +13,13 @@ use std::{
 };
 
 use access::{
-    Principal, Subject,
+    Author, Principal, Subject,
     rules::{Grant, Rules},
 };
 use arc_swap::ArcSwap;
+use gateway_core::{ClientId, SharedMessage};
 use session::Gate;
+use tracing::info;
 
 use crate::{
     config::{Config, ConfigError, DeniedPublish, Problem},
@@ -56,6 +58,29 @@ impl Authority {
 
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Acquire)
+    }
+
+    /// Whether a will may be published by the rules of this moment. Of one that was left before there were rules nobody
+    /// knows whose it is, and it may not.
+    pub(crate) fn may_publish_will(
+        &self,
+        client_id: &ClientId,
+        author: Option<&str>,
+        will: &SharedMessage,
+    ) -> bool {
+        let grant = author.and_then(Author::read).map(|Author { listener, principal }| {
+            let subject =
+                Subject { client_id: client_id.as_str(), listener: &listener, principal: &principal };
+            self.rules().publish(&subject, &will.topic)
+        });
+        let Some(grant) = grant else {
+            info!(%client_id, topic = &*will.topic, "will not published, who left it is not known");
+            return false;
+        };
+        let Err(why) = grant.permits(will.qos, will.retain, will.payload.len()) else { return true };
+        let (line, reason) = (grant.line, why.as_str());
+        info!(%client_id, topic = &*will.topic, line, reason, "will not published, not allowed by the rules");
+        false
     }
 }
 
@@ -139,8 +164,6 @@ pub(crate) struct Receiving {
     client_id: Box<str>,
     listener: Arc<String>,
     principal: Arc<Principal>,
-    /// Version of the rules when nothing waited; 0 if that is not known.
-    waiting_since: u32,
     recent: Recent,
 }
 
@@ -156,7 +179,6 @@ impl Receiving {
             client_id: client_id.into(),
             listener: Arc::clone(listener),
             principal: Arc::clone(principal),
-            waiting_since: 0,
             recent: Recent::default(),
         }
     }
@@ -173,13 +195,5 @@ impl Gate for Receiving {
         let Self { authority, client_id, listener, principal, recent, .. } = self;
         let subject = Subject { client_id, listener: listener.as_str(), principal };
         recent.find(authority, topic, |rules| rules.receive(&subject, topic)).is_allowed()
-    }
-
-    fn admits_waiting(&mut self, topic: &str) -> bool {
-        self.waiting_since == self.authority.version() || self.admits(topic)
-    }
-
-    fn nothing_waits(&mut self) {
-        self.waiting_since = self.authority.version();
     }
 }

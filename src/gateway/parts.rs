@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use broker::{Broker, BrokerConfig};
+use broker::{Broker, BrokerConfig, JudgeWill};
 use store::{ClockMark, DataDir, Verify};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     abuse::{Bans, Guard},
-    auth::{self, Authenticator, Chain, Courier},
+    auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
     config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
     grpc,
@@ -136,6 +136,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         durability: stores::rules(&config),
+        judge_will: authority.clone().map(judge_will),
     });
     // Before anything can happen.
     let courier = courier.map(|courier| (courier, broker.events()));
@@ -220,6 +221,14 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         events_task,
         grpc_task,
         tasks,
+    })
+}
+
+/// Has each will looked at again when it is to be published.
+fn judge_will(authority: Arc<Authority>) -> Arc<JudgeWill> {
+    Arc::new(move |client_id, will| {
+        let author = will.author.as_deref().map(String::as_str);
+        authority.may_publish_will(client_id, author, &will.message)
     })
 }
 

@@ -163,6 +163,7 @@ mod tests {
             history: None,
             stores: None,
             durability: broker::DurabilityRules::default(),
+            judge_will: None,
         });
         let shared = Shared::new(broker, Arc::new(AllowAll), None, Guard::idle(), String::new());
         drop(shared.enter().expect("an open door"));

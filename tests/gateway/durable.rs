@@ -8,12 +8,12 @@ use crate::support::{Server, until};
 use codec::{Ack, Connect, ConnectWill, Packet, Unsubscribe};
 use gateway_core::{Protocol, QoS};
 
-fn lasting(name: &str, seconds: u32) -> Connect {
+pub(crate) fn lasting(name: &str, seconds: u32) -> Connect {
     Connect { clean_start: false, session_expiry: Some(seconds), ..hello(Protocol::V5, name) }
 }
 
 /// Connects; whether the session was there.
-fn resume(port: u16, connect: Connect) -> (Client, bool) {
+pub(crate) fn resume(port: u16, connect: Connect) -> (Client, bool) {
     let protocol = connect.protocol;
     let mut client = Client::open(port, protocol);
     client.send(&Packet::Connect(Box::new(connect)));
@@ -26,7 +26,7 @@ fn ack(packet_id: u16) -> Ack {
     Ack { packet_id, code: 0, reason_string: None, user: Vec::new() }
 }
 
-fn leave(client: &mut Client) {
+pub(crate) fn leave(client: &mut Client) {
     client.send(&Packet::Disconnect(Box::default()));
     assert_eq!(client.next(), Got::Closed);
 }

@@ -24,6 +24,7 @@ mod provider;
 mod restart;
 mod rules;
 mod rules_tool;
+mod rules_waiting;
 #[path = "../support/tour.rs"]
 mod script;
 mod start;

@@ -24,12 +24,12 @@ allow = "subscribe"
 topics = ["d/+/state", "$SYS/broker/uptime"]
 "##;
 
-fn start(file: &Path, more: &str) -> Server {
+pub(crate) fn start(file: &Path, more: &str) -> Server {
     Server::start_with(&[], &format!("[authorization]\nrules = {:?}\n{more}", file.display().to_string()))
 }
 
 /// The answer to a PUBLISH at QoS 1, among whatever else comes.
-fn answer(client: &mut Client, topic: &str, payload: &[u8]) -> u8 {
+pub(crate) fn answer(client: &mut Client, topic: &str, payload: &[u8]) -> u8 {
     client.publish(topic, payload, QoS::AtLeastOnce, false);
     loop {
         match client.next() {
@@ -44,7 +44,7 @@ fn reloads(server: &Server) -> usize {
     server.log().lines().filter(|line| line.contains("eloaded") && line.contains("rules")).count()
 }
 
-fn reload(server: &Server, file: &Path, rules: &str) {
+pub(crate) fn reload(server: &Server, file: &Path, rules: &str) {
     let before = reloads(server);
     let next = file.with_extension("next");
     fs::write(&next, rules).expect("write the rules");

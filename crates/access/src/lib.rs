@@ -2,6 +2,7 @@
 //!
 //! Knows no sockets, no files being watched and no clock: time is an argument, and what was read comes as text or bytes.
 
+mod author;
 pub mod backends;
 mod backoff;
 pub mod bans;
@@ -16,6 +17,7 @@ pub mod remote;
 pub mod rules;
 pub mod scram;
 
+pub use author::Author;
 pub use backoff::{Backoff, BackoffRule};
 pub use flapping::Flapping;
 pub use principal::{Method, Principal, Subject};

@@ -3,9 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use gateway_core::Timestamp;
+use serde::{Deserialize, Serialize};
 
 /// How a device has proved who it is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Method {
     /// Not at all.
     #[default]

@@ -28,7 +28,12 @@ pub struct BrokerConfig {
     pub stores: Option<Stores>,
     /// Which messages are acknowledged when.
     pub durability: DurabilityRules,
+    /// Decides about each will when it is to be published; with `None` all are.
+    pub judge_will: Option<Arc<JudgeWill>>,
 }
+
+/// Whether the will of this client may be published now. Called under no lock; must not block.
+pub type JudgeWill = dyn Fn(&ClientId, &Will) -> bool + Send + Sync;
 
 /// A CONNECT that passed validation and authentication.
 pub struct OpenRequest {

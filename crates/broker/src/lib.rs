@@ -82,6 +82,7 @@ struct Inner {
     history: Option<Arc<History>>,
     durable: Option<Durable>,
     durability: DurabilityRules,
+    judge_will: Option<Arc<JudgeWill>>,
     /// Keyed at random, so that peers cannot construct collisions.
     hasher: RandomState,
     index: Index,
@@ -141,6 +142,7 @@ impl Broker {
             history,
             stores,
             durability,
+            judge_will,
         } = config;
         let hasher = RandomState::new();
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
@@ -164,6 +166,7 @@ impl Broker {
             history,
             durable: stores.map(|stores| Durable::new(stores, inner.clone())),
             durability,
+            judge_will,
             index: Index::new(hasher.clone()),
             slots: Slots::default(),
             registry: Registry::new(hasher.clone()),

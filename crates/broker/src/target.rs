@@ -197,6 +197,8 @@ pub struct Will {
     pub delay: u32,
     /// Its bytes on the memory account, for as long as it is kept.
     pub charge: Option<Arc<Charge>>,
+    /// Who left it, for [`JudgeWill`](crate::JudgeWill); `None` if nobody decides about wills.
+    pub author: Option<Arc<String>>,
 }
 
 /// What is known of a connection, for `Devices` and events.

@@ -189,6 +189,7 @@ impl<'a> Message<'a> {
                 client_id: self.origin.client_id.cloned(),
                 slot: self.origin.slot,
                 receipt: self.receipt.cloned(),
+                direct: self.direct,
             })
         })
     }
@@ -236,6 +237,8 @@ pub struct SharedMessage {
     pub slot: u32,
     /// Where to report what became of it.
     pub receipt: Option<Arc<Receipt>>,
+    /// A backend sends it to one receiver, whatever that may subscribe to.
+    pub direct: bool,
 }
 
 impl SharedMessage {
@@ -255,7 +258,7 @@ impl SharedMessage {
             receipt: self.receipt.as_ref(),
             durability: Durability::Always,
             unit: false,
-            direct: false,
+            direct: self.direct,
             commit: OnceCell::new(),
             shared,
         }
@@ -294,6 +297,7 @@ impl SharedMessage {
             client_id: self.client_id.clone(),
             slot: self.slot,
             receipt,
+            direct: self.direct,
         }
     }
 

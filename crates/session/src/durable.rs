@@ -266,7 +266,7 @@ impl Outbound {
             rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
             return Outcome::Sent;
         }
-        if offer.group != 0 && qos == QoS::AtLeastOnce {
+        if offer.group != 0 && qos == QoS::AtLeastOnce && !offer.queue_offline {
             // Another member may have room, and once it is on disk only it cannot go to another member. Not counted as
             // a drop: the group's queue takes it.
             return Outcome::Dropped(DropReason::QueueFull);

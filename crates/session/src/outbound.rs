@@ -7,7 +7,8 @@ use std::{
 
 use codec::{AckKind, encode_ack};
 use gateway_core::{
-    Budget, Commit, DropReason, Message, Offer, Outcome, Protocol, QoS, Receipt, Timestamp, Yielded,
+    Budget, Commit, DropReason, Message, Offer, Outcome, Protocol, QoS, Receipt, SharedMessage, Timestamp,
+    Yielded,
     limits::{Limits, OverflowPolicy},
     metrics::count,
 };
@@ -215,13 +216,14 @@ impl Outbound {
         }
         let qos = offer.qos.min(message.qos);
         if let Some(rare) = &mut self.rare
-            && rare.gate.is_some()
-            && !rare.admits(message)
+            && let Some(gate) = &mut rare.gate
+            && !message.direct
+            && !gate.admits(message.topic)
         {
             count(|c| c.deliveries_withheld.add(1));
-            // Nobody else of a group should lose it: what is acknowledged stays with the group.
-            let kept = offer.group != 0 && qos != QoS::AtMostOnce;
-            return if kept { Outcome::Dropped(DropReason::QueueFull) } else { Outcome::Ignored };
+            // Another member of a group may have it.
+            let shared = offer.group != 0;
+            return if shared { Outcome::Dropped(DropReason::NotAuthorized) } else { Outcome::Ignored };
         }
         if let Some(disk) = env.disk
             && (qos != QoS::AtMostOnce || env.limits.offline_qos0 && offer.queue_offline && !self.is_online())
@@ -467,15 +469,9 @@ impl Rare {
         self.pending.bytes() + self.ledger.charged()
     }
 
-    /// Whether the gate lets a new message through.
-    fn admits(&mut self, message: &Message<'_>) -> bool {
-        let nothing_waits =
-            self.pending.is_empty() && self.backlog.as_ref().is_none_or(|backlog| backlog.tail.is_empty());
-        let Some(gate) = &mut self.gate else { return true };
-        if nothing_waits {
-            gate.nothing_waits();
-        }
-        message.direct || gate.admits(message.topic)
+    /// Whether the gate, if there is one, withholds a message that was taken before.
+    pub(super) fn withholds(gate: &mut Option<Box<dyn Gate>>, message: &SharedMessage) -> bool {
+        !message.direct && gate.as_mut().is_some_and(|gate| !gate.admits(&message.topic))
     }
 
     /// Whether a new QoS 1 or 2 message may be sent before anything else.

@@ -11,8 +11,8 @@ use super::{
     Env, Outbound,
     alias::{AliasUse, OutboundAliases},
     durable::waits_until,
-    inflight::{Stage, id},
-    outbound::{ReceiptMark, dropped},
+    inflight::{Released, Stage, id},
+    outbound::{Rare, ReceiptMark, dropped},
     pending::{Awaited, Delivery},
 };
 
@@ -129,6 +129,23 @@ impl Outbound {
         };
         let mut fits = true;
         match &entry.stage {
+            Stage::Publish(delivery) if Rare::withholds(&mut rare.gate, &delivery.message) => {
+                count(|c| c.dropped_not_authorized.add(1));
+                rare.dropped += 1;
+                dropped(delivery.receipt(), DropReason::NotAuthorized);
+                if delivery.qos == QoS::ExactlyOnce {
+                    // The client may have it from before, and then keeps its identifier until PUBREL: the handshake goes
+                    // on as if PUBREC had come. Should the disk not know that before a crash, the next process decides
+                    // about the message again.
+                    let released = Released { receipt: None, ..Self::release(delivery, place, env) };
+                    rare.inflight.release(id, released);
+                } else {
+                    delivery.on_disk.remove(place, env);
+                    rare.inflight.remove(id);
+                }
+                self.rare = Some(rare);
+                return true;
+            }
             Stage::Release(_) => self.append_ack(AckKind::PubRel, id, reason::SUCCESS),
             Stage::Publish(delivery) => {
                 let message = delivery.message.borrow();
@@ -176,8 +193,7 @@ impl Outbound {
             None => rare.inflight.next_place(),
         };
         let expired = front.is_expired(env.now);
-        let withheld =
-            !expired && rare.gate.as_mut().is_some_and(|gate| !gate.admits_waiting(&front.message.topic));
+        let withheld = !expired && Rare::withholds(&mut rare.gate, &front.message);
         let over = expired || withheld;
         if !over
             && front.qos != QoS::AtMostOnce

@@ -2,7 +2,13 @@ mod durable;
 mod judging;
 mod model;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use codec::{Packet, Publish, reason};
 use gateway_core::{
@@ -156,6 +162,59 @@ fn an_acknowledgement_out_of_step_is_told_from_one_of_an_unknown_id() {
     );
     assert!(outbound.handle_pubrec(3, 0, &env).is_ok());
     assert_eq!(packets(&mut outbound, Protocol::V5), ["pubrel 2 0x0", "pubrel 2 0x0", "pubrel 3 0x92"]);
+}
+
+/// Closed while the switch is on.
+#[derive(Debug)]
+struct Switch(Arc<AtomicBool>);
+
+impl Gate for Switch {
+    fn admits(&mut self, _topic: &str) -> bool {
+        !self.0.load(Relaxed)
+    }
+}
+
+/// The failure: what was in flight when the rules changed goes out to a client that may no longer have it. The identifier of
+/// QoS 2 is released all the same, since the client may hold it.
+#[test]
+fn what_is_in_flight_is_looked_at_again_before_it_is_resent() {
+    let limits = Limits::default();
+    let env = env(&limits, 0);
+    let closed = Arc::new(AtomicBool::new(false));
+    let mut outbound = Outbound::new();
+    outbound.set_gate(Some(Box::new(Switch(Arc::clone(&closed)))));
+    outbound.attach(link(Protocol::V5), &[], &env);
+    for (payload, qos) in [(b"a", QoS::AtLeastOnce), (b"b", QoS::ExactlyOnce)] {
+        outbound.offer(&message(payload, qos), offer(qos), &env);
+    }
+    let mut direct = message(b"c", QoS::AtLeastOnce);
+    direct.direct = true;
+    outbound.offer(&direct, offer(QoS::AtLeastOnce), &env);
+    outbound.take_out();
+    outbound.detach(&env);
+    for payload in [b"d", b"e"] {
+        outbound.offer(&message(payload, QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
+    }
+    let mut waiting = message(b"f", QoS::AtLeastOnce);
+    waiting.direct = true;
+    outbound.offer(&waiting, offer(QoS::AtLeastOnce), &env);
+    closed.store(true, Relaxed);
+    assert_eq!(
+        outbound.offer(&message(b"g", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env),
+        Outcome::Ignored
+    );
+    outbound.attach(link(Protocol::V5), &[], &env);
+    assert_eq!(
+        packets(&mut outbound, Protocol::V5),
+        [
+            "pubrel 2 0x0",
+            "publish c id=3 qos=1 dup=true topic=t alias=None expiry=None",
+            "publish f id=4 qos=1 dup=false topic=t alias=None expiry=None",
+        ]
+    );
+    assert_eq!((outbound.handle_puback(1, 0, &env), outbound.handle_pubcomp(2, &env)), (Ok(false), Ok(true)));
+    let (inflight, waiting, _, dropped) = outbound.sizes();
+    assert_eq!((inflight, waiting, dropped), (2, 0, 4));
 }
 
 /// [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.3.3-7] [MQTT-4.3.3-13]: what was sent is finished whatever its expiry:

@@ -36,6 +36,8 @@ pub struct StoredWill {
     pub expiry: Option<u32>,
     /// Will Delay Interval in seconds.
     pub delay: u32,
+    /// Who left it, as whoever decides about it has written that; `None` if nobody does.
+    pub author: Option<Arc<String>>,
 }
 
 /// One subscription of a stored session.

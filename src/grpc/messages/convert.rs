@@ -66,6 +66,7 @@ impl Publication {
         message.retain = self.retain;
         message.properties = self.properties.as_ref();
         message.expires = self.expiry.map(|seconds| now.plus_secs(seconds));
+        message.direct = self.device.is_some();
         message
     }
 }

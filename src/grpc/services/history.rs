@@ -75,6 +75,7 @@ mod tests {
             history: on.then(|| History::new(Arc::clone(&store) as _, options)),
             stores: None,
             durability: DurabilityRules::default(),
+            judge_will: None,
         });
         (store, broker)
     }

@@ -171,7 +171,6 @@ async fn route(
             Routing::More(spread) => spread_all(spread, turn).await,
         },
         Some(device) => {
-            message.direct = true;
             let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
             (direct(outcome)?, message.issued().cloned())
         }
@@ -516,6 +515,7 @@ mod tests {
             history: None,
             stores: None,
             durability: Default::default(),
+            judge_will: None,
         });
         let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
         let call = Call::unlimited();

@@ -38,6 +38,7 @@ fn broker(limits: Limits) -> Broker {
         history: None,
         stores: None,
         durability: broker::DurabilityRules::default(),
+        judge_will: None,
     })
 }
 

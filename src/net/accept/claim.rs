@@ -42,14 +42,17 @@ impl Drop for Claim<'_> {
 /// The will is too large, or wills have used up their share of memory.
 pub(in crate::net) struct NoRoom;
 
-/// The will that a CONNECT brings, charged to the memory account.
+/// The will that a CONNECT brings, charged to the memory account. `author` is who leaves it, where rules will be asked
+/// about it again.
 pub(in crate::net) fn will(
     connect: &Connect,
     client_id: &ClientId,
     shared: &Shared,
+    author: impl FnOnce() -> Option<String>,
     now: Timestamp,
 ) -> Result<Option<Will>, NoRoom> {
     let Some(will) = connect.will.as_ref() else { return Ok(None) };
+    let author = author().map(Arc::new);
     let origin = Origin { kind: OriginKind::Device, client_id: Some(client_id), slot: 0 };
     let mut message = Message::new(&will.topic, &will.payload, now, origin);
     message.qos = will.qos;
@@ -58,13 +61,14 @@ pub(in crate::net) fn will(
     let properties = will.properties.as_ref().map_or(0, |properties| properties.cost());
     let mut charge = Charge::new(shared.broker.account(), MemoryKind::Wills);
     if will.topic.len() + will.payload.len() + properties > shared.limits.will_bytes.0
-        || !charge.set(message.cost())
+        || !charge.set(message.cost() + author.as_ref().map_or(0, |author| author.len()))
     {
         count(|c| c.memory_wills.add(1));
         return Err(NoRoom);
     }
     let message = Arc::clone(message.share());
-    Ok(Some(Will { message, expiry: will.expiry, delay: will.delay, charge: Some(Arc::new(charge)) }))
+    let charge = Some(Arc::new(charge));
+    Ok(Some(Will { message, expiry: will.expiry, delay: will.delay, charge, author }))
 }
 
 /// A client id for one that has none.

@@ -244,7 +244,8 @@ async fn open(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     }
-    let will = will(&connect, &client_id, shared, now)
+    let author = || shared.authority.as_ref().map(|_| permissions.author(&listener.name));
+    let will = will(&connect, &client_id, shared, author, now)
         .ok()
         .filter(|_| shared.broker.has_room_for(&client_id, connect.username.as_deref()));
     let Some(will) = will else {

@@ -50,6 +50,7 @@ pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
         history: None,
         stores: None,
         durability: broker::DurabilityRules::default(),
+        judge_will: None,
     });
     Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::Guard::idle(), String::new())
 }

@@ -76,9 +76,10 @@ impl SessionCore {
         account: &Arc<Account>,
     ) -> Self {
         let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will } = session;
-        let will = will.map(|StoredWill { message, expiry, delay }| {
-            let charge = Some(Arc::new(Charge::forced(account, MemoryKind::Wills, message.cost())));
-            Will { message, expiry, delay, charge }
+        let will = will.map(|StoredWill { message, expiry, delay, author }| {
+            let bytes = message.cost() + author.as_ref().map_or(0, |author| author.len());
+            let charge = Some(Arc::new(Charge::forced(account, MemoryKind::Wills, bytes)));
+            Will { message, expiry, delay, charge, author }
         });
         let state = SessionState {
             epoch: 0,
@@ -167,6 +168,7 @@ impl SessionState {
                 message: Arc::clone(&will.message),
                 expiry: will.expiry,
                 delay: will.delay,
+                author: will.author.clone(),
             }),
         }
     }

@@ -31,7 +31,7 @@ impl Broker {
     }
 
     /// Publishes a will that [`SessionState::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over, since
-    /// its slot may be another's by then. Returns what is left if not all receivers have it: the caller goes on with that,
+    /// its slot may be another's by then. One that may not be published is forgotten. Returns what is left if not all receivers have it: the caller goes on with that,
     /// and then calls [`Self::conclude_will`].
     pub(crate) fn publish_will_some(
         &self,
@@ -41,6 +41,13 @@ impl Broker {
         now: Timestamp,
         turn: &mut Turn,
     ) -> Option<Box<Spread>> {
+        // As long as it waits, what its client may do can change.
+        let judge = self.inner.judge_will.as_ref();
+        if judge.is_some_and(|judge| !judge(session.core().client_id(), will)) {
+            count(|c| c.wills_withheld.add(1));
+            self.conclude_will(session, None);
+            return None;
+        }
         let message = Arc::new(published(will, session.core(), slot, now));
         count(|c| c.wills_published.add(1));
         let message = message.borrow();
@@ -118,6 +125,7 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
         client_id: Some(core.client_id().clone()),
         slot,
         receipt: None,
+        direct: false,
     }
 }
 

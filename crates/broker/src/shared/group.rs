@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use store::SessionOp;
 
 use super::queue::{Most, Queue};
-use crate::{Delivered, Target, durable::Durable, memory::Account, routing::Options};
+use crate::{Delivered, Target, drops::count_drop, durable::Durable, memory::Account, routing::Options};
 
 /// Most queued messages delivered before one new message.
 pub(super) const DRAIN_PER_MESSAGE: usize = 64;
@@ -172,6 +172,14 @@ impl Group {
 
     /// Delivers one message to one member, or keeps it for the first that returns.
     pub(crate) fn deliver(&self, message: &Message<'_>, context: &mut DeliveryContext<'_>) -> Outcome {
+        let outcome = self.deliver_or_keep(message, context);
+        if outcome == Outcome::Dropped(DropReason::NotAuthorized) {
+            count_drop(DropReason::NotAuthorized);
+        }
+        outcome
+    }
+
+    fn deliver_or_keep(&self, message: &Message<'_>, context: &mut DeliveryContext<'_>) -> Outcome {
         let members = Arc::clone(&*self.members.read());
         // Messages left by members that could not take all of them come first.
         let mut online = true;
@@ -212,7 +220,9 @@ impl Group {
         outcome
     }
 
-    /// Offers to online members in the strategy's order. `None` if none is online.
+    /// Offers to online members in the strategy's order. `None` if none is online. What no online member may have is for
+    /// the session of one that is away and may, so that it keeps nothing waiting that others may have; if there is none it
+    /// is dropped.
     pub(super) fn offer(
         &self,
         message: &Message<'_>,
@@ -226,15 +236,17 @@ impl Group {
         if self.strategy == SharedStrategy::LeastInflight {
             context.visited += members.len();
         }
-        let mut refused = None;
+        let (mut refused, mut away) = (None, false);
         for step in 0..members.len() {
             context.visited += 1;
             let member = &members[(start + step) % members.len()];
             if !member.target.is_online() {
+                away = true;
                 continue;
             }
-            let outcome = self.hand(member, message, context);
+            let outcome = self.hand(member, message, false, context);
             match outcome {
+                Outcome::Dropped(DropReason::NotAuthorized) => refused = refused.or(Some(outcome)),
                 // Another member may have room; QoS 0 is not worth the search.
                 Outcome::Dropped(_) if message.qos > QoS::AtMostOnce => refused = Some(outcome),
                 // Not for this member; it may be for another.
@@ -242,13 +254,24 @@ impl Group {
                 _ => return Some(outcome),
             }
         }
+        let nobody = refused == Some(Outcome::Dropped(DropReason::NotAuthorized));
+        if nobody && away && message.qos > QoS::AtMostOnce {
+            let taken = members.iter().filter(|member| !member.target.is_online()).find_map(|member| {
+                context.visited += 1;
+                let outcome = self.hand(member, message, true, context);
+                matches!(outcome, Outcome::Sent | Outcome::Queued).then_some(outcome)
+            });
+            return taken.or(refused);
+        }
         refused
     }
 
+    /// Offers to one member, whose session may keep the message if it is `away`.
     pub(super) fn hand(
         &self,
         member: &Member,
         message: &Message<'_>,
+        away: bool,
         context: &mut DeliveryContext<'_>,
     ) -> Outcome {
         let ids = [member.id];
@@ -258,7 +281,7 @@ impl Group {
             ids: if member.id == 0 { &[] } else { &ids },
             group: self.id,
             group_queue: self.group_queue(member, context.durable),
-            queue_offline: false,
+            queue_offline: away,
         };
         let Delivered { outcome, flush } = member.target.deliver(message, offer);
         if flush {

@@ -257,7 +257,13 @@ impl Group {
             let unit = queued.durable.map(|durable| Unit::new(&borrowed, durable.queues()));
             let outcome = match (slot, only) {
                 (Some(_), None) => None,
-                (Some(_), Some(member)) => Some(self.hand(member, &borrowed, &mut queued)),
+                (Some(_), Some(member)) => match self.hand(member, &borrowed, false, &mut queued) {
+                    // Another may have it: it must not block what this one may have.
+                    Outcome::Dropped(DropReason::NotAuthorized) => {
+                        self.offer(&borrowed, members, &mut queued)
+                    }
+                    outcome => Some(outcome),
+                },
                 (None, _) => self.offer(&borrowed, members, &mut queued),
             };
             match outcome {
@@ -266,8 +272,11 @@ impl Group {
                     Outcome::Sent
                     | Outcome::Queued
                     | Outcome::Ignored
-                    | Outcome::Dropped(DropReason::TooLarge | DropReason::Expired),
+                    | Outcome::Dropped(DropReason::TooLarge | DropReason::Expired | DropReason::NotAuthorized),
                 ) => {
+                    if outcome == Some(Outcome::Dropped(DropReason::NotAuthorized)) {
+                        count_drop(DropReason::NotAuthorized);
+                    }
                     let queue = self.stored_queue();
                     let remove = |unit| QueueOp::Remove { queue, seq: *place, unit: Some(unit) };
                     if !unit.is_some_and(|unit| unit.close(remove)) {

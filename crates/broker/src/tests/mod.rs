@@ -47,6 +47,8 @@ struct Receiver {
     /// Takes this many more messages, then its queue is full.
     room: Mutex<Option<usize>>,
     load: AtomicUsize,
+    /// Its client may have nothing.
+    denied: AtomicBool,
     got: Mutex<Vec<Got>>,
     /// Where a persistent session's deliveries go, and the place of the next.
     disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
@@ -66,6 +68,9 @@ impl Receiver {
         let dropped = |reason| Delivered { outcome: Outcome::Dropped(reason), flush: false };
         if self.ended.load(SeqCst) {
             return dropped(DropReason::SessionEnded);
+        }
+        if self.denied.load(SeqCst) {
+            return dropped(DropReason::NotAuthorized);
         }
         let offline = self.offline.load(SeqCst);
         if offline && !offer.queue_offline {
@@ -264,6 +269,7 @@ impl Bench {
             history: None,
             stores,
             durability: DurabilityRules::default(),
+            judge_will: None,
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
     }
@@ -378,6 +384,10 @@ impl Device {
         self.test.receiver.offline.store(offline, SeqCst);
     }
 
+    pub(super) fn set_denied(&self, denied: bool) {
+        self.test.receiver.denied.store(denied, SeqCst);
+    }
+
     pub(super) fn set_durable(&self) {
         self.test.receiver.durable.store(true, SeqCst);
     }
@@ -440,5 +450,5 @@ impl TestStream {
 
 pub(super) fn will(topic: &str, payload: &str, delay: u32) -> Will {
     let message = Message::new(topic, payload.as_bytes(), Timestamp(0), Origin::SERVER);
-    Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None }
+    Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None, author: None }
 }

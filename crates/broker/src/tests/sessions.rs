@@ -126,7 +126,13 @@ fn a_will_has_its_retain_flag_and_expiry_from_publication() {
     let mut bench = Bench::new(Limits::default());
     let mut message = Message::new("will/d", b"gone", Timestamp(0), Origin::SERVER);
     message.retain = true;
-    let will = Will { message: Arc::clone(message.share()), expiry: Some(60), delay: 20, charge: None };
+    let will = Will {
+        message: Arc::clone(message.share()),
+        expiry: Some(60),
+        delay: 20,
+        charge: None,
+        author: None,
+    };
     let device = bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will) });
     bench.close(&device);
     bench.pass(20);

@@ -125,6 +125,41 @@ fn a_full_or_absent_member_is_passed_over() {
     assert_eq!(counts(&devices), [0, 0, 0]);
 }
 
+/// The failure: it waits for ever at the front of the group's queue, and what members may have waits behind it.
+#[test]
+fn what_no_member_may_have_is_dropped_and_blocks_nothing() {
+    let (mut bench, mut devices) = group_of(SharedStrategy::RoundRobin, 2);
+    devices[0].set_denied(true);
+    for qos in [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::AtMostOnce, QoS::AtLeastOnce] {
+        assert_eq!(bench.publish("t", "m", qos).sent, 1);
+    }
+    assert_eq!(counts(&devices), [0, 4], "another member may have it");
+    devices[1].set_denied(true);
+    let dropped = || gateway_core::metrics::totals().dropped_not_authorized;
+    for qos in [QoS::AtMostOnce, QoS::AtLeastOnce] {
+        let before = dropped();
+        let published = bench.publish("t", "m", qos);
+        assert_eq!((published.dropped, published.reason), (1, Some(DropReason::NotAuthorized)));
+        assert!(dropped() > before);
+    }
+    // What nobody was there to refuse.
+    devices.iter().for_each(|device| bench.close(device));
+    for payload in ["1", "2"] {
+        assert_eq!(bench.publish("t", payload, QoS::AtLeastOnce).queued, 1);
+    }
+    devices[1].set_denied(false);
+    devices[0] = bench.device("m0");
+    assert_eq!(counts(&devices), [0, 2], "kept by the session of the one that may");
+    devices[1].set_denied(true);
+    bench.close(&devices[0]);
+    assert_eq!(bench.publish("t", "3", QoS::AtLeastOnce).queued, 1);
+    devices[0] = bench.device("m0");
+    devices[0].set_denied(false);
+    assert_eq!(bench.publish("t", "4", QoS::AtLeastOnce).sent, 1);
+    assert_eq!(devices[0].payloads(), ["4"], "nothing is left in front of it");
+    assert_eq!(bench.broker.gauges().queued_bytes, 0);
+}
+
 #[test]
 fn a_message_is_not_dropped_because_every_persistent_member_is_behind() {
     let (mut bench, devices) = group_of(SharedStrategy::RoundRobin, 2);

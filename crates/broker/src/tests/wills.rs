@@ -61,6 +61,10 @@ impl SessionStore for Disk {
 }
 
 pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
+    judged(disk, None)
+}
+
+fn judged(disk: &Arc<Disk>, judge_will: Option<Arc<JudgeWill>>) -> Bench {
     let broker = Broker::new(BrokerConfig {
         limits: Arc::default(),
         non_broker: false,
@@ -70,6 +74,7 @@ pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
         history: None,
         stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
         durability: DurabilityRules::default(),
+        judge_will,
     });
     Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
 }
@@ -92,7 +97,7 @@ fn commit(watcher: &Device) {
 fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
     let mut message = Message::new("will/d", payload.as_bytes(), Timestamp(0), Origin::SERVER);
     message.qos = QoS::AtLeastOnce;
-    let will = Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None };
+    let will = Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None, author: None };
     Connect { clean, expiry, will: Some(will) }
 }
 
@@ -199,13 +204,65 @@ fn a_replaced_sessions_will_is_published_after_a_crash() {
     assert_eq!((bench.broker.gauges().sessions, disk.sessions.lock().len()), (2, 2));
 }
 
+/// The failure: a will is published although its client has lost the right since CONNECT, or by the rights of another
+/// connection than the one that left it.
+#[test]
+fn a_will_is_judged_by_who_left_it_when_it_is_published() {
+    let disk = Arc::new(Disk::default());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let judge = || -> Option<Arc<JudgeWill>> {
+        let asked = Arc::clone(&asked);
+        Some(Arc::new(move |client_id: &ClientId, will: &Will| {
+            let author = will.author.as_deref().cloned().unwrap_or_default();
+            asked.lock().push(format!("{} {author}", client_id.as_str()));
+            author == "good"
+        }))
+    };
+    let with = |payload: &str, author: &str, delay| {
+        let mut connect = connect(100, false, payload, delay);
+        connect.will.as_mut().unwrap().author = Some(Arc::new(author.to_owned()));
+        connect
+    };
+    let withheld = || gateway_core::metrics::totals().wills_withheld;
+    let before = withheld();
+    {
+        let mut bench = judged(&disk, judge());
+        let watcher = bench.device("watcher");
+        bench.subscribe(&watcher, "will/#");
+        bench.connect("d", with("first", "good", 0));
+        let second = bench.connect("d", with("second", "bad", 0));
+        assert_eq!(watcher.payloads(), ["first"], "by who left it, not by who took over");
+        bench.close(&second);
+        assert!(watcher.payloads().is_empty() && disk.wills().is_empty(), "forgotten, also on disk");
+        bench.connect("d", with("third", "bad", 10));
+        bench.connect("e", with("fourth", "good", 10));
+    }
+    assert!(withheld() > before);
+    let mut bench = judged(&disk, judge());
+    let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
+    bench.broker.restore(make, false, bench.now).unwrap();
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "will/#");
+    bench.pass(20);
+    assert_eq!(watcher.payloads(), ["fourth"], "the next process knows who left it");
+    let mut asked = asked.lock().clone();
+    asked.sort_unstable();
+    assert_eq!(asked, ["d bad", "d bad", "d good", "e good"]);
+}
+
 #[test]
 fn a_shutdown_does_not_overtake_the_will_of_a_connection_that_just_ended() {
     let mut bench = Bench::new(Limits::default());
     let watcher = bench.device("watcher");
     bench.subscribe(&watcher, "$share/g/status");
     let message = Message::new("status", b"gone", bench.now, Origin::BACKEND);
-    let will = Some(Will { message: Arc::clone(message.share()), expiry: None, delay: 0, charge: None });
+    let will = Some(Will {
+        message: Arc::clone(message.share()),
+        expiry: None,
+        delay: 0,
+        charge: None,
+        author: None,
+    });
     let device = bench.connect("dev", Connect { will, ..Connect::default() });
     bench.close(&watcher);
     let (broker, (tell, told)) = (bench.broker.clone(), std::sync::mpsc::sync_channel(1));

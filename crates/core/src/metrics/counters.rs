@@ -118,7 +118,8 @@ counters! {
     subscribe_denied: "mqtt_subscriptions_denied_total", "Filters that the rules deny", "when=\"asked\"";
     subscribe_revoked: "mqtt_subscriptions_denied_total", "Filters that the rules deny", "when=\"changed\"";
     deliveries_withheld: "mqtt_deliveries_withheld_total", "Deliveries that the rules do not allow, of subscriptions that they filter", "";
-    wills_denied: "mqtt_wills_denied_total", "Wills that the rules deny", "";
+    wills_denied: "mqtt_wills_denied_total", "Wills that the rules deny", "at=\"connect\"";
+    wills_withheld: "mqtt_wills_denied_total", "Wills that the rules deny", "at=\"publication\"";
     retained_refused: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "reason=\"limit\"";
     retained_memory: "mqtt_retained_refused_total", "Retained messages not stored because of a limit", "reason=\"memory\"";
     retained_unread: "mqtt_retained_unread_total", "Retained messages left out of a replay because the disk could not be read", "";

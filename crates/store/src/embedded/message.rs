@@ -30,6 +30,7 @@ pub(super) fn decode(record: &[u8]) -> Option<SharedMessage> {
 pub(super) fn encode_fields(message: &SharedMessage, out: &mut Vec<u8>) {
     let kind = match message.kind {
         OriginKind::Device => 0,
+        OriginKind::Backend if message.direct => 3,
         OriginKind::Backend => 1,
         OriginKind::Server => 2,
     };
@@ -60,11 +61,11 @@ pub(super) fn encode_fields(message: &SharedMessage, out: &mut Vec<u8>) {
 pub(super) fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
     let flags = input.u8()?;
     let qos = QoS::from_bits(flags & QOS)?;
-    let kind = match (flags & KIND) >> 3 {
-        0 => OriginKind::Device,
-        1 => OriginKind::Backend,
-        2 => OriginKind::Server,
-        _ => return None,
+    let (kind, direct) = match (flags & KIND) >> 3 {
+        0 => (OriginKind::Device, false),
+        1 => (OriginKind::Backend, false),
+        2 => (OriginKind::Server, false),
+        _ => (OriginKind::Backend, true),
     };
     let received = time(input)?;
     let expires = if flags & EXPIRES != 0 { Some(time(input)?) } else { None };
@@ -83,6 +84,7 @@ pub(super) fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
         client_id,
         slot: 0,
         receipt: None,
+        direct,
     })
 }
 
@@ -123,6 +125,7 @@ mod tests {
             client_id: Some(ClientId::new("device")),
             slot: 0,
             receipt: None,
+            direct: false,
         }
     }
 
@@ -132,7 +135,8 @@ mod tests {
         let mut bare = SharedMessage { properties: None, expires: None, client_id: None, ..message() };
         bare.kind = OriginKind::Backend;
         let never = SharedMessage { expires: Some(Timestamp(u64::MAX)), ..message() };
-        for message in [message(), bare, never] {
+        let direct = SharedMessage { kind: OriginKind::Backend, direct: true, ..message() };
+        for message in [message(), bare, never, direct] {
             encode(&message, &mut record);
             assert_eq!(format!("{:?}", decode(&record).unwrap()), format!("{message:?}"));
         }

@@ -16,6 +16,7 @@ const ENDED: u8 = 1;
 const USERNAME: u8 = 2;
 const WILL: u8 = 4;
 const WILL_EXPIRES: u8 = 8;
+const WILL_AUTHOR: u8 = 16;
 
 /// Two bits of QoS, then these.
 const QOS: u8 = 3;
@@ -33,7 +34,8 @@ pub(super) fn encode_session(session: &StoredSession, out: &mut Vec<u8>) {
         flag(session.since.is_some(), ENDED)
             | flag(session.username.is_some(), USERNAME)
             | flag(will.is_some(), WILL)
-            | flag(will.is_some_and(|will| will.expiry.is_some()), WILL_EXPIRES),
+            | flag(will.is_some_and(|will| will.expiry.is_some()), WILL_EXPIRES)
+            | flag(will.is_some_and(|will| will.author.is_some()), WILL_AUTHOR),
     );
     out.push(session.protocol as u8);
     put_varint(out, session.expiry);
@@ -48,6 +50,9 @@ pub(super) fn encode_session(session: &StoredSession, out: &mut Vec<u8>) {
         put_varint(out, will.delay);
         if let Some(expiry) = will.expiry {
             put_varint(out, expiry);
+        }
+        if let Some(author) = &will.author {
+            put_short_text(out, author);
         }
         message::encode_fields(&will.message, out);
     }
@@ -85,7 +90,8 @@ pub(super) fn decode_session(
     let will = if has(WILL) {
         let delay = input.varint()?;
         let expiry = if has(WILL_EXPIRES) { Some(input.varint()?) } else { None };
-        Some(StoredWill { message: Arc::new(message::decode_fields(&mut input)?), expiry, delay })
+        let author = if has(WILL_AUTHOR) { Some(Arc::new(input.short_text()?.to_owned())) } else { None };
+        Some(StoredWill { message: Arc::new(message::decode_fields(&mut input)?), expiry, delay, author })
     } else {
         None
     };

@@ -71,6 +71,7 @@ fn session_of(number: u64, client_id: &str, version: u64) -> StoredSession {
             message,
             expiry: (version % 2 == 1).then_some(5),
             delay: 300,
+            author: (version % 4 == 1).then(|| Arc::new(format!("author {version}"))),
         }),
     }
 }

@@ -81,6 +81,8 @@ struct WillLine {
     delay: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     expiry: Option<u32>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    author: Option<String>,
     message: MessageLine,
 }
 
@@ -109,6 +111,8 @@ pub(super) struct MessageLine {
     #[serde(default, skip_serializing_if = "is_default")]
     expires: Option<u64>,
     from: From,
+    #[serde(default, skip_serializing_if = "is_default")]
+    direct: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     client_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -224,6 +228,7 @@ impl MessageLine {
                 OriginKind::Backend => From::Backend,
                 OriginKind::Server => From::Server,
             },
+            direct: message.direct,
             client_id: message.client_id.as_ref().map(|id| id.as_str().to_owned()),
             properties: MessageProperties::of(message.properties.as_deref()),
             payload: STANDARD.encode(&message.payload),
@@ -247,6 +252,7 @@ impl MessageLine {
             client_id: self.client_id.as_deref().map(ClientId::new),
             slot: 0,
             receipt: None,
+            direct: self.direct,
         })
     }
 }
@@ -264,6 +270,7 @@ impl SessionLine {
             will: session.will.as_ref().map(|will| WillLine {
                 delay: will.delay,
                 expiry: will.expiry,
+                author: will.author.as_deref().cloned(),
                 message: MessageLine::of(&will.message),
             }),
         }
@@ -272,7 +279,8 @@ impl SessionLine {
     pub(super) fn read(self) -> Result<StoredSession, String> {
         let will = |will: WillLine| {
             let message = Arc::new(will.message.read()?);
-            Ok::<_, String>(StoredWill { message, expiry: will.expiry, delay: will.delay })
+            let author = will.author.map(Arc::new);
+            Ok::<_, String>(StoredWill { message, expiry: will.expiry, delay: will.delay, author })
         };
         Ok(StoredSession {
             queue: QueueId(self.number),

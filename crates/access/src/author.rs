@@ -1,0 +1,79 @@
+//! Who has left something that outlives its connection, as text that is kept with it, also on disk.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Method, Principal};
+
+/// Who left something: all that rules can ask about it, but for its client id.
+#[derive(Debug, Clone)]
+pub struct Author {
+    /// Name of the listener through which it came.
+    pub listener: String,
+    /// Who it was.
+    pub principal: Principal,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    listener: String,
+    method: Method,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    username: Option<Box<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    common_name: Option<Box<str>>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    groups: Box<[Box<str>]>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    claims: BTreeMap<Box<str>, Box<[Box<str>]>>,
+}
+
+impl Author {
+    /// As text, without tenant and expiry, of which rules know nothing.
+    pub fn write(listener: &str, principal: &Principal) -> String {
+        let written = Written {
+            listener: listener.to_owned(),
+            method: principal.method,
+            username: principal.username.clone(),
+            common_name: principal.common_name.clone(),
+            groups: principal.groups.clone(),
+            claims: principal.claims.clone(),
+        };
+        // Nothing of it can fail to be JSON; if it did, the author would be unknown, to whom nothing is allowed.
+        serde_json::to_string(&written).unwrap_or_default()
+    }
+
+    /// Reads what [`Self::write`] wrote; `None` if it is something else.
+    pub fn read(text: &str) -> Option<Self> {
+        let Written { listener, method, username, common_name, groups, claims } =
+            serde_json::from_str(text).ok()?;
+        let principal = Principal { method, username, common_name, groups, claims, ..Principal::default() };
+        Some(Self { listener, principal })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_author_comes_back_with_all_that_rules_can_ask() {
+        let principal = Principal {
+            method: Method::Jwt,
+            username: Some("an\"na".into()),
+            common_name: Some("gate".into()),
+            groups: ["a".into(), "b".into()].into(),
+            claims: BTreeMap::from([("site".into(), ["north".into()].into())]),
+            ..Principal::default()
+        };
+        for principal in [principal, Principal::default()] {
+            let read = Author::read(&Author::write("lab", &principal)).unwrap();
+            assert_eq!(read.listener, "lab");
+            assert_eq!(format!("{:?}", read.principal), format!("{principal:?}"));
+        }
+        for text in ["", "{}", "null", "{\"listener\":\"a\",\"method\":\"other\"}"] {
+            assert!(Author::read(text).is_none(), "{text}");
+        }
+    }
+}
