@@ -47,14 +47,14 @@ struct Heard {
 }
 
 /// A service over HTTP that tests tell how to behave.
-struct Hook {
+pub(crate) struct Hook {
     heard: Arc<Heard>,
     port: u16,
     _runtime: Runtime,
 }
 
 impl Hook {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let runtime = Runtime::new().expect("start a runtime");
         let socket = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("bind");
         let port = socket.local_addr().expect("an address").port();
@@ -82,7 +82,7 @@ impl Hook {
     }
 
     /// `[auth.http]` for it.
-    fn config(&self, more: &str, limits: &str) -> String {
+    pub(crate) fn config(&self, more: &str, limits: &str) -> String {
         format!(
             "[auth.http]\nurl = \"http://127.0.0.1:{}/login\"\n{more}\n[auth.http.limits]\n{limits}\n",
             self.port

@@ -37,7 +37,7 @@ fn passwd(arguments: &[&str], file: &Path, user: &str, input: &str) -> Output {
     child.wait_with_output().expect("wait for mqtt-server passwd")
 }
 
-fn added(file: &Path, user: &str, password: &str) {
+pub(crate) fn added(file: &Path, user: &str, password: &str) {
     let output = passwd(&["add"], file, user, &format!("{password}\n"));
     assert!(output.status.success(), "{output:?}");
 }
@@ -197,7 +197,7 @@ fn a_listener_that_others_reach_does_not_open_for_whoever_comes() {
 }
 
 /// A token that is signed with `secret`.
-fn token(secret: &[u8], claims: &serde_json::Value) -> String {
+pub(crate) fn token(secret: &[u8], claims: &serde_json::Value) -> String {
     let key = jsonwebtoken::EncodingKey::from_secret(secret);
     jsonwebtoken::encode(&jsonwebtoken::Header::default(), claims, &key).expect("sign a token")
 }

@@ -17,6 +17,7 @@ mod limits;
 mod listeners;
 mod login;
 mod malformed;
+mod matrix;
 mod memory;
 mod metrics;
 mod non_broker;

@@ -56,7 +56,7 @@ struct Heard {
 }
 
 /// The service, in this process.
-struct Provider {
+pub(crate) struct Provider {
     heard: Arc<Heard>,
     port: u16,
     tls: Option<ServerTlsConfig>,
@@ -66,7 +66,7 @@ struct Provider {
 struct Service(Arc<Heard>);
 
 impl Provider {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::start_with(None)
     }
 
@@ -103,7 +103,7 @@ impl Provider {
     }
 
     /// `[auth.grpc]` for it.
-    fn config(&self, more: &str, limits: &str) -> String {
+    pub(crate) fn config(&self, more: &str, limits: &str) -> String {
         let port = self.port;
         format!("[auth.grpc]\nurl = \"http://127.0.0.1:{port}\"\n{more}\n[auth.grpc.limits]\n{limits}\n")
     }

@@ -1,9 +1,10 @@
-//! A blocking MQTT client over `TcpStream` with the crate's own codec: it does what a test says, nothing more.
+//! A blocking MQTT client with the crate's own codec, over `TcpStream` unless a test says otherwise: it does what a test says,
+//! nothing more.
 #![allow(unreachable_pub, reason = "shared by several test binaries")]
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{Read, Write},
     net::TcpStream,
     time::Duration,
 };
@@ -30,8 +31,8 @@ pub enum Got {
     Closed,
 }
 
-pub struct Client {
-    pub stream: TcpStream,
+pub struct Client<S = TcpStream> {
+    pub stream: S,
     protocol: Protocol,
     buffer: Vec<u8>,
 }
@@ -85,7 +86,7 @@ impl Client {
     pub fn over(stream: TcpStream, protocol: Protocol) -> Self {
         stream.set_read_timeout(Some(WAIT)).expect("set a timeout");
         stream.set_write_timeout(Some(WAIT)).expect("set a timeout");
-        Self { stream, protocol, buffer: Vec::new() }
+        Self::on(stream, protocol)
     }
 
     /// Connects and expects to be accepted.
@@ -99,6 +100,13 @@ impl Client {
         assert_eq!(client.next(), Got::ConnAck(0));
         client
     }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Over a stream of any kind, which has its timeouts; sends nothing.
+    pub fn on(stream: S, protocol: Protocol) -> Self {
+        Self { stream, protocol, buffer: Vec::new() }
+    }
 
     pub fn send(&mut self, packet: &Packet<'_>) {
         self.send_all(std::slice::from_ref(packet));
@@ -110,7 +118,7 @@ impl Client {
         for packet in packets {
             codec::encode(packet, self.protocol, &mut bytes);
         }
-        self.stream.write_all(&bytes).expect("send packets");
+        self.stream.write_all(&bytes).and_then(|()| self.stream.flush()).expect("send packets");
     }
 
     pub fn publish(&mut self, topic: &str, payload: &[u8], qos: QoS, retain: bool) {
