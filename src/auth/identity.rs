@@ -30,6 +30,13 @@ impl Identity {
     }
 }
 
+/// Who the connection is of; somebody anonymous if nobody in particular. Not to be asked about one of an earlier process, of which
+/// nothing is known.
+pub(crate) fn principal(info: &ConnectionInfo) -> Arc<Principal> {
+    let identity = info.identity.as_ref().and_then(|identity| identity.downcast_ref::<Identity>());
+    identity.map_or_else(Arc::default, |identity| Arc::clone(&identity.principal))
+}
+
 /// A device with a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Connected<'a> {

@@ -40,7 +40,7 @@ use bytes::Bytes;
 
 pub use access::{Method, Principal, Subject};
 pub(crate) use chain::{Chain, ChainError, check_files};
-pub(crate) use identity::{Connected, Identity, Judge};
+pub(crate) use identity::{Connected, Identity, Judge, principal};
 pub(crate) use permissions::{Permissions, Refused};
 pub(crate) use remote::Courier;
 pub(crate) use rules::{Authority, Recent, open_rules};

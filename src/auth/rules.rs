@@ -14,7 +14,7 @@ use std::{
 
 use access::{
     Author, Principal, Subject,
-    rules::{Grant, Rules},
+    rules::{Asked, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
 use gateway_core::{ClientId, SharedMessage};
@@ -58,6 +58,16 @@ impl Authority {
 
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Acquire)
+    }
+
+    /// Why somebody may do something by the rules of this moment, or may not.
+    pub(crate) fn explain(&self, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
+        self.rules().explain(subject, asked)
+    }
+
+    /// Whether a subscription would be granted by the rules of this moment.
+    pub(crate) fn may_subscribe(&self, subject: &Subject<'_>, filter: &str) -> bool {
+        !matches!(self.rules().subscribe(subject, filter), Subscribing::Denied(_))
     }
 
     /// Whether a will may be published by the rules of this moment. Of one that was left before there were rules nobody

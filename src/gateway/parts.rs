@@ -142,7 +142,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let courier = courier.map(|courier| (courier, broker.events()));
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let guard = Guard::new(&config.bans, Arc::clone(&bans));
-    let shared = Shared::new(broker.clone(), auth, authority, guard, config.response_pattern());
+    let shared = Shared::new(broker.clone(), auth, authority.clone(), guard, config.response_pattern());
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
@@ -172,6 +172,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         grpc_config(&config),
         Arc::clone(&backends),
         Arc::clone(&reloads),
+        authority.clone(),
         drain.clone(),
     );
     let grpc_task = Some(tokio::spawn(serving));

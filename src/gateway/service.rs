@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     abuse::Bans,
+    auth::Authority,
     backends::{Backends, MetricsDenied},
     config::Config,
     grpc,
@@ -39,11 +40,12 @@ pub(super) async fn run_grpc(
     config: grpc::GrpcConfig,
     backends: Arc<Backends>,
     reloads: Arc<Reloads>,
+    authority: Option<Arc<Authority>>,
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
-    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest, backends, reloads, bans };
+    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest, backends, reloads, authority, bans };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }

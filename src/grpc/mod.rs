@@ -35,7 +35,7 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 
-use crate::abuse::Bans;
+use crate::{abuse::Bans, auth::Authority};
 
 use self::{
     proto::{
@@ -136,6 +136,8 @@ pub(crate) struct Hooks {
     pub backends: Arc<Backends>,
     /// What can be read again.
     pub reloads: Arc<Reloads>,
+    /// What devices may do; `None` if everything is allowed.
+    pub authority: Option<Arc<Authority>>,
     /// Who may not connect.
     pub bans: Arc<Bans>,
 }

@@ -23,6 +23,8 @@ pub(super) enum Error {
     Invalid { field: String, problem: String },
     #[error("no device with this id has a session")]
     DeviceNotFound,
+    #[error("the device has not connected since the gateway started, describe who it is")]
+    DeviceUnknown,
     #[error("no value")]
     ValueNotFound,
     #[error("there is no such ban")]
@@ -132,6 +134,7 @@ impl Error {
                 Code::NotFound
             }
             Self::DeviceOffline
+            | Self::DeviceUnknown
             | Self::PacketTooLarge
             | Self::RetainUnavailable
             | Self::LatestOff
@@ -163,6 +166,7 @@ impl Error {
         match self {
             Self::Invalid { .. } => "INVALID_FIELD",
             Self::DeviceNotFound => "DEVICE_NOT_FOUND",
+            Self::DeviceUnknown => "DEVICE_UNKNOWN",
             Self::ValueNotFound => "VALUE_NOT_FOUND",
             Self::BanNotFound => "BAN_NOT_FOUND",
             Self::BanInFile => "BAN_IN_FILE",
@@ -335,6 +339,7 @@ mod tests {
             (Error::OutOfScope { field: "topic".to_owned() }, Code::PermissionDenied, "OUT_OF_SCOPE"),
             (Error::Unimplemented, Code::Unimplemented, "UNIMPLEMENTED"),
             (Error::NoTokens("none".to_owned()), Code::FailedPrecondition, "NO_TOKENS"),
+            (Error::DeviceUnknown, Code::FailedPrecondition, "DEVICE_UNKNOWN"),
             (Error::TokenNotFound, Code::NotFound, "TOKEN_NOT_FOUND"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];

@@ -19,8 +19,11 @@ async fn a_watcher_sees_a_device_connect_subscribe_be_taken_over_and_go() {
         (connection.listener.as_str(), connection.protocol_version()),
         ("tcp", v1::ProtocolVersion::V50)
     );
-    let subscription =
-        v1::DeviceSubscription { topic_filter: "a/+".to_owned(), qos: v1::Qos::AtMostOnce.into() };
+    let subscription = v1::DeviceSubscription {
+        topic_filter: "a/+".to_owned(),
+        qos: v1::Qos::AtMostOnce.into(),
+        restricted: false,
+    };
     assert_eq!(seen[1], Detail::Subscribed(subscription));
 
     let second = setup.raw("dev", |_| {});

@@ -186,6 +186,8 @@ pub struct DeviceInfo {
     pub online: bool,
     /// Details of the current or last connection.
     pub connection: ConnectionInfo,
+    /// It has not connected in this process: of its last connection only what the store keeps is known.
+    pub restored: bool,
     /// When the current state (connected or not) began.
     pub since: Timestamp,
     /// Session expiry in seconds.

@@ -136,8 +136,12 @@ pub(in crate::grpc) fn device(info: DeviceInfo) -> v1::Device {
 }
 
 /// The proto form of a subscription.
-pub(in crate::grpc) fn subscription(topic_filter: String, qos: QoS) -> v1::DeviceSubscription {
-    v1::DeviceSubscription { topic_filter, qos: qos_to_proto(qos) }
+pub(in crate::grpc) fn subscription(
+    topic_filter: String,
+    qos: QoS,
+    restricted: bool,
+) -> v1::DeviceSubscription {
+    v1::DeviceSubscription { topic_filter, qos: qos_to_proto(qos), restricted }
 }
 
 fn connection(info: &ConnectionInfo) -> v1::Connection {
@@ -181,7 +185,7 @@ pub(in crate::grpc) fn event(event: Event) -> v1::Event {
             Detail::Disconnected(v1::Disconnected { reason: reason.to_owned() })
         }
         EventKind::TakenOver => Detail::TakenOver(v1::TakenOver {}),
-        EventKind::Subscribed { filter, qos } => Detail::Subscribed(subscription(filter, qos)),
+        EventKind::Subscribed { filter, qos } => Detail::Subscribed(subscription(filter, qos, false)),
         EventKind::Unsubscribed { filter } => Detail::Unsubscribed(v1::Unsubscribed { topic_filter: filter }),
         EventKind::SessionEnded { reason } => {
             Detail::SessionEnded(v1::SessionEnded { reason: reason.to_owned() })

@@ -1,10 +1,13 @@
 //! `gateway.v1.Devices`.
 
+use std::sync::Arc;
+
 use broker::{DeviceInfo, Turn};
 use gateway_core::parse_shared;
 use tonic::{Request, Response, Status};
 
 use super::delete;
+use crate::auth::{self, Subject};
 use crate::grpc::{
     Context,
     messages::{
@@ -34,14 +37,36 @@ impl DevicesService {
     }
 
     /// A device, with its first subscriptions if they are wanted: those that have to do with topics in scope.
-    fn shown(&self, call: &Call, info: DeviceInfo, full: bool) -> v1::Device {
+    fn shown(
+        &self,
+        call: &Call,
+        info: DeviceInfo,
+        full: bool,
+        is_restricted: impl Fn(&str) -> bool,
+    ) -> v1::Device {
         let most = if call.scope().topics().is_some() { usize::MAX } else { SHOWN };
         let first = full.then(|| self.context.broker.subscriptions(info.client_id.as_str(), most)).flatten();
         let first = first.unwrap_or_default().into_iter();
         let first = first.filter(|(filter, _)| is_visible(call, filter)).take(SHOWN);
-        let (subscriptions, _) =
-            fit(first.map(|(filter, qos)| answers::subscription(filter, qos)), SHOWN_BYTES);
+        let shown = first.map(|(filter, qos)| {
+            let restricted = is_restricted(&filter);
+            answers::subscription(filter, qos, restricted)
+        });
+        let (subscriptions, _) = fit(shown, SHOWN_BYTES);
         v1::Device { subscriptions, ..answers::device(info) }
+    }
+
+    /// Tells of filters whether the rules in force would not grant them to the device. It takes up to a millisecond for each
+    /// filter with wildcards, with rules made for that: it is not for lists of devices.
+    fn restricted(&self, info: &DeviceInfo) -> impl Fn(&str) -> bool + use<> {
+        let authority = self.context.hooks.authority.clone().filter(|_| !info.restored);
+        let (client_id, listener) = (info.client_id.clone(), Arc::clone(&info.connection.listener));
+        let principal = auth::principal(&info.connection);
+        move |filter| {
+            let subject =
+                Subject { client_id: client_id.as_str(), listener: &listener, principal: &principal };
+            authority.as_ref().is_some_and(|authority| !authority.may_subscribe(&subject, filter))
+        }
     }
 }
 
@@ -73,7 +98,8 @@ impl Devices for DevicesService {
         let in_scope =
             page.devices.into_iter().filter(|(_, info)| call.scope().has_device(info.client_id.as_str()));
         let (starts, found): (Vec<u32>, Vec<_>) = in_scope.unzip();
-        let (devices, cut) = fit(found.into_iter().map(|info| self.shown(&call, info, full)), PAGE_BYTES);
+        let (devices, cut) =
+            fit(found.into_iter().map(|info| self.shown(&call, info, full, |_| false)), PAGE_BYTES);
         let next = if cut { devices.len().checked_sub(1).map(|last| starts[last]) } else { page.next };
         let next_page_token = pages.token(next.map(|start| start.to_string()).as_deref());
         Ok(Response::new(v1::ListDevicesResponse { devices, next_page_token }))
@@ -88,7 +114,8 @@ impl Devices for DevicesService {
         self.check_id(&call, &request.device_id)?;
         let full = convert::view(request.view, v1::DeviceView::Full)? == v1::DeviceView::Full;
         let info = self.context.broker.device(&request.device_id).ok_or(Error::DeviceNotFound)?;
-        Ok(Response::new(v1::GetDeviceResponse { device: Some(self.shown(&call, info, full)) }))
+        let restricted = self.restricted(&info);
+        Ok(Response::new(v1::GetDeviceResponse { device: Some(self.shown(&call, info, full, restricted)) }))
     }
 
     async fn list_subscriptions(
@@ -104,13 +131,18 @@ impl Devices for DevicesService {
         let pages = Pages::of("ListSubscriptions", &request);
         // The last filter of the page before.
         let after = pages.start(&token)?;
+        let info = self.context.broker.device(&request.device_id).ok_or(Error::DeviceNotFound)?;
+        let restricted = self.restricted(&info);
         let found = self.context.broker.subscriptions(&request.device_id, usize::MAX);
         let mut found = found.ok_or(Error::DeviceNotFound)?;
         found.retain(|(filter, _)| is_visible(&call, filter));
         found.sort_unstable();
         let from = after.map_or(0, |after| found.partition_point(|(filter, _)| *filter <= after));
         let more = found.len() > from + limit;
-        let wanted = found.drain(from..).take(limit).map(|(filter, qos)| answers::subscription(filter, qos));
+        let wanted = found.drain(from..).take(limit).map(|(filter, qos)| {
+            let restricted = restricted(&filter);
+            answers::subscription(filter, qos, restricted)
+        });
         let (subscriptions, cut) = fit(wanted, PAGE_BYTES);
         let last = subscriptions.last().filter(|_| more || cut).map(|last| last.topic_filter.as_str());
         let next_page_token = pages.token(last);

@@ -4,6 +4,7 @@ mod bans;
 pub(super) mod delete;
 pub(super) mod devices;
 pub(super) mod events;
+mod explain;
 pub(super) mod health;
 pub(super) mod history;
 pub(super) mod precedent;

@@ -1,4 +1,4 @@
-//! `gateway.v1.Security`: tokens, bans, and reading files again.
+//! `gateway.v1.Security`: tokens, bans, reading files again, and what the rules say.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use access::backends::{Grant, LineError, Role, Scope, Tokens, hash, mint};
 use gateway_core::Timestamp;
 use tonic::{Request, Response, Status};
 
-use super::bans;
+use super::{bans, explain};
 use crate::{
     backends::{file::FileError, now},
     grpc::{
@@ -197,6 +197,16 @@ impl Security for SecurityService {
             v1::ReloadedPart { name: part.name.to_owned(), summary, problems }
         });
         Ok(Response::new(v1::ReloadResponse { parts: parts.collect() }))
+    }
+
+    async fn explain_access(
+        &self,
+        request: Request<v1::ExplainAccessRequest>,
+    ) -> Result<Response<v1::ExplainAccessResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let Context { broker, hooks, .. } = &self.context;
+        let answer = explain::explain(broker, hooks.authority.as_ref(), request.into_inner(), &call).await?;
+        Ok(Response::new(answer))
     }
 
     async fn list_bans(

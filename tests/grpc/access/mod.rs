@@ -5,6 +5,7 @@ mod certificates;
 mod jwt;
 mod raw;
 mod roles;
+mod rules;
 mod scopes;
 mod tokens;
 

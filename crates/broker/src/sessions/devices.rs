@@ -142,6 +142,7 @@ impl Broker {
             client_id: core.client_id().clone(),
             online: state.online,
             connection: state.info(),
+            restored: state.epoch == 0,
             since: state.since,
             expiry: state.expiry,
             subscription_count: state.subscriptions.len(),
