@@ -3,6 +3,7 @@
 //! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
 //! permissions. What `[auth]` configures is a chain of steps.
 
+mod asked;
 mod certificate;
 mod chain;
 mod hashing;
@@ -39,10 +40,11 @@ use std::{
 use bytes::Bytes;
 
 pub use access::{Method, Principal, Subject};
+pub(crate) use asked::Asked;
 pub(crate) use chain::{Chain, ChainError, check_files};
 pub(crate) use identity::{Connected, Identity, Judge, principal};
 pub(crate) use permissions::{Permissions, Refused};
-pub(crate) use remote::Courier;
+pub(crate) use remote::{Authorizer, Courier, Unanswered, Wish};
 pub(crate) use rules::{Authority, Recent, open_rules};
 
 /// What a client presents.

@@ -10,6 +10,7 @@ use gateway_core::{QoS, Timestamp};
 
 use super::{
     Principal, Subject,
+    remote::Unanswered,
     rules::{Authority, Receiving, Recent},
 };
 
@@ -24,6 +25,13 @@ pub(crate) struct Permissions {
 pub(crate) struct Refused {
     pub(crate) line: u32,
     pub(crate) why: Excess,
+}
+
+impl Refused {
+    /// Whether it is refused only because no rule says anything about it.
+    pub(crate) fn is_unnamed(self) -> bool {
+        self.line == 0 && self.why == Excess::Topic
+    }
 }
 
 impl Permissions {
@@ -41,9 +49,10 @@ impl Permissions {
         self.principal.username.as_deref()
     }
 
-    /// The party at a listener, to be kept with what it leaves.
-    pub(crate) fn author(&self, listener: &str) -> String {
-        Author::write(listener, &self.principal)
+    /// The party at a listener, to be kept with what it leaves; `by_service` if the user's service has allowed that, not a
+    /// rule.
+    pub(crate) fn author(&self, listener: &str, by_service: bool) -> String {
+        Author::write(listener, &self.principal, by_service)
     }
 
     /// The party at a listener.
@@ -75,6 +84,28 @@ impl Permissions {
             Subscribing::Allowed | Subscribing::OnDelivery => Ok(()),
             Subscribing::Denied(line) => Err(Refused { line, why: Excess::Topic }),
         }
+    }
+
+    /// Those of a session's subscriptions that the rules do not name and the service allows.
+    ///
+    /// # Errors
+    /// The service does not say so about one of them.
+    pub(crate) async fn ask_again(
+        &self,
+        authority: &Authority,
+        client_id: &str,
+        listener: &str,
+        filters: Vec<(String, QoS)>,
+    ) -> Result<Vec<Box<str>>, Unanswered> {
+        let Some(authorizer) = authority.authorizer() else { return Ok(Vec::new()) };
+        let subject = self.subject(client_id, listener);
+        let unnamed = |filter: &str| {
+            let asked = self.may_subscribe(authority, client_id, listener, filter);
+            asked.is_err_and(Refused::is_unnamed)
+        };
+        let filters = filters.into_iter().filter(|(filter, _)| unnamed(filter));
+        let filters = filters.map(|(filter, qos)| (filter.into(), qos)).collect();
+        authorizer.may_subscribe_all(&subject, filters).await
     }
 
     /// Looks at each message before the session gets it.

@@ -1,6 +1,7 @@
 //! The rules in force: read from their file, replaced as a whole, each time under another version.
 
 use std::{
+    collections::HashSet,
     fs,
     path::PathBuf,
     sync::{
@@ -17,10 +18,11 @@ use access::{
     rules::{Asked, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
-use gateway_core::{ClientId, SharedMessage};
+use gateway_core::{ClientId, SharedMessage, matches, parse_shared};
 use session::Gate;
 use tracing::info;
 
+use super::remote::Authorizer;
 use crate::{
     config::{Config, ConfigError, DeniedPublish, Problem},
     reload::Reload,
@@ -32,7 +34,10 @@ const LONGEST: usize = 256;
 
 /// What devices may do, where rules are configured.
 pub(crate) struct Authority {
-    path: PathBuf,
+    /// None where only the service is asked.
+    path: Option<PathBuf>,
+    /// Asked where the rules say nothing.
+    authorizer: Option<Arc<Authorizer>>,
     rules: ArcSwap<Rules>,
     /// Grows after the rules were replaced: what was decided under an earlier one is decided anew.
     version: AtomicU32,
@@ -45,8 +50,13 @@ impl Authority {
     ///
     /// # Errors
     /// Every mistake, with file and line.
-    pub(crate) fn open(path: PathBuf, closes: bool) -> Result<Arc<Self>, Vec<String>> {
-        let this = Self { path, rules: ArcSwap::default(), version: AtomicU32::new(0), closes };
+    pub(crate) fn open(
+        path: Option<PathBuf>,
+        authorizer: Option<Arc<Authorizer>>,
+        closes: bool,
+    ) -> Result<Arc<Self>, Vec<String>> {
+        let (rules, version) = (ArcSwap::default(), AtomicU32::new(0));
+        let this = Self { path, authorizer, rules, version, closes };
         this.reload()?;
         Ok(Arc::new(this))
     }
@@ -54,6 +64,11 @@ impl Authority {
     /// The rules of this moment.
     pub(crate) fn rules(&self) -> Arc<Rules> {
         self.rules.load_full()
+    }
+
+    /// Who is asked where the rules say nothing, if somebody is.
+    pub(crate) fn authorizer(&self) -> Option<&Arc<Authorizer>> {
+        self.authorizer.as_ref()
     }
 
     pub(crate) fn version(&self) -> u32 {
@@ -78,10 +93,13 @@ impl Authority {
         author: Option<&str>,
         will: &SharedMessage,
     ) -> bool {
-        let grant = author.and_then(Author::read).map(|Author { listener, principal }| {
+        let grant = author.and_then(Author::read).map(|Author { listener, principal, by_service }| {
             let subject =
                 Subject { client_id: client_id.as_str(), listener: &listener, principal: &principal };
-            self.rules().publish(&subject, &will.topic)
+            let grant = self.rules().publish(&subject, &will.topic);
+            // Nobody can be asked now: what the service has said when the will was left stands.
+            let stands = by_service && grant.is_unnamed() && self.authorizer.is_some();
+            if stands { Grant::ALLOWED } else { grant }
         });
         let Some(grant) = grant else {
             info!(%client_id, topic = &*will.topic, "will not published, who left it is not known");
@@ -100,15 +118,20 @@ impl Reload for Authority {
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        vec![self.path.clone()]
+        self.path.iter().cloned().collect()
     }
 
     fn reload(&self) -> Result<String, Vec<String>> {
-        let path = self.path.display();
-        let text = fs::read_to_string(&self.path).map_err(|error| vec![format!("read {path}: {error}")])?;
-        let rules = Rules::parse(&text).map_err(|mistakes| -> Vec<String> {
-            mistakes.iter().map(|mistake| format!("{path}: {mistake}")).collect()
-        })?;
+        let rules = match &self.path {
+            None => Rules::default(),
+            Some(file) => {
+                let path = file.display();
+                let text = fs::read_to_string(file).map_err(|error| vec![format!("read {path}: {error}")])?;
+                Rules::parse(&text).map_err(|mistakes| -> Vec<String> {
+                    mistakes.iter().map(|mistake| format!("{path}: {mistake}")).collect()
+                })?
+            }
+        };
         let said = format!("{} rules", rules.len());
         // Whoever sees the version sees these rules or later ones.
         self.rules.store(Arc::new(rules));
@@ -117,11 +140,20 @@ impl Reload for Authority {
     }
 }
 
-/// The rules, if a file is configured.
-pub(crate) fn open_rules(config: &Config) -> Result<Option<Arc<Authority>>, ConfigError> {
-    let Some(path) = &config.authorization.rules else { return Ok(None) };
+/// The rules, if a file is configured, or who is asked without them.
+///
+/// # Errors
+/// Every mistake in the file.
+pub(crate) fn open_rules(
+    config: &Config,
+    authorizer: Option<Arc<Authorizer>>,
+) -> Result<Option<Arc<Authority>>, ConfigError> {
+    let path = config.authorization.rules.clone();
+    if path.is_none() && authorizer.is_none() {
+        return Ok(None);
+    }
     let closes = config.authorization.denied_publish == DeniedPublish::Close;
-    let opened = Authority::open(path.clone(), closes);
+    let opened = Authority::open(path, authorizer, closes);
     opened.map(Some).map_err(|mistakes| {
         let problem = |mistake: &String| Problem::new("authorization.rules", "", mistake, "correct the file");
         ConfigError(mistakes.iter().map(problem).collect())
@@ -175,6 +207,32 @@ pub(crate) struct Receiving {
     listener: Arc<String>,
     principal: Arc<Principal>,
     recent: Recent,
+    /// Filters that the service allows, where the rules say nothing. No more than the session has subscriptions.
+    granted: Granted,
+}
+
+/// Filters that somebody else than the rules allows.
+#[derive(Default)]
+struct Granted {
+    /// Without wildcards: a topic each.
+    topics: HashSet<Box<str>>,
+    /// The others, and those of shared subscriptions.
+    filters: HashSet<Box<str>>,
+}
+
+impl Granted {
+    fn set_of(&mut self, filter: &str) -> &mut HashSet<Box<str>> {
+        let is_topic = !filter.contains(['+', '#']) && !filter.starts_with("$share/");
+        if is_topic { &mut self.topics } else { &mut self.filters }
+    }
+
+    fn covers(&self, topic: &str) -> bool {
+        let matches_one = |filter: &str| {
+            let shared = parse_shared(filter).ok().flatten();
+            matches(shared.map_or(filter, |(_, inner)| inner), topic)
+        };
+        self.topics.contains(topic) || self.filters.iter().any(|filter| matches_one(filter))
+    }
 }
 
 impl Receiving {
@@ -190,6 +248,7 @@ impl Receiving {
             listener: Arc::clone(listener),
             principal: Arc::clone(principal),
             recent: Recent::default(),
+            granted: Granted::default(),
         }
     }
 }
@@ -202,8 +261,30 @@ impl std::fmt::Debug for Receiving {
 
 impl Gate for Receiving {
     fn admits(&mut self, topic: &str) -> bool {
-        let Self { authority, client_id, listener, principal, recent, .. } = self;
+        let Self { authority, client_id, listener, principal, recent, granted, .. } = self;
         let subject = Subject { client_id, listener: listener.as_str(), principal };
-        recent.find(authority, topic, |rules| rules.receive(&subject, topic)).is_allowed()
+        let decide = |rules: &Rules| {
+            let grant = rules.receive(&subject, topic);
+            if grant.is_unnamed() && granted.covers(topic) { Grant::ALLOWED } else { grant }
+        };
+        recent.find(authority, topic, decide).is_allowed()
+    }
+
+    fn grant(&mut self, filter: &str) {
+        if self.granted.set_of(filter).insert(filter.into()) {
+            self.recent = Recent::default();
+        }
+    }
+
+    fn take_granted(&mut self) -> Vec<Box<str>> {
+        self.recent = Recent::default();
+        let Granted { topics, filters } = std::mem::take(&mut self.granted);
+        topics.into_iter().chain(filters).collect()
+    }
+
+    fn withdraw(&mut self, filter: &str) {
+        if self.granted.set_of(filter).remove(filter) {
+            self.recent = Recent::default();
+        }
     }
 }

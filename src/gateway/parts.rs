@@ -67,7 +67,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
-    let authority = auth::open_rules(&config)?;
+    let authority = auth::open_rules(&config, auth::Authorizer::new(&config.auth.grpc)?)?;
     if let Some(authority) = &authority {
         reloads.add(Arc::clone(authority) as _);
     }

@@ -12,7 +12,7 @@ use gateway_core::{Protocol, QoS};
 use mqtt_server::proto::{
     gateway,
     hooks::v1::{
-        AuthenticateRequest, AuthenticateResponse, AuthorizeRequest, AuthorizeResponse, ClaimValues,
+        Action, AuthenticateRequest, AuthenticateResponse, AuthorizeRequest, AuthorizeResponse, ClaimValues,
         Decision, Method, OnEventsRequest, OnEventsResponse, Principal,
         hook_provider_server::{HookProvider, HookProviderServer},
     },
@@ -43,6 +43,8 @@ enum Mood {
     Nonsense,
     /// Every call fails.
     Failing,
+    /// Answers as soon as it is in another mood.
+    Held,
 }
 
 #[derive(Default)]
@@ -111,9 +113,12 @@ impl Provider {
 
 impl Heard {
     async fn decide(&self, name: &str) -> Result<Decision, Status> {
+        while *self.mood.lock() == Mood::Held {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let mood = *self.mood.lock();
         match mood {
-            Mood::Well => {}
+            Mood::Well | Mood::Held => {}
             Mood::Slow => tokio::time::sleep(Duration::from_secs(10)).await,
             Mood::Nonsense => return Ok(Decision::Unspecified),
             Mood::Failing => return Err(Status::internal("secret details")),
@@ -467,4 +472,203 @@ fn events_beyond_the_queue_are_dropped_and_counted() {
     let page = server.http_get("/metrics").expect("read the metrics");
     let row = format!("gateway_hook_events_total{{result=\"queue_full\"}} {dropped}");
     assert!(page.contains(&row), "{row} is not in {page}");
+}
+
+/// A provider that is asked about topics alone, and a server where the rules name `open/#` and `shut/#`.
+fn topics(more: &str, limits: &str) -> (Provider, Server, tempfile::TempDir) {
+    let provider = Provider::start();
+    let dir = tempfile::tempdir().expect("make a directory");
+    let rules = dir.path().join("rules.toml");
+    let text = "[[rules]]\ndeny = \"all\"\ntopics = [\"shut/#\"]\n[[rules]]\ndeny = \"subscribe\"\ntopics = [\"+/shut/#\"]\n[[rules]]\nallow = \"all\"\ntopics = [\"open/#\"]\n";
+    std::fs::write(&rules, text).expect("write the rules");
+    let toml = format!(
+        "[authorization]\nrules = \"{}\"\n{}",
+        rules.display(),
+        provider.config(&format!("authenticate = false\nauthorize = true\n{more}"), limits)
+    );
+    (provider, Server::start_with(&[], &toml), dir)
+}
+
+fn asked(provider: &Provider) -> Vec<(Action, String)> {
+    let topics = std::mem::take(&mut *provider.heard.topics.lock());
+    topics.into_iter().map(|request| (request.action(), request.topic)).collect()
+}
+
+#[test]
+fn a_provider_decides_where_no_rule_does_and_is_remembered() {
+    let (provider, server, _dir) = topics("", "");
+    let mut client = Client::connect(server.ports.tcp, Protocol::V5, "c1");
+    let publish = |client: &mut Client, topic: &str, retain: bool| {
+        client.publish(topic, b"m", QoS::AtLeastOnce, retain);
+        client.next()
+    };
+    for (topic, code) in [("open/x", 0x10), ("shut/a", 0x87)] {
+        assert_eq!(publish(&mut client, topic, false), Got::PubAck(code), "{topic}");
+    }
+    assert_eq!((client.subscribe("open/x"), client.subscribe("shut/a")), (0, 0x87));
+    assert_eq!(asked(&provider), [], "the rules have decided");
+    for _ in 0..3 {
+        for (topic, code) in [("t/a", 0x10), ("t/d", 0x87), ("t/ignored", 0x87)] {
+            assert_eq!(publish(&mut client, topic, false), Got::PubAck(code), "{topic}");
+        }
+        assert_eq!(
+            (client.subscribe("s/a"), client.subscribe("s/d"), client.subscribe("s/i")),
+            (0, 0x87, 0x87)
+        );
+    }
+    let both = |topic: &str, action| (action, topic.to_owned());
+    let published = ["t/a", "t/d", "t/ignored"].map(|topic| both(topic, Action::Publish));
+    let subscribed = ["s/a", "s/d", "s/i"].map(|topic| both(topic, Action::Subscribe));
+    assert_eq!(asked(&provider), [published, subscribed].concat());
+    // Another question about the same topic.
+    assert_eq!(publish(&mut client, "t/a", true), Got::PubAck(0x10));
+    assert_eq!(client.subscribe_with("$share/g/s/a", QoS::AtLeastOnce, None), 1);
+    let last = provider.heard.topics.lock().clone();
+    assert_eq!(last.len(), 2, "{last:?}");
+    assert!(last[0].retain && last[0].subject.as_ref().is_some_and(|subject| subject.client_id == "c1"));
+    assert_eq!((last[1].share_name.as_str(), last[1].topic.as_str()), ("g", "s/a"));
+    // More topics than a connection remembers, and one that is too long to be remembered.
+    for number in 0..20 {
+        assert_eq!(publish(&mut client, &format!("{number}/a"), false), Got::PubAck(0x10));
+    }
+    let long = format!("{}/a", "x".repeat(1000));
+    assert_eq!(publish(&mut client, &long, false), Got::PubAck(0x10));
+    let before = server.metric("mqtt_messages_received_total");
+    assert_eq!(publish(&mut client, "never/asked/a", false), Got::PubAck(0x10));
+    assert_eq!(server.metric("mqtt_messages_received_total"), before + 1, "counted once");
+}
+
+/// While an answer is outstanding its own connection waits, and nobody else; what it has sent is handled in order.
+#[test]
+fn only_the_connection_that_asks_waits_for_the_provider() {
+    let (provider, server, _dir) = topics("", "deadline = \"60s\"");
+    let mut other = Client::connect(server.ports.tcp, Protocol::V5, "other");
+    let mut secure: Vec<Client> = (0..8)
+        .map(|number| Client::connect(server.ports.tcp, Protocol::V5, &format!("waits-{number}")))
+        .collect();
+    provider.feel(Mood::Held);
+    for client in &mut secure {
+        client.publish("t/a", b"1", QoS::AtLeastOnce, false);
+        client.publish("t/d", b"2", QoS::AtLeastOnce, false);
+        client.send(&codec::Packet::PingReq);
+    }
+    until(|| provider.heard.topics.lock().len() == 8);
+    for _ in 0..20 {
+        other.publish_acked("open/x", b"m", false);
+        assert_eq!(other.ping(), []);
+    }
+    assert_eq!(provider.heard.topics.lock().len(), 8, "one question at a time for each connection");
+    provider.feel(Mood::Well);
+    for client in &mut secure {
+        assert_eq!(
+            [client.next(), client.next(), client.next()],
+            [Got::PubAck(0x10), Got::PubAck(0x87), Got::PingResp]
+        );
+    }
+    // One that goes meanwhile leaves nothing behind.
+    provider.feel(Mood::Held);
+    let mut gone = Client::connect(server.ports.tcp, Protocol::V5, "gone");
+    gone.publish("u/a", b"1", QoS::AtLeastOnce, false);
+    until(|| provider.heard.topics.lock().len() == 17);
+    let mut successor = Client::connect(server.ports.tcp, Protocol::V5, "gone");
+    assert_eq!(successor.ping(), []);
+    assert_eq!(gone.next(), Got::Disconnect(0x8E));
+    provider.feel(Mood::Well);
+    successor.publish("u/a", b"1", QoS::AtLeastOnce, false);
+    assert_eq!(successor.next(), Got::PubAck(0x10));
+}
+
+/// An allowed subscription gets its messages, kept ones too, unless a rule denies their topic; and nothing after its end.
+#[test]
+fn a_subscription_that_the_provider_allows_gets_what_no_rule_denies() {
+    let (provider, server, _dir) = topics("", "");
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "p");
+    publisher.publish("s/a", b"kept", QoS::AtLeastOnce, true);
+    assert_eq!(publisher.next(), Got::PubAck(0x10));
+    let mut client = Client::connect(server.ports.tcp, Protocol::V5, "c");
+    assert_eq!(client.subscribe("s/a"), 0);
+    assert_eq!(client.next(), Got::Publish("s/a".to_owned(), b"kept".to_vec()));
+    // The last level of the filter decides here: of `any/#` it is `#`, which nobody allows.
+    assert_eq!(client.subscribe("any/#"), 0x87);
+    assert_eq!(client.subscribe("+/+/a"), 0);
+    for topic in ["x/y/a", "x/shut/a", "z/y/a"] {
+        publisher.publish_acked(topic, b"m", false);
+    }
+    assert_eq!(client.next(), Got::Publish("x/y/a".to_owned(), b"m".to_vec()));
+    assert_eq!(client.next(), Got::Publish("z/y/a".to_owned(), b"m".to_vec()));
+    assert_eq!(client.ping(), []);
+    let subscribed = asked(&provider).into_iter().filter(|(action, _)| *action == Action::Subscribe);
+    assert_eq!(subscribed.count(), 3, "not asked about each message");
+}
+
+/// What waits for a session is not lost while nobody can say whether it still may have it.
+#[test]
+fn a_resumed_session_is_asked_about_before_it_is_answered() {
+    let limits = "deadline = \"300ms\"\nretry_after = \"20ms\"";
+    let (mut provider, server, _dir) = topics("", limits);
+    let persistent = || {
+        let mut connect = login(Protocol::V5, "sleeper", None, None);
+        connect.clean_start = false;
+        connect.session_expiry = Some(3600);
+        connect
+    };
+    let mut client = Client::connect_with(server.ports.tcp, persistent());
+    for filter in ["q/a", "open/q"] {
+        assert_eq!(client.subscribe_with(filter, QoS::AtLeastOnce, None), 1);
+    }
+    drop(client);
+    until(|| server.metric("mqtt_connections") == 0);
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "p");
+    publisher.publish_acked("q/a", b"waits", false);
+    drop(publisher);
+    // Nothing is remembered after that.
+    let toml = std::fs::read_to_string(server.dir().join("test.toml")).expect("read the configuration");
+    let toml = toml.split("[[listeners]]").next().expect("a beginning").to_owned();
+    let server = server.stop_and_restart(&[], &toml);
+    provider.go_away();
+    assert_eq!(answer(server.ports.tcp, persistent()), Got::ConnAck(0x88));
+    provider.come_back();
+    until(|| {
+        let mut client = Client::open(server.ports.tcp, Protocol::V5);
+        client.send(&codec::Packet::Connect(Box::new(persistent())));
+        client.next() == Got::ConnAck(0) && client.next() == Got::Publish("q/a".to_owned(), b"waits".to_vec())
+    });
+    let last = asked(&provider);
+    assert!(last.contains(&(Action::Subscribe, "q/a".to_owned())), "{last:?}");
+    assert!(!last.contains(&(Action::Subscribe, "open/q".to_owned())), "the rules name it");
+}
+
+#[test]
+fn topics_that_nobody_can_be_asked_about_are_decided_by_the_policy() {
+    for (policy, code, granted) in [("refuse", 0x87, 0x87), ("allow", 0x10, 0)] {
+        let (mut provider, server, _dir) = topics(
+            &format!("authorize_on_error = \"{policy}\""),
+            "deadline = \"300ms\"\nretry_after = \"20ms\"",
+        );
+        let mut client = Client::connect(server.ports.tcp, Protocol::V5, "c");
+        client.publish("before/a", b"m", QoS::AtLeastOnce, false);
+        assert_eq!(client.next(), Got::PubAck(0x10));
+        provider.go_away();
+        client.publish("after/a", b"m", QoS::AtLeastOnce, false);
+        assert_eq!((client.next(), client.subscribe("after/a")), (Got::PubAck(code), granted), "{policy}");
+        client.publish("before/a", b"m", QoS::AtLeastOnce, false);
+        assert_eq!(client.next(), Got::PubAck(0x10), "it is remembered");
+        let mut connect = login(Protocol::V5, "w", None, None);
+        connect.will = Some(crate::client::will("will/a", b"gone"));
+        let refused = if policy == "refuse" { 0x87 } else { 0 };
+        assert_eq!(answer(server.ports.tcp, connect.clone()), Got::ConnAck(refused), "{policy}");
+        provider.come_back();
+        until(|| answer(server.ports.tcp, connect.clone()) == Got::ConnAck(0));
+        // Nobody is asked again when it is published.
+        let mut heir = Client::connect(server.ports.tcp, Protocol::V5, "h");
+        assert_eq!(heir.subscribe("will/a"), 0);
+        let mut leaves = Client::connect_with(server.ports.tcp, connect.clone());
+        provider.feel(Mood::Nonsense);
+        leaves.send(&codec::Packet::PingReq);
+        drop(leaves);
+        assert_eq!(heir.next(), Got::Publish("will/a".to_owned(), b"gone".to_vec()));
+        provider.feel(Mood::Well);
+        connect.will = Some(crate::client::will("will/d", b"gone"));
+        assert_eq!(answer(server.ports.tcp, connect), Got::ConnAck(0x87), "{policy}");
+    }
 }

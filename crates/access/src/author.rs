@@ -13,11 +13,15 @@ pub struct Author {
     pub listener: String,
     /// Who it was.
     pub principal: Principal,
+    /// Not a rule allowed what was left, but a service of the user.
+    pub by_service: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Written {
     listener: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    by_service: bool,
     method: Method,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     username: Option<Box<str>>,
@@ -31,9 +35,10 @@ struct Written {
 
 impl Author {
     /// As text, without tenant and expiry, of which rules know nothing.
-    pub fn write(listener: &str, principal: &Principal) -> String {
+    pub fn write(listener: &str, principal: &Principal, by_service: bool) -> String {
         let written = Written {
             listener: listener.to_owned(),
+            by_service,
             method: principal.method,
             username: principal.username.clone(),
             common_name: principal.common_name.clone(),
@@ -46,10 +51,10 @@ impl Author {
 
     /// Reads what [`Self::write`] wrote; `None` if it is something else.
     pub fn read(text: &str) -> Option<Self> {
-        let Written { listener, method, username, common_name, groups, claims } =
+        let Written { listener, by_service, method, username, common_name, groups, claims } =
             serde_json::from_str(text).ok()?;
         let principal = Principal { method, username, common_name, groups, claims, ..Principal::default() };
-        Some(Self { listener, principal })
+        Some(Self { listener, principal, by_service })
     }
 }
 
@@ -68,8 +73,9 @@ mod tests {
             ..Principal::default()
         };
         for principal in [principal, Principal::default()] {
-            let read = Author::read(&Author::write("lab", &principal)).unwrap();
-            assert_eq!(read.listener, "lab");
+            let read = Author::read(&Author::write("lab", &principal, true)).unwrap();
+            assert_eq!((read.listener.as_str(), read.by_service), ("lab", true));
+            assert!(!Author::read(&Author::write("lab", &principal, false)).unwrap().by_service);
             assert_eq!(format!("{:?}", read.principal), format!("{principal:?}"));
         }
         for text in ["", "{}", "null", "{\"listener\":\"a\",\"method\":\"other\"}"] {

@@ -64,6 +64,11 @@ impl Effort {
         self.left -= i64::from(price) * count as i64;
     }
 
+    /// Spends what is left: the task has to wait for something.
+    pub fn exhaust(&mut self) {
+        self.left = self.left.min(0);
+    }
+
     /// How many things of this price may still be done, at least one.
     #[inline]
     pub fn affords(&self, price: u32) -> usize {

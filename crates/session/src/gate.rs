@@ -7,4 +7,15 @@ pub trait Gate: Debug + Send + Sync {
     /// Whether a message on this topic may be delivered now. Asked when a message comes, when one that has waited is
     /// sent, and when one is sent again.
     fn admits(&mut self, topic: &str) -> bool;
+
+    /// A subscription is allowed of which it could not know: its messages are admitted, unless something speaks against one.
+    fn grant(&mut self, _filter: &str) {}
+
+    /// What was granted to this filter ends.
+    fn withdraw(&mut self, _filter: &str) {}
+
+    /// Takes what was granted, for whoever is asked from now on.
+    fn take_granted(&mut self) -> Vec<Box<str>> {
+        Vec::new()
+    }
 }

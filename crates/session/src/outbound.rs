@@ -263,6 +263,11 @@ impl Outbound {
         std::mem::replace(&mut self.rare().gate, gate)
     }
 
+    /// Who looks at each message, if somebody does.
+    pub fn gate(&mut self) -> Option<&mut (dyn Gate + 'static)> {
+        self.rare.as_mut()?.gate.as_deref_mut()
+    }
+
     /// Appends a control packet, however full the buffer is: control packets only answer the peer's own packets.
     pub fn append(&mut self, bytes: &[u8]) {
         self.out().extend_from_slice(bytes);

@@ -1,5 +1,6 @@
 //! Services of the user that decide who may connect and what they may do, and what stands between them and the devices.
 
+mod authorizer;
 mod client;
 mod events;
 mod grpc;
@@ -14,7 +15,10 @@ use self::guard::Away;
 use super::{Credentials, Principal};
 use crate::config::OnError;
 
-pub(crate) use self::events::Courier;
+pub(crate) use self::{
+    authorizer::{Authorizer, Unanswered, Wish},
+    events::Courier,
+};
 pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::KeySet};
 
 /// The most claims of an answer that are kept for rules, and the most values of each.

@@ -16,7 +16,7 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
-use session::{Accepted, ConnectPolicy, ConnectRefused, Inbound, LinkParams, evaluate_connect};
+use session::{Accepted, ConnectPolicy, ConnectRefused, Gate as _, Inbound, LinkParams, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
@@ -46,7 +46,7 @@ use crate::net::{
     timers, wheel,
 };
 use crate::{
-    auth::{Credentials, Denied, Identity, Permissions, Secret},
+    auth::{Credentials, Denied, Identity, Permissions, Secret, Unanswered, Wish},
     door::{Guest, Seat},
     tls::CertificateId,
 };
@@ -170,8 +170,7 @@ async fn admit(
             barred::admitted(connect, &accepted, &principal, peer, shared)?;
             let identity = Identity::kept(&principal, certificate_id);
             let permissions = Permissions::new(principal);
-            let allowed = may_leave_will(connect, &permissions, &accepted, listener, shared);
-            if allowed {
+            if may_leave_will(connect, &permissions, &accepted, listener, shared).await {
                 Ok((accepted, permissions, identity))
             } else {
                 Err(ConnectRefused(Some(reason::NOT_AUTHORIZED)))
@@ -201,8 +200,8 @@ async fn admit(
     }
 }
 
-/// Whether the rules allow the client's will, if it has one.
-fn may_leave_will(
+/// Whether the rules, or the user's service where they say nothing, allow the client's will, if it has one.
+async fn may_leave_will(
     connect: &Connect,
     permissions: &Permissions,
     accepted: &Accepted,
@@ -212,7 +211,14 @@ fn may_leave_will(
     let (Some(will), Some(authority)) = (&connect.will, &shared.authority) else { return true };
     let subject = permissions.subject(accepted.client_id.as_str(), &listener.name);
     let grant = authority.rules().publish(&subject, &will.topic);
-    let allowed = grant.permits(will.qos, will.retain, will.payload.len()).is_ok();
+    let allowed = match authority.authorizer().filter(|_| grant.is_unnamed()) {
+        None => grant.permits(will.qos, will.retain, will.payload.len()).is_ok(),
+        Some(authorizer) => {
+            let wish =
+                Wish::Publish { topic: will.topic.as_str().into(), qos: will.qos, retain: will.retain };
+            authorizer.may(&subject, &wish).await.unwrap_or(false)
+        }
+    };
     count(|c| c.wills_denied.add(u64::from(!allowed)));
     allowed
 }
@@ -244,7 +250,14 @@ async fn open(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     }
-    let author = || shared.authority.as_ref().map(|_| permissions.author(&listener.name));
+    let author = || {
+        let authority = shared.authority.as_ref()?;
+        let subject = permissions.subject(client_id.as_str(), &listener.name);
+        let unnamed = |topic: &str| authority.rules().publish(&subject, topic).is_unnamed();
+        // It was allowed all the same.
+        let by_service = connect.will.as_ref().is_some_and(|will| unnamed(&will.topic));
+        Some(permissions.author(&listener.name, by_service))
+    };
     let will = will(&connect, &client_id, shared, author, now)
         .ok()
         .filter(|_| shared.broker.has_room_for(&client_id, connect.username.as_deref()));
@@ -274,19 +287,29 @@ async fn open(
     let Ok(device) = opened.session.into_any().downcast::<Device>() else {
         return Err(HandshakeError::Superseded);
     };
-    // A disk that stands still does not keep the gateway from stopping.
-    let written = tokio::select! {
-        biased;
-        written = device.is_written(opened.commit) => written,
-        () = shared.until_shut() => false,
+    // Neither a disk that stands still nor a service that does not answer keeps the gateway from stopping.
+    let ready = async {
+        if !device.is_written(opened.commit).await {
+            return None;
+        }
+        if !opened.present {
+            return Some(Vec::new());
+        }
+        // Boxed: few have anything to ask.
+        Box::pin(ask_again(&permissions, client_id.as_str(), listener, shared)).await.ok()
     };
-    if !written {
+    let ready = tokio::select! {
+        biased;
+        ready = ready => ready,
+        () = shared.until_shut() => None,
+    };
+    let Some(granted) = ready else {
         // Before the answer, for which the peer may let us wait.
         drop(claim);
         drop(entering);
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
-    }
+    };
     connack.session_present = opened.present;
     let mut hello = Vec::with_capacity(64);
     codec::encode(&Packet::ConnAck(Box::new(connack)), connect.protocol, &mut hello);
@@ -304,7 +327,10 @@ async fn open(
     claim.keep();
     device.heard(opened.epoch, wheel::second());
     if let Some(authority) = &shared.authority {
-        let gate = permissions.gate(authority, client_id.as_str(), &listener.name);
+        let mut gate = permissions.gate(authority, client_id.as_str(), &listener.name);
+        for filter in &granted {
+            gate.grant(filter);
+        }
         device.lock().out.set_gate(Some(Box::new(gate)));
     }
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
@@ -336,6 +362,21 @@ async fn open(
     debug!(%peer, %client_id, listener = &*listener.name, protocol = ?connect.protocol, "connected");
     shared.judge(&*session, opened.epoch);
     Ok(connection)
+}
+
+/// Which subscriptions of a resumed session the user's service allows, of those that no rule names.
+async fn ask_again(
+    permissions: &Permissions,
+    client_id: &str,
+    listener: &Listener,
+    shared: &Shared,
+) -> Result<Vec<Box<str>>, Unanswered> {
+    let Some(authority) = shared.authority.as_ref().filter(|authority| authority.authorizer().is_some())
+    else {
+        return Ok(Vec::new());
+    };
+    let filters = shared.broker.subscriptions(client_id, usize::MAX).unwrap_or_default();
+    permissions.ask_again(authority, client_id, &listener.name, filters).await
 }
 
 /// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.

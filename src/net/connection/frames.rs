@@ -15,7 +15,7 @@ use tracing::info;
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
 use crate::net::{device::Device, shard::Work};
 use crate::{
-    auth::{Authority, Permissions, Refused},
+    auth::{Authority, Authorizer, Permissions, Refused, Wish},
     telemetry::trace_clients,
 };
 
@@ -72,6 +72,13 @@ impl Connection {
             handled.messages += u32::from(frame.is_publish());
             let (inbound, effort, mut owner) = self.split(*now, turn);
             let effect = inbound.handle(&frame, effort, &mut owner);
+            if matches!(effect, Ok(Effect::Later)) {
+                // It is kept, and looked at again when there is an answer.
+                handled.used -= frame.len;
+                handled.messages -= 1;
+                self.unread = true;
+                return Ok(());
+            }
             let answered = answers.len();
             let result = effect.and_then(|effect| self.carry_out(effect, *now, turn, answers));
             if frame.is_publish() && handled.messages.is_multiple_of(MESSAGES_PER_FLUSH) {
@@ -107,7 +114,7 @@ impl Connection {
     ) -> Result<(), End> {
         match effect {
             Effect::Publish(incoming) => self.route(&incoming, now, turn, answers),
-            Effect::Done => Ok(()),
+            Effect::Done | Effect::Later => Ok(()),
             Effect::Subscribe(filters) => self.handle_subscribe(filters, now, turn, answers),
             Effect::Unsubscribe(filters) => self.handle_unsubscribe(filters, now, turn, answers),
             Effect::Reply(reply) => self.reply(reply, answers),
@@ -290,8 +297,43 @@ impl Owned<'_> {
         let Err(refused) = Permissions::may_publish(authority, recent, decide, topic, how) else {
             return Permit::Granted;
         };
+        if refused.is_unnamed()
+            && let Some(authorizer) = authority.authorizer()
+        {
+            match self.ask_service(authorizer, topic, publish) {
+                Some(true) => return Permit::Granted,
+                Some(false) => {}
+                None => return Permit::Later,
+            }
+        }
         log_denied(self.device, epoch, "publish", topic, refused);
         if authority.closes { Permit::Closed } else { Permit::Dropped }
+    }
+
+    /// What the user's service has said about a message; `None` if it is being asked.
+    fn ask_service(
+        &mut self,
+        authorizer: &Arc<Authorizer>,
+        topic: &str,
+        publish: &Publish<'_>,
+    ) -> Option<bool> {
+        let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
+        let is_it = |wish: &Wish| match wish {
+            Wish::Publish { topic: known, qos, retain } => {
+                **known == *topic && *qos == publish.qos && *retain == publish.retain
+            }
+            Wish::Subscribe { .. } => false,
+        };
+        let told = asked.find(self.now, is_it);
+        if told.is_none() {
+            let core = self.device.core();
+            let info = core.connection(self.epoch);
+            let listener = info.as_ref().map_or("", |info| info.listener.as_str());
+            let subject = self.permissions.subject(core.client_id().as_str(), listener);
+            let wish = Wish::Publish { topic: topic.into(), qos: publish.qos, retain: publish.retain };
+            asked.begin(authorizer, &subject, wish);
+        }
+        told
     }
 }
 

@@ -41,7 +41,7 @@ use super::{
     shard::{Local, Work},
     timers, wheel,
 };
-use crate::auth::{Permissions, Recent};
+use crate::auth::{Asked, Permissions, Recent};
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
@@ -66,6 +66,8 @@ pub(in crate::net) struct Rare {
     pub(in crate::net) aliases: Option<Charge>,
     /// What the rules said about the topics that the client published to last.
     pub(in crate::net) recent: Option<Box<Recent>>,
+    /// What the user's service said about the topics that the client asked for last, and what it is being asked.
+    pub(in crate::net) asked: Option<Box<Asked>>,
     /// Until when who it is may be connected.
     expiry: Option<Pin<Box<Sleep>>>,
     limiter: Option<Box<Limiter>>,
@@ -83,6 +85,7 @@ impl Rare {
             && !self.group_queues
             && self.aliases.is_none()
             && self.recent.is_none()
+            && self.asked.is_none()
             && self.expiry.is_none()
             && self.limiter.is_none()
             && self.pause.is_none()
@@ -222,7 +225,7 @@ impl Connection {
 
     /// Whether more may be read; if not, the task is woken when it may. The client's silence does not count meanwhile.
     fn may_read(&mut self, choked: bool, work: &mut Work, cx: &mut Context<'_>) -> bool {
-        if self.poll_paused(cx) {
+        if self.rare.is_some() && (self.poll_paused(cx) || self.poll_asked(cx)) {
             return false;
         }
         if choked {
@@ -250,6 +253,17 @@ impl Connection {
         self.rare().pause = None;
         self.device.heard(self.epoch, wheel::second());
         false
+    }
+
+    /// Whether reading is paused until it is known what the client may do.
+    fn poll_asked(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(asked) = self.rare.as_mut().and_then(|rare| rare.asked.as_mut()) else { return false };
+        if !asked.is_asking() {
+            return false;
+        }
+        let waits = asked.poll(clock::now(), cx).is_pending();
+        self.device.heard(self.epoch, if waits { wheel::PAUSED } else { wheel::second() });
+        waits
     }
 
     fn pause(&mut self, messages: u32, bytes: usize) {

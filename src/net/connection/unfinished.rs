@@ -6,15 +6,22 @@ use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, QoS, Timestamp, metrics::count};
-use session::{Filters, Inbound};
+use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, metrics::count, parse_shared};
+use session::{Filters, Gate, Inbound};
 
 use super::{
     Connection,
     ending::End,
     frames::{close_unit, log_denied, subscribe_code},
 };
-use crate::net::device::Device;
+use crate::{
+    auth::{Refused, Wish},
+    net::device::Device,
+};
+
+fn is_wish(wish: &Wish, wanted: &str, wanted_qos: QoS) -> bool {
+    matches!(wish, Wish::Subscribe { filter, qos } if **filter == *wanted && *qos == wanted_qos)
+}
 
 /// What is left of a packet, and what must be on disk before it is answered.
 pub(in crate::net) enum Unfinished {
@@ -174,6 +181,11 @@ impl Connection {
         effort: &mut Effort,
     ) {
         while !effort.is_spent() {
+            if filters.peek().is_some_and(|wanted| self.must_ask(wanted, now)) {
+                // Nothing behind it is looked at before there is an answer.
+                effort.exhaust();
+                break;
+            }
             let Some(wanted) = filters.next_filter() else { break };
             let request = SubscribeRequest {
                 filter: &wanted.filter,
@@ -197,6 +209,46 @@ impl Connection {
         }
     }
 
+    /// Whether the user's service is to be asked first. Then it is being asked.
+    fn must_ask(&mut self, wanted: &SubscribeFilter, now: Timestamp) -> bool {
+        let Some(authority) = &self.device.shared.authority else { return false };
+        let Some(authorizer) = authority.authorizer() else { return false };
+        let core = self.device.core();
+        let info = core.connection(self.epoch);
+        let listener = info.as_ref().map_or("", |info| info.listener.as_str());
+        let client_id = core.client_id().as_str();
+        let asked = self.permissions.may_subscribe(authority, client_id, listener, &wanted.filter);
+        // What cannot be subscribed to is refused for that, as long as nothing of it is somebody's to allow.
+        let valid = parse_shared(&wanted.filter).is_ok_and(|shared| {
+            TopicFilter::check(shared.map_or(&wanted.filter, |(_, inner)| inner)).is_ok()
+        });
+        if !valid || !asked.is_err_and(Refused::is_unnamed) {
+            return false;
+        }
+        let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
+        if asked.find(now, |wish| is_wish(wish, &wanted.filter, wanted.qos)).is_some() {
+            return false;
+        }
+        let wish = Wish::Subscribe { filter: wanted.filter.as_str().into(), qos: wanted.qos };
+        asked.begin(authorizer, &self.permissions.subject(client_id, listener), wish);
+        true
+    }
+
+    /// Whether the user's service has allowed a subscription.
+    fn is_allowed_by_service(&self, request: &SubscribeRequest<'_>, now: Timestamp) -> bool {
+        let asked = self.rare.as_ref().and_then(|rare| rare.asked.as_ref());
+        let told = asked.and_then(|asked| asked.find(now, |wish| is_wish(wish, request.filter, request.qos)));
+        told == Some(true)
+    }
+
+    /// Has the session get, or no longer get, what the user's service allows.
+    fn tell_gate(&self, act: impl FnOnce(&mut (dyn Gate + 'static))) {
+        let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
+        if let Some(gate) = slot.out.gate() {
+            act(gate);
+        }
+    }
+
     fn subscribe_one(
         &mut self,
         request: &SubscribeRequest<'_>,
@@ -205,20 +257,30 @@ impl Connection {
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
         effort.spend_each(Effort::NODE, request.filter.bytes().filter(|byte| *byte == b'/').count() + 1);
+        let mut by_service = false;
         if let Some(authority) = &self.device.shared.authority {
             let core = self.device.core();
             let info = core.connection(self.epoch);
             let listener = info.as_ref().map_or("", |info| info.listener.as_str());
             let client_id = core.client_id().as_str();
             let asked = self.permissions.may_subscribe(authority, client_id, listener, request.filter);
-            if let Err(refused) = asked {
+            by_service = asked.is_err_and(Refused::is_unnamed)
+                && authority.authorizer().is_some()
+                && self.is_allowed_by_service(request, now);
+            if by_service {
+                self.tell_gate(|gate| gate.grant(request.filter));
+            } else if let Err(refused) = asked {
                 count(|c| c.subscribe_denied.add(1));
                 log_denied(&self.device, self.epoch, "subscribe", request.filter, refused);
                 return Err(SubscribeError::NotAuthorized);
             }
         }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
-        let subscribed = self.device.shared.broker.subscribe(&session, request, now)?;
+        let subscribed = self.device.shared.broker.subscribe(&session, request, now).inspect_err(|_| {
+            if by_service {
+                self.tell_gate(|gate| gate.withdraw(request.filter));
+            }
+        })?;
         effort.spend_each(Effort::MEMBER, subscribed.members);
         if let Some(cursor) = subscribed.replay {
             self.begin_replay(cursor, now);
@@ -242,6 +304,9 @@ impl Connection {
             let Some(filter) = filters.next_filter() else { break };
             effort.spend(Effort::FILTER);
             let existed = self.device.shared.broker.unsubscribe(&session, &filter, now, commit);
+            if self.device.shared.authority.as_ref().is_some_and(|known| known.authorizer().is_some()) {
+                self.tell_gate(|gate| gate.withdraw(&filter));
+            }
             // [MQTT-3.10.4-2]
             self.end_replay(&filter);
             filters.answer(Inbound::unsuback_code(existed));

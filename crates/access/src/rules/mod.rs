@@ -103,6 +103,14 @@ impl Grant {
     /// Nobody named it.
     const NOTHING: Self = Self { line: 0, max_bytes: 0, allowed: false, max_qos: 0, retain: false };
 
+    /// What somebody else than the rules allows.
+    pub const ALLOWED: Self = Self { line: 0, max_bytes: u32::MAX, allowed: true, max_qos: 2, retain: true };
+
+    /// Whether no rule names the topic.
+    pub fn is_unnamed(&self) -> bool {
+        self.line == 0 && !self.allowed
+    }
+
     /// Whether the topic is allowed at all.
     pub fn is_allowed(&self) -> bool {
         self.allowed

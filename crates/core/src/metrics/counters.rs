@@ -19,6 +19,11 @@ impl Counter {
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
+
+    /// Takes back what was added too early.
+    pub fn take_back(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_sub(n), Relaxed);
+    }
 }
 
 macro_rules! counters {
@@ -199,12 +204,12 @@ counters! {
     grpc_stream_dropped_closed: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"closed\"";
     grpc_requests_failed: "gateway_grpc_errors_total", "gRPC calls answered with an error", "";
     events_untold: "gateway_events_untold_total", "Dropped messages that no event tells of, as too many sessions dropped some in one second", "";
-    hook_answers: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"answers\"";
-    hook_cached: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"cached\"";
-    hook_stale: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"stale\"";
-    hook_failures: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"failures\"";
-    hook_busy: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"busy\"";
-    hook_open: "gateway_auth_hook_total", "Questions about logins to a remote source, by what became of them", "result=\"open\"";
+    hook_answers: "gateway_auth_hook_total", "Questions to a remote source about logins and topics, by what became of them", "result=\"answers\"";
+    hook_cached: "gateway_auth_hook_total", "Questions to a remote source about logins and topics, by what became of them", "result=\"cached\"";
+    hook_stale: "gateway_auth_hook_total", "Questions to a remote source about logins and topics, by what became of them", "result=\"stale\"";
+    hook_failures: "gateway_auth_hook_total", "Questions to a remote source about logins and topics, by what became of them", "result=\"failures\"";
+    hook_busy: "gateway_auth_hook_total", "Questions to a remote source about logins and topics, by what became of them", "result=\"busy\"";
+    hook_open: "gateway_auth_hook_total", "Questions to a remote source about logins and topics, by what became of them", "result=\"open\"";
     hook_events_told: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"told\"";
     hook_events_full: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"queue_full\"";
     hook_events_lagged: "gateway_hook_events_total", "Events for a remote service, by what became of them", "result=\"lagged\"";

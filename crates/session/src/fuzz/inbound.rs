@@ -76,6 +76,8 @@ struct Connection<'a> {
     outbound: &'a mut Outbound,
     limits: &'a Limits,
     now: Timestamp,
+    /// It is not known yet what the client may publish.
+    undecided: bool,
 }
 
 impl Owner for Connection<'_> {
@@ -87,6 +89,7 @@ impl Owner for Connection<'_> {
 
     fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> Permit {
         match topic.split_once('/') {
+            _ if self.undecided => Permit::Later,
             Some(("forbidden", _)) => Permit::Closed,
             Some(("forgotten", _)) => Permit::Dropped,
             _ => Permit::Granted,
@@ -149,7 +152,7 @@ impl World {
 
     fn split(&mut self) -> (&mut Inbound, Connection<'_>) {
         let Self { inbound, outbound, limits, now, .. } = self;
-        (inbound, Connection { outbound, limits, now: *now })
+        (inbound, Connection { outbound, limits, now: *now, undecided: false })
     }
 
     fn step(&mut self, operation: u8, a: u8, b: u8) {
@@ -178,9 +181,17 @@ impl World {
         let mut effort = Effort::default();
         let limits = self.limits.clone();
         let (inbound, mut owner) = self.split();
-        let effect = match inbound.handle(&frame, &mut effort, &mut owner) {
+        // Every PUBLISH comes twice to where it is allowed, as it does when somebody has to be asked first.
+        owner.undecided = true;
+        let mut handled = inbound.handle(&frame, &mut effort, &mut owner);
+        if matches!(handled, Ok(Effect::Later)) {
+            owner.undecided = false;
+            handled = inbound.handle(&frame, &mut effort, &mut owner);
+        }
+        let effect = match handled {
             Err(Violation(code)) => Expected::Violation(code),
             Ok(Effect::Done) => Expected::Done,
+            Ok(Effect::Later) => unreachable!("it is known"),
             Ok(Effect::Publish(incoming)) => Expected::Route(incoming.topic().to_owned()),
             Ok(Effect::Reply(reply)) => {
                 assert!(reply.after.is_none(), "without a disk nothing waits for it");

@@ -27,6 +27,11 @@ impl<F> Filters<F> {
         self.left.next()
     }
 
+    /// The filter that [`Self::next_filter`] hands out next.
+    pub fn peek(&self) -> Option<&F> {
+        self.left.as_slice().first()
+    }
+
     /// Answers the filter that came last.
     pub fn answer(&mut self, code: u8) {
         self.codes.push(code);

@@ -57,6 +57,8 @@ pub enum Permit {
     Dropped,
     /// It may not. Where no acknowledgement can say so, the connection ends.
     Closed,
+    /// That is not known yet.
+    Later,
 }
 
 /// The client broke the protocol, or was refused where nothing else can say so: the connection ends with this reason code
@@ -75,6 +77,8 @@ impl From<DecodeError> for Violation {
 pub enum Effect<'p> {
     /// Nothing.
     Done,
+    /// Handle the frame again once it is known whether the client may publish it: nothing has changed by it so far.
+    Later,
     /// Route the message, then answer as [`Inbound::routed`] or [`Inbound::refused`] says.
     Publish(Incoming<'p>),
     /// Subscribe to each of the filters, then send SUBACK.

@@ -66,6 +66,9 @@ impl Inbound {
         let incoming = Incoming { publish, alias };
         let permit = owner.may_publish(incoming.topic(), &incoming.publish);
         if permit != Permit::Granted {
+            if permit == Permit::Later {
+                return Ok(Self::put_off(qos, incoming.publish.payload.len()));
+            }
             // A duplicate of what was allowed when it came first was routed then: were it refused now, the client would use
             // its identifier for another message, which would be taken for the same.
             if qos == QoS::ExactlyOnce
@@ -93,6 +96,22 @@ impl Inbound {
             }
         }
         Ok(Effect::Publish(incoming))
+    }
+
+    /// It is handled again, and counted then.
+    #[cold]
+    fn put_off<'p>(qos: QoS, bytes: usize) -> Effect<'p> {
+        count(|c| {
+            let (messages, payload) = match qos {
+                QoS::AtMostOnce => (&c.messages_in_0, &c.payload_bytes_in_0),
+                QoS::AtLeastOnce => (&c.messages_in_1, &c.payload_bytes_in_1),
+                QoS::ExactlyOnce => (&c.messages_in_2, &c.payload_bytes_in_2),
+            };
+            messages.take_back(1);
+            payload.take_back(bytes as u64);
+            c.packets_in.take_back(1);
+        });
+        Effect::Later
     }
 
     /// What becomes of a PUBLISH that is not allowed, where the connection is to go on.

@@ -1,0 +1,182 @@
+//! Asks the service of the user what devices may do where the rules say nothing (`HookProvider.Authorize`).
+
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
+
+use access::Subject;
+use aws_lc_rs::hmac;
+use gateway_core::{QoS, Timestamp, parse_shared};
+use prost::Message as _;
+use tokio::task::JoinSet;
+
+use super::{
+    Answer,
+    grpc::{digest, new_secret},
+    guard::Guard,
+    provider::{Provider, problem},
+};
+use crate::{
+    auth::{Principal, hooks::v1},
+    config::{AuthGrpc, ConfigError, OnError},
+    proto::gateway,
+};
+
+/// A connection remembers an answer for this long at least, so that it is there for what was asked about.
+const LEAST_MEMORY: Duration = Duration::from_secs(1);
+/// Questions at once about the subscriptions of one session.
+const AT_ONCE: usize = 16;
+
+/// What a device wants to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Publish messages of this QoS and RETAIN flag to a topic.
+    Publish { topic: Box<str>, qos: QoS, retain: bool },
+    /// Subscribe to a filter, which may be shared.
+    Subscribe { filter: Box<str>, qos: QoS },
+}
+
+/// Nobody has said whether it may, and the configuration does not say that it may then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unanswered;
+
+/// See the module.
+pub(crate) struct Authorizer {
+    provider: Provider,
+    guard: Arc<Guard<()>>,
+    on_error: OnError,
+    secret: hmac::Key,
+    /// How long a connection remembers a yes, and a no.
+    memory: [Duration; 2],
+}
+
+impl Authorizer {
+    /// For the service that is configured; `None` if it is not asked about topics. To be called within the runtime where it is
+    /// to be asked.
+    ///
+    /// # Errors
+    /// The URL or a file cannot be used.
+    pub(crate) fn new(config: &AuthGrpc) -> Result<Option<Arc<Self>>, ConfigError> {
+        if !config.authorizes() {
+            return Ok(None);
+        }
+        let limits = &config.limits;
+        Ok(Some(Arc::new(Self {
+            provider: Provider::new(config)?,
+            guard: Guard::new("auth.grpc.authorize", limits.clone()),
+            on_error: config.authorize_on_error,
+            secret: new_secret()?,
+            memory: [limits.cache_ttl.0, limits.cache_negative_ttl.0].map(|time| time.max(LEAST_MEMORY)),
+        })))
+    }
+
+    /// Asks whether the party may. What the service leaves to others is denied, since no rule says otherwise. Cancel safe.
+    pub(crate) fn may(
+        self: &Arc<Self>,
+        subject: &Subject<'_>,
+        wish: &Wish,
+    ) -> impl Future<Output = Result<bool, Unanswered>> + Send + use<> {
+        let question = question(subject, wish);
+        let this = Arc::clone(self);
+        async move {
+            let key = digest(&this.secret, &question.encode_to_vec());
+            let provider = this.provider.clone();
+            let asked = this.guard.answer(key, async move {
+                let asked = provider.client().authorize(provider.request(question)).await;
+                match asked.map_err(|status| problem(&status))?.into_inner().decision() {
+                    v1::Decision::Allow => Ok(Answer::Allow(())),
+                    v1::Decision::Deny => Ok(Answer::Deny),
+                    v1::Decision::Ignore => Ok(Answer::Ignore),
+                    v1::Decision::Unspecified => Err("the answer has no decision".to_owned()),
+                }
+            });
+            match asked.await {
+                Ok(Answer::Allow(())) => Ok(true),
+                Ok(Answer::Deny | Answer::Ignore) => Ok(false),
+                Err(_) if this.on_error == OnError::Allow => Ok(true),
+                Err(_) => Err(Unanswered),
+            }
+        }
+    }
+
+    /// Which of these filters the party may subscribe to. Cancel safe.
+    ///
+    /// # Errors
+    /// Nobody has said so about one of them.
+    pub(crate) async fn may_subscribe_all(
+        self: &Arc<Self>,
+        subject: &Subject<'_>,
+        filters: Vec<(Box<str>, QoS)>,
+    ) -> Result<Vec<Box<str>>, Unanswered> {
+        let (mut asked, mut allowed) = (JoinSet::new(), Vec::new());
+        for (filter, qos) in filters {
+            if asked.len() >= AT_ONCE {
+                allowed.extend(told(&mut asked).await?);
+            }
+            let may = self.may(subject, &Wish::Subscribe { filter: filter.clone(), qos });
+            // Only waits: what is asked runs where it does.
+            asked.spawn(async move { may.await.map(|may| may.then_some(filter)) });
+        }
+        while !asked.is_empty() {
+            allowed.extend(told(&mut asked).await?);
+        }
+        Ok(allowed)
+    }
+
+    /// Until when a connection remembers what it was told at `now`.
+    pub(crate) fn remember_until(&self, may: bool, now: Timestamp) -> Timestamp {
+        let memory = self.memory[usize::from(!may)];
+        now.plus_millis(u64::try_from(memory.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+type Told = Result<Option<Box<str>>, Unanswered>;
+
+async fn told(asked: &mut JoinSet<Told>) -> Told {
+    asked.join_next().await.and_then(Result::ok).unwrap_or(Err(Unanswered))
+}
+
+fn question(subject: &Subject<'_>, wish: &Wish) -> v1::AuthorizeRequest {
+    let (action, topic, qos, retain) = match wish {
+        Wish::Publish { topic, qos, retain } => (v1::Action::Publish, topic, *qos, *retain),
+        Wish::Subscribe { filter, qos } => (v1::Action::Subscribe, filter, *qos, false),
+    };
+    let shared = match wish {
+        Wish::Publish { .. } => None,
+        Wish::Subscribe { filter, .. } => parse_shared(filter).ok().flatten(),
+    };
+    let (share_name, topic) = shared.unwrap_or(("", topic));
+    let qos = match qos {
+        QoS::AtMostOnce => gateway::v1::Qos::AtMostOnce,
+        QoS::AtLeastOnce => gateway::v1::Qos::AtLeastOnce,
+        QoS::ExactlyOnce => gateway::v1::Qos::ExactlyOnce,
+    };
+    v1::AuthorizeRequest {
+        subject: Some(v1::Subject {
+            client_id: subject.client_id.to_owned(),
+            listener: subject.listener.to_owned(),
+            common_name: subject.principal.common_name.as_deref().unwrap_or_default().to_owned(),
+            principal: Some(principal(subject.principal)),
+        }),
+        action: action.into(),
+        topic: topic.to_owned(),
+        share_name: share_name.to_owned(),
+        qos: qos.into(),
+        retain,
+    }
+}
+
+fn principal(principal: &Principal) -> v1::Principal {
+    let texts = |texts: &[Box<str>]| texts.iter().map(|text| text.to_string()).collect();
+    let claims: BTreeMap<_, _> = principal
+        .claims
+        .iter()
+        .map(|(name, values)| (name.to_string(), v1::ClaimValues { values: texts(values) }))
+        .collect();
+    v1::Principal {
+        username: principal.username.as_deref().unwrap_or_default().to_owned(),
+        groups: texts(&principal.groups),
+        tenant: principal.tenant.as_deref().unwrap_or_default().to_owned(),
+        // The same question would be another after each step of the clock.
+        expire_time: None,
+        claims,
+    }
+}
