@@ -1,10 +1,10 @@
 //! Runs the README's tour: every block fenced as `sh tour`, in order, against a started server.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use crate::{
     script,
-    support::{Server, need, on_path, python, root},
+    support::{Server, need, on_path, python, root, until},
 };
 
 #[test]
@@ -37,6 +37,7 @@ fn sample(name: &str) {
     for block in script::blocks(&page, "sh prepare") {
         block.run_in(dir.path(), &[], &path);
     }
+    let _service = Service::start(&page, dir.path());
     let start = script::blocks(&page, "sh start");
     assert!(start.len() == 1 && start[0].is("mqtt-server --config gateway.toml"), "the start is another");
     let server = Server::start_as_configured(dir, "gateway.toml");
@@ -44,6 +45,34 @@ fn sample(name: &str) {
     assert!(tour.len() >= 3, "the tour has only {} blocks", tour.len());
     for block in tour {
         block.run(&server, &[], &path);
+    }
+}
+
+/// What the page starts beside the gateway, until this is dropped.
+struct Service(String);
+
+impl Service {
+    /// The block `sh service`, if there is one: it leaves its process id in `service.pid`, and says in `service.log` where it
+    /// listens, which is not where the page says.
+    fn start(page: &str, dir: &Path) -> Option<Self> {
+        let blocks = script::blocks(page, "sh service");
+        let block = blocks.first()?;
+        block.run_in(dir, &[("127.0.0.1:7070", "127.0.0.1:0")], "");
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+        let service = Self(read("service.pid").trim().to_owned());
+        let address = || {
+            read("service.log").lines().find_map(|line| Some(line.strip_prefix("listening on ")?.to_owned()))
+        };
+        until(|| address().is_some());
+        let config = read("gateway.toml").replace("127.0.0.1:7070", &address().expect("an address"));
+        fs::write(dir.join("gateway.toml"), config).expect("write the configuration");
+        Some(service)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(&self.0).status();
     }
 }
 
@@ -55,6 +84,11 @@ fn the_tour_of_the_lab_with_passwords_works_as_written() {
 #[test]
 fn the_tour_with_a_certificate_for_each_device_works_as_written() {
     sample("certificates");
+}
+
+#[test]
+fn the_tour_with_tokens_and_a_service_that_decides_works_as_written() {
+    sample("hooks");
 }
 
 /// What docs/api.md says for Python, with the tools that are there.

@@ -59,7 +59,7 @@ pub fn blocks(page: &str, wanted: &str) -> Vec<Block> {
 fn shim(dir: &Path) {
     let examples = Path::new(env!("CARGO_BIN_EXE_mqtt-server")).with_file_name("examples");
     assert!(
-        examples.join("grpc_client").exists(),
+        ["grpc_client", "hook_provider"].iter().all(|name| examples.join(name).exists()),
         "the examples are not built: run scripts/test.sh, `cargo test` without naming targets, or \
          `cargo build --examples` first"
     );
