@@ -19,7 +19,7 @@ pub(in crate::grpc) struct Method {
     pub(in crate::grpc) who: Who,
     /// Whether it stays open, so that its caller can lose its rights meanwhile.
     pub(in crate::grpc) stays: bool,
-    /// Whether it changes something that others rely on: then each call is in the audit log.
+    /// Whether it is for more than to read and to publish: then each call is in the audit log.
     pub(in crate::grpc) administers: bool,
 }
 
@@ -77,7 +77,7 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/Reload", Roles::ADMINISTER),
-    Method::asks("/gateway.v1.Security/ExplainAccess", Roles::OPERATE),
+    Method::administers("/gateway.v1.Security/ExplainAccess", Roles::OPERATE),
     Method::administers("/gateway.v1.Security/ListBans", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/AddBan", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),

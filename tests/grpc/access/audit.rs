@@ -20,7 +20,11 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::Bearer;
+use super::{
+    Bearer,
+    raw::{bearer, call},
+    roles::administrative,
+};
 use crate::{
     harness::*,
     support::{Server, command, local, run, until},
@@ -162,6 +166,23 @@ async fn what_is_denied_or_administered_is_in_the_audit_log_without_secrets() {
         }
     }
     assert!(!server.log().contains("\"target\":\"audit\""), "what has a file is there alone");
+}
+
+/// Also those that end with an error: that somebody has tried is worth a line.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_administrative_method_is_in_the_audit_log_and_no_other() {
+    let server = Server::start_with(&[], "backends.tokens = \"tokens\"\nlog.audit = \"audit.log\"");
+    let admin = token(&server, &["create", "--role", "admin"]);
+    until(|| metrics(&server, &admin).is_ok());
+    let channel = channel(&server, None).await;
+    let path = server.dir().join("audit.log");
+    for (method, administers) in administrative() {
+        // The first thing that comes, whatever it is.
+        let _ = soon(method, call(&channel, method, &[bearer(&admin)])).await;
+        let all = lines(&path);
+        let mut of_it = all.iter().filter(|line| line["role"] == "admin" && line["method"] == method);
+        assert_eq!(of_it.next().is_some(), administers, "{method}: {all:?}");
+    }
 }
 
 #[test]

@@ -63,6 +63,11 @@ const ROWS: &[(&str, &[Role])] = &[
     ("/rpcserver.PublishedPacketService/StreamPublishedPayload", READ),
 ];
 
+/// Every method, and whether it is administrative: for more than to read and to publish.
+pub(super) fn administrative() -> impl Iterator<Item = (&'static str, bool)> {
+    ROWS.iter().map(|(path, roles)| (*path, *roles != READ && *roles != PUBLISH))
+}
+
 /// The paths of all methods, as reflection tells them.
 async fn methods(guarded: &Guarded) -> BTreeSet<String> {
     let mut client = ServerReflectionClient::new(guarded.channel("reader"));
