@@ -18,11 +18,11 @@ use access::{
     rules::{Asked, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
-use gateway_core::{ClientId, SharedMessage, matches, parse_shared};
+use gateway_core::{ClientId, QoS, SharedMessage, matches, parse_shared};
 use session::Gate;
 use tracing::info;
 
-use super::remote::Authorizer;
+use super::remote::{Authorizer, Unanswered, Wish};
 use crate::{
     config::{Config, ConfigError, DeniedPublish, Problem},
     reload::Reload,
@@ -80,9 +80,33 @@ impl Authority {
         self.rules().explain(subject, asked)
     }
 
-    /// Whether a subscription would be granted by the rules of this moment.
+    /// What the user's service says about something that no rule names, and in words; `None` if no service is asked.
+    pub(crate) async fn ask_service(
+        &self,
+        subject: &Subject<'_>,
+        asked: &Asked<'_>,
+    ) -> Option<(bool, &'static str)> {
+        let authorizer = self.authorizer.as_ref()?;
+        let wish = match *asked {
+            Asked::Publish { topic, qos, retain, .. } => Wish::Publish { topic: topic.into(), qos, retain },
+            Asked::Subscribe { filter } => Wish::Subscribe { filter: filter.into(), qos: QoS::AtMostOnce },
+        };
+        Some(match authorizer.may(subject, &wish).await {
+            Ok(true) => (true, "allowed: no rule names it, and the service of auth.grpc allows it"),
+            Ok(false) => (false, "denied: no rule names it, and the service of auth.grpc does not allow it"),
+            Err(Unanswered) => {
+                (false, "denied: no rule names it, and the service of auth.grpc does not answer")
+            }
+        })
+    }
+
+    /// Whether a subscription that was made would be granted by the rules of this moment. What no rule names, the user's service
+    /// has granted, if there is one.
     pub(crate) fn may_subscribe(&self, subject: &Subject<'_>, filter: &str) -> bool {
-        !matches!(self.rules().subscribe(subject, filter), Subscribing::Denied(_))
+        match self.rules().subscribe(subject, filter) {
+            Subscribing::Denied(line) => line == 0 && self.authorizer.is_some(),
+            Subscribing::Allowed | Subscribing::OnDelivery => true,
+        }
     }
 
     /// Whether a will may be published by the rules of this moment. Of one that was left before there were rules nobody

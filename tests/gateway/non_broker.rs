@@ -11,7 +11,7 @@ use mqtt_server::proto::gateway::v1::{
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
-async fn channel(server: &Server) -> Channel {
+pub(crate) async fn channel(server: &Server) -> Channel {
     let ca = Certificate::from_pem(std::fs::read(server.ca()).expect("read the authority"));
     Endpoint::try_from(format!("https://localhost:{}", server.ports.grpc))
         .expect("address of gRPC")

@@ -45,6 +45,8 @@ enum Mood {
     Failing,
     /// Answers as soon as it is in another mood.
     Held,
+    /// Answers after 20 ms.
+    Human,
 }
 
 #[derive(Default)]
@@ -119,6 +121,7 @@ impl Heard {
         let mood = *self.mood.lock();
         match mood {
             Mood::Well | Mood::Held => {}
+            Mood::Human => tokio::time::sleep(Duration::from_millis(20)).await,
             Mood::Slow => tokio::time::sleep(Duration::from_secs(10)).await,
             Mood::Nonsense => return Ok(Decision::Unspecified),
             Mood::Failing => return Err(Status::internal("secret details")),
@@ -671,4 +674,81 @@ fn topics_that_nobody_can_be_asked_about_are_decided_by_the_policy() {
         connect.will = Some(crate::client::will("will/d", b"gone"));
         assert_eq!(answer(server.ports.tcp, connect), Got::ConnAck(0x87), "{policy}");
     }
+}
+
+/// Operators who ask why are told what the service says; a subscription that it granted is none that rules withhold.
+#[tokio::test]
+async fn the_provider_is_part_of_the_explanation() {
+    use gateway::v1::{
+        AccessPublish, AccessSubject, ExplainAccessRequest, ListSubscriptionsRequest,
+        devices_client::DevicesClient, explain_access_request::Action, security_client::SecurityClient,
+    };
+
+    let provider = tokio::task::spawn_blocking(|| topics("", "deadline = \"300ms\"")).await.expect("start");
+    let (provider, server, _dir) = provider;
+    let channel = crate::non_broker::channel(&server).await;
+    let mut security = SecurityClient::new(channel.clone());
+    let mut explain = async |action: Action| {
+        let request = ExplainAccessRequest {
+            device_id: "c1".to_owned(),
+            subject: Some(AccessSubject::default()),
+            action: Some(action),
+        };
+        let told = security.explain_access(request).await.expect("explain").into_inner();
+        (told.allowed, told.reasons.last().cloned().unwrap_or_default())
+    };
+    let publish =
+        |topic: &str| Action::Publish(AccessPublish { topic: topic.to_owned(), ..Default::default() });
+    for (action, allowed, words) in [
+        (publish("t/a"), true, "service of auth.grpc allows it"),
+        (publish("t/d"), false, "does not allow it"),
+        (publish("open/d"), true, "allowed"),
+        (Action::Subscribe("s/a".to_owned()), true, "service of auth.grpc allows it"),
+    ] {
+        let (told, why) = explain(action).await;
+        assert!(told == allowed && why.contains(words), "{told}: {why}");
+    }
+    provider.feel(Mood::Failing);
+    let (told, why) = explain(publish("u/a")).await;
+    assert!(!told && why.contains("does not answer"), "{told}: {why}");
+    provider.feel(Mood::Well);
+    let port = server.ports.tcp;
+    let client = tokio::task::spawn_blocking(move || {
+        let mut client = Client::connect(port, Protocol::V5, "c1");
+        assert_eq!(client.subscribe("s/a"), 0);
+        client
+    });
+    let _client = client.await.expect("subscribe");
+    let request = ListSubscriptionsRequest { device_id: "c1".to_owned(), ..Default::default() };
+    let listed = DevicesClient::new(channel).list_subscriptions(request).await.expect("list").into_inner();
+    assert!(!listed.subscriptions[0].restricted);
+    tokio::task::spawn_blocking(|| drop((provider, server))).await.expect("stop");
+}
+
+/// Logins a second against a service that takes 20 ms: the figure in docs/security.md. Nothing is asserted about time; run it with
+/// `cargo test --profile dist --test gateway -- --ignored --nocapture provider_of_20_ms`.
+#[test]
+#[ignore = "a measurement"]
+fn logins_a_second_against_a_provider_of_20_ms() {
+    const CLIENTS: usize = 100;
+    const LOGINS: usize = 200;
+    let provider = Provider::start();
+    provider.feel(Mood::Human);
+    let server = Server::start_with(&[], &provider.config("", "cache_ttl = \"0s\"\nstale_if_error = \"0s\""));
+    #[expect(clippy::disallowed_methods, reason = "it is measured")]
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let server = &server;
+            scope.spawn(move || {
+                for _ in 0..LOGINS {
+                    assert_eq!(ask(server, &format!("c{client}"), "ann"), Got::ConnAck(0));
+                }
+            });
+        }
+    });
+    let took = start.elapsed();
+    let asked = provider.heard.logins.lock().len();
+    assert_eq!(asked, CLIENTS * LOGINS);
+    eprintln!("{asked} logins in {took:?}: {:.0} a second", asked as f64 / took.as_secs_f64());
 }

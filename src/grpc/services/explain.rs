@@ -55,9 +55,19 @@ pub(in crate::grpc) async fn explain(
     // A rules file may have tens of thousands of rules, and all of them are looked at.
     let explained = tokio::task::spawn_blocking(move || {
         let subject = Subject { client_id: &device_id, listener: &listener, principal: &principal };
-        asked(&action).map(|asked| authority.explain(&subject, &asked))
+        let explained = asked(&action).map(|asked| authority.explain(&subject, &asked));
+        explained.map(|explained| (explained, authority, device_id, listener, principal, action))
     });
-    let Explanation { allowed, line, lines } = explained.await.map_err(|_| Error::Internal)??;
+    let (explained, authority, device_id, listener, principal, action) =
+        explained.await.map_err(|_| Error::Internal)??;
+    let Explanation { mut allowed, line, mut lines } = explained;
+    if !allowed && line == 0 {
+        let subject = Subject { client_id: &device_id, listener: &listener, principal: &principal };
+        if let Some((may, why)) = authority.ask_service(&subject, &asked(&action)?).await {
+            allowed = may;
+            lines.push(why.to_owned());
+        }
+    }
     let reasons = if limited { Vec::new() } else { last(lines) };
     Ok(v1::ExplainAccessResponse { allowed, line, reasons })
 }
