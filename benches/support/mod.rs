@@ -41,6 +41,7 @@ pub fn broker() -> Broker {
         stores: None,
         durability: broker::DurabilityRules::default(),
         judge_will: None,
+        tenants: Default::default(),
     })
 }
 
@@ -60,6 +61,7 @@ pub fn open(broker: &Broker, client_id: &str, keeps: Keeps) -> Arc<dyn Session> 
         expiry: 0,
         will: None,
         info,
+        parties: Default::default(),
         now: Timestamp(0),
     };
     let limits = Arc::clone(broker.limits());
@@ -77,7 +79,7 @@ pub fn open(broker: &Broker, client_id: &str, keeps: Keeps) -> Arc<dyn Session> 
     let mut turn = Turn::default();
     let mut opening = pin!(broker.open(request, make, &mut turn));
     match opening.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(opened) => opened.session,
+        Poll::Ready(opened) => opened.expect("no quotas").session,
         Poll::Pending => unreachable!("a new client id waits for nobody"),
     }
 }

@@ -49,13 +49,18 @@ impl Permissions {
         self.principal.username.as_deref()
     }
 
-    /// The party at a listener, to be kept with what it leaves; `by_service` if the user's service has allowed that, not a
+    /// Who it is at a listener, to be kept with what it leaves; `by_service` if the user's service has allowed that, not a
     /// rule.
     pub(crate) fn author(&self, listener: &str, by_service: bool) -> String {
         Author::write(listener, &self.principal, by_service)
     }
 
-    /// The party at a listener.
+    /// The tenant that it belongs to, if who it is says so.
+    pub(crate) fn tenant(&self) -> Option<&str> {
+        self.principal.tenant.as_deref()
+    }
+
+    /// Who it is at a listener.
     pub(crate) fn subject<'a>(&'a self, client_id: &'a str, listener: &'a str) -> Subject<'a> {
         Subject { client_id, listener, principal: &self.principal }
     }

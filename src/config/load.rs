@@ -13,7 +13,7 @@ use super::{
 /// The variable that names the file; see [`Flags::config_file`].
 pub(super) const CONFIG_VARIABLE: &str = "MQTT_SERVER_CONFIG";
 /// Tables whose keys the user chooses.
-const OPEN_TABLES: [&str; 1] = ["limits.shared_groups"];
+const OPEN_TABLES: [&str; 2] = ["limits.shared_groups", "tenants"];
 
 impl Config {
     /// Defaults, the file's text over them, `MQTT_SERVER_*` over that, flags over all; then validated.

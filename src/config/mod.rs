@@ -20,6 +20,7 @@ mod remote;
 mod replication;
 mod secret;
 mod sections;
+mod tenants;
 mod tls;
 mod validate;
 
@@ -27,6 +28,7 @@ mod validate;
 mod tests;
 
 pub use gateway_core::{
+    Quotas,
     limits::{Limits, OverflowPolicy, SharedStrategy},
     units::{ByteSize, Span},
 };

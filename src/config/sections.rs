@@ -1,8 +1,8 @@
 //! The sections of the configuration, each with its defaults. What they mean together is in `validate`.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use gateway_core::Durability;
+use gateway_core::{Durability, Quotas};
 use serde::{
     Deserialize, Serialize,
     de::{IntoDeserializer, value},
@@ -456,6 +456,8 @@ pub struct Config {
     pub bans: super::Bans,
     /// `[limits]`.
     pub limits: super::Limits,
+    /// `[tenants]`: quotas by name; `*` is every tenant that is not here.
+    pub tenants: BTreeMap<String, Quotas>,
     /// `[shutdown]`.
     pub shutdown: ShutdownTimes,
     /// `[otel]`.
@@ -493,6 +495,7 @@ impl Default for Config {
             sys: Sys::default(),
             bans: super::Bans::default(),
             limits: super::Limits::default(),
+            tenants: BTreeMap::new(),
             shutdown: ShutdownTimes::default(),
             otel: Otel::default(),
         }

@@ -358,6 +358,9 @@ fn every_rule_names_key_value_and_fix() {
         ),
         ("[limits]\nmax_topic_bytes = 70000", "limits.max_topic_bytes", "70000", "65535"),
         ("[limits.shared_groups]\n\"a/b\" = \"sticky\"", "limits.shared_groups", "a/b", "names without"),
+        ("[limits.identity]\nconnections = \"many\"", "limits.identity.connections", "\"many\"", "0"),
+        ("[tenants.acme]\nconnectons = 1", "tenants", "{acme = {connectons = 1}}", "write"),
+        ("[tenants.\"\"]\nconnections = 1", "tenants", "", "name"),
         (&format!("{listener}path = \"mqtt\"\nkind = \"ws\""), "listeners[0].path", "mqtt", "/mqtt"),
         (&format!("{listener}cert = \"x\""), "listeners[0].key", "\"\"", "set both"),
         (

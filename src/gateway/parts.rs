@@ -137,6 +137,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),
+        tenants: config.tenants.clone(),
     });
     // Before anything can happen.
     let courier = courier.map(|courier| (courier, broker.events()));

@@ -5,11 +5,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use broker::{Broker, MemoryKind, Turn};
+use broker::{Broker, Counted, MemoryKind, Turn};
 use gateway_core::{
     Message, Origin, Timestamp, clock,
     log_limits::peer_limits,
-    metrics::{Row, totals},
+    metrics::{Row, escape_label, totals},
 };
 use store::{ClockMark, Latest};
 use tokio::sync::watch;
@@ -232,6 +232,14 @@ fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<gateway_core::metrics
     all.extend(MemoryKind::ALL.map(|kind| {
         let label = format!("kind=\"{}\"", kind.as_str());
         ("gateway_memory_bytes", MEMORY_HELP, label, account.held(kind) as f64)
+    }));
+    all.extend(broker.tenants().flat_map(|party| {
+        let help = "What a configured tenant has of its quotas";
+        let name = escape_label(party.name());
+        Counted::ALL.map(|what| {
+            let label = format!("tenant=\"{name}\",quota=\"{}\"", what.as_str());
+            ("gateway_tenant_usage", help, label, party.used(what) as f64)
+        })
     }));
     all.extend(broker.history().into_iter().flat_map(|history| history::gauges(history)));
     if let Some(latest) = latest {

@@ -164,6 +164,7 @@ mod tests {
             stores: None,
             durability: broker::DurabilityRules::default(),
             judge_will: None,
+            tenants: Default::default(),
         });
         let shared = Shared::new(broker, Arc::new(AllowAll), None, Guard::idle(), String::new());
         drop(shared.enter().expect("an open door"));

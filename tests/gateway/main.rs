@@ -22,6 +22,7 @@ mod memory;
 mod metrics;
 mod non_broker;
 mod provider;
+mod quotas;
 mod restart;
 mod rules;
 mod rules_tool;

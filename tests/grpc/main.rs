@@ -13,3 +13,4 @@ mod state;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use gateway_core::{
-    ClientId, Commit, DropReason, Outcome, QoS, Timestamp,
+    ClientId, Commit, DropReason, Outcome, QoS, Quotas, Timestamp,
     limits::{Limits, SharedStrategy},
 };
 
-use super::{ConnectionInfo, DurabilityRules, QueueInfo, RetainedCursor, Session, Stores, Will};
+use super::{ConnectionInfo, DurabilityRules, Parties, QueueInfo, RetainedCursor, Session, Stores, Will};
 
 /// Start parameters.
 pub struct BrokerConfig {
@@ -30,6 +30,8 @@ pub struct BrokerConfig {
     pub durability: DurabilityRules,
     /// Decides about each will when it is to be published; with `None` all are.
     pub judge_will: Option<Arc<JudgeWill>>,
+    /// Quotas by tenant; `*` is every tenant that is not here.
+    pub tenants: BTreeMap<String, Quotas>,
 }
 
 /// Whether the will of this client may be published now. Called under no lock; must not block.
@@ -47,6 +49,8 @@ pub struct OpenRequest {
     pub will: Option<Will>,
     /// Connection details.
     pub info: ConnectionInfo,
+    /// Whose quotas it counts for: see [`super::Broker::parties`].
+    pub parties: Parties,
     /// Time.
     pub now: Timestamp,
 }
@@ -214,6 +218,8 @@ pub enum RetainError {
     Quota,
     /// The memory budget, or the share of it that retained messages may take, is used up.
     Memory,
+    /// A quota of the publisher's identity or tenant; counted already.
+    Party,
     /// Switched off.
     Unavailable,
 }

@@ -9,6 +9,7 @@
 //! shared     shared groups and what waits in them
 //! retained   the last message of each topic, and its replay to new subscriptions
 //! durable    what outlives the process: restore it, and move messages between queues on disk
+//! parties    quotas that several connections share: those of identities and of tenants
 //! memory     the account of what peers make the process hold, and shedding when it is short
 //! ```
 //!
@@ -27,6 +28,7 @@ mod durable;
 mod events;
 mod half_hash;
 mod memory;
+mod parties;
 mod retained;
 mod routing;
 mod sessions;
@@ -62,6 +64,7 @@ pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use events::{Event, EventKind};
 pub use memory::{Account, Charge, MemoryKind};
+pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};
 pub use retained::{RetainedCursor, RetainedPage};
 pub use routing::{MatchCache, Routing, Spread, StreamHandle};
 pub use sessions::{Aftermath, SessionCore};
@@ -93,6 +96,7 @@ struct Inner {
     timers: Timers,
     retained: Retained,
     account: Arc<Account>,
+    parties: parties::Book,
     events: broadcast::Sender<Event>,
     drops: Drops,
     online: AtomicUsize,
@@ -143,7 +147,9 @@ impl Broker {
             stores,
             durability,
             judge_will,
+            tenants,
         } = config;
+        let parties = parties::Book::new(&limits.identity, &tenants);
         let hasher = RandomState::new();
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
         // Set aside for what waits to be written: the stores bound it themselves.
@@ -174,6 +180,7 @@ impl Broker {
             timers: Timers::default(),
             retained,
             account,
+            parties,
             events: broadcast::Sender::new(EVENT_CAPACITY),
             drops: Drops::default(),
             online: AtomicUsize::new(0),
@@ -190,6 +197,16 @@ impl Broker {
     /// The memory account of the process.
     pub fn account(&self) -> &Arc<Account> {
         &self.inner.account
+    }
+
+    /// The parties of a device with this identity and this tenant.
+    pub fn parties(&self, identity: &str, tenant: &str) -> Parties {
+        self.inner.parties.of(identity, tenant)
+    }
+
+    /// The tenants that are configured by name.
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Party>> {
+        self.inner.parties.tenants()
     }
 
     /// Latest values, if on.

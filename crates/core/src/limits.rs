@@ -8,7 +8,7 @@ use serde::{
 };
 
 use crate::{
-    machine,
+    Quotas, machine,
     units::{ByteSize, Span},
 };
 
@@ -132,6 +132,10 @@ pub struct Limits {
     pub client_message_rate: u32,
     /// Bytes per second from one client, 0 is no limit; reading pauses.
     pub client_byte_rate: ByteSize,
+    /// Messages per second to one client, 0 is no limit; sending pauses.
+    pub client_message_rate_out: u32,
+    /// Bytes per second to one client, 0 is no limit; sending pauses.
+    pub client_byte_rate_out: ByteSize,
     /// From accept to a complete CONNECT.
     pub connect_timeout: Span,
     /// A packet that has begun must continue: the connection closes unless the rest, or another 64 KiB, arrives within
@@ -169,6 +173,8 @@ pub struct Limits {
     pub group_queue_bytes: ByteSize,
     /// Bytes buffered for one gRPC stream.
     pub stream_buffer: ByteSize,
+    /// All connections of one identity: those with one user name that was proved, else those with one client id.
+    pub identity: Quotas,
 }
 
 impl Default for Limits {
@@ -207,6 +213,8 @@ impl Default for Limits {
             accept_rate_per_address: 2_000,
             client_message_rate: 0,
             client_byte_rate: ByteSize(0),
+            client_message_rate_out: 0,
+            client_byte_rate_out: ByteSize(0),
             connect_timeout: Span(Duration::from_secs(10)),
             packet_timeout: Span(Duration::from_secs(30)),
             write_timeout: Span(Duration::from_secs(20)),
@@ -225,6 +233,7 @@ impl Default for Limits {
             group_queue_messages: 10_000,
             group_queue_bytes: ByteSize(16 << 20),
             stream_buffer: ByteSize(4 << 20),
+            identity: Quotas::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -80,6 +81,8 @@ pub(super) struct Rare {
     pub(super) dropped: u64,
     /// The queue is full, and the policy is to end the connection then.
     pub(super) overflowed: bool,
+    /// Bytes beyond which deliveries wait as messages, if fewer than [`OUT_BUFFER`].
+    pub(super) room: Option<NonZeroU32>,
     /// Whose messages are looked at one by one.
     pub(super) gate: Option<Box<dyn Gate>>,
 }
@@ -204,7 +207,9 @@ impl Outbound {
         self.is_online()
             && self.out.len() < OUT_BUFFER / 2
             && self.rare.as_ref().is_none_or(|rare| {
-                rare.can_send(self.window) && rare.backlog.as_ref().is_none_or(|backlog| backlog.has_room())
+                self.out.len() < rare.room().div_ceil(2)
+                    && rare.can_send(self.window)
+                    && rare.backlog.as_ref().is_none_or(|backlog| backlog.has_room())
             })
     }
 
@@ -234,7 +239,10 @@ impl Outbound {
         if self.is_online() {
             if qos == QoS::AtMostOnce {
                 if self.out.len() < OUT_BUFFER
-                    && self.rare.as_ref().is_none_or(|rare| !rare.pending.has_qos0())
+                    && self
+                        .rare
+                        .as_ref()
+                        .is_none_or(|rare| !rare.pending.has_qos0() && self.out.len() < rare.room())
                 {
                     let taken = self.send_qos0(message, offer, env.now);
                     if self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some()) {
@@ -266,6 +274,14 @@ impl Outbound {
     /// Who looks at each message, if somebody does.
     pub fn gate(&mut self) -> Option<&mut (dyn Gate + 'static)> {
         self.rare.as_mut()?.gate.as_deref_mut()
+    }
+
+    /// Lets fewer bytes than [`OUT_BUFFER`] wait in the out-buffer: beyond `room` deliveries wait as messages. One always
+    /// has room in an empty buffer.
+    pub fn set_room(&mut self, room: Option<NonZeroU32>) {
+        if room.is_some() || self.rare.is_some() {
+            self.rare().room = room;
+        }
     }
 
     /// Appends a control packet, however full the buffer is: control packets only answer the peer's own packets.
@@ -326,8 +342,9 @@ impl Outbound {
             return false;
         }
         let before = self.out.len();
-        while self.out.len() < OUT_BUFFER && self.resend_one(env) {}
-        while self.out.len() < OUT_BUFFER && self.send_one_pending(env) {}
+        let room = self.rare.as_ref().map_or(OUT_BUFFER, |rare| rare.room());
+        while self.out.len() < room && self.resend_one(env) {}
+        while self.out.len() < room && self.send_one_pending(env) {}
         self.settle(env.budget);
         self.out.len() != before
     }
@@ -431,7 +448,11 @@ impl Outbound {
     }
 
     pub(super) fn can_send_now(&self) -> bool {
-        self.out.len() < OUT_BUFFER && self.rare.as_ref().is_none_or(|rare| rare.can_send(self.window))
+        self.out.len() < OUT_BUFFER
+            && self
+                .rare
+                .as_ref()
+                .is_none_or(|rare| self.out.len() < rare.room() && rare.can_send(self.window))
     }
 
     /// Whether the budget has room for `cost` more bytes in flight.
@@ -477,6 +498,11 @@ impl Rare {
     /// Whether the gate, if there is one, withholds a message that was taken before.
     pub(super) fn withholds(gate: &mut Option<Box<dyn Gate>>, message: &SharedMessage) -> bool {
         !message.direct && gate.as_mut().is_some_and(|gate| !gate.admits(&message.topic))
+    }
+
+    /// Bytes that may wait in the out-buffer.
+    pub(super) fn room(&self) -> usize {
+        self.room.map_or(OUT_BUFFER, |room| room.get() as usize)
     }
 
     /// Whether a new QoS 1 or 2 message may be sent before anything else.

@@ -491,3 +491,31 @@ fn our_own_topic_aliases_keep_to_64_kib_and_are_on_the_budget() {
     outbound.detach(&env);
     assert_eq!(budget.held.get(), 0);
 }
+
+/// The failure: a client with a rate gets a whole buffer at once, and its answers wait behind that.
+#[test]
+fn with_little_room_messages_wait_in_order_and_answers_do_not() {
+    let limits = Limits::default();
+    let mut outbound = Outbound::new();
+    outbound.set_room(std::num::NonZeroU32::new(1));
+    outbound.attach(link(Protocol::V4), &[], &env(&limits, 0));
+    for (payload, qos) in [(b"1", QoS::AtMostOnce), (b"2", QoS::AtLeastOnce), (b"3", QoS::AtMostOnce)] {
+        assert_eq!(outbound.offer(&message(payload, qos), offer(qos), &env(&limits, 0)), Outcome::Sent);
+    }
+    outbound.append(&[0xD0, 0x00]);
+    let payloads = |outbound: &mut Outbound| -> Vec<String> {
+        let texts = packets(outbound, Protocol::V4).into_iter();
+        texts.map(|text| text.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect()
+    };
+    assert_eq!(payloads(&mut outbound), ["publish 1", "PingResp"]);
+    for expected in ["publish 2", "publish 3"] {
+        assert!(outbound.pump(&env(&limits, 0)));
+        assert_eq!(payloads(&mut outbound), [expected]);
+    }
+    assert!(!outbound.pump(&env(&limits, 0)) && outbound.has_room());
+    outbound.set_room(None);
+    for _ in 0..2 {
+        outbound.offer(&message(b"4", QoS::AtMostOnce), offer(QoS::AtMostOnce), &env(&limits, 0));
+    }
+    assert_eq!(packets(&mut outbound, Protocol::V4).len(), 2, "the next connection has no rate");
+}

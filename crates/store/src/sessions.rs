@@ -23,6 +23,11 @@ pub struct StoredSession {
     pub listener: Arc<String>,
     /// User name of the last connection.
     pub username: Option<Box<str>>,
+    /// Whether that was proved: then the session counts for the user, else for the client id. Known only where quotas of
+    /// identities are configured.
+    pub proved: bool,
+    /// The tenant that it counts for, if that is not the listener's and has quotas.
+    pub tenant: Option<Box<str>>,
     /// Will that is not published yet.
     pub will: Option<StoredWill>,
 }

@@ -81,6 +81,7 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Security/ListBans", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/AddBan", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Security/ListTenants", Roles::ADMINISTER),
 
     Method::stays("/rpcserver.PublishedPacketService/StreamPublishedPayload", Roles::READ),
     Method::asks("/rpcserver.PublishedPacketService/PublishPayloadToDevice", Roles::PUBLISH),

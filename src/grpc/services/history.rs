@@ -76,6 +76,7 @@ mod tests {
             stores: None,
             durability: DurabilityRules::default(),
             judge_will: None,
+            tenants: Default::default(),
         });
         (store, broker)
     }

@@ -12,3 +12,4 @@ pub(super) mod publisher;
 pub(super) mod security;
 pub(super) mod state;
 pub(super) mod subscriber;
+mod tenants;

@@ -516,6 +516,7 @@ mod tests {
             stores: None,
             durability: Default::default(),
             judge_will: None,
+            tenants: Default::default(),
         });
         let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
         let call = Call::unlimited();

@@ -6,7 +6,7 @@ use access::backends::{Grant, LineError, Role, Scope, Tokens, hash, mint};
 use gateway_core::Timestamp;
 use tonic::{Request, Response, Status};
 
-use super::{bans, explain};
+use super::{bans, explain, tenants};
 use crate::{
     backends::{file::FileError, now},
     grpc::{
@@ -236,5 +236,14 @@ impl Security for SecurityService {
         over_all(&call)?;
         let answer = bans::remove(&self.context.hooks.bans, request.into_inner(), &call).await?;
         Ok(Response::new(answer))
+    }
+
+    async fn list_tenants(
+        &self,
+        request: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        over_all(&call)?;
+        Ok(Response::new(tenants::list(&self.context.broker, request.into_inner())?))
     }
 }

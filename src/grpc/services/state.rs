@@ -476,7 +476,7 @@ fn is_visible(call: &Call, message: &SharedMessage) -> bool {
 
 pub(in crate::grpc) fn retain_error(error: RetainError) -> Error {
     match error {
-        RetainError::Quota => Error::RetainedQuota,
+        RetainError::Quota | RetainError::Party => Error::RetainedQuota,
         RetainError::Memory => Error::MemoryBudget,
         RetainError::Unavailable => Error::RetainUnavailable,
     }

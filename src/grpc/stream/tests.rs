@@ -39,6 +39,7 @@ fn broker(limits: Limits) -> Broker {
         stores: None,
         durability: broker::DurabilityRules::default(),
         judge_will: None,
+        tenants: Default::default(),
     })
 }
 

@@ -13,7 +13,7 @@ use std::{
     task::Poll,
 };
 
-use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Session, Turn};
+use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
 use session::{Accepted, ConnectPolicy, ConnectRefused, Gate as _, Inbound, LinkParams, evaluate_connect};
@@ -236,6 +236,7 @@ async fn open(
     entering: Entering<'_>,
 ) -> Result<Connection, HandshakeError> {
     let now = clock::now();
+    let parties = parties(&permissions, accepted.client_id.as_str(), listener, shared);
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
     let info = ConnectionInfo {
         peer,
@@ -266,14 +267,28 @@ async fn open(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::QUOTA_EXCEEDED)).await);
     };
-    let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, now };
+    let limiter = Limiter::new(&shared.limits, &parties, now);
+    let room = limiter.as_ref().and_then(|limiter| limiter.room());
+    let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, parties, now };
     let mut turn = Turn::default();
     let maker = Arc::clone(shared);
-    let mut opened = shared
+    let opened = shared
         .broker
         .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
         .await;
     turn.flush();
+    let mut opened = match opened {
+        Ok(opened) => opened,
+        Err(exceeded) => {
+            drop(entering);
+            count(|c| c.refused_connect.add(1));
+            info_of_peer!(
+                Said::Limit, peer.ip(), %peer, %client_id, listener = &**listener.name, quota = %exceeded,
+                "CONNECT over a quota"
+            );
+            return Err(wire.refuse(&connect, Some(reason::QUOTA_EXCEEDED)).await);
+        }
+    };
     finish_alone(opened.aftermath.take());
     if opened.took_over {
         info_of_peer!(
@@ -318,7 +333,8 @@ async fn open(
     wire.layers.wire.drain(..wire.layers.sent);
     wire.layers.sent = 0;
     let (read, write) = wire.stream.into_split();
-    let (io, writer) = if wire.layers.is_plain() {
+    // Where sending has a rate only the connection's own task sends.
+    let (io, writer) = if wire.layers.is_plain() && room.is_none() {
         (Io::Plain(read), Writer::Direct(Some(write)))
     } else {
         let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
@@ -333,6 +349,7 @@ async fn open(
         }
         device.lock().out.set_gate(Some(Box::new(gate)));
     }
+    device.lock().out.set_room(room);
     let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
     let expires = permissions.expires();
@@ -344,7 +361,7 @@ async fn open(
         permissions,
         listener.durability,
         wire.plain,
-        Limiter::new(&shared.limits, now),
+        limiter,
     );
     if let Some(old) = replaced {
         flush::end_replaced(old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
@@ -377,6 +394,13 @@ async fn ask_again(
     };
     let filters = shared.broker.subscriptions(client_id, usize::MAX).unwrap_or_default();
     permissions.ask_again(authority, client_id, &listener.name, filters).await
+}
+
+/// Whose quotas a device counts for: those of the user name that it proved, else of its client id, and those of its
+/// tenant, else of the listener.
+fn parties(permissions: &Permissions, client_id: &str, listener: &Listener, shared: &Shared) -> Parties {
+    let identity = permissions.username().unwrap_or(client_id);
+    shared.broker.parties(identity, permissions.tenant().unwrap_or(&listener.name))
 }
 
 /// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.

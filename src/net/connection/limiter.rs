@@ -1,69 +1,89 @@
-//! Rate limit of one client: two token buckets. It slows reading and drops nothing.
+//! Rate limits of one client, and of the parties that it belongs to. They slow reading and sending and drop nothing.
+//!
+//! What is done is taken at once, and whoever has taken too much waits until it is paid. So those who share a rate come
+//! in turn, without a queue, and none of them wakes in vain.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
-use gateway_core::Timestamp;
+use broker::Parties;
+use gateway_core::{Flow, Timestamp, units::ByteSize};
+use session::OUT_BUFFER;
 
 use crate::config::Limits;
 
-/// Messages and bytes a client may still send now; may go below zero, then reading pauses.
+/// The longest pause.
+const LONGEST: f64 = 60.0;
+
+/// What a client may still send and be sent now; may go below zero, then there is a pause.
 #[derive(Debug)]
 pub(in crate::net) struct Limiter {
-    messages: Bucket,
-    bytes: Bucket,
-}
-
-/// What may be done in a time, with a second's worth at once.
-#[derive(Debug)]
-pub(in crate::net) struct Bucket {
-    /// Tokens per second, 0 is no limit.
-    rate: f64,
-    tokens: f64,
-    filled: Timestamp,
+    from: Option<Flow>,
+    to: Option<Flow>,
+    parties: Parties,
+    room: Option<NonZeroU32>,
 }
 
 impl Limiter {
-    /// `None` when no rate is configured.
-    pub(in crate::net) fn new(limits: &Limits, now: Timestamp) -> Option<Box<Self>> {
-        if limits.client_message_rate == 0 && limits.client_byte_rate.0 == 0 {
-            return None;
-        }
-        let bucket = |rate| Bucket::new(rate, now);
-        Some(Box::new(Self {
-            messages: bucket(f64::from(limits.client_message_rate)),
-            bytes: bucket(limits.client_byte_rate.0 as f64),
-        }))
+    /// `None` when no rate is configured for it.
+    pub(in crate::net) fn new(limits: &Limits, parties: &Parties, now: Timestamp) -> Option<Box<Self>> {
+        let from = Flow::new(limits.client_message_rate, limits.client_byte_rate, now);
+        let to = Flow::new(limits.client_message_rate_out, limits.client_byte_rate_out, now);
+        let parties: Parties =
+            parties.iter().filter(|party| party.limits_input() || party.limits_output()).cloned().collect();
+        let of_parties = parties.iter().filter(|party| party.limits_output()).map(|party| {
+            let quotas = party.quotas();
+            room(quotas.message_rate_out, quotas.byte_rate_out).min(SHARED_ROOM)
+        });
+        let own = to.as_ref().map(|_| room(limits.client_message_rate_out, limits.client_byte_rate_out));
+        let room = of_parties.chain(own).min().and_then(|room| NonZeroU32::new(room as u32));
+        let limits_any = from.is_some() || to.is_some() || !parties.is_empty();
+        limits_any.then(|| Box::new(Self { from, to, parties, room }))
     }
 
     /// Takes what was read; how long to pause reading, if at all.
-    pub(in crate::net) fn take(&mut self, messages: u32, bytes: usize, now: Timestamp) -> Option<Duration> {
-        let pause = self.messages.take(f64::from(messages), now).max(self.bytes.take(bytes as f64, now));
-        (pause > 0.0).then(|| Duration::from_secs_f64(pause.min(60.0)))
+    pub(in crate::net) fn take_input(
+        &mut self,
+        messages: u32,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Option<Duration> {
+        let own = self.from.as_mut().map(|flow| flow.take(messages, bytes, now));
+        pause(own, self.parties.iter().map(|party| party.take_input(messages, bytes, now)))
+    }
+
+    /// Takes what is sent; how long to pause sending after that, if at all.
+    pub(in crate::net) fn take_output(
+        &mut self,
+        messages: u32,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Option<Duration> {
+        let own = self.to.as_mut().map(|flow| flow.take(messages, bytes, now));
+        pause(own, self.parties.iter().map(|party| party.take_output(messages, bytes, now)))
+    }
+
+    /// Bytes that may be taken for sending at once; `None` if sending has no rate.
+    pub(in crate::net) fn room(&self) -> Option<NonZeroU32> {
+        self.room
     }
 }
 
-impl Bucket {
-    /// A full one; `rate` per second, 0 is no limit.
-    pub(in crate::net) fn new(rate: f64, now: Timestamp) -> Self {
-        Self { rate, tokens: rate, filled: now }
-    }
+/// The room where many share a rate: each has its turn soon.
+const SHARED_ROOM: usize = 1 << 10;
 
-    /// Whether nothing worth remembering was taken lately.
-    pub(in crate::net) fn is_nearly_full(&mut self, now: Timestamp) -> bool {
-        self.take(0.0, now);
-        self.tokens >= 0.9 * self.rate
-    }
+/// A quarter of a second's bytes and a second's messages at most, so that an answer never waits long behind messages. One
+/// message always has room.
+fn room(messages: u32, bytes: ByteSize) -> usize {
+    /// No PUBLISH has fewer.
+    const SHORTEST: usize = 5;
+    let by_messages = (messages > 0).then(|| messages as usize * SHORTEST);
+    let by_bytes = (bytes.0 > 0).then_some(bytes.0 / 4);
+    by_messages.into_iter().chain(by_bytes).min().unwrap_or(OUT_BUFFER).clamp(1, OUT_BUFFER)
+}
 
-    /// Takes `amount`; seconds until nothing is owed.
-    pub(in crate::net) fn take(&mut self, amount: f64, now: Timestamp) -> f64 {
-        if self.rate == 0.0 {
-            return 0.0;
-        }
-        let seconds = now.0.saturating_sub(self.filled.0) as f64 / 1000.0;
-        self.filled = now;
-        self.tokens = (self.tokens + seconds * self.rate).min(self.rate) - amount;
-        if self.tokens < 0.0 { -self.tokens / self.rate } else { 0.0 }
-    }
+fn pause(own: Option<f64>, parties: impl Iterator<Item = f64>) -> Option<Duration> {
+    let pause = parties.chain(own).fold(0.0, f64::max);
+    (pause > 0.0).then(|| Duration::from_secs_f64(pause.min(LONGEST)))
 }
 
 #[cfg(test)]
@@ -72,11 +92,33 @@ mod tests {
 
     #[test]
     fn a_burst_over_the_rate_pauses_for_as_long_as_it_takes() {
-        let limits = Limits { client_message_rate: 10, ..Limits::default() };
-        let mut limiter = Limiter::new(&limits, Timestamp(0)).expect("a rate is set");
-        assert_eq!(limiter.take(10, 0, Timestamp(0)), None);
-        assert_eq!(limiter.take(5, 0, Timestamp(0)), Some(Duration::from_millis(500)));
-        assert_eq!(limiter.take(0, 0, Timestamp(600)), None);
-        assert!(Limiter::new(&Limits::default(), Timestamp(0)).is_none());
+        let limits = Limits { client_message_rate: 10, client_message_rate_out: 1, ..Limits::default() };
+        let mut limiter = Limiter::new(&limits, &Parties::default(), Timestamp(0)).expect("a rate is set");
+        assert_eq!(limiter.take_input(10, 0, Timestamp(0)), None);
+        assert_eq!(limiter.take_input(5, 0, Timestamp(0)), Some(Duration::from_millis(500)));
+        assert_eq!(limiter.take_input(0, 0, Timestamp(600)), None);
+        assert_eq!(limiter.take_output(3, 0, Timestamp(0)), Some(Duration::from_secs(2)));
+        assert_eq!(limiter.room(), NonZeroU32::new(5), "one message at a time");
+        assert!(Limiter::new(&Limits::default(), &Parties::default(), Timestamp(0)).is_none());
+    }
+
+    #[test]
+    fn what_may_be_sent_at_once_is_soon_paid() {
+        let room = |messages, bytes| {
+            let limits = Limits {
+                client_message_rate_out: messages,
+                client_byte_rate_out: ByteSize(bytes),
+                ..Limits::default()
+            };
+            Limiter::new(&limits, &Parties::default(), Timestamp(0)).and_then(|limiter| limiter.room())
+        };
+        assert_eq!(room(0, 512 << 10), NonZeroU32::new(OUT_BUFFER as u32));
+        assert_eq!(
+            (room(0, 1000), room(10, 1000), room(0, 1)),
+            (NonZeroU32::new(250), NonZeroU32::new(50), NonZeroU32::new(1))
+        );
+        let input_only = Limits { client_byte_rate: ByteSize(1), ..Limits::default() };
+        let limiter = Limiter::new(&input_only, &Parties::default(), Timestamp(0)).expect("a rate is set");
+        assert_eq!(limiter.room(), None);
     }
 }

@@ -36,7 +36,7 @@ use self::{
     unfinished::Unfinished,
 };
 use super::{
-    device::Device,
+    device::{Device, flush},
     layers::layered::Io,
     shard::{Local, Work},
     timers, wheel,
@@ -72,6 +72,8 @@ pub(in crate::net) struct Rare {
     expiry: Option<Pin<Box<Sleep>>>,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
+    /// Until when nothing more is sent.
+    sending_pause: Option<Pin<Box<Sleep>>>,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -89,6 +91,7 @@ impl Rare {
             && self.expiry.is_none()
             && self.limiter.is_none()
             && self.pause.is_none()
+            && self.sending_pause.is_none()
             && self.stalled.is_none()
     }
 }
@@ -266,10 +269,32 @@ impl Connection {
         waits
     }
 
+    /// Whether sending is paused by a rate; the task is woken when it is over.
+    pub(in crate::net) fn poll_sending_paused(rare: &mut Option<Box<Rare>>, cx: &mut Context<'_>) -> bool {
+        let Some(rare) = rare else { return false };
+        let Some(pause) = &mut rare.sending_pause else { return false };
+        if pause.as_mut().poll(cx).is_pending() {
+            return true;
+        }
+        rare.sending_pause = None;
+        false
+    }
+
+    /// These whole packets are sent: what follows them waits if there is a rate and they are more than it allows.
+    pub(in crate::net) fn note_sending(rare: &mut Option<Box<Rare>>, packets: &[u8]) {
+        let Some(rare) = rare else { return };
+        let Some(limiter) = rare.limiter.as_mut().filter(|limiter| limiter.room().is_some()) else { return };
+        let messages = flush::count_messages(packets);
+        if let Some(pause) = limiter.take_output(messages, packets.len(), clock::now()) {
+            count(|c| c.sending_paused.add(1));
+            rare.sending_pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));
+        }
+    }
+
     fn pause(&mut self, messages: u32, bytes: usize) {
         let Some(rare) = &mut self.rare else { return };
         let Some(limiter) = &mut rare.limiter else { return };
-        if let Some(pause) = limiter.take(messages, bytes, clock::now()) {
+        if let Some(pause) = limiter.take_input(messages, bytes, clock::now()) {
             count(|c| c.rate_limited.add(1));
             rare.pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));
             self.device.heard(self.epoch, wheel::PAUSED);

@@ -10,10 +10,10 @@ use std::{
 };
 
 use broker::{RetainedCursor, Session, Target};
-use gateway_core::{Durability, Effort, Timestamp, clock};
+use gateway_core::{Bucket, Durability, Effort, Timestamp, clock};
 use tokio::time::Sleep;
 
-use super::{Connection, durable::Held, limiter::Bucket};
+use super::{Connection, durable::Held};
 use crate::net::{
     device::Device,
     shard::{Work, go_on_after_others},

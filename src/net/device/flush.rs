@@ -114,6 +114,16 @@ pub(in crate::net) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
     lost
 }
 
+/// PUBLISH frames in `bytes`, which are whole frames.
+pub(in crate::net) fn count_messages(bytes: &[u8]) -> u32 {
+    let (mut messages, mut rest) = (0, bytes);
+    while let Ok(Some(len)) = codec::frame_len(rest) {
+        messages += u32::from(rest[0] >> 4 == 3);
+        rest = rest.get(len..).unwrap_or_default();
+    }
+    messages
+}
+
 /// Sends what is left of a started frame and then `last`, if the socket takes it at once; then closes.
 pub(in crate::net) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
     let (bytes, written) = unsent.map_or((&[][..], 0), |unsent| (&unsent.bytes, unsent.written));

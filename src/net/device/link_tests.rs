@@ -51,6 +51,7 @@ pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
         stores: None,
         durability: broker::DurabilityRules::default(),
         judge_will: None,
+        tenants: Default::default(),
     });
     Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::Guard::idle(), String::new())
 }
@@ -79,6 +80,7 @@ pub(in crate::net) fn open_as(
         expiry: 60,
         will: None,
         info,
+        parties: Default::default(),
         now: NOW,
     };
     let maker = Arc::clone(shared);
@@ -91,6 +93,7 @@ pub(in crate::net) fn open_as(
     let Poll::Ready(opened) = pin!(opening).poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("an open that waits")
     };
+    let opened = opened.expect("no quotas");
     let device = opened.session.into_any().downcast::<Device>().expect("a device");
     (device, opened.epoch)
 }

@@ -80,7 +80,7 @@ impl Layered {
 }
 
 impl Connection {
-    /// TLS and WebSocket: takes the out-buffer, wraps it, writes it.
+    /// TLS and WebSocket, and where sending has a rate: takes the out-buffer, wraps it, writes it.
     pub(in crate::net) fn poll_write_layers(
         &mut self,
         effort: &mut Effort,
@@ -109,6 +109,11 @@ impl Connection {
             }
             recycle(std::mem::take(&mut io.layers.wire));
             io.layers.sent = 0;
+            if Self::poll_sending_paused(&mut self.rare, cx) {
+                // Nobody needs to wake us before.
+                self.set_want_write(true);
+                return Poll::Ready(Ok(()));
+            }
             if effort.is_spent() {
                 // The next poll begins here.
                 go_on_after_others(cx);
@@ -131,6 +136,7 @@ impl Connection {
             if bytes.is_empty() {
                 return Poll::Ready(Ok(()));
             }
+            Self::note_sending(&mut self.rare, &bytes);
             io.layers.wire = flush::scratch();
             let sealed = io.layers.seal(&bytes);
             recycle(bytes);

@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use gateway_core::{ClientId, OriginKind, QueueId, QueueOp, Timestamp, metrics::count};
+use gateway_core::{ClientId, OriginKind, QueueId, QueueOp, SharedMessage, Timestamp, metrics::count};
 use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredSubscription};
 
 use super::Durable;
-use crate::{Broker, MemoryKind, Session, SessionCore, SubscribeRequest, Target};
+use crate::{
+    Broker, MemoryKind, Parties, Session, SessionCore, SubscribeRequest, Target, parties::Membership,
+};
 
 /// What was restored at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -96,7 +98,7 @@ impl Broker {
                 gone.push(Arc::clone(&message.topic));
             } else if message.is_expired(now) {
                 gone.push(Arc::clone(&message.topic));
-            } else if !inner.retained.restore(&message) {
+            } else if !inner.retained.restore(&message, &self.owners(&message)) {
                 // Beyond today's limits: not served, but not deleted either, in case the limits are raised again.
                 restored.left_retained += 1;
             } else {
@@ -107,6 +109,15 @@ impl Broker {
             durable.retained().clear(topic, None);
         }
         Ok(())
+    }
+}
+
+impl Broker {
+    /// Whom a restored message counts for: the parties of its publisher's session.
+    fn owners(&self, message: &SharedMessage) -> Parties {
+        let publisher = message.client_id.as_ref().filter(|_| self.inner.parties.counts_retained());
+        let session = publisher.and_then(|client_id| self.inner.session(client_id.as_str()));
+        session.map(|session| session.core().state.lock().parties()).unwrap_or_default()
     }
 }
 
@@ -172,7 +183,12 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             let client_id = stored.client_id.clone();
             let mut lock = inner.lock_client(client_id.as_str());
             let slot = inner.slots.reserve();
-            let session = (self.make)(SessionCore::restored(stored, slot, now, &inner.account));
+            let membership = {
+                let identity = stored.username.as_deref().filter(|_| stored.proved);
+                let tenant = stored.tenant.as_deref().unwrap_or(&stored.listener);
+                Membership::restored(&inner.parties.of(identity.unwrap_or(client_id.as_str()), tenant))
+            };
+            let session = (self.make)(SessionCore::restored(stored, membership, slot, now, &inner.account));
             if let Some(summary) = &mut summary {
                 if was_offline {
                     // It had no connection: what was sent was noted in the entries when the last one ended.

@@ -8,7 +8,7 @@
 mod replay;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     ops::Bound,
     sync::{
         Arc,
@@ -16,13 +16,15 @@ use std::{
     },
 };
 
+use ahash::RandomState;
 use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, matches};
 use parking_lot::{Mutex, RwLock};
 use store::{LoadedRetained, RetainedStore, StoreError};
 
 use crate::{
-    RetainError,
+    Parties, RetainError,
     memory::{Account, MemoryKind},
+    parties::Ownership,
 };
 
 pub use replay::{RetainedCursor, RetainedPage};
@@ -63,6 +65,8 @@ struct RetainedTable {
     turn: u64,
     /// Bytes in memory.
     held: usize,
+    /// By topic, what of them has somebody's quotas. Empty unless quotas are configured.
+    owned: HashMap<Arc<str>, Ownership, RandomState>,
 }
 
 /// Bytes counted for a topic in memory, beside what its message costs there.
@@ -135,6 +139,7 @@ impl RetainedTable {
 
     fn remove(&mut self, topic: &str) -> bool {
         let kept = self.take(topic);
+        self.owned.remove(topic);
         if let Some(kept) = &kept {
             self.leaving.remove(&kept.turn());
         }
@@ -186,8 +191,9 @@ impl Retained {
         result
     }
 
-    /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one.
-    pub(crate) fn set(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+    /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one. It counts for
+    /// `parties` from now on.
+    pub(crate) fn set(&self, message: &Message<'_>, parties: &Parties) -> Result<bool, RetainError> {
         if !self.available {
             return Err(RetainError::Unavailable);
         }
@@ -216,6 +222,7 @@ impl Retained {
         if more > 0 && !ours && !self.account.takes_retained(more) {
             return Err(RetainError::Memory);
         }
+        self.own(&mut table, &message, parties)?;
         let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
             store.set(message.without_receipt(), published.retained_part());
@@ -229,8 +236,28 @@ impl Retained {
         Ok(existed)
     }
 
-    /// Restores a message from the store, in order of topic; false if it is beyond the limits.
-    pub(crate) fn restore(&self, message: &Arc<SharedMessage>) -> bool {
+    /// Has a message that is about to be set count for `parties`, in the place of one that may be there.
+    fn own(
+        &self,
+        table: &mut RetainedTable,
+        message: &SharedMessage,
+        parties: &Parties,
+    ) -> Result<(), RetainError> {
+        if parties.is_empty() && table.owned.is_empty() {
+            return Ok(());
+        }
+        let former = table.owned.get_mut(&message.topic);
+        let owned = Ownership::set(parties, former, message.cost()).map_err(|_| RetainError::Party)?;
+        // What is left of the former goes with it.
+        match owned {
+            Some(owned) => drop(table.owned.insert(Arc::clone(&message.topic), owned)),
+            None => drop(table.owned.remove(&message.topic)),
+        }
+        Ok(())
+    }
+
+    /// Restores a message from the store, in order of topic; false if it is beyond the limits. It counts for `parties`.
+    pub(crate) fn restore(&self, message: &Arc<SharedMessage>, parties: &Parties) -> bool {
         let mut table = self.table.write();
         let full = table.messages.len() >= self.max_messages || table.bytes + message.cost() > self.max_bytes;
         if full || !self.available {
@@ -240,6 +267,9 @@ impl Retained {
         let here = || Kept::Here { message: Arc::clone(message), turn: 0 };
         let kept = if small { here() } else { Kept::on_disk(message) };
         self.change(&mut table, |table| table.put(&message.topic, kept));
+        if let Some(owned) = Ownership::restored(parties, message.cost()) {
+            table.owned.insert(Arc::clone(&message.topic), owned);
+        }
         true
     }
 

@@ -13,7 +13,7 @@ use gateway_core::{Message, Offer, QueueId, SharedMessage, Timestamp, metrics::c
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 use super::{Found, Scanned};
-use crate::{Broker, Inner, RetainError, routing::Options};
+use crate::{Broker, Inner, Parties, RetainError, routing::Options};
 
 /// Topics looked at under one lock.
 const SCAN: usize = 1000;
@@ -147,7 +147,7 @@ impl RetainedCursor {
 impl Broker {
     /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
     pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
-        self.inner.retained.set(message)
+        self.inner.retained.set(message, &Parties::default())
     }
 
     /// A retained message, if set and not expired. Cancel safe.

@@ -7,7 +7,7 @@ use gateway_core::{
 use store::StoreHealth;
 
 use crate::{
-    Broker, Delivered, DirectOutcome, Offline, Published, RetainError, Routing, Shortage, Turn,
+    Broker, Delivered, DirectOutcome, Offline, Parties, Published, RetainError, Routing, Shortage, Turn,
     drops::drop_message,
 };
 
@@ -33,7 +33,18 @@ impl Broker {
     /// As [`Self::publish`], but serves only as many receivers as the turn's effort affords. The caller continues with
     /// the rest after it has let the other tasks of its thread run.
     pub fn publish_some(&self, message: &Message<'_>, turn: &mut Turn) -> Routing {
-        match self.admit(message, turn) {
+        self.publish_of(message, None, turn)
+    }
+
+    /// As [`Self::publish_some`]; if retained, it counts for `parties`. `None` are those of the session in whose name it is.
+    #[inline(always)]
+    pub(crate) fn publish_of(
+        &self,
+        message: &Message<'_>,
+        parties: Option<Parties>,
+        turn: &mut Turn,
+    ) -> Routing {
+        match self.admit(message, parties, turn) {
             Ok(withheld) => self.route_some(message, withheld, turn),
             Err(refusal) => Routing::Done(Published { refused: Some(refusal), ..Published::default() }),
         }
@@ -41,7 +52,12 @@ impl Broker {
 
     /// Everything before the receivers. Returns whether only streams get the message, or why it is refused.
     #[inline(always)]
-    fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<bool, Shortage> {
+    fn admit(
+        &self,
+        message: &Message<'_>,
+        parties: Option<Parties>,
+        turn: &mut Turn,
+    ) -> Result<bool, Shortage> {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))
         {
@@ -51,10 +67,15 @@ impl Broker {
         let withheld = self.inner.non_broker && from_device;
         if message.retain && !withheld {
             turn.effort.spend(Effort::RETAINED);
-            match self.inner.retained.set(message) {
+            let parties = match parties {
+                Some(parties) => parties,
+                None if self.inner.parties.counts_retained() => self.publisher(message),
+                None => Parties::default(),
+            };
+            match self.inner.retained.set(message, &parties) {
                 Err(RetainError::Quota) => count(|c| c.retained_refused.add(1)),
                 Err(RetainError::Memory) => count(|c| c.retained_memory.add(1)),
-                Ok(_) | Err(RetainError::Unavailable) => {}
+                Ok(_) | Err(RetainError::Unavailable | RetainError::Party) => {}
             }
         }
         if from_device && let Some(latest) = &self.inner.latest {
@@ -64,6 +85,17 @@ impl Broker {
             history.record(message);
         }
         Ok(withheld)
+    }
+
+    /// The parties of the session in whose name a message is.
+    #[cold]
+    fn publisher(&self, message: &Message<'_>) -> Parties {
+        let slot = message.origin.slot;
+        let session = match slot {
+            0 => None,
+            slot => self.inner.slots.session(slot),
+        };
+        session.map(|session| session.core().state.lock().parties()).unwrap_or_default()
     }
 
     /// Hands one message to one device, subscribed or not. It never sets a retained message.

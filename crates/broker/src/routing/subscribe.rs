@@ -73,6 +73,9 @@ impl Broker {
             let cost = cost(filter);
             state.subscriptions.remove(reference, self.shape(filter), cost);
             inner.account.release(MemoryKind::Filters, cost as usize);
+            if let Some(membership) = state.membership() {
+                membership.unsubscribe();
+            }
             if is_shared {
                 left = inner.index.groups_of(&[reference]);
             }
@@ -112,7 +115,9 @@ impl Broker {
             let shape = self.shape(request.filter);
             let charge = cost(request.filter);
             let charged = self.charge_filter(&state, charge, restored);
+            let claimed = state.membership().map_or(Ok(()), |membership| membership.subscribe(restored));
             let may_add = charged
+                && claimed.is_ok()
                 && state.subscriptions.len() < limits.max_subscriptions
                 && state.subscriptions.may_have(shape, limits.max_filter_shapes);
             let added = match shared {
@@ -124,8 +129,16 @@ impl Broker {
                 }
                 None => inner.index.subscribe(request.filter, Subscriber { slot, id, options }, may_add),
             };
-            if charged && added.as_ref().is_none_or(|added| added.existed) {
-                inner.account.release(MemoryKind::Filters, charge as usize);
+            if added.as_ref().is_none_or(|added| added.existed) {
+                if charged {
+                    inner.account.release(MemoryKind::Filters, charge as usize);
+                }
+                if let (Ok(()), Some(membership)) = (&claimed, state.membership()) {
+                    membership.unsubscribe();
+                }
+            }
+            if let (None, Err(exceeded)) = (&added, claimed) {
+                exceeded.counted();
             }
             let Added { reference, existed } = added.ok_or(SubscribeError::Quota)?;
             if !existed {

@@ -7,7 +7,9 @@ use parking_lot::Mutex;
 use store::{StoredSession, StoredWill};
 
 use super::leaving::Leaving;
-use crate::{Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Will};
+use crate::{
+    Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Parties, PartyKind, Will, parties::Membership,
+};
 
 /// The broker's part of one session. It is embedded in the connection layer's session object, so that both are one
 /// allocation.
@@ -47,10 +49,17 @@ struct Extra {
     leaving: Option<Box<Leaving>>,
     username: Option<Box<str>>,
     identity: Option<Arc<dyn Any + Send + Sync>>,
+    /// What the session has of its parties' quotas.
+    membership: Option<Box<Membership>>,
 }
 
 impl SessionCore {
-    pub(crate) fn new(request: OpenRequest, slot: u32, queue: QueueId) -> Self {
+    pub(crate) fn new(
+        request: OpenRequest,
+        membership: Option<Box<Membership>>,
+        slot: u32,
+        queue: QueueId,
+    ) -> Self {
         let ConnectionInfo { peer, listener, protocol, keep_alive, username, identity } = request.info;
         let state = SessionState {
             epoch: 1,
@@ -59,7 +68,7 @@ impl SessionCore {
             listener,
             protocol,
             keep_alive,
-            extra: Extra::boxed(request.will, username, identity),
+            extra: Extra::boxed(request.will, username, identity, membership),
             subscriptions: References::None,
             expiry: request.expiry,
             online: true,
@@ -71,11 +80,13 @@ impl SessionCore {
     /// A session of an earlier process. Its deadlines count from `now` if it was connected when that process ended.
     pub(crate) fn restored(
         session: StoredSession,
+        membership: Option<Box<Membership>>,
         slot: u32,
         now: Timestamp,
         account: &Arc<Account>,
     ) -> Self {
-        let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will } = session;
+        let StoredSession { queue, client_id, expiry, since, protocol, listener, username, will, .. } =
+            session;
         let will = will.map(|StoredWill { message, expiry, delay, author }| {
             let bytes = message.cost() + author.as_ref().map_or(0, |author| author.len());
             let charge = Some(Arc::new(Charge::forced(account, MemoryKind::Wills, bytes)));
@@ -88,7 +99,7 @@ impl SessionCore {
             listener,
             protocol,
             keep_alive: 0,
-            extra: Extra::boxed(will, username, None),
+            extra: Extra::boxed(will, username, None, membership),
             subscriptions: References::None,
             expiry,
             online: false,
@@ -122,7 +133,7 @@ impl SessionCore {
         }
         match (&mut state.extra, identity) {
             (Some(extra), identity) => extra.identity = identity,
-            (extra @ None, identity) => *extra = Extra::boxed(None, None, identity),
+            (extra @ None, identity) => *extra = Extra::boxed(None, None, identity, None),
         }
         true
     }
@@ -144,9 +155,10 @@ impl Extra {
         will: Option<Will>,
         username: Option<Box<str>>,
         identity: Option<Arc<dyn Any + Send + Sync>>,
+        membership: Option<Box<Membership>>,
     ) -> Option<Box<Self>> {
-        let is_used = will.is_some() || username.is_some() || identity.is_some();
-        is_used.then(|| Box::new(Self { will, leaving: None, username, identity }))
+        let is_used = will.is_some() || username.is_some() || identity.is_some() || membership.is_some();
+        is_used.then(|| Box::new(Self { will, leaving: None, username, identity, membership }))
     }
 }
 
@@ -156,6 +168,9 @@ impl SessionState {
         let extra = self.extra.as_ref();
         let leaving = extra.and_then(|extra| extra.leaving.as_ref()).map(|leaving| leaving.will());
         let will = leaving.or_else(|| self.will());
+        let membership = extra.and_then(|extra| extra.membership.as_deref());
+        let party = |kind| membership.and_then(|membership| membership.party(kind));
+        let username = extra.and_then(|extra| extra.username.clone());
         StoredSession {
             queue: core.queue,
             client_id: core.client_id.clone(),
@@ -163,7 +178,9 @@ impl SessionState {
             since: (!self.online).then_some(self.since),
             protocol: self.protocol,
             listener: Arc::clone(&self.listener),
-            username: self.extra.as_ref().and_then(|extra| extra.username.clone()),
+            proved: username.is_some() && party(PartyKind::Identity) == username.as_deref(),
+            tenant: party(PartyKind::Tenant).filter(|name| *name != self.listener.as_str()).map(Box::from),
+            username,
             will: will.map(|will| StoredWill {
                 message: Arc::clone(&will.message),
                 expiry: will.expiry,
@@ -185,8 +202,9 @@ impl SessionState {
         }
     }
 
-    /// Gives the session to a new connection. A will that the earlier one left is forgotten.
-    pub(crate) fn reconnect(&mut self, request: OpenRequest) {
+    /// Gives the session to a new connection. A will that the earlier one left is forgotten, and its membership given
+    /// back.
+    pub(crate) fn reconnect(&mut self, request: OpenRequest, membership: Option<Box<Membership>>) {
         let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
         let ConnectionInfo { peer, listener, protocol, keep_alive, username, identity } = request.info;
         self.epoch = self.epoch.wrapping_add(1);
@@ -195,10 +213,28 @@ impl SessionState {
         self.expiry = request.expiry;
         (self.peer, self.listener) = (peer, listener);
         (self.protocol, self.keep_alive) = (protocol, keep_alive);
-        self.extra = Extra::boxed(request.will, username, identity);
+        self.extra = Extra::boxed(request.will, username, identity, membership);
         if leaving.is_some() {
             self.extra.get_or_insert_default().leaving = leaving;
         }
+    }
+
+    /// What the session has of its parties' quotas.
+    pub(crate) fn membership(&mut self) -> Option<&mut Membership> {
+        self.extra.as_mut()?.membership.as_deref_mut()
+    }
+
+    /// The session is over: gives back what it has of its parties' quotas.
+    pub(crate) fn leave_parties(&mut self) {
+        if let Some(membership) = self.membership() {
+            membership.end();
+        }
+    }
+
+    /// Whose quotas the session counts for, or did.
+    pub(crate) fn parties(&self) -> Parties {
+        let membership = self.extra.as_ref().and_then(|extra| extra.membership.as_ref());
+        membership.map(|membership| membership.parties().clone()).unwrap_or_default()
     }
 
     /// Bytes of the session on the memory account, as [`cost`].

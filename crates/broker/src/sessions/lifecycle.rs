@@ -12,8 +12,8 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
 use super::core::{References, SessionState, cost};
 use crate::{
-    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, Opened, Session,
-    SessionCore, Target, Turn, Will, shared::Group,
+    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, Opened,
+    QuotaExceeded, Session, SessionCore, Target, Turn, Will, parties::Membership, shared::Group,
 };
 
 /// Timers run per tick at most.
@@ -56,15 +56,18 @@ impl Broker {
     ///
     /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
     /// the session is resumed within the delay [MQTT-3.1.3-9].
+    ///
+    /// # Errors
+    /// A quota of the device's parties does not allow it. Nothing has changed then, and it is counted.
     pub async fn open(
         &self,
         request: OpenRequest,
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
         turn: &mut Turn,
-    ) -> Opened {
+    ) -> Result<Opened, QuotaExceeded> {
         let now = request.now;
         let _change = self.change();
-        let (mut opened, former) = self.open_locked(request, make);
+        let (mut opened, former) = self.open_locked(request, make)?;
         opened.took_over = former.connection.is_some();
         let Opened { session, present, commit, .. } = &opened;
         let mut aftermath = Aftermath::new(self, now);
@@ -89,7 +92,7 @@ impl Broker {
             EventKind::Connected { info, session_present: *present }
         });
         opened.aftermath = aftermath;
-        opened
+        Ok(opened)
     }
 
     /// Whether the session of this client id exists or the memory account has room for it.
@@ -134,6 +137,9 @@ impl Broker {
             let due = inner.timers.update(session, &mut state, |state| {
                 state.online = false;
                 state.since = now;
+                if let Some(membership) = state.membership() {
+                    membership.disconnected();
+                }
                 state.expiry = closed.expiry.unwrap_or(state.expiry);
                 if !closed.publish_will {
                     // [MQTT-3.1.2-10]
@@ -281,11 +287,12 @@ impl Broker {
         &self,
         request: OpenRequest,
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
-    ) -> (Opened, Former) {
+    ) -> Result<(Opened, Former), QuotaExceeded> {
         let inner = &*self.inner;
         let client_id = request.client_id.clone();
         let mut lock = inner.lock_client(client_id.as_str());
         let mut former = Former::default();
+        let mut membership;
         let old = lock.find(client_id.as_str());
         if let Some(old) = &old {
             let mut state = old.core().state.lock();
@@ -293,6 +300,8 @@ impl Broker {
             let expired = state.expires_at().is_some_and(|at| at <= request.now);
             // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
             let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
+            let kept = if resumes { state.subscriptions.len() } else { 0 };
+            membership = Membership::enter(&request.parties, state.membership(), kept)?;
             if resumes {
                 let was_online = state.online;
                 // What the answer confirms must be on disk: a changed will, another expiry, and after a takeover the
@@ -309,7 +318,7 @@ impl Broker {
                 inner.account.release(MemoryKind::Sessions, state.cost(&client_id));
                 former.will = inner.timers.update(old, &mut state, |state| {
                     let will = due.then(|| state.give_will(old.core().queue())).flatten();
-                    state.reconnect(request);
+                    state.reconnect(request, membership.take());
                     will
                 });
                 let epoch = state.epoch;
@@ -318,7 +327,7 @@ impl Broker {
                 if !was_online {
                     self.count_online();
                 }
-                return (
+                return Ok((
                     Opened {
                         session: Arc::clone(old),
                         present: true,
@@ -328,9 +337,11 @@ impl Broker {
                         epoch,
                     },
                     former,
-                );
+                ));
             }
             former.ended = Some(self.mark_ended(old, &mut state));
+        } else {
+            membership = Membership::enter(&request.parties, None, 0)?;
         }
         let slot = inner.slots.reserve();
         let durable = inner.durable.as_ref().filter(|_| request.expiry > 0);
@@ -338,7 +349,7 @@ impl Broker {
         let discards =
             former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
         let commit = (durable.is_some() || discards).then(Commit::new);
-        let session = make(SessionCore::new(request, slot, queue));
+        let session = make(SessionCore::new(request, membership, slot, queue));
         if let Some(durable) = durable {
             durable.note_slot(session.core());
             inner.keep(session.core(), &mut session.core().state.lock(), commit.as_ref());
@@ -348,7 +359,7 @@ impl Broker {
         lock.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        (Opened { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 }, former)
+        Ok((Opened { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 }, former))
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
@@ -358,6 +369,7 @@ impl Broker {
         let will = inner.timers.update(session, state, |state| {
             state.ended = true;
             state.online = false;
+            state.leave_parties();
             state.give_will(session.core().queue())
         });
         if let Some(leaving) = state.leaving() {

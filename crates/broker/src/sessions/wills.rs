@@ -51,7 +51,8 @@ impl Broker {
         let message = Arc::new(published(will, session.core(), slot, now));
         count(|c| c.wills_published.add(1));
         let message = message.borrow();
-        if let Routing::More(spread) = self.publish_some(&message, turn) {
+        let parties = self.inner.parties.counts_retained().then(|| session.core().state.lock().parties());
+        if let Routing::More(spread) = self.publish_of(&message, parties, turn) {
             return Some(spread);
         }
         self.conclude_will(session, message.issued().cloned());

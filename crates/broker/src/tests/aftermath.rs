@@ -64,8 +64,15 @@ fn a_will_for_very_many_is_handed_out_in_steps_each_gets_it_once() {
         for receiver in &receivers {
             assert_eq!(receiver.payloads(), ["before"]);
         }
-        let device =
-            bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will("will/d", "gone", 30)) });
+        let device = bench.connect(
+            "d",
+            Connect {
+                clean: false,
+                expiry: 100,
+                will: Some(will("will/d", "gone", 30)),
+                ..Connect::default()
+            },
+        );
         end(&mut bench, &device, goes_on);
         for receiver in &receivers {
             assert_eq!(receiver.payloads(), ["gone"]);
@@ -89,11 +96,12 @@ fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
         expiry: 0,
         will: None,
         info: info(),
+        parties: Default::default(),
         now: bench.now,
     };
     let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
     bench.turn = Turn::default();
-    let opened = ready(bench.broker.open(request, make, &mut bench.turn));
+    let opened = ready(bench.broker.open(request, make, &mut bench.turn)).unwrap();
     let commit = opened.commit.expect("something is on disk");
     let is_done = || commit.poll(std::task::Waker::noop()).is_some();
     assert!(!is_done() && disk.count() == 1);

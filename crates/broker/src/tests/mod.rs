@@ -4,6 +4,7 @@ mod aftermath;
 mod disk;
 mod group_queue;
 mod non_broker;
+mod parties;
 mod publishing;
 mod retained;
 mod sessions;
@@ -215,6 +216,7 @@ pub(super) struct Connect {
     pub(super) clean: bool,
     pub(super) expiry: u32,
     pub(super) will: Option<Will>,
+    pub(super) parties: Parties,
 }
 
 /// Runs a future that never waits.
@@ -270,6 +272,7 @@ impl Bench {
             stores,
             durability: DurabilityRules::default(),
             judge_will: None,
+            tenants: Default::default(),
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
     }
@@ -280,22 +283,33 @@ impl Bench {
 
     /// As [`Self::connect`]; also returns the commit that the answer waits for.
     pub(super) fn open(&mut self, id: &str, connect: Connect) -> (Device, Option<Arc<Commit>>) {
+        let (device, commit) = self.try_open(id, connect).expect("within quotas");
+        device.test.receiver.offline.store(false, SeqCst);
+        self.broker.online(&device.session, self.now, &mut self.turn);
+        (device, commit)
+    }
+
+    /// As [`Self::open`], up to the answer.
+    pub(super) fn try_open(
+        &mut self,
+        id: &str,
+        connect: Connect,
+    ) -> Result<(Device, Option<Arc<Commit>>), QuotaExceeded> {
         let request = OpenRequest {
             client_id: ClientId::new(id),
             clean_start: connect.clean,
             expiry: connect.expiry,
             will: connect.will,
             info: info(),
+            parties: connect.parties,
             now: self.now,
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
         let Opened { session, present, epoch, commit, .. } =
-            ready(self.broker.open(request, make, &mut self.turn));
+            ready(self.broker.open(request, make, &mut self.turn))?;
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
-        test.receiver.offline.store(false, SeqCst);
-        self.broker.online(&session, self.now, &mut self.turn);
-        (Device { session, test, epoch, present }, commit)
+        Ok((Device { session, test, epoch, present }, commit))
     }
 
     /// A persistent session.

@@ -8,7 +8,7 @@ fn watcher(bench: &mut Bench) -> Device {
 
 fn connect(expiry: u32, delay: Option<u32>) -> Connect {
     let will = delay.map(|delay| will("will/d", "gone", delay));
-    Connect { clean: false, expiry, will }
+    Connect { clean: false, expiry, will, ..Connect::default() }
 }
 
 /// [MQTT-3.1.2-8] [MQTT-3.1.3-9] [MQTT-3.1.4-3]
@@ -28,7 +28,7 @@ fn takeover_publishes_or_cancels_the_old_will() {
         let watcher = watcher(&mut bench);
         let old = bench.connect("d", connect(expiry, Some(delay)));
         bench.subscribe(&old, "x");
-        let new = bench.connect("d", Connect { clean, expiry: 100, will: None });
+        let new = bench.connect("d", Connect { clean, expiry: 100, will: None, ..Connect::default() });
         let row = format!("delay {delay} expiry {expiry} clean {clean}");
         assert_eq!(old.closes(), [CloseReason::TakenOver], "{row}");
         assert_eq!(!watcher.payloads().is_empty(), published, "{row}");
@@ -93,7 +93,7 @@ fn resuming_within_the_delay_cancels_a_will_and_clean_start_publishes() {
         let device = bench.connect("d", connect(100, Some(30)));
         bench.close(&device);
         bench.pass(10);
-        let again = bench.connect("d", Connect { clean, expiry: 100, will: None });
+        let again = bench.connect("d", Connect { clean, expiry: 100, will: None, ..Connect::default() });
         assert_eq!(again.present, !clean);
         assert_eq!(watcher.payloads().len(), usize::from(clean));
         bench.pass(100);
@@ -133,7 +133,8 @@ fn a_will_has_its_retain_flag_and_expiry_from_publication() {
         charge: None,
         author: None,
     };
-    let device = bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will) });
+    let device =
+        bench.connect("d", Connect { clean: false, expiry: 100, will: Some(will), ..Connect::default() });
     bench.close(&device);
     bench.pass(20);
     let retained = ready(bench.broker.retained("will/d", bench.now)).unwrap().unwrap();
@@ -315,12 +316,13 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
                     expiry: 60,
                     will: None,
                     info: info(),
+                    parties: Default::default(),
                     now: Timestamp(5),
                 };
                 let make = |core| -> Arc<dyn Session> {
                     Arc::new(TestSession { core, receiver: Receiver::default() })
                 };
-                ready(broker.open(request, make, &mut Turn::default()))
+                ready(broker.open(request, make, &mut Turn::default())).unwrap()
             };
             let threads = [scope.spawn(open), scope.spawn(open)];
             threads.map(|thread| thread.join().unwrap())

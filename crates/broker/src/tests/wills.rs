@@ -75,6 +75,7 @@ fn judged(disk: &Arc<Disk>, judge_will: Option<Arc<JudgeWill>>) -> Bench {
         stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
         durability: DurabilityRules::default(),
         judge_will,
+        tenants: Default::default(),
     });
     Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
 }
@@ -98,7 +99,7 @@ fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
     let mut message = Message::new("will/d", payload.as_bytes(), Timestamp(0), Origin::SERVER);
     message.qos = QoS::AtLeastOnce;
     let will = Will { message: Arc::clone(message.share()), expiry: None, delay, charge: None, author: None };
-    Connect { clean, expiry, will: Some(will) }
+    Connect { clean, expiry, will: Some(will), ..Connect::default() }
 }
 
 /// The answer to a CONNECT: none yet, or whether it is refused.

@@ -67,6 +67,17 @@ counters! {
     banned_connects: "mqtt_banned_total", "CONNECT packets refused for a ban", "";
     backoff_begun: "mqtt_login_waits_total", "Failed logins after which their address had to wait", "";
     flapping_bans: "mqtt_flapping_bans_total", "Clients banned for a time because they connected too often", "";
+    sending_paused: "mqtt_sending_pauses_total", "Times sending to a client was paused by a rate", "";
+    identity_connections: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"identity\",quota=\"connections\"";
+    identity_sessions: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"identity\",quota=\"sessions\"";
+    identity_subscriptions: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"identity\",quota=\"subscriptions\"";
+    identity_retained_messages: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"identity\",quota=\"retained_messages\"";
+    identity_retained_bytes: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"identity\",quota=\"retained_bytes\"";
+    tenant_connections: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"tenant\",quota=\"connections\"";
+    tenant_sessions: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"tenant\",quota=\"sessions\"";
+    tenant_subscriptions: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"tenant\",quota=\"subscriptions\"";
+    tenant_retained_messages: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"tenant\",quota=\"retained_messages\"";
+    tenant_retained_bytes: "mqtt_quota_refused_total", "What was refused because its identity or tenant has no more of a quota", "of=\"tenant\",quota=\"retained_bytes\"";
     handshake_tls_ok: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"ok\"";
     handshake_tls_failed: "mqtt_tls_handshakes_total", "TLS handshakes", "result=\"failed\"";
     handshake_timeout: "mqtt_connections_refused_total", "Connections refused", "reason=\"connect_timeout\"";

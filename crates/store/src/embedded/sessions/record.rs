@@ -17,6 +17,9 @@ const USERNAME: u8 = 2;
 const WILL: u8 = 4;
 const WILL_EXPIRES: u8 = 8;
 const WILL_AUTHOR: u8 = 16;
+/// These two came later; versions before them cannot read a record with a tenant and a will.
+const PROVED: u8 = 32;
+const TENANT: u8 = 64;
 
 /// Two bits of QoS, then these.
 const QOS: u8 = 3;
@@ -35,7 +38,9 @@ pub(super) fn encode_session(session: &StoredSession, out: &mut Vec<u8>) {
             | flag(session.username.is_some(), USERNAME)
             | flag(will.is_some(), WILL)
             | flag(will.is_some_and(|will| will.expiry.is_some()), WILL_EXPIRES)
-            | flag(will.is_some_and(|will| will.author.is_some()), WILL_AUTHOR),
+            | flag(will.is_some_and(|will| will.author.is_some()), WILL_AUTHOR)
+            | flag(session.proved, PROVED)
+            | flag(session.tenant.is_some(), TENANT),
     );
     out.push(session.protocol as u8);
     put_varint(out, session.expiry);
@@ -45,6 +50,9 @@ pub(super) fn encode_session(session: &StoredSession, out: &mut Vec<u8>) {
     }
     if let Some(username) = &session.username {
         put_short_text(out, username);
+    }
+    if let Some(tenant) = &session.tenant {
+        put_short_text(out, tenant);
     }
     if let Some(will) = will {
         put_varint(out, will.delay);
@@ -87,6 +95,8 @@ pub(super) fn decode_session(
     let has = |bit: u8| flags & bit != 0;
     let since = if has(ENDED) { Some(Timestamp(input.u64()?)) } else { None };
     let username = if has(USERNAME) { Some(Box::from(input.short_text()?)) } else { None };
+    let (proved, tenant) =
+        (has(PROVED), if has(TENANT) { Some(Box::from(input.short_text()?)) } else { None });
     let will = if has(WILL) {
         let delay = input.varint()?;
         let expiry = if has(WILL_EXPIRES) { Some(input.varint()?) } else { None };
@@ -96,7 +106,18 @@ pub(super) fn decode_session(
         None
     };
     let listener = Arc::clone(listener);
-    Some(StoredSession { queue, client_id, expiry, since, protocol, listener, username, will })
+    Some(StoredSession {
+        queue,
+        client_id,
+        expiry,
+        since,
+        protocol,
+        listener,
+        username,
+        proved,
+        tenant,
+        will,
+    })
 }
 
 /// Writes the record of a subscription into `out`, which is cleared first.

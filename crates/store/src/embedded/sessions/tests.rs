@@ -67,6 +67,8 @@ fn session_of(number: u64, client_id: &str, version: u64) -> StoredSession {
         protocol: if version.is_multiple_of(5) { Protocol::V4 } else { Protocol::V5 },
         listener: Arc::new(format!("listener-{}", version % 2)),
         username: (version % 4 == 1).then(|| "user".into()),
+        proved: version % 8 == 1,
+        tenant: (version % 7 == 1).then(|| "tenant".into()),
         will: (version % 5 == 1).then(|| StoredWill {
             message,
             expiry: (version % 2 == 1).then_some(5),

@@ -71,6 +71,10 @@ pub(super) struct SessionLine {
     listener: String,
     #[serde(default, skip_serializing_if = "is_default")]
     username: Option<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    proved: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     will: Option<WillLine>,
 }
@@ -267,6 +271,8 @@ impl SessionLine {
             protocol: session.protocol as u8,
             listener: session.listener.as_ref().clone(),
             username: session.username.as_deref().map(str::to_owned),
+            proved: session.proved,
+            tenant: session.tenant.as_deref().map(str::to_owned),
             will: session.will.as_ref().map(|will| WillLine {
                 delay: will.delay,
                 expiry: will.expiry,
@@ -295,6 +301,8 @@ impl SessionLine {
             },
             listener: Arc::new(self.listener),
             username: self.username.map(String::into_boxed_str),
+            proved: self.proved,
+            tenant: self.tenant.map(String::into_boxed_str),
             will: self.will.map(will).transpose()?,
         })
     }

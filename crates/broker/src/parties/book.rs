@@ -1,0 +1,107 @@
+//! All parties: the tenants that are configured, and whoever else has something of a quota just now.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
+
+use ahash::RandomState;
+use gateway_core::Quotas;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use super::{Parties, Party, PartyKind};
+
+/// The section for tenants that have none of their own.
+const ANY: &str = "*";
+
+/// See the module.
+pub(crate) struct Book {
+    /// Of each identity; `None` if they are not limited.
+    identity: Option<Quotas>,
+    tenants: BTreeMap<Box<str>, Arc<Party>>,
+    /// Of each tenant without a section; `None` if they are not limited.
+    any_tenant: Option<Quotas>,
+    counts_retained: bool,
+    others: Mutex<Others>,
+}
+
+/// Parties without a section of their own, as long as somebody belongs to them.
+#[derive(Default)]
+struct Others {
+    by_name: HashMap<(PartyKind, Box<str>), Weak<Party>, RandomState>,
+    /// When there are so many, those to whom nobody belongs any more are removed.
+    sweep_at: usize,
+}
+
+impl Book {
+    /// The quotas of each identity and, by name, of tenants; `*` is every other tenant.
+    pub(crate) fn new(identity: &Quotas, tenants: &BTreeMap<String, Quotas>) -> Self {
+        let party = |(name, quotas): (&String, &Quotas)| {
+            let party = Party::new(PartyKind::Tenant, name, quotas.clone());
+            (Box::from(name.as_str()), Arc::new(party))
+        };
+        let limited = |quotas: &Quotas| quotas.retained_messages > 0 || quotas.retained_bytes.0 > 0;
+        Self {
+            // Of tenants with a name also what they may have without a limit is shown.
+            counts_retained: !tenants.is_empty() || limited(identity),
+            identity: Some(identity).filter(|quotas| !quotas.is_empty()).cloned(),
+            tenants: tenants.iter().filter(|(name, _)| *name != ANY).map(party).collect(),
+            any_tenant: tenants.get(ANY).filter(|quotas| !quotas.is_empty()).cloned(),
+            others: Mutex::default(),
+        }
+    }
+
+    /// Whether anybody has quotas.
+    fn is_empty(&self) -> bool {
+        self.identity.is_none() && self.tenants.is_empty() && self.any_tenant.is_none()
+    }
+
+    /// Whether retained messages count for anybody.
+    #[inline]
+    pub(crate) fn counts_retained(&self) -> bool {
+        self.counts_retained
+    }
+
+    /// The tenants that are configured by name.
+    pub(crate) fn tenants(&self) -> impl Iterator<Item = &Arc<Party>> {
+        self.tenants.values()
+    }
+
+    /// The parties of a device with this identity and this tenant.
+    pub(crate) fn of(&self, identity: &str, tenant: &str) -> Parties {
+        if self.is_empty() {
+            return Parties::default();
+        }
+        let by_identity =
+            self.identity.as_ref().map(|quotas| self.other(PartyKind::Identity, identity, quotas));
+        let by_tenant = match (self.tenants.get(tenant), &self.any_tenant) {
+            (Some(party), _) => Some(Arc::clone(party)),
+            (None, Some(quotas)) => Some(self.other(PartyKind::Tenant, tenant, quotas)),
+            (None, None) => None,
+        };
+        by_identity.into_iter().chain(by_tenant).collect()
+    }
+
+    fn other(&self, kind: PartyKind, name: &str, quotas: &Quotas) -> Arc<Party> {
+        const FEW: usize = 1024;
+        let mut others = self.others.lock();
+        let others = &mut *others;
+        let known = others.by_name.entry((kind, name.into())).or_default();
+        if let Some(party) = known.upgrade() {
+            return party;
+        }
+        let party = Arc::new(Party::new(kind, name, quotas.clone()));
+        *known = Arc::downgrade(&party);
+        if others.by_name.len() >= others.sweep_at.max(FEW) {
+            others.by_name.retain(|_, party| party.strong_count() > 0);
+            others.sweep_at = others.by_name.len() * 2;
+        }
+        party
+    }
+
+    #[cfg(test)]
+    pub(crate) fn others_len(&self) -> usize {
+        self.others.lock().by_name.len()
+    }
+}

@@ -1,0 +1,149 @@
+//! What one session has of the quotas of its parties.
+
+use std::sync::Arc;
+
+use super::{Counted, Parties, Party, PartyKind, QuotaExceeded, try_add_all};
+
+/// See the module. Boxed, so that a session without parties is no larger for it.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    /// Whose quotas they are, also after the session's end: its will may still be published.
+    parties: Parties,
+    /// One for each, and none after the session's end.
+    holdings: Vec<Holding>,
+}
+
+/// What it has of one party's: a session, at most a connection, and subscriptions.
+#[derive(Debug)]
+struct Holding {
+    party: Arc<Party>,
+    connected: bool,
+    subscriptions: usize,
+}
+
+impl Holding {
+    /// Of a session that was counted by the caller.
+    fn of(party: &Arc<Party>, connected: bool) -> Self {
+        Self { party: Arc::clone(party), connected, subscriptions: 0 }
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.party.give_back(Counted::Sessions, 1);
+        self.party.give_back(Counted::Connections, self.connected.into());
+        self.party.give_back(Counted::Subscriptions, self.subscriptions);
+    }
+}
+
+impl Membership {
+    /// A session gets a connection whose device has these parties. What it replaces, or resumes with `kept`
+    /// subscriptions, has `former`, of which it takes over what is of the same parties: so nobody is refused for what he
+    /// has already. The rest of `former` is given back when the caller drops it.
+    ///
+    /// # Errors
+    /// A quota does not allow another connection or session. Nothing has changed then.
+    pub(crate) fn enter(
+        parties: &Parties,
+        mut former: Option<&mut Self>,
+        kept: usize,
+    ) -> Result<Option<Box<Self>>, QuotaExceeded> {
+        if parties.is_empty() {
+            return Ok(None);
+        }
+        {
+            let has = |party: &Arc<Party>| {
+                let holding = former.as_ref().and_then(|former| former.find(party));
+                holding.map(|at| former.as_ref().is_some_and(|former| former.holdings[at].connected))
+            };
+            let wanted = parties.iter().flat_map(|party| {
+                let has = has(party);
+                [
+                    (party, Counted::Connections, usize::from(has != Some(true))),
+                    (party, Counted::Sessions, usize::from(has.is_none())),
+                ]
+            });
+            try_add_all(wanted).map_err(QuotaExceeded::counted)?;
+        }
+        let holdings = parties.iter().map(|party| {
+            let taken_over = former.as_mut().and_then(|former| {
+                let at = former.find(party)?;
+                Some(former.holdings.swap_remove(at))
+            });
+            let mut holding = taken_over.unwrap_or_else(|| Holding::of(party, true));
+            holding.connected = true;
+            holding.set_subscriptions(kept);
+            holding
+        });
+        Ok(Some(Box::new(Self { parties: parties.clone(), holdings: holdings.collect() })))
+    }
+
+    /// A session of an earlier process, which counts whatever the quotas say.
+    pub(crate) fn restored(parties: &Parties) -> Option<Box<Self>> {
+        let holdings = parties.iter().map(|party| {
+            party.add(Counted::Sessions, 1);
+            Holding::of(party, false)
+        });
+        (!parties.is_empty())
+            .then(|| Box::new(Self { parties: parties.clone(), holdings: holdings.collect() }))
+    }
+
+    /// The connection has ended.
+    pub(crate) fn disconnected(&mut self) {
+        for holding in &mut self.holdings {
+            holding
+                .party
+                .give_back(Counted::Connections, usize::from(std::mem::take(&mut holding.connected)));
+        }
+    }
+
+    /// Adds a subscription; one that is restored counts whatever the quotas say. Refusals are not counted here: the
+    /// subscription may be there already.
+    pub(crate) fn subscribe(&mut self, restored: bool) -> Result<(), QuotaExceeded> {
+        match restored {
+            true => self.holdings.iter().for_each(|holding| holding.party.add(Counted::Subscriptions, 1)),
+            false => {
+                try_add_all(self.holdings.iter().map(|holding| (&holding.party, Counted::Subscriptions, 1)))?
+            }
+        }
+        self.holdings.iter_mut().for_each(|holding| holding.subscriptions += 1);
+        Ok(())
+    }
+
+    /// A subscription is gone.
+    pub(crate) fn unsubscribe(&mut self) {
+        for holding in &mut self.holdings {
+            let left = holding.subscriptions.saturating_sub(1);
+            holding.set_subscriptions(left);
+        }
+    }
+
+    /// Whose quotas they are.
+    pub(crate) fn parties(&self) -> &Parties {
+        &self.parties
+    }
+
+    /// The session is over: gives everything back.
+    pub(crate) fn end(&mut self) {
+        self.holdings.clear();
+    }
+
+    /// The name of its party of a kind.
+    pub(crate) fn party(&self, kind: PartyKind) -> Option<&str> {
+        self.parties.iter().find(|party| party.kind == kind).map(|party| party.name())
+    }
+
+    fn find(&self, party: &Arc<Party>) -> Option<usize> {
+        self.holdings.iter().position(|holding| Arc::ptr_eq(&holding.party, party))
+    }
+}
+
+impl Holding {
+    fn set_subscriptions(&mut self, subscriptions: usize) {
+        match subscriptions.checked_sub(self.subscriptions) {
+            Some(more) => self.party.add(Counted::Subscriptions, more),
+            None => self.party.give_back(Counted::Subscriptions, self.subscriptions - subscriptions),
+        }
+        self.subscriptions = subscriptions;
+    }
+}

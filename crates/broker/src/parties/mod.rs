@@ -1,0 +1,232 @@
+//! Parties: whoever shares quotas. A device belongs to one for its identity and one for its tenant, where these have
+//! quotas; else to none, which costs nothing.
+//!
+//! A party's figures are atomic counters, so that no lock is shared by all its connections but those of its rates. What a
+//! session has of them is its [`Membership`], what a retained message has is its [`Ownership`]; both give back when they
+//! are dropped.
+
+mod book;
+mod membership;
+mod ownership;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use gateway_core::{Flow, Quotas, Timestamp, metrics::count};
+use parking_lot::Mutex;
+
+pub(crate) use self::{book::Book, membership::Membership, ownership::Ownership};
+
+/// The parties of one device, none, one or two; without any it is no allocation.
+pub type Parties = Box<[Arc<Party>]>;
+
+/// Why somebody is a party.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PartyKind {
+    /// A user name, or a client id where there is none.
+    Identity,
+    /// A tenant.
+    Tenant,
+}
+
+/// What is counted against a quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Sessions with a connection.
+    Connections,
+    /// Sessions in all.
+    Sessions,
+    /// Subscriptions.
+    Subscriptions,
+    /// Retained messages.
+    RetainedMessages,
+    /// Bytes of retained messages.
+    RetainedBytes,
+}
+
+impl Counted {
+    /// All, in the order of their declaration.
+    pub const ALL: [Self; 5] =
+        [Self::Connections, Self::Sessions, Self::Subscriptions, Self::RetainedMessages, Self::RetainedBytes];
+
+    /// As metrics and logs name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Sessions => "sessions",
+            Self::Subscriptions => "subscriptions",
+            Self::RetainedMessages => "retained_messages",
+            Self::RetainedBytes => "retained_bytes",
+        }
+    }
+}
+
+/// Somebody who shares quotas.
+#[derive(Debug)]
+pub struct Party {
+    kind: PartyKind,
+    name: Box<str>,
+    quotas: Quotas,
+    used: [AtomicUsize; Counted::ALL.len()],
+    /// Boxed, since identities are many and rates for them rare.
+    flows: Option<Box<Flows>>,
+}
+
+/// What comes from all connections of a party, and what goes to them.
+#[derive(Debug)]
+struct Flows {
+    from: Mutex<Option<Flow>>,
+    to: Mutex<Option<Flow>>,
+}
+
+/// A quota does not allow it.
+#[derive(Debug, Clone)]
+pub struct QuotaExceeded {
+    /// Whose.
+    pub party: Arc<Party>,
+    /// Which.
+    pub what: Counted,
+}
+
+impl fmt::Display for QuotaExceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} has used up its {}", self.party.kind.as_str(), self.party.name, self.what.as_str())
+    }
+}
+
+impl PartyKind {
+    /// As metrics and logs name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Identity => "identity",
+            Self::Tenant => "tenant",
+        }
+    }
+}
+
+impl Party {
+    fn new(kind: PartyKind, name: &str, quotas: Quotas) -> Self {
+        // Full as from the beginning of time.
+        let flow = |messages, bytes| Flow::new(messages, bytes, Timestamp(0));
+        let from = flow(quotas.message_rate, quotas.byte_rate);
+        let to = flow(quotas.message_rate_out, quotas.byte_rate_out);
+        let flows = (from.is_some() || to.is_some())
+            .then(|| Box::new(Flows { from: Mutex::new(from), to: Mutex::new(to) }));
+        Self { kind, name: name.into(), quotas, used: Default::default(), flows }
+    }
+
+    /// Why it is one.
+    pub fn kind(&self) -> PartyKind {
+        self.kind
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it may have.
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    /// How much it may have, 0 is no limit.
+    pub fn quota(&self, what: Counted) -> usize {
+        match what {
+            Counted::Connections => self.quotas.connections,
+            Counted::Sessions => self.quotas.sessions,
+            Counted::Subscriptions => self.quotas.subscriptions,
+            Counted::RetainedMessages => self.quotas.retained_messages,
+            Counted::RetainedBytes => self.quotas.retained_bytes.0,
+        }
+    }
+
+    /// How much it has.
+    pub fn used(&self, what: Counted) -> usize {
+        self.used[what as usize].load(Relaxed)
+    }
+
+    /// Whether messages from its connections have a rate.
+    pub fn limits_input(&self) -> bool {
+        self.quotas.message_rate > 0 || self.quotas.byte_rate.0 > 0
+    }
+
+    /// Whether messages to its connections have a rate.
+    pub fn limits_output(&self) -> bool {
+        self.quotas.message_rate_out > 0 || self.quotas.byte_rate_out.0 > 0
+    }
+
+    /// Takes what came from one of its connections; seconds until the party owes nothing.
+    pub fn take_input(&self, messages: u32, bytes: usize, now: Timestamp) -> f64 {
+        let mut flow = self.flows.as_ref().map(|flows| flows.from.lock());
+        flow.as_mut().and_then(|flow| flow.as_mut()).map_or(0.0, |flow| flow.take(messages, bytes, now))
+    }
+
+    /// Takes what went to one of its connections; seconds until the party owes nothing.
+    pub fn take_output(&self, messages: u32, bytes: usize, now: Timestamp) -> f64 {
+        let mut flow = self.flows.as_ref().map(|flows| flows.to.lock());
+        flow.as_mut().and_then(|flow| flow.as_mut()).map_or(0.0, |flow| flow.take(messages, bytes, now))
+    }
+
+    /// Adds `n` if the quota allows it.
+    fn try_add(&self, what: Counted, n: usize) -> bool {
+        let quota = self.quota(what);
+        let more = |used: usize| {
+            let all = used.saturating_add(n);
+            (quota == 0 || all <= quota).then_some(all)
+        };
+        n == 0 || self.used[what as usize].fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// Adds `n` whatever the quota says, for what was granted before.
+    fn add(&self, what: Counted, n: usize) {
+        self.used[what as usize].fetch_add(n, Relaxed);
+    }
+
+    fn give_back(&self, what: Counted, n: usize) {
+        let before = self.used[what as usize].fetch_sub(n, Relaxed);
+        debug_assert!(before >= n, "more {} given back than taken", what.as_str());
+    }
+}
+
+impl QuotaExceeded {
+    /// Counts the refusal.
+    pub(crate) fn counted(self) -> Self {
+        count(|c| {
+            match (self.party.kind, self.what) {
+                (PartyKind::Identity, Counted::Connections) => &c.identity_connections,
+                (PartyKind::Identity, Counted::Sessions) => &c.identity_sessions,
+                (PartyKind::Identity, Counted::Subscriptions) => &c.identity_subscriptions,
+                (PartyKind::Identity, Counted::RetainedMessages) => &c.identity_retained_messages,
+                (PartyKind::Identity, Counted::RetainedBytes) => &c.identity_retained_bytes,
+                (PartyKind::Tenant, Counted::Connections) => &c.tenant_connections,
+                (PartyKind::Tenant, Counted::Sessions) => &c.tenant_sessions,
+                (PartyKind::Tenant, Counted::Subscriptions) => &c.tenant_subscriptions,
+                (PartyKind::Tenant, Counted::RetainedMessages) => &c.tenant_retained_messages,
+                (PartyKind::Tenant, Counted::RetainedBytes) => &c.tenant_retained_bytes,
+            }
+            .add(1);
+        });
+        self
+    }
+}
+
+/// Adds to all of them or, if one may not have it, to none.
+fn try_add_all<'a>(
+    wanted: impl Iterator<Item = (&'a Arc<Party>, Counted, usize)> + Clone,
+) -> Result<(), QuotaExceeded> {
+    for (number, (party, what, n)) in wanted.clone().enumerate() {
+        if !party.try_add(what, n) {
+            for (party, what, n) in wanted.take(number) {
+                party.give_back(what, n);
+            }
+            return Err(QuotaExceeded { party: Arc::clone(party), what });
+        }
+    }
+    Ok(())
+}
