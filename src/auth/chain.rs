@@ -74,13 +74,17 @@ impl Chain {
         if let Some(tokens) = &tokens {
             reloads.add(Arc::clone(tokens) as _);
         }
+        let grpc = config.auth.grpc.authenticates().then(|| GrpcHook::new(&config.auth.grpc)).transpose()?;
+        if let Some(grpc) = &grpc {
+            reloads.add(grpc.reloads());
+        }
         let waiting = config.auth.max_waiting_hashes;
         let sources = Sources {
             certificate: CertificateNames::of(&config.auth.certificate),
             hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
             passwords,
             http: config.auth.http.url.is_some().then(|| HttpHook::new(&config.auth.http)).transpose()?,
-            grpc: config.auth.grpc.authenticates().then(|| GrpcHook::new(&config.auth.grpc)).transpose()?,
+            grpc,
             signatures: Hashing::start(tokens.iter().len(), waiting)?,
             tokens,
         };

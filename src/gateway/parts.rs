@@ -67,8 +67,12 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
-    let authority = auth::open_rules(&config, auth::Authorizer::new(&config.auth.grpc)?)?;
-    if let Some(authority) = &authority {
+    let authorizer = auth::Authorizer::new(&config.auth.grpc)?;
+    if let Some(authorizer) = &authorizer {
+        reloads.add(authorizer.reloads());
+    }
+    let authority = auth::open_rules(&config, authorizer)?;
+    if let Some(authority) = authority.as_ref().filter(|_| config.authorization.rules.is_some()) {
         reloads.add(Arc::clone(authority) as _);
     }
     let backends = Arc::new(Backends::open(&config.backends)?);
@@ -81,6 +85,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         None => Chain::start(&config, &reloads)? as Arc<dyn Authenticator>,
     };
     let courier = Courier::new(&config.auth.grpc)?;
+    if let Some(courier) = &courier {
+        reloads.add(courier.reloads());
+    }
 
     let directory = match config.latest.enabled || config.store.enabled {
         true => {

@@ -273,6 +273,19 @@ fn a_provider_behind_tls_sees_certificate_and_token() {
     let server = Server::start_with(&[], &config(true));
     assert_eq!(ask(&server, "c1", "ann"), Got::ConnAck(0));
     assert_eq!(provider.heard.bearer.lock().as_deref(), Some("Bearer tell-nobody"));
+    // What cannot be used leaves what was there.
+    private(&path("own.key"), 0o644);
+    server.signal("HUP");
+    until(|| server.log().contains("auth.grpc.key"));
+    assert_eq!(ask(&server, "c3", "ann"), Got::ConnAck(0));
+    private(&path("own.key"), 0o600);
+    std::fs::write(path("token"), "another\n").expect("write a token");
+    server.signal("HUP");
+    until(|| {
+        let client_id = format!("c-{}", provider.heard.logins.lock().len());
+        assert_eq!(ask(&server, &client_id, "ann"), Got::ConnAck(0));
+        provider.heard.bearer.lock().as_deref() == Some("Bearer another")
+    });
     provider.feel(Mood::Failing);
     assert_eq!(ask(&server, "c2", "ann"), Got::ConnAck(0x88));
     for _ in 0..5 {
@@ -280,7 +293,10 @@ fn a_provider_behind_tls_sees_certificate_and_token() {
     }
     let log = server.log();
     assert!(log.contains("left alone") && log.contains("Internal"), "{log}");
-    assert!(!log.contains("tell-nobody") && !log.contains("secret details"), "{log}");
+    assert!(
+        !log.contains("tell-nobody") && !log.contains("another") && !log.contains("secret details"),
+        "{log}"
+    );
     provider.feel(Mood::Well);
     let without = Server::start_with(&[], &config(false));
     assert_eq!(ask(&without, "c1", "ann"), Got::ConnAck(0x88), "the provider wants a certificate");

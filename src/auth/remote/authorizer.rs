@@ -18,6 +18,7 @@ use crate::{
     auth::{Principal, hooks::v1},
     config::{AuthGrpc, ConfigError, OnError},
     proto::gateway,
+    reload::Reload,
 };
 
 /// A connection remembers an answer for this long at least, so that it is there for what was asked about.
@@ -60,12 +61,17 @@ impl Authorizer {
         }
         let limits = &config.limits;
         Ok(Some(Arc::new(Self {
-            provider: Provider::new(config)?,
+            provider: Provider::new(config, "credentials for questions about topics")?,
             guard: Guard::new("auth.grpc.authorize", limits.clone()),
             on_error: config.authorize_on_error,
             secret: new_secret()?,
             memory: [limits.cache_ttl.0, limits.cache_negative_ttl.0].map(|time| time.max(LEAST_MEMORY)),
         })))
+    }
+
+    /// What can be read again.
+    pub(crate) fn reloads(&self) -> Arc<dyn Reload> {
+        Arc::new(self.provider.clone())
     }
 
     /// Asks whether the party may. What the service leaves to others is denied, since no rule says otherwise. Cancel safe.

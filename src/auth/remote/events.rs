@@ -1,7 +1,7 @@
 //! Tells the service of the user what happens to devices (`HookProvider.OnEvents`): in batches, in order, one at a time. Nobody
 //! waits for it: while it does not take them events wait in a bounded queue, from which the oldest are dropped and counted.
 
-use std::{collections::VecDeque, future::Future, pin::Pin, time::Duration};
+use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use access::remote::Breaker;
 use broker::{Event, EventKind};
@@ -24,6 +24,7 @@ use crate::{
     auth::hooks::v1::OnEventsRequest,
     config::{AuthGrpc, ConfigError, HookEvent},
     proto::gateway::v1,
+    reload::Reload,
 };
 
 /// Most events of a batch, and most bytes, not counting the last event.
@@ -70,7 +71,7 @@ impl Courier {
         }
         let limits = &config.limits;
         Ok(Some(Self {
-            provider: Provider::new(config)?,
+            provider: Provider::new(config, "credentials for telling events")?,
             kinds: config.events.clone(),
             deadline: limits.deadline.0,
             retry_after: limits.retry_after.0,
@@ -79,6 +80,11 @@ impl Courier {
             batch: None,
             sequence: 0,
         }))
+    }
+
+    /// What can be read again.
+    pub(crate) fn reloads(&self) -> Arc<dyn Reload> {
+        Arc::new(self.provider.clone())
     }
 
     /// Tells what comes until `stop`, and then what is left, if the service takes it within one deadline. `translate` makes

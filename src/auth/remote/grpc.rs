@@ -14,6 +14,7 @@ use super::{
 use crate::{
     auth::{Credentials, Method, Principal, hooks::v1},
     config::{AuthGrpc, ConfigError, OnError, Problem},
+    reload::Reload,
 };
 
 /// See the module.
@@ -32,7 +33,8 @@ impl GrpcHook {
     /// The URL or a file cannot be used.
     pub(in crate::auth) fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
         let guard = Guard::new("auth.grpc", config.limits.clone());
-        Ok(Self { provider: Provider::new(config)?, guard, on_error: config.on_error, secret: new_secret()? })
+        let provider = Provider::new(config, "credentials for questions about logins")?;
+        Ok(Self { provider, guard, on_error: config.on_error, secret: new_secret()? })
     }
 
     /// Whether the URL and the files can be used.
@@ -41,6 +43,11 @@ impl GrpcHook {
     /// What is wrong.
     pub(in crate::auth) fn check(config: &AuthGrpc) -> Result<(), ConfigError> {
         Provider::check(config)
+    }
+
+    /// What can be read again.
+    pub(in crate::auth) fn reloads(&self) -> Arc<dyn Reload> {
+        Arc::new(self.provider.clone())
     }
 
     /// Asks about a login. Cancel safe.

@@ -1,7 +1,15 @@
 //! The gRPC service of the user: how it is reached, and what the gateway shows it.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use arc_swap::ArcSwap;
+use tokio::runtime::Handle;
 use tonic::{
     Request, Status,
     metadata::AsciiMetadataValue,
@@ -11,6 +19,7 @@ use tonic::{
 use crate::{
     auth::hooks::v1::hook_provider_client::HookProviderClient,
     config::{AuthGrpc, ConfigError, Problem},
+    reload::Reload,
 };
 
 /// Longest answer.
@@ -18,29 +27,32 @@ const MAX_ANSWER: usize = 64 << 10;
 /// A connection on which nothing is heard for so long is asked whether it lives, and given up as long after.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// One connection to the service, made when it is first needed, and again whenever it is lost.
+/// One connection to the service, made when it is first needed, and again whenever it is lost or what is shown has changed.
 #[derive(Clone)]
-pub(super) struct Provider {
+pub(crate) struct Provider(Arc<Inner>);
+
+struct Inner {
+    /// What is shown, and for what.
+    name: &'static str,
+    config: AuthGrpc,
+    runtime: Handle,
+    current: ArcSwap<Current>,
+}
+
+/// As the files were read last.
+struct Current {
     client: HookProviderClient<Channel>,
     bearer: Option<AsciiMetadataValue>,
-    deadline: Duration,
 }
 
 impl Provider {
-    /// To be called within the runtime that carries the connection.
+    /// `name` says what is shown for what, as [`Reload::name`]. To be called within the runtime that carries the connection.
     ///
     /// # Errors
     /// The URL or a file cannot be used.
-    pub(super) fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
-        let deadline = config.limits.deadline.0;
-        let (endpoint, bearer) = read(config)?;
-        let channel = endpoint
-            .connect_timeout(deadline)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .connect_lazy();
-        let client = HookProviderClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        Ok(Self { client, bearer, deadline })
+    pub(super) fn new(config: &AuthGrpc, name: &'static str) -> Result<Self, ConfigError> {
+        let current = ArcSwap::from_pointee(Current::new(config)?);
+        Ok(Self(Arc::new(Inner { name, config: config.clone(), runtime: Handle::current(), current })))
     }
 
     /// Whether the URL and the files can be used.
@@ -52,17 +64,52 @@ impl Provider {
     }
 
     pub(super) fn client(&self) -> HookProviderClient<Channel> {
-        self.client.clone()
+        self.0.current.load().client.clone()
     }
 
     /// With what is shown to the service, and the deadline for its answer.
     pub(super) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        request.set_timeout(self.deadline);
-        if let Some(bearer) = &self.bearer {
+        request.set_timeout(self.0.config.limits.deadline.0);
+        if let Some(bearer) = &self.0.current.load().bearer {
             request.metadata_mut().insert("authorization", bearer.clone());
         }
         request
+    }
+}
+
+impl Current {
+    fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
+        let (endpoint, bearer) = read(config)?;
+        let channel = endpoint
+            .connect_timeout(config.limits.deadline.0)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .connect_lazy();
+        let client = HookProviderClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        Ok(Self { client, bearer })
+    }
+}
+
+/// The authority of the service, and what the gateway shows it.
+impl Reload for Provider {
+    fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let AuthGrpc { ca, cert, key, token_file, .. } = &self.0.config;
+        [ca, cert, key, token_file].into_iter().flatten().cloned().collect()
+    }
+
+    fn reload(&self) -> Result<String, Vec<String>> {
+        let _runtime = self.0.runtime.enter();
+        let current = Current::new(&self.0.config).map_err(|ConfigError(problems)| -> Vec<String> {
+            problems.iter().map(Problem::to_string).collect()
+        })?;
+        // Questions that are under way keep the connection of before.
+        self.0.current.store(Arc::new(current));
+        Ok(format!("{} files", self.files().len()))
     }
 }
 
