@@ -5,10 +5,12 @@ use std::{collections::HashMap, io, sync::Arc};
 use access::{
     certificate::{Fields, Template},
     jwt::{self, JwtError},
+    scram,
 };
 
 use super::{
-    AllowAll, Authenticator, Credentials, Decision, Denied, Method, Principal, certificate,
+    AllowAll, Authenticator, Credentials, Decision, Denied, Dialogue, Method, Principal, certificate,
+    enhanced::{self, Refused, Scram, ScramDialogue, TokenDialogue},
     hashing::Hashing,
     passwords::PasswordFile,
     remote::{GrpcHook, HttpHook, Said},
@@ -38,8 +40,9 @@ pub(crate) struct Chain {
 }
 
 /// What steps ask.
-struct Sources {
+pub(super) struct Sources {
     certificate: CertificateNames,
+    pub(super) scram: Option<Scram>,
     passwords: Option<Arc<PasswordFile>>,
     hashing: Hashing,
     tokens: Option<Arc<Tokens>>,
@@ -81,6 +84,7 @@ impl Chain {
         let waiting = config.auth.max_waiting_hashes;
         let sources = Sources {
             certificate: CertificateNames::of(&config.auth.certificate),
+            scram: passwords.as_ref().map(|file| Scram::new(Arc::clone(file))).transpose()?,
             hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
             passwords,
             http: config.auth.http.url.is_some().then(|| HttpHook::new(&config.auth.http)).transpose()?,
@@ -139,6 +143,28 @@ impl Authenticator for Chain {
         let (steps, sources) = (Box::<[AuthStep]>::from(steps), Arc::clone(&self.sources));
         Box::pin(async move { sources.decide(&steps, credentials).await })
     }
+
+    fn begin(&self, method: &str, credentials: Credentials) -> Option<Box<dyn Dialogue>> {
+        let steps: &[AuthStep] = self.listeners.get(credentials.listener.as_str()).map_or(&[], |steps| steps);
+        let step = match method {
+            scram::METHOD => AuthStep::Scram,
+            enhanced::JWT => AuthStep::Jwt,
+            _ => return None,
+        };
+        let place = steps.iter().position(|known| *known == step)?;
+        let fields = credentials.certificate.as_deref().map(certificate::read);
+        // A certificate that is asked first and is not good for this device is not made good by something else.
+        if steps[..place].contains(&AuthStep::Certificate)
+            && let Verdict::Deny(denied) = self.sources.by_certificate(fields.as_ref(), &credentials)
+        {
+            return Some(Box::new(Refused(denied)));
+        }
+        let (sources, common_name) = (Arc::clone(&self.sources), fields.and_then(|fields| fields.cn));
+        Some(match step {
+            AuthStep::Scram => Box::new(ScramDialogue::new(sources, common_name)),
+            _ => Box::new(TokenDialogue { sources, client_id: credentials.client_id, common_name }),
+        })
+    }
 }
 
 impl Sources {
@@ -148,6 +174,8 @@ impl Sources {
             let verdict = match step {
                 AuthStep::Certificate => self.by_certificate(fields.as_ref(), &credentials),
                 AuthStep::Jwt => self.by_token(&credentials).await,
+                // It has a method of its own: what came is for others.
+                AuthStep::Scram => Verdict::Pass,
                 AuthStep::Password => self.by_password(&credentials).await,
                 AuthStep::Http => self.by_http(&credentials, fields.as_ref()).await,
                 AuthStep::Grpc => self.by_grpc(&credentials, fields.as_ref()).await,
@@ -202,6 +230,24 @@ impl Sources {
             password.and_then(|password| std::str::from_utf8(&password.0).ok()).map(str::to_owned)
         };
         let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else { return Verdict::Pass };
+        match self.verify_token(token, &credentials.client_id).await {
+            Ok(principal) => Verdict::Allow(principal),
+            Err(Some(denied)) => Verdict::Deny(denied),
+            // Another step may know whose it is.
+            Err(None) => Verdict::Pass,
+        }
+    }
+
+    /// Whose token this is, if it is good for the device.
+    ///
+    /// # Errors
+    /// Why not; `None` if it is no token of those whose keys there are.
+    pub(super) async fn verify_token(
+        &self,
+        token: String,
+        client_id: &str,
+    ) -> Result<Principal, Option<Denied>> {
+        let tokens = self.tokens.as_ref().ok_or(None)?;
         let verify = async || {
             let (tokens, token) = (Arc::clone(tokens), token.clone());
             self.signatures.run(move |_| tokens.verify(&token)).await
@@ -212,23 +258,19 @@ impl Sources {
                 verified = verify().await;
             }
             if matches!(verified, Ok(Err(JwtError::UnknownKey))) && key_set.keys().is_empty() {
-                return Verdict::Deny(Denied::Unavailable);
+                return Err(Some(Denied::Unavailable));
             }
         }
-        match verified {
-            Ok(Ok(verified))
-                if verified.client_id.as_deref().is_some_and(|id| id != credentials.client_id) =>
-            {
-                Verdict::Deny(Denied::ClientId)
+        match verified.map_err(Some)? {
+            Ok(verified) if verified.client_id.as_deref().is_some_and(|id| id != client_id) => {
+                Err(Some(Denied::ClientId))
             }
-            Ok(Ok(verified)) => Verdict::Allow(verified.principal),
-            // Another step may know whose it is.
-            Ok(Err(JwtError::UnknownKey | JwtError::Malformed)) => Verdict::Pass,
-            Ok(Err(JwtError::Signature)) => Verdict::Deny(Denied::BadCredentials),
-            Ok(Err(JwtError::Expired | JwtError::TooEarly | JwtError::NotForUs)) => {
-                Verdict::Deny(Denied::NotAuthorized)
+            Ok(verified) => Ok(verified.principal),
+            Err(JwtError::UnknownKey | JwtError::Malformed) => Err(None),
+            Err(JwtError::Signature) => Err(Some(Denied::BadCredentials)),
+            Err(JwtError::Expired | JwtError::TooEarly | JwtError::NotForUs) => {
+                Err(Some(Denied::NotAuthorized))
             }
-            Err(denied) => Verdict::Deny(denied),
         }
     }
 

@@ -6,6 +6,7 @@
 mod asked;
 mod certificate;
 mod chain;
+mod enhanced;
 mod hashing;
 mod identity;
 mod passwords;
@@ -97,6 +98,33 @@ pub trait Authenticator: Send + Sync {
     /// Decides about one CONNECT. The decision is polled on a thread that serves devices, so it must not block; it may
     /// use Tokio's timers, sockets and tasks.
     fn authenticate(&self, credentials: Credentials) -> Decision;
+
+    /// Begins the enhanced authentication of MQTT 5 by `method`, for a CONNECT or on a live connection, which has no user name
+    /// and password then. `None` for a method that is not offered, as all are not if this is not written: the client is told
+    /// so (0x8C). Is called as [`Self::authenticate`] is, and must not block either.
+    fn begin(&self, method: &str, credentials: Credentials) -> Option<Box<dyn Dialogue>> {
+        let _ = (method, credentials);
+        None
+    }
+}
+
+/// What is said in an enhanced authentication to what a client has presented.
+#[derive(Debug)]
+pub enum Progress {
+    /// The client has to answer this.
+    Challenge(Bytes),
+    /// This is who it is; the data that tells the client so, if the method has any.
+    Proved(Arc<Principal>, Option<Bytes>),
+}
+
+/// A boxed answer in an enhanced authentication.
+pub type Answering = Pin<Box<dyn Future<Output = Result<Progress, Denied>> + Send>>;
+
+/// One enhanced authentication. Its packets are counted and its time is limited by the gateway.
+pub trait Dialogue: Send {
+    /// Looks at the Authentication Data that has come; none is empty. Is not called again before it has answered, nor after
+    /// anything but a challenge. Polled as a [`Decision`] is. Cancel safe: a dialogue that ends early has proved nothing.
+    fn answer(&mut self, data: Bytes) -> Answering;
 }
 
 /// Everybody may connect, as nobody in particular.

@@ -44,6 +44,11 @@ impl Permissions {
         self.principal.expires
     }
 
+    /// Whether this is the same user, of the same tenant.
+    pub(crate) fn is_of_user(&self, principal: &Principal) -> bool {
+        self.principal.username == principal.username && self.principal.tenant == principal.tenant
+    }
+
     /// The user name that was proved, if there is one.
     pub(crate) fn username(&self) -> Option<&str> {
         self.principal.username.as_deref()

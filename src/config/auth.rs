@@ -18,6 +18,8 @@ pub enum AuthStep {
     Certificate,
     /// A JSON Web Token as password or user name.
     Jwt,
+    /// SCRAM-SHA-256 in MQTT 5's enhanced authentication, from the password file.
+    Scram,
     /// User name and password, from the password file.
     Password,
     /// Whatever a service of yours says over HTTP.
@@ -197,6 +199,7 @@ impl Config {
         let configured = [
             (AuthStep::Certificate, certificates),
             (AuthStep::Jwt, self.auth.jwt.is_on()),
+            (AuthStep::Scram, self.auth.password_file.is_some()),
             (AuthStep::Password, self.auth.password_file.is_some()),
             (AuthStep::Http, self.auth.http.url.is_some()),
             (AuthStep::Grpc, self.auth.grpc.authenticates()),
@@ -312,7 +315,9 @@ impl Config {
             }
             let missing = match step {
                 AuthStep::Jwt if !self.auth.jwt.is_on() => Some("auth.jwt.key_file, secret_file or jwks_url"),
-                AuthStep::Password if self.auth.password_file.is_none() => Some("auth.password_file"),
+                AuthStep::Scram | AuthStep::Password if self.auth.password_file.is_none() => {
+                    Some("auth.password_file")
+                }
                 AuthStep::Http if self.auth.http.url.is_none() => Some("auth.http.url"),
                 AuthStep::Grpc if !self.auth.grpc.authenticates() => {
                     Some("auth.grpc.url and auth.grpc.authenticate")

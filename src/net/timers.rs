@@ -54,7 +54,7 @@ impl Timers {
 }
 
 /// `f` with the runtime of the timers as Tokio's current one.
-fn within<T>(f: impl FnOnce() -> T) -> T {
+pub(super) fn within<T>(f: impl FnOnce() -> T) -> T {
     let handle = TIMERS.with_borrow(Clone::clone);
     let _entered = handle.as_ref().map(Handle::enter);
     f()

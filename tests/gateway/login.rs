@@ -20,7 +20,7 @@ use crate::{
 const SECRET: &str = "correct-horse-7";
 
 /// Runs `mqtt-server passwd` with this on standard input.
-fn passwd(arguments: &[&str], file: &Path, user: &str, input: &str) -> Output {
+pub(crate) fn passwd(arguments: &[&str], file: &Path, user: &str, input: &str) -> Output {
     let mut child = command(env!("CARGO_BIN_EXE_mqtt-server"))
         .arg("passwd")
         .args(arguments)

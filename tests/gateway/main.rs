@@ -10,6 +10,7 @@ mod damage;
 mod delivery;
 mod doors;
 mod durable;
+mod enhanced;
 mod hooks;
 mod interop;
 mod jwks;

@@ -205,7 +205,7 @@ impl Hash {
         match self {
             Self::Argon2id { memory, passes, lanes, hash, .. } => (2, *memory, *passes, *lanes, hash.len()),
             Self::Pbkdf2 { iterations, hash, .. } => (1, iterations.get(), 0, 0, hash.len()),
-            Self::Scram(keys) => (0, keys.iterations(), 0, 0, 0),
+            Self::Scram(keys) => (0, keys.shape().iterations.get(), 0, 0, 0),
         }
     }
 
@@ -260,6 +260,7 @@ fn fill_argon2id(
 pub struct Passwords {
     users: HashMap<Box<str>, Hash>,
     decoy: Hash,
+    usual_scram: scram::Shape,
 }
 
 impl Default for Passwords {
@@ -305,7 +306,15 @@ impl Passwords {
                 hash: [0; 32].into(),
             },
         };
-        Self { users, decoy }
+        let mut shapes: HashMap<scram::Shape, usize> = HashMap::new();
+        for hash in users.values() {
+            if let Hash::Scram(keys) = hash {
+                *shapes.entry(keys.shape()).or_insert(0) += 1;
+            }
+        }
+        let usual_scram = shapes.into_iter().max_by_key(|(shape, users)| (*users, *shape));
+        let usual_scram = usual_scram.map(|(shape, _)| shape).unwrap_or_default();
+        Self { users, decoy, usual_scram }
     }
 
     /// The hash of a user. For one that is not there there is [`Self::decoy`], to be verified all the same.
@@ -317,6 +326,11 @@ impl Passwords {
     /// takes as long as a wrong password.
     pub fn decoy(&self) -> &Hash {
         &self.decoy
+    }
+
+    /// How most keys for SCRAM were made.
+    pub fn usual_scram(&self) -> scram::Shape {
+        self.usual_scram
     }
 
     /// How many users there are.

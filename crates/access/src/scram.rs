@@ -81,8 +81,8 @@ impl Keys {
         constant_time::verify_slices_are_equal(stored.as_ref(), &self.stored).is_ok()
     }
 
-    pub(crate) fn iterations(&self) -> u32 {
-        self.iterations.get()
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { iterations: self.iterations, salt: self.salt.len() }
     }
 
     pub(crate) fn erase(&mut self) {
@@ -97,6 +97,44 @@ impl fmt::Display for Keys {
         let [salt, stored, server] =
             [&*self.salt, &self.stored, &self.server].map(|key| STANDARD.encode(key));
         write!(f, "{PREFIX}{}:{salt}${stored}:{server}", self.iterations)
+    }
+}
+
+/// What those are shown who are not there, so that they look as if they were.
+#[derive(Debug, Clone, Copy)]
+pub struct Pretence<'a> {
+    /// Makes their salts. Whoever knows it, or sees it change, can tell who is not there.
+    pub secret: &'a [u8],
+    /// How the keys of most users were made.
+    pub like: Shape,
+}
+
+/// How keys were made, as everybody can see who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shape {
+    pub(crate) iterations: NonZeroU32,
+    pub(crate) salt: usize,
+}
+
+impl Default for Shape {
+    /// That of keys that are made here.
+    fn default() -> Self {
+        let iterations = NonZeroU32::new(ITERATIONS).unwrap_or(NonZeroU32::MIN);
+        Self { iterations, salt: crate::passwords::SALT_LEN }
+    }
+}
+
+impl Pretence<'_> {
+    /// Keys of a user that is not there.
+    fn keys(&self, user: &str) -> Keys {
+        let mut salt = Vec::with_capacity(MAX_SALT);
+        while salt.len() < self.like.salt {
+            let more = [&[salt.len() as u8], user.as_bytes()].concat();
+            salt.extend(mac(self.secret, &more));
+        }
+        salt.truncate(self.like.salt);
+        let nobody = [0; KEY];
+        Keys { iterations: self.like.iterations, salt: salt.into(), stored: nobody, server: nobody }
     }
 }
 
@@ -121,15 +159,14 @@ impl fmt::Debug for Exchange {
 
 impl Exchange {
     /// Answers the client's first message. `fresh` is text that nobody can guess, without a comma. For a user that `find`
-    /// does not know the exchange goes on with a salt made from `secret`, the same each time, and ends as with a wrong
-    /// password.
+    /// does not know the exchange goes on with a salt that is made up, the same each time, and ends as with a wrong password.
     ///
     /// # Errors
     /// [`ScramError::Malformed`].
     pub fn start(
         first: &[u8],
         fresh: &str,
-        secret: &[u8],
+        pretence: &Pretence<'_>,
         find: impl FnOnce(&str) -> Option<Keys>,
     ) -> Result<(Self, Vec<u8>), ScramError> {
         let text = message(first)?;
@@ -152,12 +189,7 @@ impl Exchange {
         }
         let (keys, known) = match find(&user) {
             Some(keys) => (keys, true),
-            None => {
-                let salt = mac(secret, user.as_bytes());
-                let iterations = NonZeroU32::new(ITERATIONS).unwrap_or(NonZeroU32::MIN);
-                let nothing = Keys { iterations, salt: salt[..16].into(), stored: salt, server: salt };
-                (nothing, false)
-            }
+            None => (pretence.keys(&user), false),
         };
         let nonce = format!("{nonce}{fresh}");
         let answer = format!("r={nonce},s={},i={}", STANDARD.encode(&keys.salt), keys.iterations);
@@ -282,6 +314,10 @@ fn array(bytes: &[u8]) -> [u8; KEY] {
 mod tests {
     use super::*;
 
+    fn hidden(secret: &[u8]) -> Pretence<'_> {
+        Pretence { secret, like: Shape::default() }
+    }
+
     /// The exchange in RFC 7677, section 3.
     #[test]
     fn the_exchange_of_the_rfc() {
@@ -290,7 +326,7 @@ mod tests {
         let fresh = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
         let first = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO";
         let find = |user: &str| (user == "user").then(|| keys.clone());
-        let (exchange, answer) = Exchange::start(first, fresh, b"", find).unwrap();
+        let (exchange, answer) = Exchange::start(first, fresh, &hidden(b""), find).unwrap();
         assert_eq!(
             String::from_utf8(answer).unwrap(),
             "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -306,7 +342,7 @@ mod tests {
         let keys = Keys::new(b"right", b"salt", 2);
         let first = client::first(user, "abc");
         let find = |user: &str| (user == "a=,b").then(|| keys.clone());
-        let (exchange, answer) = Exchange::start(first.as_bytes(), "def", b"secret", find)?;
+        let (exchange, answer) = Exchange::start(first.as_bytes(), "def", &hidden(b"secret"), find)?;
         let (last, expected) = client::last(&first, &answer, password)?;
         let (user, answer) = exchange.finish(change(last).as_bytes())?;
         assert_eq!(String::from_utf8(answer).unwrap(), expected);
@@ -329,7 +365,7 @@ mod tests {
     fn a_user_that_is_not_there_gets_the_same_salt_each_time() {
         let answer = |user: &str, secret: &[u8]| {
             let first = client::first(user, "n");
-            Exchange::start(first.as_bytes(), "x", secret, |_| None).unwrap().1
+            Exchange::start(first.as_bytes(), "x", &hidden(secret), |_| None).unwrap().1
         };
         assert_eq!(answer("bob", b"s"), answer("bob", b"s"));
         assert_ne!(answer("bob", b"s"), answer("eve", b"s"));
@@ -337,8 +373,19 @@ mod tests {
     }
 
     #[test]
+    fn a_user_that_is_not_there_looks_like_those_who_are() {
+        for length in [1, 12, 32, 40, MAX_SALT] {
+            let keys = Keys::new(b"p", &vec![7; length], 3);
+            let pretence = Pretence { secret: b"s", like: keys.shape() };
+            let made_up = pretence.keys("bob");
+            assert_eq!(made_up.shape(), keys.shape());
+            assert!(!made_up.verify(b""));
+        }
+    }
+
+    #[test]
     fn what_is_no_message_is_refused() {
-        let start = |first: &[u8]| Exchange::start(first, "x", b"", |_| None).map(|_| ());
+        let start = |first: &[u8]| Exchange::start(first, "x", &hidden(b""), |_| None).map(|_| ());
         for first in [
             &b""[..],
             b"n,,",

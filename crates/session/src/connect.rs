@@ -48,10 +48,6 @@ pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result
     let mut connack = ConnAck::default();
     let client_id = client_id(connect, policy, &mut connack)?;
     check_will(connect, limits)?;
-    if connect.auth_method.is_some() {
-        // No method is configured [MQTT-4.12.0-1].
-        return Err(ConnectRefused(Some(reason::BAD_AUTHENTICATION_METHOD)));
-    }
     let wanted = if v5 {
         connect.session_expiry.unwrap_or(0)
     } else if connect.clean_start {
@@ -63,6 +59,7 @@ pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result
     let keep_alive = keep_alive(connect.keep_alive, limits);
     if v5 {
         announce(&mut connack, limits);
+        connack.auth_method.clone_from(&connect.auth_method); // [MQTT-4.12.0-5]
         connack.response_information = response_information(connect, &client_id, policy);
         connack.session_expiry = (expiry != wanted).then_some(expiry);
         connack.server_keep_alive = (keep_alive != connect.keep_alive).then_some(keep_alive);

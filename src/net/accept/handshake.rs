@@ -3,6 +3,8 @@
 //! Everything here runs under one deadline and one of the handshake permits, in the connection's own task, so
 //! a slow peer delays nobody.
 
+mod enhanced;
+
 use std::{
     any::Any,
     future::poll_fn,
@@ -16,7 +18,9 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
-use session::{Accepted, ConnectPolicy, ConnectRefused, Gate as _, Inbound, LinkParams, evaluate_connect};
+use session::{
+    Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate as _, Inbound, LinkParams, evaluate_connect,
+};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
@@ -33,7 +37,7 @@ use super::{
 };
 use crate::net::{
     Shared,
-    connection::{Connection, ending::finish_alone, limiter::Limiter},
+    connection::{Connection, ending::finish_alone, limiter::Limiter, reauthentication::Reauthentication},
     device::{Device, Link, Writer, flush},
     layers::{
         LayerError, Layers,
@@ -106,8 +110,10 @@ async fn establish(
     }
     let connect =
         wire.read_connect(shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0)).await?;
-    // What follows is up to us.
-    guest.heard();
+    if connect.auth_method.is_none() {
+        // What follows is up to us.
+        guest.heard();
+    }
     Box::pin(conclude(wire, connect, *peer, listener, shared)).await
 }
 
@@ -118,15 +124,16 @@ async fn conclude(
     listener: &Listener,
     shared: Arc<Shared>,
 ) -> Result<Connection, HandshakeError> {
-    let answer = admit(&connect, &wire, peer, listener, &shared).await;
-    let (mut accepted, permissions, identity) = match answer {
+    let mut admitted = match admit(&connect, &mut wire, peer, listener, &shared).await {
         Ok(admitted) => admitted,
-        Err(ConnectRefused(code)) => {
+        Err(NotAdmitted::Refused(ConnectRefused(code))) => {
             count(|c| c.refused_connect.add(1));
             return Err(wire.refuse(&connect, code).await);
         }
+        Err(NotAdmitted::Failed(error)) => return Err(error),
     };
-    if !fit_connack(&mut accepted.connack, &accepted.link) {
+    wire.guest.heard();
+    if !fit_connack(&mut admitted.accepted.connack, &admitted.accepted.link) {
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
     }
@@ -135,17 +142,52 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     };
-    open(wire, connect, accepted, permissions, identity, peer, listener, &shared, entering).await
+    open(wire, connect, admitted, peer, listener, &shared, entering).await
+}
+
+/// A CONNECT that is accepted, and who it is.
+struct Admitted {
+    accepted: Accepted,
+    permissions: Permissions,
+    identity: KeptIdentity,
+    /// If it named a method of enhanced authentication.
+    enhanced: Option<Enhanced>,
+}
+
+/// Why there is none.
+enum NotAdmitted {
+    /// The client is told.
+    Refused(ConnectRefused),
+    /// It cannot be told.
+    Failed(HandshakeError),
+}
+
+impl NotAdmitted {
+    fn refused(code: u8) -> Self {
+        Self::Refused(ConnectRefused(Some(code)))
+    }
+}
+
+impl From<ConnectRefused> for NotAdmitted {
+    fn from(refused: ConnectRefused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
+impl From<HandshakeError> for NotAdmitted {
+    fn from(error: HandshakeError) -> Self {
+        Self::Failed(error)
+    }
 }
 
 async fn admit(
     connect: &Connect,
-    wire: &Wire<'_>,
+    wire: &mut Wire<'_>,
     peer: Peer,
     listener: &Listener,
     shared: &Shared,
-) -> Result<(Accepted, Permissions, KeptIdentity), ConnectRefused> {
-    let accepted = evaluate_connect(
+) -> Result<Admitted, NotAdmitted> {
+    let mut accepted = evaluate_connect(
         connect,
         &ConnectPolicy {
             limits: &shared.limits,
@@ -165,15 +207,25 @@ async fn admit(
         listener: Arc::clone(&listener.name),
     };
     barred::at_connect(connect, &accepted, certificate_id.as_ref(), peer, shared)?;
-    match timers::run_within(|| shared.auth.authenticate(credentials)).await {
+    let mut enhanced = None;
+    let decided = match &connect.auth_method {
+        None => timers::run_within(|| shared.auth.authenticate(credentials)).await,
+        Some(method) => {
+            let proved = wire.converse(connect, method, credentials, shared).await?;
+            accepted.connack.auth_data = proved.data;
+            enhanced = Some(proved.enhanced);
+            proved.principal
+        }
+    };
+    match decided {
         Ok(principal) => {
             barred::admitted(connect, &accepted, &principal, peer, shared)?;
             let identity = Identity::kept(&principal, certificate_id);
             let permissions = Permissions::new(principal);
             if may_leave_will(connect, &permissions, &accepted, listener, shared).await {
-                Ok((accepted, permissions, identity))
+                Ok(Admitted { accepted, permissions, identity, enhanced })
             } else {
-                Err(ConnectRefused(Some(reason::NOT_AUTHORIZED)))
+                Err(NotAdmitted::refused(reason::NOT_AUTHORIZED))
             }
         }
         Err(denied) => {
@@ -189,13 +241,13 @@ async fn admit(
             }
             let client_id = accepted.client_id;
             shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
-            Err(ConnectRefused(Some(match denied {
+            Err(NotAdmitted::refused(match denied {
                 Denied::BadCredentials => reason::BAD_USER_NAME_OR_PASSWORD,
                 Denied::NotAuthorized => reason::NOT_AUTHORIZED,
                 Denied::ClientId => reason::CLIENT_IDENTIFIER_NOT_VALID,
                 Denied::Busy => reason::SERVER_BUSY,
                 Denied::Unavailable => reason::SERVER_UNAVAILABLE,
-            })))
+            }))
         }
     }
 }
@@ -223,19 +275,17 @@ async fn may_leave_will(
     allowed
 }
 
-#[expect(clippy::too_many_arguments, reason = "all that an accepted CONNECT has, once")]
 async fn open(
     mut wire: Wire<'_>,
     connect: Connect,
-    accepted: Accepted,
-    permissions: Permissions,
-    identity: KeptIdentity,
+    admitted: Admitted,
     peer: Peer,
     listener: &Listener,
     shared: &Arc<Shared>,
     entering: Entering<'_>,
 ) -> Result<Connection, HandshakeError> {
     let now = clock::now();
+    let Admitted { accepted, permissions, identity, enhanced } = admitted;
     let parties = parties(&permissions, accepted.client_id.as_str(), listener, shared);
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
     let info = ConnectionInfo {
@@ -365,6 +415,9 @@ async fn open(
     );
     if let Some(old) = replaced {
         flush::end_replaced(old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
+    }
+    if let Some(enhanced) = enhanced {
+        connection.rare().reauthentication = Some(Box::new(Reauthentication::new(enhanced)));
     }
     if let Some(at) = expires {
         connection.expire_at(at, now);

@@ -9,7 +9,7 @@ use gateway_core::{
     Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, info_of_peer,
     limits::Limits, log_limits::Said, metrics::count,
 };
-use session::{Effect, Env, Inbound, Incoming, Outbound, Owner, Permit, Violation};
+use session::{Effect, Enhanced, Env, Inbound, Incoming, Outbound, Owner, Permit, Violation};
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
@@ -118,6 +118,7 @@ impl Connection {
             Effect::Subscribe(filters) => self.handle_subscribe(filters, now, turn, answers),
             Effect::Unsubscribe(filters) => self.handle_unsubscribe(filters, now, turn, answers),
             Effect::Reply(reply) => self.reply(reply, answers),
+            Effect::Authenticate(presented) => self.authenticate(presented),
             Effect::Pong => {
                 codec::encode_pingresp(answers);
                 Ok(())
@@ -239,6 +240,14 @@ impl Owner for Owned<'_> {
 
     fn limits(&self) -> &Limits {
         &self.device.shared.limits
+    }
+
+    fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    fn enhanced(&mut self) -> Option<&mut Enhanced> {
+        Some(&mut self.rare.as_mut()?.reauthentication.as_mut()?.enhanced)
     }
 
     #[inline]

@@ -7,6 +7,7 @@ mod input;
 pub(super) mod limiter;
 mod output;
 pub(super) mod partial;
+pub(super) mod reauthentication;
 pub(super) mod replay;
 pub(super) mod started;
 pub(super) mod unfinished;
@@ -32,6 +33,7 @@ use self::{
     ending::End,
     limiter::Limiter,
     partial::Partial,
+    reauthentication::Reauthentication,
     replay::Replays,
     unfinished::Unfinished,
 };
@@ -68,6 +70,8 @@ pub(in crate::net) struct Rare {
     pub(in crate::net) recent: Option<Box<Recent>>,
     /// What the user's service said about the topics that the client asked for last, and what it is being asked.
     pub(in crate::net) asked: Option<Box<Asked>>,
+    /// If CONNECT named a method: who it is can be proved anew.
+    pub(in crate::net) reauthentication: Option<Box<Reauthentication>>,
     /// Until when who it is may be connected.
     expiry: Option<Pin<Box<Sleep>>>,
     limiter: Option<Box<Limiter>>,
@@ -88,6 +92,7 @@ impl Rare {
             && self.aliases.is_none()
             && self.recent.is_none()
             && self.asked.is_none()
+            && self.reauthentication.is_none()
             && self.expiry.is_none()
             && self.limiter.is_none()
             && self.pause.is_none()
@@ -189,6 +194,7 @@ impl Connection {
             }
             self.poll_load(&mut local.work, cx);
             let choked = self.poll_held(&mut local.work, cx)?;
+            self.poll_reauthentication(&mut local.work, cx)?;
             self.poll_replays(&mut local.work, cx);
             if !self.may_read(choked, &mut local.work, cx) {
                 return Ok(());

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     client::{Client, Got, hello},
+    enhanced::{answer_by_scram, with_keys},
     hooks::Hook,
     login::{added, seconds_from_now, token},
     provider::Provider,
@@ -31,6 +32,8 @@ const IN: Answer = (0, 0, "");
 const WRONG: Answer = (0x86, 4, "credentials");
 const NOT: Answer = (0x87, 5, "not_authorized");
 const ID: Answer = (0x85, 2, "client_id");
+/// The method is offered to nobody, so that nothing is refused by authentication; MQTT 3 has none.
+const METHOD: Answer = (0x8C, 5, "");
 const BANNED: Answer = (0x8A, 5, "banned");
 
 /// Whose bans count whatever they can prove.
@@ -60,7 +63,7 @@ struct Login {
 
 /// Chains of steps, for each a listener of each kind.
 const CHAINS: [(&str, &str); 4] = [
-    ("all", r#"["certificate", "jwt", "password", "http"]"#),
+    ("all", r#"["certificate", "jwt", "scram", "password", "http"]"#),
     ("remote", r#"["password", "grpc"]"#),
     ("open", r#"["password", "anonymous"]"#),
     ("anybody", r#"["anonymous"]"#),
@@ -79,6 +82,14 @@ const LOGINS: &[Login] = &[
     login("jwt",         "all",     None,        None,           "expired token",        "d1",      NOT),
     login("jwt",         "all",     None,        None,           "token for another",    "d1",      NOT),
     login("jwt",         "all",     None,        None,           "token of another key", "d1",      WRONG),
+    login("scram",       "all",     None,        Some("sam"),    "scram correct-horse-7", "d1",     IN),
+    login("scram",       "all",     Some("d1"),  Some("sam"),    "scram correct-horse-7", "d1",     IN),
+    login("scram",       "all",     Some("d1"),  Some("sam"),    "scram correct-horse-7", "d2",     ID),
+    login("scram",       "all",     None,        Some("sam"),    "scram only-a-guess",   "d1",      WRONG),
+    login("scram",       "all",     None,        Some("pat"),    "scram correct-horse-7", "d1",     WRONG),
+    login("scram",       "all",     None,        Some("bob"),    "scram only-a-guess",   "d1",      WRONG),
+    login("scram",       "open",    None,        Some("sam"),    "scram correct-horse-7", "d1",     METHOD),
+    login("password",    "all",     None,        Some("sam"),    "correct-horse-7",      "d1",      IN),
     login("password",    "all",     None,        Some("pat"),    "correct-horse-7",      "d1",      IN),
     login("password",    "open",    None,        Some("pat"),    "correct-horse-7",      "d1",      IN),
     login("password",    "all",     None,        Some("pat"),    "only-a-guess",         "d1",      WRONG),
@@ -126,6 +137,9 @@ const fn login(
     Login { step, chain, certificate, user, password, client_id, answer }
 }
 
+/// Stands before a password that is proved by SCRAM, which only MQTT 5 has.
+const SCRAM: &str = "scram ";
+
 /// A password, or the token that is described so.
 fn brought(what: &str) -> String {
     let claims = |user, seconds, audience| json!({"sub": user, "exp": seconds_from_now(seconds), "device": "d1", "aud": audience});
@@ -135,7 +149,7 @@ fn brought(what: &str) -> String {
         "expired token" => token(SECRET, &claims("tom", -3_600, "gateway")),
         "token for another" => token(SECRET, &claims("tom", 3_600, "another")),
         "token of another key" => token(OTHER_SECRET, &claims("tom", 3_600, "gateway")),
-        text => text.to_owned(),
+        text => text.strip_prefix(SCRAM).unwrap_or(text).to_owned(),
     }
 }
 
@@ -165,6 +179,7 @@ fn each_step_has_a_row_that_lets_in_and_one_that_does_not() {
 fn setup(dir: &Path, more: &str) -> String {
     let file = dir.join("passwords");
     added(&file, "pat", "correct-horse-7");
+    with_keys(&file, "sam");
     fs::write(dir.join("secret"), SECRET).expect("write the secret");
     fs::write(dir.join("bans"), BANS).expect("write the bans");
     let mut toml = format!(
@@ -247,14 +262,24 @@ fn attempt(
         // Only MQTT 5 has passwords without a user name.
         return;
     }
+    let by_scram = row.password.starts_with(SCRAM);
+    if by_scram && protocol != Protocol::V5 {
+        return;
+    }
     let before = denials(server);
     let (stream, own) =
         way.open(from, server.port(&listener), tls).unwrap_or_else(|error| panic!("{said}: {error}"));
     let mut client = Client::on(stream, protocol);
-    client.send(&Packet::Connect(Box::new(connect)));
+    let answer = if by_scram {
+        let connect = Connect { username: None, password: None, ..connect };
+        answer_by_scram(&mut client, connect, row.user.unwrap_or_default(), &brought(row.password))
+    } else {
+        client.send(&Packet::Connect(Box::new(connect)));
+        client.next()
+    };
     let (five, three, reason) = row.answer;
     let code = if protocol.is_v5() { five } else { three };
-    assert_eq!(client.next(), Got::ConnAck(code), "{said}");
+    assert_eq!(answer, Got::ConnAck(code), "{said}");
     let after = denials(server);
     for ((name, before), (_, after)) in before.iter().zip(&after) {
         assert_eq!(after - before, u64::from(name == reason), "{name} counted for {said}");
@@ -276,6 +301,7 @@ fn attempt(
     let word = match reason {
         "credentials" => "bad_user_name_or_password",
         "client_id" => "client_identifier_not_valid",
+        "" => "bad_authentication_method",
         other => other,
     };
     assert!(line.to_string().contains(word), "{said}: {line}");

@@ -127,8 +127,8 @@ fn what_follows_a_refused_connect_is_not_processed() {
     }
 }
 
-/// [MQTT-4.12.0-1], [MQTT-4.12.0-2], [MQTT-4.12.0-4], [MQTT-4.12.0-5], [MQTT-3.2.2-7], [MQTT-3.2.2-6]: no method is
-/// configured, so there is no AUTH and no accepted method: one CONNACK, then the end.
+/// [MQTT-4.12.0-1], [MQTT-3.2.2-7], [MQTT-3.2.2-6]: no method is configured, so there is no AUTH and no accepted method: one
+/// CONNACK, then the end.
 #[test]
 fn enhanced_authentication_is_refused_without_an_auth_packet() {
     let server = Server::start();

@@ -233,6 +233,9 @@ counters! {
     auth_client_id: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"client_id\"";
     auth_busy: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"busy\"";
     auth_unavailable: "mqtt_auth_failures_total", "CONNECT packets refused by authentication", "reason=\"unavailable\"";
+    reauthentication_ok: "mqtt_reauthentications_total", "Authentications of live connections that have ended", "result=\"ok\"";
+    reauthentication_refused: "mqtt_reauthentications_total", "Authentications of live connections that have ended", "result=\"refused\"";
+    reauthentication_timeout: "mqtt_reauthentications_total", "Authentications of live connections that have ended", "result=\"timeout\"";
 }
 
 static ALL: Mutex<Vec<Arc<Counters>>> = Mutex::new(Vec::new());

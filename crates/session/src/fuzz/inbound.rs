@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codec::{
-    Ack, AckKind, Disconnect, Packet, Publish, PublishFrame, Subscribe, SubscribeFilter, Unsubscribe, reason,
+    Ack, AckKind, Auth, Disconnect, Packet, Publish, PublishFrame, Subscribe, SubscribeFilter, Unsubscribe,
+    reason,
 };
 use gateway_core::{
     Effort, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
 };
 
 use super::budgets::Unlimited;
-use crate::{Effect, Env, Inbound, LinkParams, Outbound, Owner, Permit, Violation};
+use crate::{Effect, Enhanced, Env, Inbound, LinkParams, Outbound, Owner, Permit, Violation};
 
 /// Interprets `data` as packets of a client, deliveries to it, losses of its connection and time between them. Each packet
 /// must have exactly the effect that the model expects; what follows from a violation is a new connection.
@@ -66,6 +67,7 @@ enum Expected {
     Route(String),
     Reply(AckKind, u16, u8),
     Filters(usize),
+    Authenticate(bool),
     Pong,
     Disconnect(u8, Option<u32>),
     Violation(u8),
@@ -74,6 +76,7 @@ enum Expected {
 /// The connection as the session sees it.
 struct Connection<'a> {
     outbound: &'a mut Outbound,
+    enhanced: &'a mut Option<Enhanced>,
     limits: &'a Limits,
     now: Timestamp,
     /// It is not known yet what the client may publish.
@@ -85,6 +88,14 @@ impl Owner for Connection<'_> {
 
     fn limits(&self) -> &Limits {
         self.limits
+    }
+
+    fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    fn enhanced(&mut self) -> Option<&mut Enhanced> {
+        self.enhanced.as_mut()
     }
 
     fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> Permit {
@@ -106,6 +117,23 @@ impl Owner for Connection<'_> {
     }
 }
 
+/// Whose turn it is in an authentication, and how many packets and beginnings there were.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    #[default]
+    Ours,
+    Theirs,
+    Nobodys,
+}
+
+#[derive(Default)]
+struct Authentication {
+    turn: Turn,
+    packets: usize,
+    minute: Timestamp,
+    begun: usize,
+}
+
 struct World {
     protocol: Protocol,
     expiry: u32,
@@ -113,6 +141,8 @@ struct World {
     now: Timestamp,
     inbound: Inbound,
     outbound: Outbound,
+    enhanced: Option<Enhanced>,
+    authentication: Authentication,
     /// QoS 2 messages that the session has and the client has not released.
     received: BTreeSet<u16>,
     aliases: BTreeMap<u16, &'static str>,
@@ -142,6 +172,8 @@ impl World {
             now: Timestamp(1_000),
             inbound: Inbound::new(protocol, expiry),
             outbound: Outbound::new(),
+            enhanced: (kind & 0x20 != 0).then(|| Enhanced::connecting("M")),
+            authentication: Authentication::default(),
             received: BTreeSet::new(),
             aliases: BTreeMap::new(),
             towards: BTreeMap::new(),
@@ -151,8 +183,8 @@ impl World {
     }
 
     fn split(&mut self) -> (&mut Inbound, Connection<'_>) {
-        let Self { inbound, outbound, limits, now, .. } = self;
-        (inbound, Connection { outbound, limits, now: *now, undecided: false })
+        let Self { inbound, outbound, enhanced, limits, now, .. } = self;
+        (inbound, Connection { outbound, enhanced, limits, now: *now, undecided: false })
     }
 
     fn step(&mut self, operation: u8, a: u8, b: u8) {
@@ -162,6 +194,7 @@ impl World {
             7 | 8 => self.deliver(a),
             9..=11 => self.acknowledge(a, b),
             12 => self.filters(a),
+            13 if a & 1 != 0 => self.authenticate(a >> 1, b),
             13 => self.expect(&Packet::PingReq, &Expected::Pong),
             14 => self.disconnect(a),
             _ => self.reconnect(),
@@ -211,6 +244,7 @@ impl World {
             Ok(Effect::Unsubscribe(mut filters)) => {
                 Expected::Filters(std::iter::from_fn(|| filters.next_filter()).count())
             }
+            Ok(Effect::Authenticate(presented)) => Expected::Authenticate(presented.begins),
             Ok(Effect::Pong) => Expected::Pong,
             Ok(Effect::Disconnect { code, expiry }) => Expected::Disconnect(code, expiry),
         };
@@ -493,6 +527,54 @@ impl World {
         }
     }
 
+    /// AUTH of the client, or what the connection says to the last one.
+    fn authenticate(&mut self, a: u8, b: u8) {
+        let Some(enhanced) = self.enhanced.as_mut().filter(|_| self.protocol.is_v5()) else {
+            if self.protocol.is_v5() {
+                let auth = Auth { code: 0x19, method: Some("M".to_owned()), ..Auth::default() };
+                self.expect(&Packet::Auth(Box::new(auth)), &Expected::Violation(reason::PROTOCOL_ERROR));
+            }
+            return;
+        };
+        let model = &mut self.authentication;
+        if a & 1 != 0 && model.turn == Turn::Ours {
+            if b & 1 != 0 {
+                enhanced.ask(Default::default());
+                model.turn = Turn::Theirs;
+            } else {
+                enhanced.conclude(None);
+                model.turn = Turn::Nobodys;
+            }
+            assert_eq!(enhanced.is_under_way(), model.turn == Turn::Theirs);
+            return;
+        }
+        let code = [0x18, 0x19, 0x18, 0x19, 0x00][usize::from(b >> 1) % 5];
+        let method = if b & 0x80 == 0 { "M" } else { "N" };
+        let expected = match (method, code, model.turn) {
+            ("M", 0x18, Turn::Theirs) => Expected::Authenticate(false),
+            ("M", 0x19, Turn::Nobodys) => Expected::Authenticate(true),
+            _ => Expected::Violation(reason::PROTOCOL_ERROR),
+        };
+        let expected = match expected {
+            Expected::Authenticate(true) => {
+                if model.begun == 0 || self.now.0 >= model.minute.0 + 60_000 {
+                    (model.minute, model.begun) = (self.now, 0);
+                }
+                model.begun += 1;
+                model.packets = 1;
+                if model.begun > 10 { Expected::Violation(reason::QUOTA_EXCEEDED) } else { expected }
+            }
+            Expected::Authenticate(false) => {
+                model.packets += 1;
+                if model.packets > 8 { Expected::Violation(reason::QUOTA_EXCEEDED) } else { expected }
+            }
+            expected => expected,
+        };
+        model.turn = Turn::Ours;
+        let auth = Auth { code, method: Some(method.to_owned()), ..Auth::default() };
+        self.expect(&Packet::Auth(Box::new(auth)), &expected);
+    }
+
     fn disconnect(&mut self, a: u8) {
         let session_expiry = (self.protocol.is_v5() && a & 1 != 0).then_some(u32::from(a >> 1));
         let expected = match session_expiry {
@@ -511,6 +593,8 @@ impl World {
         let env = Env { limits: &self.limits, now: self.now, budget: &Unlimited, disk: None };
         self.outbound.detach(&env);
         self.inbound = Inbound::new(self.protocol, self.expiry);
+        self.enhanced = self.enhanced.is_some().then(|| Enhanced::connecting("M"));
+        self.authentication = Authentication::default();
         self.aliases.clear();
         self.attach();
         let known = std::mem::take(&mut self.towards);

@@ -10,9 +10,9 @@ mod publish;
 use std::sync::Arc;
 
 use codec::{AckKind, DecodeError, Disconnect, Frame, Packet, Publish, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, Protocol, limits::Limits, metrics::count};
+use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits, metrics::count};
 
-use super::{Env, Outbound, WrongStep, alias::InboundAliases};
+use super::{Enhanced, Env, Outbound, Presented, WrongStep, alias::InboundAliases};
 
 pub use filters::Filters;
 pub use publish::Incoming;
@@ -30,6 +30,12 @@ pub trait Owner {
 
     /// Bounds in force.
     fn limits(&self) -> &Limits;
+
+    /// When the packets came that are handled now.
+    fn now(&self) -> Timestamp;
+
+    /// The authentications of the connection; none if its CONNECT named no method.
+    fn enhanced(&mut self) -> Option<&mut Enhanced>;
 
     /// Whether the client may publish this to this topic name, which an alias may stand for.
     fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit;
@@ -87,6 +93,8 @@ pub enum Effect<'p> {
     Unsubscribe(Filters<String>),
     /// Send an acknowledgement.
     Reply(Reply),
+    /// See who the client has proved to be; then ask, conclude, or end the connection, as [`Enhanced`] says.
+    Authenticate(Presented),
     /// Send PINGRESP [MQTT-3.12.4-1].
     Pong,
     /// End the connection: the client said so.
@@ -205,7 +213,16 @@ impl Inbound {
             Packet::Unsubscribe(unsubscribe) => Ok(Effect::Unsubscribe(Self::unsubscribe(unsubscribe))),
             Packet::PingReq => Ok(Effect::Pong),
             Packet::Disconnect(disconnect) => Ok(self.disconnect(&disconnect, owner.limits())?),
-            // A second CONNECT [MQTT-3.1.0-2], AUTH without a method [MQTT-4.12.0-6], and what only servers send.
+            Packet::Auth(auth) => {
+                effort.spend(Effort::FILTER);
+                let now = owner.now();
+                // [MQTT-4.12.0-7]
+                let Some(enhanced) = owner.enhanced() else {
+                    return Err(Violation(reason::PROTOCOL_ERROR).into());
+                };
+                Ok(Effect::Authenticate(enhanced.take(*auth, now)?))
+            }
+            // A second CONNECT [MQTT-3.1.0-2], and what only servers send.
             _ => Err(Violation(reason::PROTOCOL_ERROR).into()),
         }
     }

@@ -58,8 +58,10 @@ fn connect_is_granted_within_the_limits_or_refused() {
     assert_eq!(refused(empty), invalid);
     assert_eq!(refused(Connect { client_id: "a/b".to_owned(), ..connect() }), invalid);
     assert_eq!(refused(Connect { client_id: "x".repeat(300), ..connect() }), invalid);
+    // [MQTT-4.12.0-5]
     let method = Connect { auth_method: Some("SCRAM".to_owned()), ..connect() };
-    assert_eq!(refused(method), Some(ConnectRefused(Some(reason::BAD_AUTHENTICATION_METHOD))));
+    let accepted = evaluate_connect(&method, &policy).unwrap();
+    assert_eq!(accepted.connack.auth_method.as_deref(), Some("SCRAM"));
 }
 
 /// [MQTT-3.1.3-5] of both versions, [MQTT-3.2.2-12], [MQTT-3.2.2-13], [MQTT-3.1.2-28], [MQTT-4.12.0-6].

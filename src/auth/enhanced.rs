@@ -1,0 +1,131 @@
+//! MQTT 5's enhanced authentication: the methods that a listener's steps offer.
+
+use std::{future::ready, io, sync::Arc};
+
+use access::{passwords::Hash, scram};
+use aws_lc_rs::rand;
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use bytes::Bytes;
+
+use super::{
+    Answering, Denied, Dialogue, Method, Principal, Progress, chain::Sources, passwords::PasswordFile,
+};
+
+/// Name of the method whose data is a JSON Web Token.
+pub(super) const JWT: &str = "JWT";
+
+/// Users of the password file that have keys for SCRAM.
+pub(super) struct Scram {
+    passwords: Arc<PasswordFile>,
+    /// Makes up a salt for whoever is not there.
+    secret: [u8; 32],
+}
+
+impl Scram {
+    /// For the users of this file.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub(super) fn new(passwords: Arc<PasswordFile>) -> io::Result<Self> {
+        let mut secret = [0; 32];
+        rand::fill(&mut secret).map_err(|_| io::Error::other("the system gives no random numbers"))?;
+        Ok(Self { passwords, secret })
+    }
+
+    /// Answers the client's first message. Costs some hashes of a block, since the keys were made when the password was set.
+    fn start(&self, first: &[u8]) -> Result<(scram::Exchange, Vec<u8>), Denied> {
+        let mut nonce = [0; 18];
+        rand::fill(&mut nonce).map_err(|_| Denied::Unavailable)?;
+        let users = self.passwords.users();
+        let pretence = scram::Pretence { secret: &self.secret, like: users.usual_scram() };
+        let started = scram::Exchange::start(first, &STANDARD_NO_PAD.encode(nonce), &pretence, |user| {
+            match users.get(user) {
+                Some(Hash::Scram(keys)) => Some(keys.clone()),
+                _ => None,
+            }
+        });
+        started.map_err(|_| Denied::NotAuthorized)
+    }
+}
+
+/// The dialogue of SCRAM-SHA-256.
+pub(super) struct ScramDialogue {
+    sources: Arc<Sources>,
+    common_name: Option<Box<str>>,
+    stage: ScramStage,
+}
+
+enum ScramStage {
+    /// The client's first message is to come.
+    First,
+    /// Its last.
+    Last(Box<scram::Exchange>),
+    Over,
+}
+
+impl ScramDialogue {
+    pub(super) fn new(sources: Arc<Sources>, common_name: Option<Box<str>>) -> Self {
+        Self { sources, common_name, stage: ScramStage::First }
+    }
+
+    fn take(&mut self, data: &[u8]) -> Result<Progress, Denied> {
+        match std::mem::replace(&mut self.stage, ScramStage::Over) {
+            ScramStage::First => {
+                let scram = self.sources.scram.as_ref().ok_or(Denied::NotAuthorized)?;
+                let (exchange, answer) = scram.start(data)?;
+                self.stage = ScramStage::Last(Box::new(exchange));
+                Ok(Progress::Challenge(answer.into()))
+            }
+            ScramStage::Last(exchange) => match exchange.finish(data) {
+                Ok((user, proof)) => {
+                    let principal = Principal {
+                        method: Method::Scram,
+                        username: Some(user),
+                        common_name: self.common_name.take(),
+                        ..Principal::default()
+                    };
+                    Ok(Progress::Proved(Arc::new(principal), Some(proof.into())))
+                }
+                Err(scram::ScramError::Wrong) => Err(Denied::BadCredentials),
+                Err(scram::ScramError::Malformed) => Err(Denied::NotAuthorized),
+            },
+            ScramStage::Over => Err(Denied::NotAuthorized),
+        }
+    }
+}
+
+impl Dialogue for ScramDialogue {
+    fn answer(&mut self, data: Bytes) -> Answering {
+        Box::pin(ready(self.take(&data)))
+    }
+}
+
+/// The dialogue of a token: the client shows it, and that is all.
+pub(super) struct TokenDialogue {
+    pub(super) sources: Arc<Sources>,
+    pub(super) client_id: String,
+    pub(super) common_name: Option<Box<str>>,
+}
+
+impl Dialogue for TokenDialogue {
+    fn answer(&mut self, data: Bytes) -> Answering {
+        let (sources, client_id) = (Arc::clone(&self.sources), self.client_id.clone());
+        let common_name = self.common_name.take();
+        Box::pin(async move {
+            let token = String::from_utf8(data.into()).map_err(|_| Denied::BadCredentials)?;
+            // There is no other step that could know whose it is.
+            let proved = sources.verify_token(token, &client_id).await;
+            let principal = proved.map_err(|denied| denied.unwrap_or(Denied::BadCredentials))?;
+            Ok(Progress::Proved(Arc::new(Principal { common_name, ..principal }), None))
+        })
+    }
+}
+
+/// What was decided before anything was said.
+pub(super) struct Refused(pub(super) Denied);
+
+impl Dialogue for Refused {
+    fn answer(&mut self, _: Bytes) -> Answering {
+        Box::pin(ready(Err(self.0)))
+    }
+}

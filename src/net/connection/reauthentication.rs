@@ -1,0 +1,205 @@
+//! Authentication once more on a live connection (MQTT 5.0, 4.12.1), for clients whose CONNECT named a method. Everything
+//! else goes on meanwhile, under who the client was; when it has proved who it is, it is that from then on.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use broker::{CloseReason, Event, EventKind, Session};
+use bytes::Bytes;
+use codec::{Packet, reason};
+use gateway_core::{clock, info_of_peer, log_limits::Said, metrics::count};
+use session::{Enhanced, Presented};
+use tokio::time::Sleep;
+
+use super::{Connection, ending::End};
+use crate::{
+    auth::{Credentials, Denied, Dialogue, Identity, Permissions, Principal, Progress},
+    net::{layers::layered::Io, shard::Work, timers},
+    tls::CertificateId,
+};
+
+/// What an authenticator says, and the dialogue to go on with.
+type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<Progress, Denied>)> + Send>>;
+
+/// The authentications of one connection.
+pub(in crate::net) struct Reauthentication {
+    pub(in crate::net) enhanced: Enhanced,
+    /// Waits for the client's next AUTH.
+    dialogue: Option<Box<dyn Dialogue>>,
+    /// What the authenticator says to the last one.
+    answering: Option<Answering>,
+    /// When the authentication that is under way must be over.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Reauthentication {
+    /// For a connection that has authenticated so.
+    pub(in crate::net) fn new(enhanced: Enhanced) -> Self {
+        Self { enhanced, dialogue: None, answering: None, deadline: None }
+    }
+}
+
+impl Connection {
+    fn reauthentication(&mut self) -> Option<&mut Reauthentication> {
+        self.rare.as_mut()?.reauthentication.as_deref_mut()
+    }
+
+    /// Lets the authenticator look at what the client has presented; [`Self::poll_reauthentication`] hears what it says.
+    pub(in crate::net) fn authenticate(&mut self, presented: Presented) -> Result<(), End> {
+        let Presented { begins, data } = presented;
+        let begun = if begins { Some(self.begin_reauthentication()?) } else { None };
+        let allowed = self.device.shared.limits.connect_timeout.0;
+        let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
+        if begun.is_some() {
+            this.dialogue = begun;
+            this.deadline = Some(Box::pin(timers::sleep(allowed)));
+        }
+        let Some(mut dialogue) = this.dialogue.take() else {
+            return Err(End::Protocol(reason::PROTOCOL_ERROR));
+        };
+        this.answering = Some(Box::pin(async move {
+            let said = timers::run_within(|| dialogue.answer(data)).await;
+            (dialogue, said)
+        }));
+        Ok(())
+    }
+
+    fn begin_reauthentication(&mut self) -> Result<Box<dyn Dialogue>, End> {
+        let core = self.device.core();
+        let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
+        let credentials = Credentials {
+            client_id: core.client_id().to_string(),
+            username: None,
+            password: None,
+            certificate: self.certificate().map(<[u8]>::to_vec),
+            peer: info.peer.to_string(),
+            listener: info.listener,
+        };
+        let auth = Arc::clone(&self.device.shared.auth);
+        let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
+        let begun = timers::within(|| auth.begin(this.enhanced.method(), credentials));
+        // The listener offers the method no longer.
+        begun.ok_or(End::Protocol(reason::BAD_AUTHENTICATION_METHOD))
+    }
+
+    /// DER of the client's certificate, if TLS verified one.
+    fn certificate(&self) -> Option<&[u8]> {
+        let Io::Layered(io) = &self.io else { return None };
+        let certificates = io.layers.tls.as_ref()?.peer_certificates()?;
+        certificates.first().map(|certificate| &**certificate)
+    }
+
+    /// Goes on with an authentication that is under way. The task is woken for more.
+    pub(super) fn poll_reauthentication(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<(), End> {
+        let Some(this) = self.reauthentication() else { return Ok(()) };
+        if let Some(answering) = &mut this.answering
+            && let Poll::Ready((dialogue, said)) = answering.as_mut().poll(cx)
+        {
+            this.answering = None;
+            match said {
+                Ok(Progress::Challenge(challenge)) => {
+                    this.dialogue = Some(dialogue);
+                    let auth = this.enhanced.ask(challenge);
+                    self.send_auth(&auth, work)?;
+                }
+                Ok(Progress::Proved(principal, data)) => self.replace_principal(&principal, data, work)?,
+                Err(denied) => return Err(self.refuse_reauthentication(denied)),
+            }
+        }
+        let Some(deadline) = self.reauthentication().and_then(|this| this.deadline.as_mut()) else {
+            return Ok(());
+        };
+        if deadline.as_mut().poll(cx).is_pending() {
+            return Ok(());
+        }
+        count(|c| c.reauthentication_timeout.add(1));
+        Err(End::Close(CloseReason::NotAuthorized))
+    }
+
+    fn send_auth(&mut self, auth: &Packet<'_>, work: &mut Work) -> Result<(), End> {
+        work.answers.clear();
+        self.answer(auth, None, &mut work.answers)?;
+        if work.answers.is_empty() {
+            // It is above the client's maximum, and without it nothing goes on.
+            return Err(End::Protocol(reason::PACKET_TOO_LARGE));
+        }
+        count(|c| c.packets_out.add(1));
+        self.append_answers(work);
+        Ok(())
+    }
+
+    /// The client is this from now on: what it may do, what is delivered to it, and until when. It has to be the user that
+    /// it was, of the same tenant: what is counted for them would be counted for others.
+    fn replace_principal(
+        &mut self,
+        principal: &Arc<Principal>,
+        data: Option<Bytes>,
+        work: &mut Work,
+    ) -> Result<(), End> {
+        let now = clock::now();
+        let is_over = principal.expires.is_some_and(|at| at <= now);
+        if !self.permissions.is_of_user(principal) || is_over {
+            return Err(self.refuse_reauthentication(Denied::NotAuthorized));
+        }
+        let certificate = self.certificate().and_then(CertificateId::of);
+        let permissions = Permissions::new(Arc::clone(principal));
+        let device = Arc::clone(&self.device);
+        let core = device.core();
+        let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
+        if !core.set_identity(self.epoch, Identity::kept(principal, certificate)) {
+            return Err(End::Superseded);
+        }
+        if let Some(authority) = &device.shared.authority {
+            let gate = permissions.gate(authority, core.client_id().as_str(), &info.listener);
+            let Some(mut slot) = device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+            slot.out.set_gate(Some(Box::new(gate)));
+        }
+        self.permissions = permissions;
+        let rare = self.rare();
+        // What was decided about topics was decided about somebody else.
+        rare.recent = None;
+        rare.asked = None;
+        rare.expiry = None;
+        if let Some(at) = principal.expires {
+            self.expire_at(at, now);
+        }
+        let Some(this) = self.reauthentication() else { return Ok(()) };
+        this.deadline = None;
+        let auth = this.enhanced.conclude(data);
+        count(|c| c.reauthentication_ok.add(1));
+        self.send_auth(&auth, work)?;
+        device.shared.judge(&*device, self.epoch);
+        Ok(())
+    }
+
+    /// The client has not proved who it is [MQTT-4.12.1-2].
+    fn refuse_reauthentication(&self, denied: Denied) -> End {
+        count(|c| c.reauthentication_refused.add(1));
+        let core = self.device.core();
+        if let Some(info) = core.connection(self.epoch) {
+            if denied == Denied::BadCredentials {
+                self.device.shared.guard.failed(info.peer, clock::now());
+            }
+            let (peer, listener) = (info.peer, info.listener.as_str());
+            info_of_peer!(
+                Said::Refused, peer.ip(), %peer, client_id = %core.client_id(), listener, reason = ?denied,
+                "authentication of a live connection refused"
+            );
+        }
+        let client_id = core.client_id().clone();
+        self.device.shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
+        match denied {
+            // It may try again.
+            Denied::Busy | Denied::Unavailable => {
+                End::Close(CloseReason::Administrative(reason::SERVER_BUSY))
+            }
+            Denied::BadCredentials | Denied::NotAuthorized | Denied::ClientId => {
+                End::Close(CloseReason::NotAuthorized)
+            }
+        }
+    }
+}
