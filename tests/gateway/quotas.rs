@@ -1,13 +1,13 @@
 //! Caps of identities and quotas of tenants, as devices meet them.
 
-use std::io::Write as _;
+use std::{fs, io::Write as _};
 
 use codec::{Connect, Packet};
 use gateway_core::{Protocol, QoS};
 
 use crate::{
     client::{Client, Got, hello, message},
-    login::{answer, login},
+    login::{answer, login, seconds_from_now, token},
     support::{Server, until},
 };
 
@@ -127,4 +127,67 @@ fn a_rate_to_a_client_delays_messages_and_loses_none() {
     assert_eq!(got, (0..MESSAGES).collect::<Vec<_>>());
     assert!(before_ping.is_some(), "an answer need not wait for all messages");
     assert!(server.metric("mqtt_sending_pauses_total") > 0);
+}
+
+/// The failure: what waits behind a rate grows without a bound, or is dropped although the queue has room.
+#[test]
+fn behind_a_rate_the_queue_keeps_to_its_own_limit() {
+    const MESSAGES: u64 = 200;
+    const KEPT: u64 = 10;
+    let toml = format!("[limits]\nclient_message_rate_out = 20\nmailbox_messages = {KEPT}\n");
+    let server = Server::start_with(&[], &toml);
+    let mut slow = Client::connect(server.ports.tcp, Protocol::V5, "slow");
+    slow.subscribe("t");
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    let all: Vec<_> = (0..MESSAGES).map(|_| message("t", b"x", QoS::AtMostOnce, false)).collect();
+    publisher.send_all(&all);
+    assert_eq!(publisher.ping(), []);
+    let dropped = counted(&server, "mqtt_messages_dropped_total{reason=\"queue_full\"}");
+    assert!((1..=MESSAGES - KEPT).contains(&dropped), "{dropped}");
+    for _ in dropped..MESSAGES {
+        assert_eq!(slow.next(), Got::Publish("t".to_owned(), b"x".to_vec()));
+    }
+    assert_eq!(slow.ping(), []);
+}
+
+/// Whose device it is comes from its token, and from the record of its session after a restart.
+#[test]
+fn a_token_says_whose_quotas_count_also_after_a_restart() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let secret = b"0123456789abcdef0123456789abcdef";
+    fs::write(dir.path().join("secret"), secret).expect("write the secret");
+    let toml = format!(
+        "[auth.jwt]\nsecret_file = \"{}\"\nusername = \"sub\"\ntenant = \"org\"\n\
+         [limits.identity]\nsessions = 2\n[tenants.acme]\nsessions = 3\n[tenants.\"*\"]\nsessions = 1\n",
+        dir.path().join("secret").display()
+    );
+    let ask = |server: &Server, user: &str, org: &str, id: &str| {
+        let claims = serde_json::json!({"sub": user, "org": org, "exp": seconds_from_now(3600)});
+        let connect = login(Protocol::V5, id, Some("any"), Some(&token(secret, &claims)));
+        let connect = Connect { clean_start: false, session_expiry: Some(3_600), ..connect };
+        answer(server.ports.tcp, connect)
+    };
+    let (yes, no) = (Got::ConnAck(0), Got::ConnAck(0x97));
+    let server = Server::start_with(&[], &toml);
+    for (user, org, id, expected) in [
+        ("ann", "acme", "1", &yes),
+        ("ann", "acme", "2", &yes),
+        ("ann", "acme", "3", &no),
+        ("bob", "acme", "3", &yes),
+        ("eve", "acme", "4", &no),
+        ("eve", "zeta", "4", &yes),
+        ("bob", "zeta", "5", &no),
+    ] {
+        assert_eq!(ask(&server, user, org, id), *expected, "{user} of {org} as {id}");
+    }
+    assert_eq!((refused(&server, "identity", "sessions"), refused(&server, "tenant", "sessions")), (1, 2));
+    let server = server.kill_and_restart(&[], &toml);
+    for (user, org, id, expected) in [
+        ("ann", "other", "6", &no),
+        ("eve", "acme", "5", &no),
+        ("eve", "zeta", "5", &no),
+        ("ann", "acme", "1", &yes),
+    ] {
+        assert_eq!(ask(&server, user, org, id), *expected, "{user} of {org} as {id} after the restart");
+    }
 }

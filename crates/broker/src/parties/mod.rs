@@ -17,7 +17,7 @@ use std::{
     },
 };
 
-use gateway_core::{Flow, Quotas, Timestamp, metrics::count};
+use gateway_core::{Flow, Quotas, Timestamp, metrics::count, warn_limited};
 use parking_lot::Mutex;
 
 pub(crate) use self::{book::Book, membership::Membership, ownership::Ownership};
@@ -195,8 +195,12 @@ impl Party {
 }
 
 impl QuotaExceeded {
-    /// Counts the refusal.
+    /// Counts the refusal and, if nobody else can tell whose quota it is, says so in the log.
     pub(crate) fn counted(self) -> Self {
+        if !matches!(self.what, Counted::Connections | Counted::Sessions) {
+            let (of, name, quota) = (self.party.kind.as_str(), &*self.party.name, self.what.as_str());
+            warn_limited!(of, name, quota, "refused, since it is over a quota");
+        }
         count(|c| {
             match (self.party.kind, self.what) {
                 (PartyKind::Identity, Counted::Connections) => &c.identity_connections,

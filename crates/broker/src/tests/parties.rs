@@ -121,6 +121,11 @@ fn nothing_leaks_however_connections_end() {
         }
     }
     for id in ["d0", "d1", "d2"] {
+        let device = bench.enter(id, "full", 3600).unwrap();
+        bench.close(&device);
+    }
+    assert_eq!(bench.used()[..2], [0, 3]);
+    for id in ["d0", "d1", "d2"] {
         bench.broker.disconnect(id, 0x98, true, bench.now, &mut bench.turn);
     }
     assert_eq!(bench.used(), [0, 0, 0]);
