@@ -82,6 +82,11 @@ const LOGINS: &[Login] = &[
     login("jwt",         "all",     None,        None,           "expired token",        "d1",      NOT),
     login("jwt",         "all",     None,        None,           "token for another",    "d1",      NOT),
     login("jwt",         "all",     None,        None,           "token of another key", "d1",      WRONG),
+    login("jwt",         "all",     None,        None,           "method token",         "d1",      IN),
+    login("jwt",         "all",     None,        None,           "method token",         "d2",      ID),
+    login("jwt",         "all",     None,        None,           "method expired token", "d1",      NOT),
+    login("jwt",         "all",     None,        None,           "method token of another key", "d1", WRONG),
+    login("jwt",         "open",    None,        None,           "method token",         "d1",      METHOD),
     login("scram",       "all",     None,        Some("sam"),    "scram correct-horse-7", "d1",     IN),
     login("scram",       "all",     Some("d1"),  Some("sam"),    "scram correct-horse-7", "d1",     IN),
     login("scram",       "all",     Some("d1"),  Some("sam"),    "scram correct-horse-7", "d2",     ID),
@@ -139,11 +144,13 @@ const fn login(
 
 /// Stands before a password that is proved by SCRAM, which only MQTT 5 has.
 const SCRAM: &str = "scram ";
+/// Stands before a token that is presented by the method JWT, which only MQTT 5 has.
+const METHOD_JWT: &str = "method ";
 
 /// A password, or the token that is described so.
 fn brought(what: &str) -> String {
     let claims = |user, seconds, audience| json!({"sub": user, "exp": seconds_from_now(seconds), "device": "d1", "aud": audience});
-    match what {
+    match what.strip_prefix(METHOD_JWT).unwrap_or(what) {
         "token" => token(SECRET, &claims("tom", 3_600, "gateway")),
         "token of tina" => token(SECRET, &claims("tina", 3_600, "gateway")),
         "expired token" => token(SECRET, &claims("tom", -3_600, "gateway")),
@@ -200,16 +207,19 @@ fn setup(dir: &Path, more: &str) -> String {
     toml
 }
 
-/// Denials by what is counted: the reason of a failure, or a ban.
+/// Denials by what is counted: the reason of a failure, a ban, and every CONNECT that is refused.
 fn denials(server: &Server) -> Vec<(String, u64)> {
     let page = server.http_get("/metrics").expect("read the metrics");
     let failures = page
         .lines()
         .filter_map(|line| line.strip_prefix("mqtt_auth_failures_total{reason=\"")?.split_once("\"} "));
     let bans = page.lines().filter_map(|line| Some(("banned", line.strip_prefix("mqtt_banned_total ")?)));
+    let refused = "mqtt_connections_refused_total{reason=\"connack\"} ";
+    let refused = page.lines().filter_map(|line| Some(("any", line.strip_prefix(refused)?)));
     let count = |text: &str| text.parse::<f64>().expect("a count") as u64;
-    let all: Vec<_> = failures.chain(bans).map(|(what, text)| (what.to_owned(), count(text))).collect();
-    assert!(all.iter().any(|(what, _)| what == "banned") && all.len() >= 4, "{all:?}");
+    let all: Vec<_> =
+        failures.chain(bans).chain(refused).map(|(what, text)| (what.to_owned(), count(text))).collect();
+    assert!(["banned", "any"].iter().all(|known| all.iter().any(|(what, _)| what == known)), "{all:?}");
     all
 }
 
@@ -253,7 +263,7 @@ fn attempt(
         "{:?} {:?} {:?} as {} at {listener}, {protocol:?}",
         row.certificate, row.user, row.password, row.client_id
     );
-    let connect = Connect {
+    let mut connect = Connect {
         username: row.user.map(brought),
         password: Some(brought(row.password)).filter(|text| !text.is_empty()).map(Bytes::from),
         ..hello(protocol, row.client_id)
@@ -263,7 +273,12 @@ fn attempt(
         return;
     }
     let by_scram = row.password.starts_with(SCRAM);
-    if by_scram && protocol != Protocol::V5 {
+    let by_token = row.password.starts_with(METHOD_JWT);
+    if by_token {
+        connect.auth_method = Some("JWT".to_owned());
+        connect.auth_data = connect.password.take();
+    }
+    if (by_scram || by_token) && protocol != Protocol::V5 {
         return;
     }
     let before = denials(server);
@@ -282,7 +297,8 @@ fn attempt(
     assert_eq!(answer, Got::ConnAck(code), "{said}");
     let after = denials(server);
     for ((name, before), (_, after)) in before.iter().zip(&after) {
-        assert_eq!(after - before, u64::from(name == reason), "{name} counted for {said}");
+        let expected = name == reason || name == "any" && row.answer != IN;
+        assert_eq!(after - before, u64::from(expected), "{name} counted for {said}");
     }
     let refusals = lines(server, "CONNECT refused", own);
     if row.answer == IN {
