@@ -1,6 +1,7 @@
 //! What the service of the user said about the topics that one connection asked for last, and what it is being asked now.
 
 use std::{
+    borrow::Cow,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -8,11 +9,12 @@ use std::{
 };
 
 use access::Subject;
-use gateway_core::Timestamp;
+use aws_lc_rs::digest;
+use gateway_core::{QoS, Timestamp};
 
 use super::remote::{Authorizer, Unanswered, Wish};
 
-/// Answers that a connection remembers, and the longest topic of them in bytes. One that is longer is remembered until the next.
+/// Answers that a connection remembers, and the longest topic of them in bytes; of one that is longer, the digest.
 const REMEMBERED: usize = 8;
 const LONGEST: usize = 256;
 
@@ -22,23 +24,36 @@ type Asking = Pin<Box<dyn Future<Output = Result<bool, Unanswered>> + Send>>;
 #[derive(Default)]
 pub(crate) struct Asked {
     asking: Option<(Wish, Arc<Authorizer>, Asking)>,
-    told: Vec<(Wish, bool, Timestamp)>,
+    told: Vec<Told>,
     next: usize,
 }
 
-impl Wish {
-    fn topic(&self) -> &str {
-        match self {
-            Self::Publish { topic, .. } => topic,
-            Self::Subscribe { filter, .. } => filter,
-        }
-    }
+struct Told {
+    /// [`key`] of the topic or filter.
+    key: Box<str>,
+    qos: QoS,
+    /// RETAIN flag of what is published; none of a subscription.
+    retain: Option<bool>,
+    may: bool,
+    until: Timestamp,
 }
 
 impl Asked {
-    /// What was said about this wish, if it is remembered at `now`.
-    pub(crate) fn find(&self, now: Timestamp, is_it: impl Fn(&Wish) -> bool) -> Option<bool> {
-        self.told.iter().find(|(wish, _, until)| now < *until && is_it(wish)).map(|(_, may, _)| *may)
+    /// What was said about publishing to a topic, if it is remembered at `now`.
+    pub(crate) fn about_publish(&self, topic: &str, qos: QoS, retain: bool, now: Timestamp) -> Option<bool> {
+        self.find(topic, qos, Some(retain), now)
+    }
+
+    /// What was said about subscribing to a filter, if it is remembered at `now`.
+    pub(crate) fn about_subscribe(&self, filter: &str, qos: QoS, now: Timestamp) -> Option<bool> {
+        self.find(filter, qos, None, now)
+    }
+
+    fn find(&self, topic: &str, qos: QoS, retain: Option<bool>, now: Timestamp) -> Option<bool> {
+        let key = key(topic);
+        let is_it =
+            |told: &&Told| *told.key == *key && (told.qos, told.retain) == (qos, retain) && now < told.until;
+        self.told.iter().find(is_it).map(|told| told.may)
     }
 
     /// Begins to ask; [`Self::poll`] says when there is an answer.
@@ -58,14 +73,59 @@ impl Asked {
         let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Poll::Pending };
         let Some((wish, authorizer, _)) = self.asking.take() else { return Poll::Ready(()) };
         let may = told.unwrap_or(false);
-        let until = authorizer.remember_until(may, now);
-        self.told.retain(|(known, ..)| known.topic().len() <= LONGEST && *known != wish);
+        self.remember(&wish, may, authorizer.remember_until(may, now));
+        Poll::Ready(())
+    }
+
+    fn remember(&mut self, wish: &Wish, may: bool, until: Timestamp) {
+        let (topic, qos, retain) = match wish {
+            Wish::Publish { topic, qos, retain } => (topic, *qos, Some(*retain)),
+            Wish::Subscribe { filter, qos } => (filter, *qos, None),
+        };
+        let told = Told { key: key(topic).into(), qos, retain, may, until };
+        self.told.retain(|known| known.key != told.key || (known.qos, known.retain) != (qos, retain));
         if self.told.len() < REMEMBERED {
-            self.told.push((wish, may, until));
+            self.told.push(told);
         } else {
-            self.told[self.next % REMEMBERED] = (wish, may, until);
+            self.told[self.next] = told;
             self.next = (self.next + 1) % REMEMBERED;
         }
-        Poll::Ready(())
+    }
+}
+
+/// What stands for a topic in memory. No topic begins as a digest does, with a zero.
+fn key(topic: &str) -> Cow<'_, str> {
+    if topic.len() <= LONGEST {
+        return Cow::Borrowed(topic);
+    }
+    let digest = digest::digest(&digest::SHA256, topic.as_bytes());
+    let digits: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    Cow::Owned(format!("\0{digits}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_remembers_the_last_answers_in_little_memory() {
+        let mut asked = Asked::default();
+        let (now, later) = (Timestamp(1_000), Timestamp(2_000));
+        let topic =
+            |number: usize| "t".repeat(if number % 2 == 0 { 1 } else { 60_000 }) + &number.to_string();
+        for number in 0..20 {
+            let (topic, qos) = (topic(number).into(), QoS::AtLeastOnce);
+            asked.remember(&Wish::Publish { topic, qos, retain: false }, number % 3 == 0, later);
+        }
+        for number in 0..20 {
+            let told = asked.about_publish(&topic(number), QoS::AtLeastOnce, false, now);
+            assert_eq!(told, (number >= 12).then_some(number % 3 == 0), "{number}");
+        }
+        assert!(asked.told.iter().map(|told| told.key.len()).sum::<usize>() < REMEMBERED * LONGEST);
+        let last = topic(19);
+        assert_eq!(asked.about_publish(&last, QoS::AtLeastOnce, true, now), None, "another question");
+        assert_eq!(asked.about_publish(&last, QoS::ExactlyOnce, false, now), None);
+        assert_eq!(asked.about_subscribe(&last, QoS::AtLeastOnce, now), None);
+        assert_eq!(asked.about_publish(&last, QoS::AtLeastOnce, false, later), None, "too long ago");
     }
 }

@@ -327,13 +327,7 @@ impl Owned<'_> {
         publish: &Publish<'_>,
     ) -> Option<bool> {
         let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
-        let is_it = |wish: &Wish| match wish {
-            Wish::Publish { topic: known, qos, retain } => {
-                **known == *topic && *qos == publish.qos && *retain == publish.retain
-            }
-            Wish::Subscribe { .. } => false,
-        };
-        let told = asked.find(self.now, is_it);
+        let told = asked.about_publish(topic, publish.qos, publish.retain, self.now);
         if told.is_none() {
             let core = self.device.core();
             let info = core.connection(self.epoch);

@@ -19,10 +19,6 @@ use crate::{
     net::device::Device,
 };
 
-fn is_wish(wish: &Wish, wanted: &str, wanted_qos: QoS) -> bool {
-    matches!(wish, Wish::Subscribe { filter, qos } if **filter == *wanted && *qos == wanted_qos)
-}
-
 /// What is left of a packet, and what must be on disk before it is answered.
 pub(in crate::net) enum Unfinished {
     Subscribe(Filters<SubscribeFilter>, Option<Arc<Commit>>),
@@ -226,7 +222,7 @@ impl Connection {
             return false;
         }
         let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
-        if asked.find(now, |wish| is_wish(wish, &wanted.filter, wanted.qos)).is_some() {
+        if asked.about_subscribe(&wanted.filter, wanted.qos, now).is_some() {
             return false;
         }
         let wish = Wish::Subscribe { filter: wanted.filter.as_str().into(), qos: wanted.qos };
@@ -237,7 +233,7 @@ impl Connection {
     /// Whether the user's service has allowed a subscription.
     fn is_allowed_by_service(&self, request: &SubscribeRequest<'_>, now: Timestamp) -> bool {
         let asked = self.rare.as_ref().and_then(|rare| rare.asked.as_ref());
-        let told = asked.and_then(|asked| asked.find(now, |wish| is_wish(wish, request.filter, request.qos)));
+        let told = asked.and_then(|asked| asked.about_subscribe(request.filter, request.qos, now));
         told == Some(true)
     }
 
