@@ -24,7 +24,7 @@ const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
 /// What the server says in an authentication.
 #[derive(Debug, PartialEq)]
-enum Said {
+pub(crate) enum Said {
     /// AUTH.
     Auth(u8, Vec<u8>),
     /// CONNACK that accepts, with Authentication Data.
@@ -32,7 +32,7 @@ enum Said {
     Other(Got),
 }
 
-fn connect(client_id: &str, method: &str, data: &[u8]) -> Connect {
+pub(crate) fn connect(client_id: &str, method: &str, data: &[u8]) -> Connect {
     Connect {
         auth_method: Some(method.to_owned()),
         auth_data: Some(Bytes::copy_from_slice(data)),
@@ -40,19 +40,19 @@ fn connect(client_id: &str, method: &str, data: &[u8]) -> Connect {
     }
 }
 
-fn open(server: &Server, connect: Connect) -> Client {
+pub(crate) fn open(server: &Server, connect: Connect) -> Client {
     let mut client = Client::open(server.ports.tcp, Protocol::V5);
     client.send(&Packet::Connect(Box::new(connect)));
     client
 }
 
-fn auth(code: u8, method: &str, data: &[u8]) -> Packet<'static> {
+pub(crate) fn auth(code: u8, method: &str, data: &[u8]) -> Packet<'static> {
     let data = Some(Bytes::copy_from_slice(data));
     Packet::Auth(Box::new(Auth { code, method: Some(method.to_owned()), data, ..Auth::default() }))
 }
 
 /// The next packet; each that belongs to an authentication has to name the method [MQTT-4.12.0-5].
-fn said<S: Read + Write>(client: &mut Client<S>, method: &str) -> Said {
+pub(crate) fn said<S: Read + Write>(client: &mut Client<S>, method: &str) -> Said {
     let Some(bytes) = client.next_bytes() else { return Said::Other(Got::Closed) };
     match decoded(&bytes, Protocol::V5) {
         Packet::Auth(auth) => {
@@ -317,7 +317,7 @@ fn a_live_connection_goes_on_only_with_a_good_authentication() {
     assert!(!server.log().contains(PASSWORD) && !server.log().contains("guess"));
 }
 
-fn jwt(file: &Path, more: &str) -> String {
+pub(crate) fn jwt(file: &Path, more: &str) -> String {
     fs::write(file, SECRET).expect("write the secret");
     format!(
         "{more}\n[auth.jwt]\nsecret_file = \"{}\"\nleeway = \"0s\"\nclient_id = \"device\"\ngroups = \"groups\"\n",
@@ -325,7 +325,7 @@ fn jwt(file: &Path, more: &str) -> String {
     )
 }
 
-fn claims(seconds: i64, groups: &[&str]) -> String {
+pub(crate) fn claims(seconds: i64, groups: &[&str]) -> String {
     token(SECRET, &json!({"sub": "ann", "exp": seconds_from_now(seconds), "device": "d1", "groups": groups}))
 }
 

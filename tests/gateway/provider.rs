@@ -27,6 +27,7 @@ use tonic::{
 
 use crate::{
     client::{Client, Got},
+    enhanced::{self, Said},
     login::{answer, login},
     support::{Server, until},
 };
@@ -690,6 +691,38 @@ fn topics_that_nobody_can_be_asked_about_are_decided_by_the_policy() {
         connect.will = Some(crate::client::will("will/d", b"gone"));
         assert_eq!(answer(server.ports.tcp, connect), Got::ConnAck(0x87), "{policy}");
     }
+}
+
+/// The failure: what the service has granted is forgotten with the token that was renewed, or what it has said about topics is
+/// not asked anew.
+#[test]
+fn a_subscription_that_the_provider_allows_outlives_a_renewed_token() {
+    let provider = Provider::start();
+    let dir = tempfile::tempdir().expect("make a directory");
+    let config = provider.config("authenticate = false\nauthorize = true", "");
+    let server = Server::start_with(&[], &enhanced::jwt(&dir.path().join("secret"), &config));
+    let token = |groups: &[&str]| enhanced::claims(3600, groups);
+    let mut client = enhanced::open(&server, enhanced::connect("d1", "JWT", token(&["old"]).as_bytes()));
+    assert_eq!(enhanced::said(&mut client, "JWT"), Said::Accepted(None));
+    assert_eq!(client.subscribe("s/a"), 0);
+    let publish = |client: &mut Client| {
+        client.publish("s/a", b"m", QoS::AtLeastOnce, false);
+        let mut got = [client.next(), client.next()];
+        got.sort_by_key(|got| matches!(got, Got::Publish(..)));
+        assert_eq!(got, [Got::PubAck(0), Got::Publish("s/a".to_owned(), b"m".to_vec())]);
+    };
+    publish(&mut client);
+    client.send(&enhanced::auth(0x19, "JWT", token(&["new"]).as_bytes()));
+    assert_eq!(enhanced::said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+    publish(&mut client);
+    let topics = provider.heard.topics.lock();
+    let groups = |request: &AuthorizeRequest| {
+        let principal = request.subject.clone().and_then(|subject| subject.principal);
+        (request.action(), principal.expect("a principal").groups.concat())
+    };
+    let asked: Vec<_> = topics.iter().map(groups).collect();
+    let expected = [(Action::Subscribe, "old"), (Action::Publish, "old"), (Action::Publish, "new")];
+    assert_eq!(asked, expected.map(|(action, group)| (action, group.to_owned())));
 }
 
 /// Operators who ask why are told what the service says; a subscription that it granted is none that rules withhold.

@@ -12,7 +12,7 @@ use broker::{CloseReason, Event, EventKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
 use gateway_core::{clock, info_of_peer, log_limits::Said, metrics::count};
-use session::{Enhanced, Presented};
+use session::{Enhanced, Gate as _, Presented};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End};
@@ -154,8 +154,11 @@ impl Connection {
             return Err(End::Superseded);
         }
         if let Some(authority) = &device.shared.authority {
-            let gate = permissions.gate(authority, core.client_id().as_str(), &info.listener);
+            let mut gate = permissions.gate(authority, core.client_id().as_str(), &info.listener);
             let Some(mut slot) = device.lock_owned(self.epoch) else { return Err(End::Superseded) };
+            // What the user's service has granted to this user holds as long as the connection.
+            let granted = slot.out.gate().map(|before| before.take_granted()).unwrap_or_default();
+            granted.iter().for_each(|filter| gate.grant(filter));
             slot.out.set_gate(Some(Box::new(gate)));
         }
         self.permissions = permissions;
