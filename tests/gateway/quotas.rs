@@ -191,3 +191,18 @@ fn a_token_says_whose_quotas_count_also_after_a_restart() {
         assert_eq!(ask(&server, user, org, id), *expected, "{user} of {org} as {id} after the restart");
     }
 }
+
+/// The failure: a tenant has as much as it has connections, or a rate loses what it delays.
+#[test]
+fn a_tenants_rate_slows_all_its_devices_and_loses_nothing() {
+    const MESSAGES: usize = 30;
+    let server = Server::start_with(&[], "[tenants.test-tcp]\nmessage_rate = 20\n");
+    let publish = |client: &mut Client| {
+        client.send_all(&vec![message("t", b"x", QoS::AtLeastOnce, false); MESSAGES]);
+        assert!((0..MESSAGES).all(|_| matches!(client.next(), Got::PubAck(_))));
+    };
+    let mut clients = ["a", "b"].map(|id| Client::connect(server.ports.tcp, Protocol::V5, id));
+    clients.iter_mut().for_each(publish);
+    assert!(server.metric("mqtt_rate_limit_pauses_total") > 0);
+    assert_eq!(server.metric("mqtt_messages_dropped_total"), 0);
+}

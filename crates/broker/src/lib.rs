@@ -199,9 +199,9 @@ impl Broker {
         &self.inner.account
     }
 
-    /// The parties of a device with this identity and this tenant.
-    pub fn parties(&self, identity: &str, tenant: &str) -> Parties {
-        self.inner.parties.of(identity, tenant)
+    /// The parties of a device with this user name, if it was proved, this client id and this tenant.
+    pub fn parties(&self, user: Option<&str>, client_id: &str, tenant: &str) -> Parties {
+        self.inner.parties.of(user, client_id, tenant)
     }
 
     /// The tenants that are configured by name.

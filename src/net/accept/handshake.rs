@@ -452,8 +452,8 @@ async fn ask_again(
 /// Whose quotas a device counts for: those of the user name that it proved, else of its client id, and those of its
 /// tenant, else of the listener.
 fn parties(permissions: &Permissions, client_id: &str, listener: &Listener, shared: &Shared) -> Parties {
-    let identity = permissions.username().unwrap_or(client_id);
-    shared.broker.parties(identity, permissions.tenant().unwrap_or(&listener.name))
+    let tenant = permissions.tenant().unwrap_or(&listener.name);
+    shared.broker.parties(permissions.username(), client_id, tenant)
 }
 
 /// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.

@@ -184,9 +184,9 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             let mut lock = inner.lock_client(client_id.as_str());
             let slot = inner.slots.reserve();
             let membership = {
-                let identity = stored.username.as_deref().filter(|_| stored.proved);
+                let user = stored.username.as_deref().filter(|_| stored.proved);
                 let tenant = stored.tenant.as_deref().unwrap_or(&stored.listener);
-                Membership::restored(&inner.parties.of(identity.unwrap_or(client_id.as_str()), tenant))
+                Membership::restored(&inner.parties.of(user, client_id.as_str(), tenant))
             };
             let session = (self.make)(SessionCore::restored(stored, membership, slot, now, &inner.account));
             if let Some(summary) = &mut summary {

@@ -68,13 +68,15 @@ impl Book {
         self.tenants.values()
     }
 
-    /// The parties of a device with this identity and this tenant.
-    pub(crate) fn of(&self, identity: &str, tenant: &str) -> Parties {
+    /// The parties of a device with this user name, if it was proved, this client id and this tenant.
+    pub(crate) fn of(&self, user: Option<&str>, client_id: &str, tenant: &str) -> Parties {
         if self.is_empty() {
             return Parties::default();
         }
-        let by_identity =
-            self.identity.as_ref().map(|quotas| self.other(PartyKind::Identity, identity, quotas));
+        let by_identity = self.identity.as_ref().map(|quotas| match user {
+            Some(user) => self.other(PartyKind::User, user, quotas),
+            None => self.other(PartyKind::Client, client_id, quotas),
+        });
         let by_tenant = match (self.tenants.get(tenant), &self.any_tenant) {
             (Some(party), _) => Some(Arc::clone(party)),
             (None, Some(quotas)) => Some(self.other(PartyKind::Tenant, tenant, quotas)),

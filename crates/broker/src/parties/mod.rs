@@ -28,8 +28,10 @@ pub type Parties = Box<[Arc<Party>]>;
 /// Why somebody is a party.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PartyKind {
-    /// A user name, or a client id where there is none.
-    Identity,
+    /// An identity: a user name that was proved.
+    User,
+    /// An identity: a client id without such a user name. It may be the same text, and is somebody else.
+    Client,
     /// A tenant.
     Tenant,
 }
@@ -103,7 +105,8 @@ impl PartyKind {
     /// As metrics and logs name it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Identity => "identity",
+            Self::User => "user",
+            Self::Client => "client",
             Self::Tenant => "tenant",
         }
     }
@@ -203,11 +206,13 @@ impl QuotaExceeded {
         }
         count(|c| {
             match (self.party.kind, self.what) {
-                (PartyKind::Identity, Counted::Connections) => &c.identity_connections,
-                (PartyKind::Identity, Counted::Sessions) => &c.identity_sessions,
-                (PartyKind::Identity, Counted::Subscriptions) => &c.identity_subscriptions,
-                (PartyKind::Identity, Counted::RetainedMessages) => &c.identity_retained_messages,
-                (PartyKind::Identity, Counted::RetainedBytes) => &c.identity_retained_bytes,
+                (PartyKind::User | PartyKind::Client, Counted::Connections) => &c.identity_connections,
+                (PartyKind::User | PartyKind::Client, Counted::Sessions) => &c.identity_sessions,
+                (PartyKind::User | PartyKind::Client, Counted::Subscriptions) => &c.identity_subscriptions,
+                (PartyKind::User | PartyKind::Client, Counted::RetainedMessages) => {
+                    &c.identity_retained_messages
+                }
+                (PartyKind::User | PartyKind::Client, Counted::RetainedBytes) => &c.identity_retained_bytes,
                 (PartyKind::Tenant, Counted::Connections) => &c.tenant_connections,
                 (PartyKind::Tenant, Counted::Sessions) => &c.tenant_sessions,
                 (PartyKind::Tenant, Counted::Subscriptions) => &c.tenant_subscriptions,

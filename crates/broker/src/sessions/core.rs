@@ -178,7 +178,7 @@ impl SessionState {
             since: (!self.online).then_some(self.since),
             protocol: self.protocol,
             listener: Arc::clone(&self.listener),
-            proved: username.is_some() && party(PartyKind::Identity) == username.as_deref(),
+            proved: party(PartyKind::User).is_some(),
             tenant: party(PartyKind::Tenant).filter(|name| *name != self.listener.as_str()).map(Box::from),
             username,
             will: will.map(|will| StoredWill {

@@ -33,7 +33,7 @@ impl Bench {
     }
 
     fn enter_with(&mut self, id: &str, tenant: &str, connect: Connect) -> Result<Device, Counted> {
-        let parties = self.broker.parties(id, tenant);
+        let parties = self.broker.parties(None, id, tenant);
         let opened = self.try_open(id, Connect { parties, ..connect });
         opened.map(|(device, _)| device).map_err(|exceeded| exceeded.what)
     }
@@ -131,7 +131,7 @@ fn nothing_leaks_however_connections_end() {
     assert_eq!(bench.used(), [0, 0, 0]);
     bench.pass(3601);
     for number in 0..5000 {
-        bench.broker.parties(&number.to_string(), "full");
+        bench.broker.parties(Some(&number.to_string()), "c", "full");
     }
     assert!(bench.broker.inner.parties.others_len() < 2100, "nobody is remembered who has nothing");
 }
@@ -182,15 +182,18 @@ fn subscriptions_are_refused_beyond_the_quota_but_may_be_replaced() {
 fn an_identity_is_capped_across_its_devices() {
     let identity = Quotas { connections: 1, ..Quotas::default() };
     let mut bench = bench_with(identity, Quotas::default(), None);
-    let mut user = |id: &str, user: &str| {
-        let parties = bench.broker.parties(user, "any");
+    let mut enter = |id: &str, user: Option<&str>| {
+        let parties = bench.broker.parties(user, id, "any");
         let opened = bench.try_open(id, Connect { parties, ..Connect::default() });
         opened.map(drop).map_err(|exceeded| exceeded.to_string())
     };
-    user("a", "bob").unwrap();
-    assert_eq!(user("b", "bob").unwrap_err(), "identity \"bob\" has used up its connections");
-    user("b", "eve").unwrap();
-    user("a", "bob").unwrap();
+    enter("a", Some("bob")).unwrap();
+    assert_eq!(enter("b", Some("bob")).unwrap_err(), "user \"bob\" has used up its connections");
+    enter("b", Some("eve")).unwrap();
+    enter("a", Some("bob")).unwrap();
+    // Whoever takes a user's name as client id has nothing of that user's.
+    enter("bob", None).unwrap();
+    enter("a", Some("bob")).unwrap();
 }
 
 #[test]
@@ -252,8 +255,8 @@ fn the_will_of_a_session_that_has_ended_counts_too() {
 #[test]
 fn a_rate_is_shared_by_all_who_belong_to_the_party() {
     let bench = bench(Quotas { byte_rate: ByteSize(1000), message_rate_out: 10, ..Quotas::default() });
-    let (one, two) = (bench.broker.parties("a", "full"), bench.broker.parties("b", "full"));
-    let other = bench.broker.parties("c", "other");
+    let (one, two) = (bench.broker.parties(None, "a", "full"), bench.broker.parties(None, "b", "full"));
+    let other = bench.broker.parties(None, "c", "other");
     let at = Timestamp(5_000);
     assert_eq!(one[0].take_input(1, 1000, at), 0.0);
     assert_eq!(two[0].take_input(1, 500, at), 0.5);
