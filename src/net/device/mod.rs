@@ -80,6 +80,8 @@ pub(in crate::net) struct Unsent {
 
 /// What is charged at once for a buffer that grows.
 const STEP: usize = 16 << 10;
+/// What may wait behind full layers, or for a rate, uncharged: thousands of devices that share a rate all wait with a little.
+const FREE: usize = 1 << 10;
 
 impl Unsent {
     pub(in crate::net) fn new(bytes: Vec<u8>) -> Self {
@@ -106,6 +108,9 @@ impl Unsent {
     /// Charges the buffer, if it stands, and the `behind` bytes of the next; false if memory does not allow it.
     fn settle(&mut self, behind: usize) -> bool {
         let Some(charge) = &mut self.charge else { return true };
+        if self.bytes.capacity() == 0 && behind <= FREE {
+            return true;
+        }
         let held = self.bytes.capacity() + behind;
         held <= charge.bytes() || charge.set(held.next_multiple_of(STEP))
     }
