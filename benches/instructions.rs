@@ -2,6 +2,8 @@
 //! runs it under callgrind with two numbers of repeats; the difference is the work alone, without preparation.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line tool")]
 
+#[path = "support/rules.rs"]
+mod ruled;
 mod support;
 
 use std::{env, hint::black_box, process::ExitCode};
@@ -9,6 +11,7 @@ use std::{env, hint::black_box, process::ExitCode};
 use broker::{Broker, Turn};
 use codec::{decode_publish, frame};
 use gateway_core::{Message, Origin, Protocol, QoS, Timestamp};
+use ruled::Ruled;
 use support::{Keeps, publish_frame};
 
 /// More than the broker remembers matches of.
@@ -17,7 +20,7 @@ const TOPICS: usize = 20_000;
 /// Does a thing so often.
 type Work = fn(usize);
 
-const CASES: [(&str, Work); 10] = [
+const CASES: [(&str, Work); 12] = [
     ("decode-v4-qos0", |repeats| decode(repeats, Protocol::V4, QoS::AtMostOnce)),
     ("decode-v5-qos1", |repeats| decode(repeats, Protocol::V5, QoS::AtLeastOnce)),
     ("encode-v4-qos0", |repeats| encode(repeats, Protocol::V4, QoS::AtMostOnce)),
@@ -28,6 +31,8 @@ const CASES: [(&str, Work); 10] = [
     ("match-wildcard-cold", |repeats| route(repeats, TOPICS, |number| format!("site/{number}/+"))),
     ("fanout-1", |repeats| fanout(repeats, 1)),
     ("fanout-100", |repeats| fanout(repeats, 100)),
+    ("rules-hot", |repeats| Ruled::new().hot(repeats)),
+    ("rules-cold", |repeats| Ruled::new().cold(repeats)),
 ];
 
 fn main() -> ExitCode {

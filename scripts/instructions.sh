@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Counts the instructions of decode, encode, match and fan-out under callgrind and compares them with
+# Counts the instructions of decode, encode, match, fan-out and rules under callgrind and compares them with
 # benches/instructions.txt: a guard against slowdowns that no noise of the machine hides.
 #
 #   scripts/instructions.sh            compares; fails where a case costs more than the tolerance allows

@@ -9,7 +9,7 @@ use toml::Spanned;
 use super::{
     Rule, Rules,
     pattern::Pattern,
-    who::{Members, Name, Who},
+    who::{Condition, Members, Name, Who},
 };
 
 /// Bytes of a rules file.
@@ -181,17 +181,7 @@ impl Reader<'_> {
             self.wrong(entry.topics.span(), format!("there are more than {MOST_FILTERS} filters"));
             return None;
         }
-        let texts =
-            |list: &[Spanned<String>]| list.iter().map(|name| name.get_ref().as_str().into()).collect();
-        let who = Who {
-            clients: entry.clients.as_deref().map(|list| self.names(list)),
-            users: entry.users.as_deref().map(|list| self.names(list)),
-            common_names: entry.common_names.as_deref().map(|list| self.names(list)),
-            groups: entry.groups.as_deref().map(texts),
-            listeners: entry.listeners.as_deref().map(|list| self.names(list)),
-            claims: entry.claims.iter().map(|(name, claim)| (name.clone(), self.claim(claim))).collect(),
-            anonymous: entry.anonymous,
-        };
+        let who = self.who(entry);
         let limit = |size: &Spanned<ByteSize>| u32::try_from(size.get_ref().0).unwrap_or(u32::MAX);
         Some(Rule {
             line: u32::try_from(line_of(self.text, actions.span().start)).unwrap_or(u32::MAX),
@@ -205,6 +195,25 @@ impl Reader<'_> {
             max_bytes: entry.max_bytes.as_ref().map_or(u32::MAX, limit),
             on_delivery: entry.filter.as_ref().is_some_and(|filter| *filter.get_ref() == Filter::OnDelivery),
         })
+    }
+
+    /// The conditions that are given, those first that are decided fastest.
+    fn who(&mut self, entry: &Entry) -> Who {
+        let mut conditions = Vec::new();
+        conditions.extend(entry.anonymous.map(Condition::Anonymous));
+        let mut names = |list: &Option<Vec<_>>| list.as_deref().map(|list| self.names(list));
+        conditions.extend(names(&entry.clients).map(Condition::Clients));
+        conditions.extend(names(&entry.users).map(Condition::Users));
+        conditions.extend(names(&entry.common_names).map(Condition::CommonNames));
+        conditions.extend(names(&entry.listeners).map(Condition::Listeners));
+        if let Some(groups) = &entry.groups {
+            let names = groups.iter().map(|name| name.get_ref().as_str().into());
+            conditions.push(Condition::Groups(names.collect()));
+        }
+        for (name, claim) in &entry.claims {
+            conditions.push(Condition::Claim(name.clone(), self.claim(claim)));
+        }
+        Who::new(conditions)
     }
 
     /// Limits say how much is allowed, so they belong to rules that allow.

@@ -14,6 +14,7 @@ mod file;
 mod fuzz;
 mod mosquitto;
 mod pattern;
+mod recent;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -35,6 +36,7 @@ pub use explain::{Asked, Explanation};
 pub use file::Mistake;
 pub use fuzz::fuzz_rules;
 pub use mosquitto::{Imported, import_mosquitto};
+pub use recent::Recent;
 
 /// The rules of a file.
 #[derive(Debug, Default)]
@@ -100,11 +102,17 @@ impl Excess {
 }
 
 impl Grant {
-    /// Nobody named it.
-    const NOTHING: Self = Self { line: 0, max_bytes: 0, allowed: false, max_qos: 0, retain: false };
+    /// Nobody names it, so that it is denied.
+    pub const DENIED: Self = Self { line: 0, max_bytes: 0, allowed: false, max_qos: 0, retain: false };
 
     /// What somebody else than the rules allows.
     pub const ALLOWED: Self = Self { line: 0, max_bytes: u32::MAX, allowed: true, max_qos: 2, retain: true };
+
+    /// The same for messages of at most this QoS and this many bytes of payload, retained or not; what is denied stays so.
+    #[must_use]
+    pub const fn with_limits(self, max_qos: u8, retain: bool, max_bytes: u32) -> Self {
+        Self { max_qos, retain, max_bytes, ..self }
+    }
 
     /// Whether no rule names the topic.
     pub fn is_unnamed(&self) -> bool {
@@ -147,6 +155,11 @@ pub enum Subscribing {
     OnDelivery,
     /// It is refused. The line of the rule that denies some of its topics; 0 if no rule names them.
     Denied(u32),
+}
+
+impl Subscribing {
+    /// Refused, and not by a rule.
+    pub const DENIED: Self = Self::Denied(0);
 }
 
 impl Rules {
@@ -205,7 +218,7 @@ impl Rules {
 
     fn grant(&self, tree: &Tree, subject: &Subject<'_>, topic: &str) -> Grant {
         let number = tree.first(topic, subject, &Concerning { rules: self, subject });
-        let Some(rule) = self.rules.get(number as usize) else { return Grant::NOTHING };
+        let Some(rule) = self.rules.get(number as usize) else { return Grant::DENIED };
         Grant {
             line: rule.line,
             max_bytes: rule.max_bytes,
@@ -245,7 +258,7 @@ struct Concerning<'a> {
 impl Judge for Concerning<'_> {
     fn concerns(&self, rule: u32) -> bool {
         let who = &self.rules.rules[rule as usize].who;
-        who.misses(self.subject, &self.rules.groups).is_none()
+        who.has(self.subject, &self.rules.groups)
     }
 
     fn denies(&self, rule: u32) -> bool {

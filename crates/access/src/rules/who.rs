@@ -49,59 +49,76 @@ impl Members {
     }
 }
 
-/// All conditions that are given must hold; none given is everybody.
+/// All conditions must hold; none is everybody. Most rules have one or two.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Who {
-    pub(super) clients: Option<Vec<Name>>,
-    pub(super) users: Option<Vec<Name>>,
-    pub(super) common_names: Option<Vec<Name>>,
-    pub(super) groups: Option<Vec<Box<str>>>,
-    pub(super) listeners: Option<Vec<Name>>,
-    pub(super) claims: Vec<(Box<str>, Vec<Name>)>,
-    pub(super) anonymous: Option<bool>,
+pub(super) struct Who(Box<[Condition]>);
+
+#[derive(Debug, Clone)]
+pub(super) enum Condition {
+    Clients(Vec<Name>),
+    Users(Vec<Name>),
+    CommonNames(Vec<Name>),
+    Groups(Vec<Box<str>>),
+    Listeners(Vec<Name>),
+    Claim(Box<str>, Vec<Name>),
+    Anonymous(bool),
+}
+
+impl Condition {
+    /// As it is called in the file.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Clients(_) => "clients",
+            Self::Users(_) => "users",
+            Self::CommonNames(_) => "common_names",
+            Self::Groups(_) => "groups",
+            Self::Listeners(_) => "listeners",
+            Self::Claim(..) => "claims",
+            Self::Anonymous(_) => "anonymous",
+        }
+    }
+
+    fn holds(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, Members>) -> bool {
+        let principal = subject.principal;
+        match self {
+            Self::Clients(names) => any(names, Some(subject.client_id)),
+            Self::Users(names) => any(names, principal.username.as_deref()),
+            Self::CommonNames(names) => any(names, principal.common_name.as_deref()),
+            Self::Listeners(names) => any(names, Some(subject.listener)),
+            Self::Anonymous(wanted) => *wanted == (principal.method == Method::Anonymous),
+            Self::Groups(names) => names.iter().any(|name| {
+                principal.groups.iter().any(|group| group == name)
+                    || groups.get(name).is_some_and(|members| members.has(subject))
+            }),
+            Self::Claim(name, wanted) => {
+                let values = principal.claims.get(name).map_or(&[][..], |values| values);
+                values.iter().any(|value| any(wanted, Some(value)))
+            }
+        }
+    }
 }
 
 impl Who {
+    pub(super) fn new(conditions: Vec<Condition>) -> Self {
+        Self(conditions.into())
+    }
+
     pub(super) fn is_everybody(&self) -> bool {
-        self.clients.is_none()
-            && self.users.is_none()
-            && self.common_names.is_none()
-            && self.groups.is_none()
-            && self.listeners.is_none()
-            && self.claims.is_empty()
-            && self.anonymous.is_none()
+        self.0.is_empty()
+    }
+
+    /// Whether all conditions hold for the subject.
+    pub(super) fn has(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, Members>) -> bool {
+        self.0.iter().all(|condition| condition.holds(subject, groups))
     }
 
     /// The first condition that does not hold for the subject, by its name in the file.
-    pub(super) fn misses(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, Members>) -> Option<&str> {
-        let principal = subject.principal;
-        let lacks = |names: &Option<Vec<Name>>, name| names.as_ref().is_some_and(|names| !any(names, name));
-        if lacks(&self.clients, Some(subject.client_id)) {
-            return Some("clients");
-        }
-        if lacks(&self.users, principal.username.as_deref()) {
-            return Some("users");
-        }
-        if lacks(&self.common_names, principal.common_name.as_deref()) {
-            return Some("common_names");
-        }
-        if lacks(&self.listeners, Some(subject.listener)) {
-            return Some("listeners");
-        }
-        if self.anonymous.is_some_and(|wanted| wanted != (principal.method == Method::Anonymous)) {
-            return Some("anonymous");
-        }
-        let in_group = |name: &str| {
-            principal.groups.iter().any(|group| **group == *name)
-                || groups.get(name).is_some_and(|members| members.has(subject))
-        };
-        if self.groups.as_ref().is_some_and(|groups| !groups.iter().any(|name| in_group(name))) {
-            return Some("groups");
-        }
-        let lacking = self.claims.iter().find(|(name, wanted)| {
-            let values = principal.claims.get(name).map_or(&[][..], |values| values);
-            !values.iter().any(|value| any(wanted, Some(value)))
-        });
-        lacking.map(|_| "claims")
+    pub(super) fn misses(
+        &self,
+        subject: &Subject<'_>,
+        groups: &BTreeMap<Box<str>, Members>,
+    ) -> Option<&'static str> {
+        let missed = self.0.iter().find(|condition| !condition.holds(subject, groups));
+        missed.map(Condition::name)
     }
 }
