@@ -12,7 +12,7 @@ use access::Subject;
 use aws_lc_rs::digest;
 use gateway_core::{QoS, Timestamp};
 
-use super::remote::{Authorizer, Unanswered, Wish};
+use super::remote::{RemoteAuthorizer, Unanswered, Wish};
 
 /// Answers that a connection remembers, and the longest topic of them in bytes; of one that is longer, the digest.
 const REMEMBERED: usize = 8;
@@ -23,7 +23,7 @@ type Asking = Pin<Box<dyn Future<Output = Result<bool, Unanswered>> + Send>>;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Asked {
-    asking: Option<(Wish, Arc<Authorizer>, Asking)>,
+    asking: Option<(Wish, Arc<RemoteAuthorizer>, Asking)>,
     told: Vec<Told>,
     next: usize,
 }
@@ -57,7 +57,7 @@ impl Asked {
     }
 
     /// Begins to ask; [`Self::poll`] says when there is an answer.
-    pub(crate) fn begin(&mut self, authorizer: &Arc<Authorizer>, subject: &Subject<'_>, wish: Wish) {
+    pub(crate) fn begin(&mut self, authorizer: &Arc<RemoteAuthorizer>, subject: &Subject<'_>, wish: Wish) {
         let asking = Box::pin(authorizer.may(subject, &wish));
         self.asking = Some((wish, Arc::clone(authorizer), asking));
     }

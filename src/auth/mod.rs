@@ -1,9 +1,11 @@
 //! Who may connect, publish and subscribe.
 //!
 //! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
-//! permissions. What `[auth]` configures is a chain of steps.
+//! permissions. What `[auth]` configures is a chain of steps. A program that embeds the gateway may give an [`Authenticator`]
+//! and an [`Authorizer`] of its own.
 
 mod asked;
+mod authorizer;
 mod certificate;
 mod chain;
 mod enhanced;
@@ -40,13 +42,15 @@ use std::{
 
 use bytes::Bytes;
 
+pub(crate) use access::rules::Recent;
 pub use access::{Method, Principal, Subject};
 pub(crate) use asked::Asked;
+pub use authorizer::{Authorizer, Grant, Subscribing};
 pub(crate) use chain::{Chain, ChainError, check_files};
 pub(crate) use identity::{Connected, Identity, Judge, principal};
 pub(crate) use permissions::{Permissions, Refused};
-pub(crate) use remote::{Authorizer, Courier, Unanswered, Wish};
-pub(crate) use rules::{Authority, Recent, open_rules};
+pub(crate) use remote::{Courier, RemoteAuthorizer, Unanswered, Wish};
+pub(crate) use rules::{Authority, open_rules};
 
 /// What a client presents.
 #[derive(Debug, Clone)]

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use access::{
     Author,
-    rules::{Excess, Subscribing},
+    rules::{Excess, Grant, Recent, Subscribing},
 };
 use gateway_core::{QoS, Timestamp};
 
 use super::{
     Principal, Subject,
     remote::Unanswered,
-    rules::{Authority, Receiving, Recent},
+    rules::{Authority, Receiving},
 };
 
 /// What one connection may do, by who it is.
@@ -74,11 +74,11 @@ impl Permissions {
     pub(crate) fn may_publish(
         authority: &Authority,
         recent: &mut Recent,
-        subject: impl FnOnce(&access::rules::Rules) -> access::rules::Grant,
+        decide: impl FnOnce() -> Grant,
         topic: &str,
         (qos, retain, bytes): (QoS, bool, usize),
     ) -> Result<(), Refused> {
-        let grant = recent.find(authority, topic, subject);
+        let grant = recent.find(authority.version(), topic, decide);
         grant.permits(qos, retain, bytes).map_err(|why| Refused { line: grant.line, why })
     }
 
@@ -90,7 +90,7 @@ impl Permissions {
         listener: &str,
         filter: &str,
     ) -> Result<(), Refused> {
-        match authority.rules().subscribe(&self.subject(client_id, listener), filter) {
+        match authority.subscribe(&self.subject(client_id, listener), filter) {
             Subscribing::Allowed | Subscribing::OnDelivery => Ok(()),
             Subscribing::Denied(line) => Err(Refused { line, why: Excess::Topic }),
         }

@@ -1,4 +1,5 @@
-//! The rules in force: read from their file, replaced as a whole, each time under another version.
+//! What devices may do: by the rules in force, which are read from their file and replaced as a whole, each time under another
+//! version, or as the embedding program says.
 
 use std::{
     collections::HashSet,
@@ -15,69 +16,122 @@ use std::{
 
 use access::{
     Author, Principal, Subject,
-    rules::{Asked, Explanation, Grant, Rules, Subscribing},
+    rules::{Asked, Explanation, Grant, Recent, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
 use gateway_core::{ClientId, QoS, SharedMessage, matches, parse_shared};
 use session::Gate;
 use tracing::info;
 
-use super::remote::{Authorizer, Unanswered, Wish};
+use super::{
+    Authorizer,
+    remote::{RemoteAuthorizer, Unanswered, Wish},
+};
 use crate::{
     config::{Config, ConfigError, DeniedPublish, Problem},
     reload::Reload,
 };
 
-/// Topics whose decisions one connection remembers, and the longest of them in bytes.
-const REMEMBERED: usize = 8;
-const LONGEST: usize = 256;
-
-/// What devices may do, where rules are configured.
+/// What devices may do, where somebody decides about that.
 pub(crate) struct Authority {
-    /// None where only the service is asked.
-    path: Option<PathBuf>,
+    decides: Decides,
     /// Asked where the rules say nothing.
-    authorizer: Option<Arc<Authorizer>>,
-    rules: ArcSwap<Rules>,
-    /// Grows after the rules were replaced: what was decided under an earlier one is decided anew.
-    version: AtomicU32,
+    authorizer: Option<Arc<RemoteAuthorizer>>,
     /// A denied PUBLISH that no acknowledgement can tell of ends its connection.
     pub(crate) closes: bool,
 }
 
+enum Decides {
+    Rules(RulesFile),
+    /// The program that embeds the gateway.
+    Program(Arc<dyn Authorizer>),
+}
+
+/// The rules of this moment.
+struct RulesFile {
+    /// None where only the service is asked.
+    path: Option<PathBuf>,
+    rules: ArcSwap<Rules>,
+    /// Grows after the rules were replaced: what was decided under an earlier one is decided anew.
+    version: AtomicU32,
+}
+
 impl Authority {
+    /// Has the embedding program decide, and nobody else.
+    pub(crate) fn of_program(program: Arc<dyn Authorizer>, closes: bool) -> Arc<Self> {
+        Arc::new(Self { decides: Decides::Program(program), authorizer: None, closes })
+    }
+
     /// Reads the rules.
     ///
     /// # Errors
     /// Every mistake, with file and line.
     pub(crate) fn open(
         path: Option<PathBuf>,
-        authorizer: Option<Arc<Authorizer>>,
+        authorizer: Option<Arc<RemoteAuthorizer>>,
         closes: bool,
     ) -> Result<Arc<Self>, Vec<String>> {
-        let (rules, version) = (ArcSwap::default(), AtomicU32::new(0));
-        let this = Self { path, authorizer, rules, version, closes };
-        this.reload()?;
-        Ok(Arc::new(this))
+        let file = RulesFile { path, rules: ArcSwap::default(), version: AtomicU32::new(0) };
+        file.reload()?;
+        Ok(Arc::new(Self { decides: Decides::Rules(file), authorizer, closes }))
     }
 
-    /// The rules of this moment.
-    pub(crate) fn rules(&self) -> Arc<Rules> {
-        self.rules.load_full()
+    /// What may be published to a topic.
+    pub(crate) fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+        match &self.decides {
+            Decides::Rules(file) => file.rules.load().publish(subject, topic),
+            Decides::Program(program) => program.publish(subject, topic),
+        }
+    }
+
+    /// Whether messages of a topic may be received.
+    pub(crate) fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+        match &self.decides {
+            Decides::Rules(file) => file.rules.load().receive(subject, topic),
+            Decides::Program(program) => program.receive(subject, topic),
+        }
+    }
+
+    /// Whether a subscription is granted.
+    pub(crate) fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
+        match &self.decides {
+            Decides::Rules(file) => file.rules.load().subscribe(subject, filter),
+            Decides::Program(program) => program.subscribe(subject, filter),
+        }
     }
 
     /// Who is asked where the rules say nothing, if somebody is.
-    pub(crate) fn authorizer(&self) -> Option<&Arc<Authorizer>> {
+    pub(crate) fn authorizer(&self) -> Option<&Arc<RemoteAuthorizer>> {
         self.authorizer.as_ref()
     }
 
     pub(crate) fn version(&self) -> u32 {
-        self.version.load(Acquire)
+        match &self.decides {
+            Decides::Rules(file) => file.version.load(Acquire),
+            Decides::Program(program) => program.version(),
+        }
     }
 
     /// Why somebody may do something by the rules of this moment, or may not.
     pub(crate) fn explain(&self, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
-        self.rules().explain(subject, asked)
+        let program = match &self.decides {
+            Decides::Rules(file) => return file.rules.load().explain(subject, asked),
+            Decides::Program(program) => program,
+        };
+        let allowed = match *asked {
+            Asked::Publish { topic, qos, retain, bytes } => {
+                program.publish(subject, topic).permits(qos, retain, bytes).is_ok()
+            }
+            Asked::Subscribe { filter } => {
+                !matches!(program.subscribe(subject, filter), Subscribing::Denied(_))
+            }
+        };
+        let said = if allowed { "allowed" } else { "denied" };
+        Explanation {
+            allowed,
+            line: 0,
+            lines: vec![format!("{said} by the program that embeds the gateway")],
+        }
     }
 
     /// What the user's service says about something that no rule names, and in words; `None` if no service is asked.
@@ -103,7 +157,7 @@ impl Authority {
     /// Whether a subscription that was made would be granted by the rules of this moment. What no rule names, the user's service
     /// has granted, if there is one.
     pub(crate) fn may_subscribe(&self, subject: &Subject<'_>, filter: &str) -> bool {
-        match self.rules().subscribe(subject, filter) {
+        match self.subscribe(subject, filter) {
             Subscribing::Denied(line) => line == 0 && self.authorizer.is_some(),
             Subscribing::Allowed | Subscribing::OnDelivery => true,
         }
@@ -120,7 +174,7 @@ impl Authority {
         let grant = author.and_then(Author::read).map(|Author { listener, principal, by_service }| {
             let subject =
                 Subject { client_id: client_id.as_str(), listener: &listener, principal: &principal };
-            let grant = self.rules().publish(&subject, &will.topic);
+            let grant = self.publish(&subject, &will.topic);
             // Nobody can be asked now: what the service has said when the will was left stands.
             let stands = by_service && grant.is_unnamed() && self.authorizer.is_some();
             if stands { Grant::ALLOWED } else { grant }
@@ -142,9 +196,21 @@ impl Reload for Authority {
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        self.path.iter().cloned().collect()
+        match &self.decides {
+            Decides::Rules(file) => file.path.iter().cloned().collect(),
+            Decides::Program(_) => Vec::new(),
+        }
     }
 
+    fn reload(&self) -> Result<String, Vec<String>> {
+        match &self.decides {
+            Decides::Rules(file) => file.reload(),
+            Decides::Program(_) => Ok("those of the program".to_owned()),
+        }
+    }
+}
+
+impl RulesFile {
     fn reload(&self) -> Result<String, Vec<String>> {
         let rules = match &self.path {
             None => Rules::default(),
@@ -170,7 +236,7 @@ impl Reload for Authority {
 /// Every mistake in the file.
 pub(crate) fn open_rules(
     config: &Config,
-    authorizer: Option<Arc<Authorizer>>,
+    authorizer: Option<Arc<RemoteAuthorizer>>,
 ) -> Result<Option<Arc<Authority>>, ConfigError> {
     let path = config.authorization.rules.clone();
     if path.is_none() && authorizer.is_none() {
@@ -182,45 +248,6 @@ pub(crate) fn open_rules(
         let problem = |mistake: &String| Problem::new("authorization.rules", "", mistake, "correct the file");
         ConfigError(mistakes.iter().map(problem).collect())
     })
-}
-
-/// What was decided about a few topics last, for one party and one action.
-#[derive(Debug, Default)]
-pub(crate) struct Recent {
-    version: u32,
-    next: usize,
-    grants: Vec<(Box<str>, Grant)>,
-}
-
-impl Recent {
-    /// The decision about a topic in the version of this moment, made by `decide` if it is not remembered.
-    pub(crate) fn find(
-        &mut self,
-        authority: &Authority,
-        topic: &str,
-        decide: impl FnOnce(&Rules) -> Grant,
-    ) -> Grant {
-        let version = authority.version();
-        if self.version != version {
-            // Rules that come in between are remembered under the version before them, and so not for long.
-            (self.version, self.next) = (version, 0);
-            self.grants.clear();
-        }
-        if let Some((_, grant)) = self.grants.iter().find(|(known, _)| **known == *topic) {
-            return *grant;
-        }
-        let grant = decide(&authority.rules.load());
-        if topic.len() > LONGEST {
-            return grant;
-        }
-        if self.grants.len() < REMEMBERED {
-            self.grants.push((topic.into(), grant));
-        } else {
-            self.grants[self.next] = (topic.into(), grant);
-            self.next = (self.next + 1) % REMEMBERED;
-        }
-        grant
-    }
 }
 
 /// Looks at each message before a session gets it, by the rules of that moment: so no message of a subscription that is
@@ -287,11 +314,11 @@ impl Gate for Receiving {
     fn admits(&mut self, topic: &str) -> bool {
         let Self { authority, client_id, listener, principal, recent, granted, .. } = self;
         let subject = Subject { client_id, listener: listener.as_str(), principal };
-        let decide = |rules: &Rules| {
-            let grant = rules.receive(&subject, topic);
+        let decide = || {
+            let grant = authority.receive(&subject, topic);
             if grant.is_unnamed() && granted.covers(topic) { Grant::ALLOWED } else { grant }
         };
-        recent.find(authority, topic, decide).is_allowed()
+        recent.find(authority.version(), topic, decide).is_allowed()
     }
 
     fn grant(&mut self, filter: &str) {

@@ -31,7 +31,7 @@ use health::StoreWatch;
 
 use crate::{
     abuse::BansError,
-    auth::{self, Authenticator},
+    auth::{self, Authenticator, Authorizer},
     config::{Address, Config, ConfigError},
     net,
     reload::Reloads,
@@ -121,6 +121,7 @@ fn unbound(error: &io::Error) -> &'static str {
 pub struct Builder {
     config: Config,
     auth: Option<Arc<dyn Authenticator>>,
+    authorizer: Option<Arc<dyn Authorizer>>,
     sockets: BTreeMap<String, TcpListener>,
 }
 
@@ -137,6 +138,14 @@ impl Builder {
     #[must_use]
     pub fn authenticator(mut self, auth: Arc<dyn Authenticator>) -> Self {
         self.auth = Some(auth);
+        self
+    }
+
+    /// Decides what devices may do, in place of `authorization.rules` and of the service of `auth.grpc`, neither of which is
+    /// asked about topics then.
+    #[must_use]
+    pub fn authorizer(mut self, authorizer: Arc<dyn Authorizer>) -> Self {
+        self.authorizer = Some(authorizer);
         self
     }
 
@@ -177,7 +186,7 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway with this configuration.
     pub fn builder(config: Config) -> Builder {
-        Builder { config, auth: None, sockets: BTreeMap::new() }
+        Builder { config, auth: None, authorizer: None, sockets: BTreeMap::new() }
     }
 
     /// Where it listens: listener name, `grpc` or `http`, and address.

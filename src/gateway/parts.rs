@@ -24,7 +24,7 @@ use crate::{
     abuse::{Bans, Guard},
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
-    config::{Address, Config, DEV_CERTS_DIR, ListenerKind},
+    config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
     reload::Reloads,
@@ -39,7 +39,7 @@ const RELOAD_LOOK: Duration = Duration::from_secs(1);
 const CERTIFICATE_AGE_LOOK: Duration = Duration::from_secs(60);
 
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
-    let Builder { config, auth, mut sockets } = builder;
+    let Builder { config, auth, authorizer, mut sockets } = builder;
     config.validate()?;
     if auth.is_none() {
         config.check_devices()?;
@@ -67,14 +67,23 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
     reloads.add(Arc::clone(&tls) as _);
-    let authorizer = auth::Authorizer::new(&config.auth.grpc)?;
-    if let Some(authorizer) = &authorizer {
-        reloads.add(authorizer.reloads());
-    }
-    let authority = auth::open_rules(&config, authorizer)?;
-    if let Some(authority) = authority.as_ref().filter(|_| config.authorization.rules.is_some()) {
-        reloads.add(Arc::clone(authority) as _);
-    }
+    let authority = match authorizer {
+        Some(program) => {
+            let closes = config.authorization.denied_publish == DeniedPublish::Close;
+            Some(Authority::of_program(program, closes))
+        }
+        None => {
+            let service = auth::RemoteAuthorizer::new(&config.auth.grpc)?;
+            if let Some(service) = &service {
+                reloads.add(service.reloads());
+            }
+            let authority = auth::open_rules(&config, service)?;
+            if let Some(authority) = authority.as_ref().filter(|_| config.authorization.rules.is_some()) {
+                reloads.add(Arc::clone(authority) as _);
+            }
+            authority
+        }
+    };
     let backends = Arc::new(Backends::open(&config.backends)?);
     reloads.add(Arc::clone(&backends) as _);
     if config.backends.jwt.key_file.is_some() {

@@ -13,6 +13,7 @@ use gateway_core::Protocol;
 use mqtt_server::{
     Gateway,
     config::{Address, Config, Listener, ListenerKind},
+    gateway::Builder,
     proto::{
         gateway::v1::{
             self, devices_client::DevicesClient, events_client::EventsClient,
@@ -55,6 +56,14 @@ impl Setup {
 
     /// A gateway whose configuration `change` has changed.
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::built(change, |builder| builder).await
+    }
+
+    /// The same, with what `build` adds.
+    pub(crate) async fn built(
+        change: impl FnOnce(&mut Config),
+        build: impl FnOnce(Builder) -> Builder,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = || {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -77,7 +86,7 @@ impl Setup {
         config.data_dir = dir.path().join("data");
         change(&mut config);
         let builder = Gateway::builder(config).socket("tcp", tcp).socket("grpc", grpc).socket("http", http);
-        let gateway = builder.start().await.unwrap();
+        let gateway = build(builder).start().await.unwrap();
         let mqtt = gateway.address("tcp").unwrap().port();
         let address = format!("http://{}", gateway.address("grpc").unwrap());
         let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();

@@ -40,7 +40,7 @@ pub(crate) enum Wish {
 pub(crate) struct Unanswered;
 
 /// See the module.
-pub(crate) struct Authorizer {
+pub(crate) struct RemoteAuthorizer {
     provider: Provider,
     guard: Arc<Guard<()>>,
     on_error: OnError,
@@ -49,7 +49,7 @@ pub(crate) struct Authorizer {
     memory: [Duration; 2],
 }
 
-impl Authorizer {
+impl RemoteAuthorizer {
     /// For the service that is configured; `None` if it is not asked about topics. To be called within the runtime where it is
     /// to be asked.
     ///

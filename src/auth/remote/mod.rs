@@ -16,7 +16,7 @@ use super::{Credentials, Principal};
 use crate::config::OnError;
 
 pub(crate) use self::{
-    authorizer::{Authorizer, Unanswered, Wish},
+    authorizer::{RemoteAuthorizer, Unanswered, Wish},
     events::Courier,
 };
 pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::KeySet};

@@ -262,7 +262,7 @@ async fn may_leave_will(
 ) -> bool {
     let (Some(will), Some(authority)) = (&connect.will, &shared.authority) else { return true };
     let subject = permissions.subject(accepted.client_id.as_str(), &listener.name);
-    let grant = authority.rules().publish(&subject, &will.topic);
+    let grant = authority.publish(&subject, &will.topic);
     let allowed = match authority.authorizer().filter(|_| grant.is_unnamed()) {
         None => grant.permits(will.qos, will.retain, will.payload.len()).is_ok(),
         Some(authorizer) => {
@@ -304,7 +304,7 @@ async fn open(
     let author = || {
         let authority = shared.authority.as_ref()?;
         let subject = permissions.subject(client_id.as_str(), &listener.name);
-        let unnamed = |topic: &str| authority.rules().publish(&subject, topic).is_unnamed();
+        let unnamed = |topic: &str| authority.publish(&subject, topic).is_unnamed();
         // It was allowed all the same.
         let by_service = connect.will.as_ref().is_some_and(|will| unnamed(&will.topic));
         Some(permissions.author(&listener.name, by_service))

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use access::rules::Rules;
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{Frame, Packet, Publish, reason};
 use gateway_core::{
@@ -15,7 +14,7 @@ use tracing::info;
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
 use crate::net::{device::Device, shard::Work};
 use crate::{
-    auth::{Authority, Authorizer, Permissions, Refused, Wish},
+    auth::{Authority, Permissions, Refused, RemoteAuthorizer, Wish},
     telemetry::trace_clients,
 };
 
@@ -296,10 +295,10 @@ impl Owned<'_> {
         let core = self.device.core();
         let (epoch, permissions) = (self.epoch, self.permissions);
         let how = (publish.qos, publish.retain, publish.payload.len());
-        let decide = |rules: &Rules| {
+        let decide = || {
             let info = core.connection(epoch);
             let listener = info.as_ref().map_or("", |info| info.listener.as_str());
-            rules.publish(&permissions.subject(core.client_id().as_str(), listener), topic)
+            authority.publish(&permissions.subject(core.client_id().as_str(), listener), topic)
         };
         let recent = &mut self.rare.get_or_insert_with(Box::default).recent;
         let recent = recent.get_or_insert_with(Box::default);
@@ -322,7 +321,7 @@ impl Owned<'_> {
     /// What the user's service has said about a message; `None` if it is being asked.
     fn ask_service(
         &mut self,
-        authorizer: &Arc<Authorizer>,
+        authorizer: &Arc<RemoteAuthorizer>,
         topic: &str,
         publish: &Publish<'_>,
     ) -> Option<bool> {

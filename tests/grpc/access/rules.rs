@@ -1,15 +1,25 @@
 //! What devices may do, as operators see it, and where backends are not bound by it.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+};
 
 use access::backends::Role;
 use gateway_core::QoS;
-use mqtt_server::proto::{
-    gateway::v1::{
-        self, devices_client::DevicesClient, explain_access_request::Action,
-        publisher_client::PublisherClient, security_client::SecurityClient,
+use mqtt_server::{
+    auth::{Authorizer, Grant, Subject, Subscribing},
+    proto::{
+        gateway::v1::{
+            self, devices_client::DevicesClient, explain_access_request::Action,
+            publisher_client::PublisherClient, security_client::SecurityClient,
+        },
+        rpcserver::{self, published_packet_service_client::PublishedPacketServiceClient},
     },
-    rpcserver::{self, published_packet_service_client::PublishedPacketServiceClient},
 };
 use tonic::Code;
 
@@ -175,4 +185,71 @@ async fn direct_messages_need_no_rule_of_the_device() {
         got.push(device.next());
     }
     assert!(got.contains(&Got::Publish("t/secret".to_owned(), b"3".to_vec())), "{got:?}");
+}
+
+/// Lets devices publish to topics that begin with `p` and hear those with `h`, while it is open.
+#[derive(Default)]
+struct Program {
+    closed: AtomicBool,
+    version: AtomicU32,
+    asked: AtomicU32,
+}
+
+impl Program {
+    fn allow(&self, begins: bool) -> Grant {
+        self.asked.fetch_add(1, SeqCst);
+        if begins && !self.closed.load(SeqCst) {
+            Grant::ALLOWED.with_limits(2, true, 3)
+        } else {
+            Grant::DENIED
+        }
+    }
+}
+
+impl Authorizer for Program {
+    fn publish(&self, _subject: &Subject<'_>, topic: &str) -> Grant {
+        self.allow(topic.starts_with(['p', 'h']))
+    }
+    fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+        self.allow(topic.starts_with('h') && subject.client_id == "hears")
+    }
+    fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
+        let granted = subject.client_id == "hears" && subject.listener == "tcp" && filter.starts_with('h');
+        if granted { Subscribing::Allowed } else { Subscribing::DENIED }
+    }
+    fn version(&self) -> u32 {
+        self.version.load(SeqCst)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_embedding_program_decides_in_the_place_of_rules() {
+    let program = Arc::new(Program::default());
+    let given = Arc::clone(&program);
+    let setup = Setup::built(|_| {}, |builder| builder.authorizer(given)).await;
+    let (mut hears, mut says) = (setup.raw("hears", |_| {}), setup.raw("says", |_| {}));
+    assert_eq!((hears.subscribe("h/#"), hears.subscribe("p/#"), says.subscribe("h/#")), (0, 0x87, 0x87));
+    let publish = |client: &mut crate::client::Client, topic: &str, payload: &[u8]| {
+        client.publish(topic, payload, QoS::AtLeastOnce, false);
+        match client.next() {
+            Got::PubAck(code) => code,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((publish(&mut says, "x", b""), publish(&mut says, "p", b"1234")), (0x87, 0x87), "too large");
+    assert_eq!(publish(&mut says, "h/1", b"one"), 0);
+    assert_eq!(hears.next(), Got::Publish("h/1".to_owned(), b"one".to_vec()));
+    let before = program.asked.load(SeqCst);
+    for _ in 0..50 {
+        assert_eq!(publish(&mut says, "h/1", b"two"), 0);
+        assert_eq!(hears.next(), Got::Publish("h/1".to_owned(), b"two".to_vec()));
+    }
+    assert_eq!(program.asked.load(SeqCst), before, "what was said is remembered");
+    program.closed.store(true, SeqCst);
+    program.version.fetch_add(1, SeqCst);
+    assert_eq!(publish(&mut says, "h/1", b"x"), 0x87);
+    let mut security = setup.security();
+    let request = about("hears", None, Action::Subscribe("p/#".to_owned()));
+    let answer = security.explain_access(request).await.unwrap().into_inner();
+    assert!(!answer.allowed && answer.reasons[0].contains("by the program"), "{answer:?}");
 }

@@ -1,0 +1,65 @@
+//! The seam for programs that decide themselves what devices may do.
+
+pub use access::rules::{Grant, Subscribing};
+
+use super::Subject;
+
+/// Decides what devices may publish, subscribe to and receive, in place of a rules file; given to
+/// [`Builder::authorizer`](crate::gateway::Builder::authorizer).
+///
+/// It is asked on threads that serve devices, in part under the lock of a session, so it **must not block**: no I/O, no lock
+/// that somebody holds for long, no call of the gateway. Each connection remembers what was said about the last few
+/// topics of each kind, so on the path of a message it is asked only about a topic that is not among those. An answer holds
+/// until [`Self::version`] changes.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use mqtt_server::{
+///     Gateway,
+///     auth::{Authorizer, Grant, Subject, Subscribing},
+/// };
+///
+/// /// Devices publish below their own name, and hear what is for all.
+/// struct OwnTopics;
+///
+/// impl Authorizer for OwnTopics {
+///     fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+///         let mut levels = topic.split('/');
+///         if levels.next() == Some("devices") && levels.next() == Some(subject.client_id) {
+///             Grant::ALLOWED.with_limits(1, false, 64 << 10)
+///         } else {
+///             Grant::DENIED
+///         }
+///     }
+///
+///     fn receive(&self, _subject: &Subject<'_>, topic: &str) -> Grant {
+///         if topic.starts_with("news/") { Grant::ALLOWED } else { Grant::DENIED }
+///     }
+///
+///     fn subscribe(&self, _subject: &Subject<'_>, filter: &str) -> Subscribing {
+///         if filter.starts_with("news/") { Subscribing::Allowed } else { Subscribing::DENIED }
+///     }
+/// }
+///
+/// let gateway = Gateway::builder(Default::default()).authorizer(Arc::new(OwnTopics));
+/// # drop(gateway);
+/// ```
+pub trait Authorizer: Send + Sync {
+    /// What may be published to a topic name, also as a will. A client id or user name may be anything that a client chooses,
+    /// `/`, `+` and `#` included.
+    fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant;
+
+    /// Whether messages of a topic may be delivered, by whatever subscription. Limits in the answer mean nothing.
+    fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant;
+
+    /// Whether a subscription may be made. Its filter is valid and may begin with `$share/group/`. Each message is asked about
+    /// by [`Self::receive`] all the same.
+    fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing;
+
+    /// Changes when an answer may be another than before, after that is so. Read for each message, so it should be one atomic
+    /// number.
+    fn version(&self) -> u32 {
+        0
+    }
+}
