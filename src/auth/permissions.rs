@@ -60,6 +60,15 @@ impl Permissions {
         Author::write(listener, &self.principal, by_service)
     }
 
+    /// Who it is now, for what was left under who it was.
+    pub(crate) fn author_again(&self, before: &str) -> String {
+        // Of one that cannot be read nobody knew whose it is, and nobody will.
+        let Some(Author { listener, by_service, .. }) = Author::read(before) else {
+            return before.to_owned();
+        };
+        self.author(&listener, by_service)
+    }
+
     /// The tenant that it belongs to, if who it is says so.
     pub(crate) fn tenant(&self) -> Option<&str> {
         self.principal.tenant.as_deref()

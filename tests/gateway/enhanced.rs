@@ -8,12 +8,12 @@ use std::{
 
 use access::scram;
 use bytes::Bytes;
-use codec::{Auth, Connect, Packet};
+use codec::{Auth, Connect, ConnectWill, Packet};
 use gateway_core::{Protocol, QoS};
 use serde_json::json;
 
 use crate::{
-    client::{Client, Got, decoded, hello, message},
+    client::{Client, Got, decoded, hello, message, will},
     login::{added, login, passwd, seconds_from_now, token},
     support::{Server, until},
 };
@@ -423,6 +423,45 @@ fn rules_apply_to_who_a_connection_is_after_it_has_authenticated_again() {
     assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
     let (codes, both) = try_both(&mut client, &mut other);
     assert_eq!((codes, both.len()), (vec![0, 0], 2), "the subscription was there all the time");
+}
+
+/// The failure: a will is published by the rights of who its client was.
+#[test]
+fn a_will_is_left_by_who_its_client_is_after_all() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let rules = dir.path().join("rules.toml");
+    let text = "[[rules]]\nallow = \"all\"\ntopics = [\"w/#\"]\ngroups = [\"a\"]\n";
+    fs::write(&rules, text).expect("write the rules");
+    let more = format!("[authorization]\nrules = \"{}\"\n", rules.display());
+    let server = Server::start_with(&[], &jwt(&dir.path().join("secret"), &more));
+    let token = |device: &str, groups: &[&str]| {
+        let end = seconds_from_now(3600);
+        token(SECRET, &json!({"sub": device, "exp": end, "device": device, "groups": groups}))
+    };
+    let watcher = login(Protocol::V5, "watcher", None, Some(&token("watcher", &["a"])));
+    let mut watcher = Client::connect_with(server.ports.tcp, watcher);
+    assert_eq!(watcher.subscribe("w/#"), 0);
+    // At the end, and after a crash, of which the disk tells.
+    for (device, expiry) in
+        [("lost", None), ("kept", None), ("lost-later", Some(600)), ("kept-later", Some(600))]
+    {
+        let (topic, first) = (format!("w/{device}"), token(device, &["a"]));
+        let will = ConnectWill { delay: u32::from(expiry.is_some()), ..will(&topic, b"gone") };
+        let hello = connect(device, "JWT", first.as_bytes());
+        let mut client = open(&server, Connect { will: Some(will), session_expiry: expiry, ..hello });
+        assert_eq!(said(&mut client, "JWT"), Said::Accepted(None));
+        let groups: &[&str] = if device.starts_with("lost") { &["b"] } else { &["a", "b"] };
+        client.send(&auth(0x19, "JWT", token(device, groups).as_bytes()));
+        assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+        drop(client);
+        if device.starts_with("kept") {
+            assert_eq!(watcher.next(), Got::Publish(topic, b"gone".to_vec()));
+        } else {
+            let denied = if expiry.is_none() { 1 } else { 2 };
+            until(|| server.metric("mqtt_wills_denied_total") == denied);
+        }
+    }
+    assert_eq!(watcher.ping(), []);
 }
 
 /// Messages that come while an authentication is under way reach who the client was, and wait for nothing.

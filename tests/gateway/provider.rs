@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use codec::Packet;
 use gateway_core::{Protocol, QoS};
 use mqtt_server::proto::{
     gateway,
@@ -27,7 +28,7 @@ use tonic::{
 
 use crate::{
     client::{Client, Got},
-    enhanced::{self, Said},
+    enhanced::{Said, auth, claims, connect, jwt, open, said},
     login::{answer, login},
     support::{Server, until},
 };
@@ -558,6 +559,61 @@ fn a_provider_decides_where_no_rule_does_and_is_remembered() {
     assert_eq!(server.metric("mqtt_messages_received_total"), before + 1, "counted once");
 }
 
+/// The failure: what the provider has allowed is lost with who the client was, or is kept whoever it is now.
+#[test]
+fn who_logs_in_again_while_connected_is_asked_about_again() {
+    let provider = Provider::start();
+    let dir = tempfile::tempdir().expect("make a directory");
+    let rules = dir.path().join("rules.toml");
+    std::fs::write(&rules, "[[rules]]\nallow = \"all\"\ntopics = [\"open/#\"]\n").expect("write the rules");
+    let more = format!(
+        "[authorization]\nrules = \"{}\"\n{}",
+        rules.display(),
+        provider.config("authenticate = false\nauthorize = true", "")
+    );
+    let server = Server::start_with(&[], &jwt(&dir.path().join("secret"), &more));
+    let mut client = open(&server, connect("d1", "JWT", claims(3600, &["a"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Accepted(None));
+    assert_eq!((client.subscribe("t/a"), client.subscribe("open/x"), client.subscribe("t/d")), (0, 0, 0x87));
+    let publish = |client: &mut Client| {
+        client.publish("t/a", b"m", QoS::AtLeastOnce, false);
+        let mut came = [client.next(), client.next()];
+        came.sort_by_key(|got| matches!(got, Got::PubAck(_)));
+        assert_eq!(came, [Got::Publish("t/a".to_owned(), b"m".to_vec()), Got::PubAck(0)]);
+    };
+    publish(&mut client);
+    let _ = asked(&provider);
+    client.send(&auth(0x19, "JWT", claims(3600, &["b"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+    let groups = |request: &AuthorizeRequest| {
+        let principal = request.subject.as_ref().and_then(|subject| subject.principal.clone());
+        principal.expect("a principal").groups
+    };
+    assert!(provider.heard.topics.lock().iter().all(|request| groups(request) == ["b"]));
+    assert_eq!(asked(&provider), [(Action::Subscribe, "t/a".to_owned())]);
+    publish(&mut client);
+    assert_eq!(asked(&provider), [(Action::Publish, "t/a".to_owned())], "and no longer what was remembered");
+    // While it waits for an answer the client subscribes to more, and that is asked about, too.
+    provider.feel(Mood::Held);
+    client.send(&auth(0x19, "JWT", claims(3600, &["c"]).as_bytes()));
+    until(|| provider.heard.topics.lock().len() == 1);
+    client.send(&Packet::Unsubscribe(codec::Unsubscribe {
+        packet_id: 5,
+        user: Vec::new(),
+        filters: vec!["open/x".to_owned()],
+    }));
+    assert_eq!(client.next(), Got::Other(0xb0));
+    provider.feel(Mood::Well);
+    assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+    publish(&mut client);
+    // Nobody says what it may have: what it had stays.
+    provider.feel(Mood::Failing);
+    client.send(&auth(0x19, "JWT", claims(3600, &["d"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+    provider.feel(Mood::Well);
+    publish(&mut client);
+}
+
 /// While an answer is outstanding its own connection waits, and nobody else; what it has sent is handled in order.
 #[test]
 fn only_the_connection_that_asks_waits_for_the_provider() {
@@ -570,7 +626,7 @@ fn only_the_connection_that_asks_waits_for_the_provider() {
     for client in &mut secure {
         client.publish("t/a", b"1", QoS::AtLeastOnce, false);
         client.publish("t/d", b"2", QoS::AtLeastOnce, false);
-        client.send(&codec::Packet::PingReq);
+        client.send(&Packet::PingReq);
     }
     until(|| provider.heard.topics.lock().len() == 8);
     for _ in 0..20 {
@@ -650,7 +706,7 @@ fn a_resumed_session_is_asked_about_before_it_is_answered() {
     provider.come_back();
     until(|| {
         let mut client = Client::open(server.ports.tcp, Protocol::V5);
-        client.send(&codec::Packet::Connect(Box::new(persistent())));
+        client.send(&Packet::Connect(Box::new(persistent())));
         client.next() == Got::ConnAck(0) && client.next() == Got::Publish("q/a".to_owned(), b"waits".to_vec())
     });
     let last = asked(&provider);
@@ -684,7 +740,7 @@ fn topics_that_nobody_can_be_asked_about_are_decided_by_the_policy() {
         assert_eq!(heir.subscribe("will/a"), 0);
         let mut leaves = Client::connect_with(server.ports.tcp, connect.clone());
         provider.feel(Mood::Nonsense);
-        leaves.send(&codec::Packet::PingReq);
+        leaves.send(&Packet::PingReq);
         drop(leaves);
         assert_eq!(heir.next(), Got::Publish("will/a".to_owned(), b"gone".to_vec()));
         provider.feel(Mood::Well);
@@ -700,10 +756,10 @@ fn a_subscription_that_the_provider_allows_outlives_a_renewed_token() {
     let provider = Provider::start();
     let dir = tempfile::tempdir().expect("make a directory");
     let config = provider.config("authenticate = false\nauthorize = true", "");
-    let server = Server::start_with(&[], &enhanced::jwt(&dir.path().join("secret"), &config));
-    let token = |groups: &[&str]| enhanced::claims(3600, groups);
-    let mut client = enhanced::open(&server, enhanced::connect("d1", "JWT", token(&["old"]).as_bytes()));
-    assert_eq!(enhanced::said(&mut client, "JWT"), Said::Accepted(None));
+    let server = Server::start_with(&[], &jwt(&dir.path().join("secret"), &config));
+    let token = |groups: &[&str]| claims(3600, groups);
+    let mut client = open(&server, connect("d1", "JWT", token(&["old"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Accepted(None));
     assert_eq!(client.subscribe("s/a"), 0);
     let publish = |client: &mut Client| {
         client.publish("s/a", b"m", QoS::AtLeastOnce, false);
@@ -712,8 +768,8 @@ fn a_subscription_that_the_provider_allows_outlives_a_renewed_token() {
         assert_eq!(got, [Got::PubAck(0), Got::Publish("s/a".to_owned(), b"m".to_vec())]);
     };
     publish(&mut client);
-    client.send(&enhanced::auth(0x19, "JWT", token(&["new"]).as_bytes()));
-    assert_eq!(enhanced::said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+    client.send(&auth(0x19, "JWT", token(&["new"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
     publish(&mut client);
     let topics = provider.heard.topics.lock();
     let groups = |request: &AuthorizeRequest| {
@@ -721,7 +777,12 @@ fn a_subscription_that_the_provider_allows_outlives_a_renewed_token() {
         (request.action(), principal.expect("a principal").groups.concat())
     };
     let asked: Vec<_> = topics.iter().map(groups).collect();
-    let expected = [(Action::Subscribe, "old"), (Action::Publish, "old"), (Action::Publish, "new")];
+    let expected = [
+        (Action::Subscribe, "old"),
+        (Action::Publish, "old"),
+        (Action::Subscribe, "new"),
+        (Action::Publish, "new"),
+    ];
     assert_eq!(asked, expected.map(|(action, group)| (action, group.to_owned())));
 }
 

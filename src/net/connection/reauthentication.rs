@@ -11,19 +11,33 @@ use std::{
 use broker::{CloseReason, Event, EventKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
-use gateway_core::{clock, info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::Said, metrics::count};
 use session::{Enhanced, Gate as _, Presented};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End};
 use crate::{
-    auth::{Credentials, Denied, Dialogue, Identity, Permissions, Principal, Progress},
+    auth::{
+        Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Progress, Unanswered,
+    },
     net::{layers::layered::Io, shard::Work, timers},
     tls::CertificateId,
 };
 
 /// What an authenticator says, and the dialogue to go on with.
 type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<Progress, Denied>)> + Send>>;
+
+/// The subscriptions that it allows.
+type Asking = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, Unanswered>> + Send>>;
+
+/// What has been proved, and which subscriptions the user's service allows to who has proved it.
+struct Granting {
+    principal: Arc<Principal>,
+    data: Option<Bytes>,
+    /// Those that it was asked about.
+    filters: Vec<(String, QoS)>,
+    asking: Asking,
+}
 
 /// The authentications of one connection.
 pub(in crate::net) struct Reauthentication {
@@ -32,6 +46,7 @@ pub(in crate::net) struct Reauthentication {
     dialogue: Option<Box<dyn Dialogue>>,
     /// What the authenticator says to the last one.
     answering: Option<Answering>,
+    granting: Option<Granting>,
     /// When the authentication that is under way must be over.
     deadline: Option<Pin<Box<Sleep>>>,
 }
@@ -39,7 +54,7 @@ pub(in crate::net) struct Reauthentication {
 impl Reauthentication {
     /// For a connection that has authenticated so.
     pub(in crate::net) fn new(enhanced: Enhanced) -> Self {
-        Self { enhanced, dialogue: None, answering: None, deadline: None }
+        Self { enhanced, dialogue: None, answering: None, granting: None, deadline: None }
     }
 }
 
@@ -106,10 +121,11 @@ impl Connection {
                     let auth = this.enhanced.ask(challenge);
                     self.send_auth(&auth, work)?;
                 }
-                Ok(Progress::Proved(principal, data)) => self.replace_principal(&principal, data, work)?,
+                Ok(Progress::Proved(principal, data)) => self.take_proved(principal, data, work)?,
                 Err(denied) => return Err(self.refuse_reauthentication(denied)),
             }
         }
+        self.poll_granting(work, cx)?;
         let Some(deadline) = self.reauthentication().and_then(|this| this.deadline.as_mut()) else {
             return Ok(());
         };
@@ -132,17 +148,86 @@ impl Connection {
         Ok(())
     }
 
-    /// The client is this from now on: what it may do, what is delivered to it, and until when. It has to be the user that
-    /// it was, of the same tenant: what is counted for them would be counted for others.
+    /// Somebody has proved who he is. He has to be the user that he was, of the same tenant: what is counted for them would
+    /// be counted for others.
+    fn take_proved(
+        &mut self,
+        principal: Arc<Principal>,
+        data: Option<Bytes>,
+        work: &mut Work,
+    ) -> Result<(), End> {
+        if !self.permissions.is_of_user(&principal) {
+            return Err(self.refuse_reauthentication(Denied::NotAuthorized));
+        }
+        let shared = &self.device.shared;
+        match shared.authority.as_ref().filter(|authority| authority.authorizer().is_some()) {
+            None => self.replace_principal(&principal, data, None, work),
+            Some(authority) => {
+                let authority = Arc::clone(authority);
+                self.ask_about_subscriptions(authority, principal, data, work)
+            }
+        }
+    }
+
+    /// What the user's service has allowed, it has allowed to who the client was.
+    fn ask_about_subscriptions(
+        &mut self,
+        authority: Arc<Authority>,
+        principal: Arc<Principal>,
+        data: Option<Bytes>,
+        work: &mut Work,
+    ) -> Result<(), End> {
+        let core = self.device.core();
+        let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
+        let filters = self.subscriptions(work);
+        let (client_id, listener, asked) = (core.client_id().clone(), info.listener, filters.clone());
+        let permissions = Permissions::new(Arc::clone(&principal));
+        let asking =
+            Box::pin(
+                async move { permissions.ask_again(&authority, client_id.as_str(), &listener, asked).await },
+            );
+        if let Some(this) = self.reauthentication() {
+            this.granting = Some(Granting { principal, data, filters, asking });
+        }
+        Ok(())
+    }
+
+    /// In the order of their filters.
+    fn subscriptions(&self, work: &mut Work) -> Vec<(String, QoS)> {
+        let client_id = self.device.core().client_id().as_str();
+        let listed = self.device.shared.broker.subscriptions(client_id, usize::MAX);
+        let mut filters = listed.unwrap_or_default();
+        work.turn.effort.spend_each(Effort::NODE, filters.len());
+        filters.sort_unstable();
+        filters
+    }
+
+    fn poll_granting(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<(), End> {
+        while let Some(granting) = self.reauthentication().and_then(|this| this.granting.as_mut()) {
+            let Poll::Ready(granted) = granting.asking.as_mut().poll(cx) else { return Ok(()) };
+            let granting = self.reauthentication().and_then(|this| this.granting.take());
+            let Some(Granting { principal, data, filters, .. }) = granting else { return Ok(()) };
+            if granted.is_err() || filters == self.subscriptions(work) {
+                return self.replace_principal(&principal, data, granted.ok(), work);
+            }
+            // The client has subscribed to others meanwhile. It does that at the cost of its own deadline.
+            let Some(authority) = self.device.shared.authority.clone() else { return Ok(()) };
+            self.ask_about_subscriptions(authority, principal, data, work)?;
+        }
+        Ok(())
+    }
+
+    /// The client is this from now on: what it may do, what is delivered to it, and until when. While nobody can say which
+    /// subscriptions the user's service allows, those hold that it has allowed this user before.
     fn replace_principal(
         &mut self,
         principal: &Arc<Principal>,
         data: Option<Bytes>,
+        granted: Option<Vec<Box<str>>>,
         work: &mut Work,
     ) -> Result<(), End> {
         let now = clock::now();
-        let is_over = principal.expires.is_some_and(|at| at <= now);
-        if !self.permissions.is_of_user(principal) || is_over {
+        if principal.expires.is_some_and(|at| at <= now) {
             return Err(self.refuse_reauthentication(Denied::NotAuthorized));
         }
         let certificate = self.certificate().and_then(CertificateId::of);
@@ -150,14 +235,16 @@ impl Connection {
         let device = Arc::clone(&self.device);
         let core = device.core();
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
-        if !core.set_identity(self.epoch, Identity::kept(principal, certificate)) {
+        let identity = Identity::kept(principal, certificate);
+        let again = |before: &str| permissions.author_again(before);
+        if !device.shared.broker.reauthenticated(core, self.epoch, identity, again) {
             return Err(End::Superseded);
         }
         if let Some(authority) = &device.shared.authority {
             let mut gate = permissions.gate(authority, core.client_id().as_str(), &info.listener);
             let Some(mut slot) = device.lock_owned(self.epoch) else { return Err(End::Superseded) };
-            // What the user's service has granted to this user holds as long as the connection.
-            let granted = slot.out.gate().map(|before| before.take_granted()).unwrap_or_default();
+            let granted = granted
+                .unwrap_or_else(|| slot.out.gate().map(|before| before.take_granted()).unwrap_or_default());
             granted.iter().for_each(|filter| gate.grant(filter));
             slot.out.set_gate(Some(Box::new(gate)));
         }

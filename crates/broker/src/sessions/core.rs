@@ -124,20 +124,6 @@ impl SessionCore {
         (state.epoch == epoch).then(|| state.info())
     }
 
-    /// Replaces the identity of the connection of this epoch, which has authenticated again. False if another has taken
-    /// the session over.
-    pub fn set_identity(&self, epoch: u32, identity: Option<Arc<dyn Any + Send + Sync>>) -> bool {
-        let mut state = self.state.lock();
-        if state.epoch != epoch {
-            return false;
-        }
-        match (&mut state.extra, identity) {
-            (Some(extra), identity) => extra.identity = identity,
-            (extra @ None, identity) => *extra = Extra::boxed(None, None, identity, None),
-        }
-        true
-    }
-
     /// The session's slot; never 0, reused only after the session ended.
     pub fn slot(&self) -> u32 {
         self.slot
@@ -245,6 +231,27 @@ impl SessionState {
     /// The will, if there is one that is not being published.
     pub(crate) fn will(&self) -> Option<&Will> {
         self.extra.as_ref()?.will.as_ref()
+    }
+
+    /// Replaces the identity of the connection, and who leaves its will by what `author` makes of who that was.
+    pub(crate) fn reauthenticate(
+        &mut self,
+        identity: Option<Arc<dyn Any + Send + Sync>>,
+        author: impl FnOnce(&str) -> String,
+    ) {
+        let Some(extra) = &mut self.extra else {
+            self.extra = Extra::boxed(None, None, identity, None);
+            return;
+        };
+        extra.identity = identity;
+        let Some(will) = &mut extra.will else { return };
+        let Some(before) = &will.author else { return };
+        let author = author(before);
+        if let Some(charge) = will.charge.as_mut().and_then(Arc::get_mut) {
+            // What is in force may not fail: if memory is short the will counts as much as before.
+            charge.set(will.message.cost() + author.len());
+        }
+        will.author = Some(Arc::new(author));
     }
 
     /// Takes the will out without publishing it.

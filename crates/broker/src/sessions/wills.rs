@@ -4,7 +4,7 @@
 //! if a new connection or the session's end changes the record meanwhile. So no crash loses it; a crash just before
 //! that may publish it twice.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
@@ -127,6 +127,28 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
         slot,
         receipt: None,
         direct: false,
+    }
+}
+
+impl Broker {
+    /// A connection has authenticated again: replaces its identity, and who leaves its will, if anybody decides about wills,
+    /// by what `author` makes of who that was. False if another has taken the session over.
+    pub fn reauthenticated(
+        &self,
+        core: &SessionCore,
+        epoch: u32,
+        identity: Option<Arc<dyn Any + Send + Sync>>,
+        author: impl FnOnce(&str) -> String,
+    ) -> bool {
+        let mut state = core.state.lock();
+        if state.epoch != epoch {
+            return false;
+        }
+        state.reauthenticate(identity, author);
+        if state.will().is_some() {
+            self.inner.keep(core, &mut state, None);
+        }
+        true
     }
 }
 
