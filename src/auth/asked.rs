@@ -111,8 +111,9 @@ mod tests {
     fn a_connection_remembers_the_last_answers_in_little_memory() {
         let mut asked = Asked::default();
         let (now, later) = (Timestamp(1_000), Timestamp(2_000));
-        let topic =
-            |number: usize| "t".repeat(if number % 2 == 0 { 1 } else { 60_000 }) + &number.to_string();
+        let topic = |number: usize| {
+            "t".repeat(if number.is_multiple_of(2) { 1 } else { 60_000 }) + &number.to_string()
+        };
         for number in 0..20 {
             let (topic, qos) = (topic(number).into(), QoS::AtLeastOnce);
             asked.remember(&Wish::Publish { topic, qos, retain: false }, number % 3 == 0, later);
