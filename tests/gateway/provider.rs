@@ -1,5 +1,7 @@
 //! The gRPC service of the user (`gateway.hooks.v1.HookProvider`): what it is asked and told, and what becomes of devices while it
 //! is away, slow, or talks nonsense.
+//!
+//! Long because the service itself, which each test tells how to behave, stands beside them.
 
 use std::{
     io::{Read as _, Write as _},
