@@ -13,6 +13,7 @@ mod hashing;
 mod identity;
 mod passwords;
 mod permissions;
+mod remembered;
 mod remote;
 mod rules;
 mod tokens;
@@ -42,13 +43,13 @@ use std::{
 
 use bytes::Bytes;
 
-pub(crate) use access::rules::Recent;
 pub use access::{Method, Principal, Subject};
 pub(crate) use asked::Asked;
 pub use authorizer::{Authorizer, Grant, Subscribing};
 pub(crate) use chain::{Chain, ChainError, check_files};
 pub(crate) use identity::{Connected, Identity, Judge, principal};
 pub(crate) use permissions::{Permissions, Refused};
+pub(crate) use remembered::Remembered;
 pub(crate) use remote::{Courier, RemoteAuthorizer, Unanswered, Wish};
 pub(crate) use rules::{Authority, open_rules};
 

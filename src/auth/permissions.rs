@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use access::{
     Author,
-    rules::{Excess, Grant, Recent, Subscribing},
+    rules::{Excess, Grant, Subscribing},
 };
+use broker::Account;
 use gateway_core::{QoS, Timestamp};
 
 use super::{
-    Principal, Subject,
+    Principal, Remembered, Subject,
     remote::Unanswered,
     rules::{Authority, Receiving},
 };
@@ -82,12 +83,12 @@ impl Permissions {
     /// May it publish this? Remembers what the rules say about the topic.
     pub(crate) fn may_publish(
         authority: &Authority,
-        recent: &mut Recent,
+        recent: &mut Remembered,
         decide: impl FnOnce() -> Grant,
         topic: &str,
         (qos, retain, bytes): (QoS, bool, usize),
     ) -> Result<(), Refused> {
-        let grant = recent.find(authority.version(), topic, decide);
+        let grant = recent.find(authority, topic, decide);
         grant.permits(qos, retain, bytes).map_err(|why| Refused { line: grant.line, why })
     }
 
@@ -133,7 +134,8 @@ impl Permissions {
         authority: &Arc<Authority>,
         client_id: &str,
         listener: &Arc<String>,
+        account: &Arc<Account>,
     ) -> Receiving {
-        Receiving::new(authority, client_id, listener, &self.principal)
+        Receiving::new(authority, client_id, listener, &self.principal, account)
     }
 }

@@ -16,15 +16,16 @@ use std::{
 
 use access::{
     Author, Principal, Subject,
-    rules::{Asked, Explanation, Grant, Recent, Rules, Subscribing},
+    rules::{Asked, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
+use broker::Account;
 use gateway_core::{ClientId, QoS, SharedMessage, matches, parse_shared};
-use session::Gate;
+use session::{GATED, Gate};
 use tracing::info;
 
 use super::{
-    Authorizer,
+    Authorizer, Remembered,
     remote::{RemoteAuthorizer, Unanswered, Wish},
 };
 use crate::{
@@ -257,7 +258,7 @@ pub(crate) struct Receiving {
     client_id: Box<str>,
     listener: Arc<String>,
     principal: Arc<Principal>,
-    recent: Recent,
+    recent: Remembered,
     /// Filters that the service allows, where the rules say nothing. No more than the session has subscriptions.
     granted: Granted,
 }
@@ -277,6 +278,12 @@ impl Granted {
         if is_topic { &mut self.topics } else { &mut self.filters }
     }
 
+    /// Bytes of one.
+    fn cost(filter: &str) -> isize {
+        // A set is at most half empty.
+        (2 * size_of::<Box<str>>() + filter.len()).cast_signed()
+    }
+
     fn covers(&self, topic: &str) -> bool {
         let matches_one = |filter: &str| {
             let shared = parse_shared(filter).ok().flatten();
@@ -292,13 +299,15 @@ impl Receiving {
         client_id: &str,
         listener: &Arc<String>,
         principal: &Arc<Principal>,
+        account: &Arc<Account>,
     ) -> Self {
+        let bytes = size_of::<Self>() - size_of::<Remembered>() + client_id.len() + GATED;
         Self {
             authority: Arc::clone(authority),
             client_id: client_id.into(),
             listener: Arc::clone(listener),
             principal: Arc::clone(principal),
-            recent: Recent::default(),
+            recent: Remembered::new(account, bytes),
             granted: Granted::default(),
         }
     }
@@ -318,24 +327,25 @@ impl Gate for Receiving {
             let grant = authority.receive(&subject, topic);
             if grant.is_unnamed() && granted.covers(topic) { Grant::ALLOWED } else { grant }
         };
-        recent.find(authority.version(), topic, decide).is_allowed()
+        recent.find(authority, topic, decide).is_allowed()
     }
 
     fn grant(&mut self, filter: &str) {
         if self.granted.set_of(filter).insert(filter.into()) {
-            self.recent = Recent::default();
+            self.recent.forget(Granted::cost(filter));
         }
     }
 
     fn take_granted(&mut self) -> Vec<Box<str>> {
-        self.recent = Recent::default();
         let Granted { topics, filters } = std::mem::take(&mut self.granted);
-        topics.into_iter().chain(filters).collect()
+        let taken: Vec<Box<str>> = topics.into_iter().chain(filters).collect();
+        self.recent.forget(-taken.iter().map(|filter| Granted::cost(filter)).sum::<isize>());
+        taken
     }
 
     fn withdraw(&mut self, filter: &str) {
         if self.granted.set_of(filter).remove(filter) {
-            self.recent = Recent::default();
+            self.recent.forget(-Granted::cost(filter));
         }
     }
 }

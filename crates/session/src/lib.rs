@@ -37,4 +37,4 @@ pub use gate::Gate;
 pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Permit, Reply, Violation};
 
 pub(crate) use outbound::Begin;
-pub use outbound::{Env, LinkParams, OUT_BUFFER, Outbound};
+pub use outbound::{Env, GATED, LinkParams, OUT_BUFFER, Outbound};

@@ -28,6 +28,9 @@ use super::{
 /// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
 pub const OUT_BUFFER: usize = 64 << 10;
 
+/// Bytes that a session under a [`Gate`] has beside the gate, which others have only when something waits for them.
+pub const GATED: usize = size_of::<Rare>();
+
 /// What calls need from outside.
 pub struct Env<'a> {
     /// Bounds.

@@ -393,7 +393,8 @@ async fn open(
     claim.keep();
     device.heard(opened.epoch, wheel::second());
     if let Some(authority) = &shared.authority {
-        let mut gate = permissions.gate(authority, client_id.as_str(), &listener.name);
+        let mut gate =
+            permissions.gate(authority, client_id.as_str(), &listener.name, shared.broker.account());
         for filter in &granted {
             gate.grant(filter);
         }

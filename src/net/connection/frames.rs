@@ -14,7 +14,7 @@ use tracing::info;
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
 use crate::net::{device::Device, shard::Work};
 use crate::{
-    auth::{Authority, Permissions, Refused, RemoteAuthorizer, Wish},
+    auth::{Authority, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
     telemetry::trace_clients,
 };
 
@@ -301,7 +301,8 @@ impl Owned<'_> {
             authority.publish(&permissions.subject(core.client_id().as_str(), listener), topic)
         };
         let recent = &mut self.rare.get_or_insert_with(Box::default).recent;
-        let recent = recent.get_or_insert_with(Box::default);
+        let account = self.device.shared.broker.account();
+        let recent = recent.get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<Rare>())));
         let Err(refused) = Permissions::may_publish(authority, recent, decide, topic, how) else {
             return Permit::Granted;
         };

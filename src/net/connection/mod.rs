@@ -43,7 +43,7 @@ use super::{
     shard::{Local, Work},
     timers, wheel,
 };
-use crate::auth::{Asked, Permissions, Recent};
+use crate::auth::{Asked, Permissions, Remembered};
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
@@ -67,7 +67,7 @@ pub(in crate::net) struct Rare {
     /// What the client's topic aliases have of the memory account.
     pub(in crate::net) aliases: Option<Charge>,
     /// What the rules said about the topics that the client published to last.
-    pub(in crate::net) recent: Option<Box<Recent>>,
+    pub(in crate::net) recent: Option<Box<Remembered>>,
     /// What the user's service said about the topics that the client asked for last, and what it is being asked.
     pub(in crate::net) asked: Option<Box<Asked>>,
     /// If CONNECT named a method: who it is can be proved anew.

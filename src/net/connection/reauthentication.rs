@@ -241,7 +241,8 @@ impl Connection {
             return Err(End::Superseded);
         }
         if let Some(authority) = &device.shared.authority {
-            let mut gate = permissions.gate(authority, core.client_id().as_str(), &info.listener);
+            let account = device.shared.broker.account();
+            let mut gate = permissions.gate(authority, core.client_id().as_str(), &info.listener, account);
             let Some(mut slot) = device.lock_owned(self.epoch) else { return Err(End::Superseded) };
             let granted = granted
                 .unwrap_or_else(|| slot.out.gate().map(|before| before.take_granted()).unwrap_or_default());

@@ -10,13 +10,20 @@ const LONGEST: usize = 256;
 #[derive(Debug, Default)]
 pub struct Recent {
     version: u32,
-    next: usize,
+    next: u32,
+    /// Of what it holds beside itself.
+    bytes: u32,
     grants: Vec<(Box<str>, Grant)>,
 }
 
 impl Recent {
     /// The most bytes that it holds, itself included.
     pub const MOST_BYTES: usize = size_of::<Self>() + REMEMBERED * (size_of::<(Box<str>, Grant)>() + LONGEST);
+
+    /// Bytes that it holds beside itself. They change with a new decision only.
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
 
     /// The decision about a topic under this version of the rules, made by `decide` if it is not remembered. What was decided
     /// under another version is forgotten.
@@ -48,9 +55,12 @@ impl Recent {
             }
             self.grants.push((topic.into(), grant));
         } else {
-            self.grants[self.next] = (topic.into(), grant);
-            self.next = (self.next + 1) % REMEMBERED;
+            self.grants[self.next as usize] = (topic.into(), grant);
+            self.next = (self.next + 1) % REMEMBERED as u32;
         }
+        let topics: usize = self.grants.iter().map(|(topic, _)| topic.len()).sum();
+        let bytes = self.grants.capacity() * size_of::<(Box<str>, Grant)>() + topics;
+        self.bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         grant
     }
 }
