@@ -88,7 +88,41 @@ fn pause(own: Option<f64>, parties: impl Iterator<Item = f64>) -> Option<Duratio
 
 #[cfg(test)]
 mod tests {
+    use std::{cmp::Reverse, collections::BinaryHeap};
+
     use super::*;
+    use crate::{config::Quotas, net::device::link_tests::shared_with};
+
+    /// The failure: of many who share a rate the first take it all, or together they take more than it. In virtual time.
+    #[test]
+    fn those_who_share_a_rate_have_it_in_equal_parts() {
+        const RATE: usize = 100_000;
+        const CLIENTS: usize = 50;
+        const SECONDS: u64 = 20;
+        let identity = Quotas { byte_rate_out: ByteSize(RATE), ..Quotas::default() };
+        let limits = Limits { identity, ..Limits::default() };
+        let shared = shared_with(limits.clone());
+        let limiter = || {
+            let parties = shared.broker.parties(Some("user"), "c", "t");
+            Limiter::new(&limits, &parties, Timestamp(0)).expect("a rate is set")
+        };
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| (limiter(), 0)).collect();
+        // Each has always something to send.
+        let mut next: BinaryHeap<_> = (0..CLIENTS).map(|client| Reverse((0, client))).collect();
+        while let Some(Reverse((now, client))) = next.pop().filter(|Reverse((now, _))| *now < SECONDS * 1000)
+        {
+            let (limiter, sent) = &mut clients[client];
+            let bytes = limiter.room().map_or(0, |room| room.get() as usize);
+            *sent += bytes;
+            let pause = limiter.take_output(1, bytes, Timestamp(now)).unwrap_or_default();
+            next.push(Reverse((now + (pause.as_millis() as u64).max(1), client)));
+        }
+        let sent: Vec<usize> = clients.iter().map(|(_, sent)| *sent).collect();
+        let (all, rate) = (sent.iter().sum::<usize>(), RATE * SECONDS as usize);
+        assert!((rate..=rate + RATE + CLIENTS * SHARED_ROOM).contains(&all), "{all}");
+        let (least, most) = (sent.iter().min().expect("some"), sent.iter().max().expect("some"));
+        assert!(most - least <= 4 * SHARED_ROOM, "{least} to {most}");
+    }
 
     #[test]
     fn a_burst_over_the_rate_pauses_for_as_long_as_it_takes() {
