@@ -433,34 +433,43 @@ fn a_will_is_left_by_who_its_client_is_after_all() {
     let text = "[[rules]]\nallow = \"all\"\ntopics = [\"w/#\"]\ngroups = [\"a\"]\n";
     fs::write(&rules, text).expect("write the rules");
     let more = format!("[authorization]\nrules = \"{}\"\n", rules.display());
-    let server = Server::start_with(&[], &jwt(&dir.path().join("secret"), &more));
+    let toml = jwt(&dir.path().join("secret"), &more);
+    let server = Server::start_with(&[], &toml);
     let token = |device: &str, groups: &[&str]| {
         let end = seconds_from_now(3600);
         token(SECRET, &json!({"sub": device, "exp": end, "device": device, "groups": groups}))
     };
-    let watcher = login(Protocol::V5, "watcher", None, Some(&token("watcher", &["a"])));
-    let mut watcher = Client::connect_with(server.ports.tcp, watcher);
-    assert_eq!(watcher.subscribe("w/#"), 0);
-    // At the end, and after a crash, of which the disk tells.
-    for (device, expiry) in
-        [("lost", None), ("kept", None), ("lost-later", Some(600)), ("kept-later", Some(600))]
-    {
-        let (topic, first) = (format!("w/{device}"), token(device, &["a"]));
-        let will = ConnectWill { delay: u32::from(expiry.is_some()), ..will(&topic, b"gone") };
-        let hello = connect(device, "JWT", first.as_bytes());
-        let mut client = open(&server, Connect { will: Some(will), session_expiry: expiry, ..hello });
+    let watch = |server: &Server| {
+        let watcher = login(Protocol::V5, "watcher", None, Some(&token("watcher", &["a"])));
+        let mut watcher = Client::connect_with(server.ports.tcp, watcher);
+        assert_eq!(watcher.subscribe("w/#"), 0);
+        watcher
+    };
+    // With a delay it is on disk.
+    let renewed = |device: &str, delay: u32| {
+        let topic = format!("w/{device}");
+        let hello = connect(device, "JWT", token(device, &["a"]).as_bytes());
+        let will = Some(ConnectWill { delay, ..will(&topic, b"gone") });
+        let session_expiry = (delay > 0).then_some(600);
+        let mut client = open(&server, Connect { will, session_expiry, ..hello });
         assert_eq!(said(&mut client, "JWT"), Said::Accepted(None));
         let groups: &[&str] = if device.starts_with("lost") { &["b"] } else { &["a", "b"] };
         client.send(&auth(0x19, "JWT", token(device, groups).as_bytes()));
         assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
-        drop(client);
-        if device.starts_with("kept") {
-            assert_eq!(watcher.next(), Got::Publish(topic, b"gone".to_vec()));
-        } else {
-            let denied = if expiry.is_none() { 1 } else { 2 };
-            until(|| server.metric("mqtt_wills_denied_total") == denied);
-        }
-    }
+        client
+    };
+    let mut watcher = watch(&server);
+    drop([renewed("lost", 0), renewed("kept", 0)]);
+    assert_eq!(watcher.next(), Got::Publish("w/kept".to_owned(), b"gone".to_vec()));
+    until(|| server.metric("mqtt_wills_denied_total") == 1);
+    assert_eq!(watcher.ping(), []);
+    let mut clients = [renewed("lost-later", 2), renewed("kept-later", 2)];
+    // It is written behind what is to be looked at.
+    assert_eq!(clients[1].subscribe("w/mark"), 0);
+    let server = server.kill_and_restart(&[], &toml);
+    let mut watcher = watch(&server);
+    assert_eq!(watcher.next(), Got::Publish("w/kept-later".to_owned(), b"gone".to_vec()));
+    until(|| server.metric("mqtt_wills_denied_total") == 1);
     assert_eq!(watcher.ping(), []);
 }
 
