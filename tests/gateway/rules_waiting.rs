@@ -1,4 +1,4 @@
-//! Rules that change while something waits: a will, a message in flight, one in a queue.
+//! Rules that change while something waits: a will, a message in flight, one in a queue, one of a shared group.
 
 use std::{fs, path::Path};
 
@@ -116,4 +116,37 @@ fn what_was_in_flight_is_not_resent_to_who_may_no_longer_have_it() {
     reload(&server, &file, &rules("allow", "subscribe", "t/lost"));
     assert_eq!(answer(&mut sender, "t/lost", b"new"), 0);
     assert_eq!(receiver.next(), Got::Publish("t/lost".to_owned(), b"new".to_vec()));
+}
+
+/// The failure: what the connected member may not have waits in the group's queue, and what it may have waits behind that.
+#[test]
+fn a_member_that_is_away_gets_what_no_connected_one_may_have() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("rules.toml");
+    let server = begin(&file, &rules("allow", "subscribe", "t/x"));
+    let [mut a, mut b] = ["a", "b"].map(|id| resume(server.ports.tcp, lasting(id, 600)).0);
+    for member in [&mut a, &mut b] {
+        assert_eq!(member.subscribe_with("$share/g/t/+", QoS::AtLeastOnce, None), 1);
+    }
+    leave(&mut b);
+    let denied = rules("deny", "subscribe", "t/x");
+    reload(&server, &file, &denied.replacen("topics", "clients = [\"a\"]\ntopics", 1));
+    let mut sender = Client::connect(server.ports.tcp, Protocol::V5, "sender");
+    for (topic, payload) in [("t/x", b"1"), ("t/y", b"2")] {
+        assert_eq!(answer(&mut sender, topic, payload), 0);
+    }
+    assert_eq!(a.next(), Got::Publish("t/y".to_owned(), b"2".to_vec()));
+    assert_eq!(a.ping(), [], "and not what it may not have");
+    let mut b = resume(server.ports.tcp, lasting("b", 600)).0;
+    assert_eq!(b.next(), Got::Publish("t/x".to_owned(), b"1".to_vec()));
+    assert_eq!(server.metric("mqtt_messages_dropped_total"), 0);
+    reload(&server, &file, &denied);
+    for (topic, payload) in [("t/x", b"3"), ("t/y", b"4"), ("t/y", b"5")] {
+        answer(&mut sender, topic, payload);
+    }
+    let mut got = [a.ping(), b.ping()].concat();
+    got.sort_by_key(|got| format!("{got:?}"));
+    let expected = [b"4", b"5"].map(|payload| Got::Publish("t/y".to_owned(), payload.to_vec()));
+    assert_eq!(got, expected, "what nobody may have is in the way of nothing");
+    assert_eq!(server.metric("mqtt_messages_dropped_total"), 1);
 }
