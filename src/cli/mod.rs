@@ -202,7 +202,7 @@ fn welcome(gateway: &Gateway, plain: bool) -> String {
         "\nTry, each in its own terminal:\n  \
          mosquitto_sub {tls}-h localhost -p {mqtt} -t 'demo/#' -v\n  \
          mosquitto_pub {tls}-h localhost -p {mqtt} -i device-1 -t demo/temperature -m 21.5\n  \
-         cargo run --release --example grpc_client -- --addr https://localhost:{grpc} --ca {ca} \\\n      latest demo/temperature\n\
+         cargo run --example grpc_client -- --addr https://localhost:{grpc} --ca {ca} \\\n      latest demo/temperature\n\
          More in README.md. Stop with Ctrl-C.\n"
     ));
     text
