@@ -112,9 +112,8 @@ impl World {
                     self.awaiting_release.remove(&ack.packet_id);
                     self.answers.push_back((7, ack.packet_id));
                 }
-                Packet::PubComp(ack) => {
-                    self.inbound.remove(&ack.packet_id);
-                }
+                // Its identifier was free with PUBREL, and may be in use again.
+                Packet::PubComp(_) => {}
                 other => panic!("unexpected {other:?}"),
             }
         }
