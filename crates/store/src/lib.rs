@@ -7,6 +7,7 @@
 //! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
 //! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
+//! log group_state                traits: what consumer groups read, and how far they are
 //! data_dir clock_mark            the directory and its lock, where its time goes on
 //! embedded                       all of them in LMDB, one environment (folder) each:
 //!   open environment reserve         opening, growing, room for removals on a full disk
@@ -25,8 +26,10 @@ mod clock_mark;
 mod data_dir;
 #[cfg(feature = "lmdb")]
 mod embedded;
+mod group_state;
 mod history;
 mod latest;
+mod log;
 mod memory;
 mod page;
 mod queues;
@@ -59,6 +62,7 @@ pub use embedded::{
     EmbeddedSessions, QueueGauges, QueueOptions, tool,
 };
 use gateway_core::{ClientId, Properties, QoS, Timestamp};
+pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};
 #[cfg(any(test, feature = "test-util"))]
 pub use history::memory::MemoryHistory;
 pub use history::{
@@ -66,6 +70,9 @@ pub use history::{
     HistoryRule, HistoryStore, Part, Removal, Walk,
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
+pub use log::{
+    Bounds, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionedLog, ReadLimit, Reading, Slice,
+};
 pub use memory::MemoryLatest;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};

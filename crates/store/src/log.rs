@@ -1,0 +1,140 @@
+//! The durable log that consumer groups read.
+
+use std::sync::Arc;
+
+use gateway_core::{Commit, GroupId, LogRecord, Partition, SharedMessage, Timestamp};
+
+use super::{BoxFuture, StoreError, StoreHealth};
+
+/// Keeps messages in [partitions](Partition), each in order, until they are trimmed.
+///
+/// What is durable can be read, and nothing else: who reads a message and says so to somebody never finds later that another
+/// took its place. Offsets grow within a partition and may have holes.
+pub trait PartitionedLog: Send + Sync {
+    /// Submits a message behind all that were submitted to its partition before; without blocking. `groups` want it; they
+    /// are kept with it, in order and without repetition. `commit` carries a part, which ends once the message is durable or
+    /// is refused when it never will be.
+    ///
+    /// # Errors
+    /// [`LogFull`] if it takes no message now (too much waits for the disk, or the disk takes nothing). The part of the
+    /// commit is still the caller's.
+    fn append(
+        &self,
+        partition: Partition,
+        groups: &Arc<[GroupId]>,
+        message: &Arc<SharedMessage>,
+        commit: Option<Arc<Commit>>,
+    ) -> Result<(), LogFull>;
+
+    /// Whether [`Self::append`] would take a message now, as far as is known. While the disk fails few are let through to
+    /// try it: asked last, and by who then really appends.
+    fn accepts(&self) -> bool;
+
+    /// Reads records of a partition from `from` on, in order: what is in memory at once, the rest from the disk.
+    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading;
+
+    /// The place of the first message that was received at `time` or later, or the end. Received times may be slightly out of
+    /// order; what comes before the place is older. Cancel safe.
+    fn find(&self, partition: Partition, time: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>>;
+
+    /// What is there of a partition.
+    fn bounds(&self, partition: Partition) -> Bounds;
+
+    /// Nothing of the partition before this place is needed any more. The log frees room when it can; until then
+    /// [`Self::bounds`] and [`Self::read`] may still show it.
+    fn trim(&self, partition: Partition, before: u64);
+
+    /// Places in the log at which a group's messages are counted, in order: about one for every 64 MiB, from the start of
+    /// what is there to its end, both included. For lag after a seek, for retention, for the age of what is left.
+    fn marks(&self, group: GroupId) -> Vec<Mark>;
+
+    /// Bytes that the log takes on the disk.
+    fn bytes(&self) -> u64;
+
+    /// Names this log among all logs of all gateways: message ids are made of it.
+    fn id(&self) -> u64;
+
+    /// Whoever is to be told of what has become durable, once. Set before the first append.
+    fn watch(&self, watcher: Arc<dyn LogWatcher>);
+
+    /// Its health.
+    fn health(&self) -> StoreHealth;
+}
+
+/// Hears of messages that have become durable. Called by the thread that writes them, which must not wait.
+pub trait LogWatcher: Send + Sync {
+    /// These can be read now: records of any partitions, those of one partition in order.
+    fn appended(&self, records: &[(Partition, LogRecord)]);
+}
+
+/// The log takes nothing at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogFull;
+
+/// How much to read.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadLimit {
+    /// Records, at least one.
+    pub records: usize,
+    /// Bytes of messages, as [`SharedMessage::cost`]; the first comes whatever it costs.
+    pub bytes: usize,
+}
+
+/// What [`PartitionedLog::read`] gives.
+pub enum Reading {
+    /// It was in memory.
+    Now(Slice),
+    /// It is on the disk. Cancel safe.
+    Later(BoxFuture<'static, Result<Slice, StoreError>>),
+}
+
+/// A stretch of a partition.
+#[derive(Debug, Clone, Default)]
+pub struct Slice {
+    /// In order; none if nothing of the partition is in the stretch.
+    pub records: Vec<LogRecord>,
+    /// Where to read on: behind the last record, and behind what holds nothing of this partition.
+    pub next: u64,
+    /// Places before the first record that can be read no more.
+    pub missing: Option<Missing>,
+}
+
+/// Something that was in the log and cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// Why.
+    pub reason: MissingReason,
+    /// One more than the last place that is missing.
+    pub until: u64,
+}
+
+/// Why something cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissingReason {
+    /// It was trimmed.
+    Trimmed,
+    /// It is damaged and was set aside.
+    Damaged,
+}
+
+/// What is there of a partition.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// The first place that may be read.
+    pub start: u64,
+    /// One more than the last place that can be read.
+    pub end: u64,
+}
+
+/// A place in the log, and what a group had got by then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// The place in each partition that this is; one for all where offsets are those of the whole log.
+    pub offset: u64,
+    /// When what comes here was received, about.
+    pub time: Timestamp,
+    /// Messages of the group before this place, since the log began.
+    pub messages: u64,
+    /// Their cost.
+    pub bytes: u64,
+}
