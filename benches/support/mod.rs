@@ -39,6 +39,7 @@ pub fn broker() -> Broker {
         latest: None,
         history: None,
         stores: None,
+        log: None,
         durability: broker::DurabilityRules::default(),
         judge_will: None,
         tenants: Default::default(),

@@ -151,6 +151,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         latest: latest.clone(),
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
+        log: None,
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),
         tenants: config.tenants.clone(),

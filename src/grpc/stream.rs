@@ -7,7 +7,6 @@
 //! would have been.
 
 mod buffer;
-mod selector;
 mod target;
 
 use std::{
@@ -29,7 +28,6 @@ use tonic::Status;
 
 use super::{messages::encode, now, status::Error};
 
-pub(super) use selector::Selector;
 pub(super) use target::{SlowPolicy, StreamOptions, StreamTarget, Taken};
 
 /// A response that is encoded already; takes the place of the generated type on the server's side.

@@ -162,6 +162,7 @@ mod tests {
             latest: None,
             history: None,
             stores: None,
+            log: None,
             durability: broker::DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

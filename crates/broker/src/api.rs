@@ -26,6 +26,8 @@ pub struct BrokerConfig {
     pub history: Option<Arc<store::History>>,
     /// Stores of sessions, queues and retained messages; with `None` all of these end with the process.
     pub stores: Option<Stores>,
+    /// The log that messages for consumer groups are appended to; with `None` there are no groups.
+    pub log: Option<Arc<dyn store::PartitionedLog>>,
     /// Which messages are acknowledged when.
     pub durability: DurabilityRules,
     /// Decides about each will when it is to be published; with `None` all are.
@@ -153,7 +155,7 @@ pub struct Published {
 pub enum Shortage {
     /// The memory budget is used up.
     Memory,
-    /// The store accepts nothing more, and a persistent session would have to store it.
+    /// The store accepts nothing more, and a persistent session or a consumer group would have to store it.
     Store,
 }
 

@@ -7,6 +7,7 @@
 //! routing    publish, subscribe, match, and hand a message to its receivers
 //! sessions   open, close and end sessions; find, list and describe them; publish wills
 //! shared     shared groups and what waits in them
+//! log        which consumer groups want a message, and its append to their log
 //! retained   the last message of each topic, and its replay to new subscriptions
 //! durable    what outlives the process: restore it, and move messages between queues on disk
 //! parties    quotas that several connections share: those of identities and of tenants
@@ -27,6 +28,7 @@ mod drops;
 mod durable;
 mod events;
 mod half_hash;
+mod log;
 mod memory;
 mod parties;
 mod retained;
@@ -63,6 +65,7 @@ pub use store::{QueueStore, QueueSummary};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use events::{Event, EventKind};
+pub use log::{GroupFilter, InScope, Selector};
 pub use memory::{Account, Charge, MemoryKind};
 pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};
 pub use retained::{RetainedCursor, RetainedPage};
@@ -89,6 +92,8 @@ struct Inner {
     /// Keyed at random, so that peers cannot construct collisions.
     hasher: RandomState,
     index: Index,
+    /// The receiver of what consumer groups want.
+    log: Option<Arc<log::LogTarget>>,
     slots: Slots,
     registry: Registry,
     /// The slot where the next look for large holders of memory begins.
@@ -145,6 +150,7 @@ impl Broker {
             latest,
             history,
             stores,
+            log,
             durability,
             judge_will,
             tenants,
@@ -164,6 +170,13 @@ impl Broker {
             &account,
             store,
         );
+        let slots = Slots::default();
+        let log = log.map(|log| {
+            let slot = slots.reserve();
+            let target = Arc::new(log::LogTarget::new(log, slot));
+            slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
+            target
+        });
         let inner = Arc::new_cyclic(|inner| Inner {
             non_broker,
             namespace,
@@ -174,7 +187,8 @@ impl Broker {
             durability,
             judge_will,
             index: Index::new(hasher.clone()),
-            slots: Slots::default(),
+            log,
+            slots,
             registry: Registry::new(hasher.clone()),
             shed_from: AtomicU32::new(0),
             timers: Timers::default(),

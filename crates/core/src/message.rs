@@ -153,14 +153,11 @@ impl<'a> Message<'a> {
         Some(self.commit.get_or_init(|| if self.unit { Commit::of_unit() } else { Commit::new() }))
     }
 
-    /// The part of the commit for the store of retained messages, if the acknowledgement must wait for it. A unit gets
-    /// a commit of its own for that, which must be done before the unit is closed.
-    pub fn retained_part(&self) -> Option<Arc<Commit>> {
+    /// The part of the commit for a store that knows no units (retained messages, the log of consumer groups), if the
+    /// acknowledgement must wait for it. A unit has a commit of its own for these, which must be done before it is closed.
+    pub fn plain_part(&self) -> Option<Arc<Commit>> {
         let commit = self.commit()?;
-        if self.unit {
-            return Some(Arc::clone(commit.make_before()));
-        }
-        Some(commit.part())
+        Some(if self.unit { commit.make_before().part() } else { commit.part() })
     }
 
     /// The message with a commit of which parts have already been given out.

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use broker::Selector;
 use bytes::Bytes;
 use gateway_core::{
     Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, parse_shared,
@@ -13,7 +14,7 @@ use crate::config::Limits;
 use crate::grpc::{
     proto::gateway::v1,
     status::Error,
-    stream::{Linger, Selector, SlowPolicy},
+    stream::{Linger, SlowPolicy},
 };
 
 /// Most entries over all filter fields of a request.

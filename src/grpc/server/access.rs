@@ -11,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use access::backends::Scope;
+use access::backends::{Grant, Scope};
+use broker::InScope;
 use gateway_core::metrics::count;
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
@@ -47,6 +48,13 @@ const MOST_BYTES: usize = 8 << 10;
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// Longest name of what a call is about in the audit log.
 const MOST_OBJECT: usize = 256;
+
+/// The devices in the scope of a grant, for a [`Selector`](broker::Selector); `None` if it does not limit them.
+pub(in crate::grpc) fn devices_of(grant: &Arc<Grant>) -> Option<Arc<InScope>> {
+    grant.scope.devices()?;
+    let grant = Arc::clone(grant);
+    Some(Arc::new(move |device: &str| grant.scope.has_device(device)))
+}
 
 /// A call that was let through, for whoever serves it.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use access::backends::Grant;
-use broker::{Event, EventKind};
+use broker::{Event, EventKind, Selector};
 use gateway_core::parse_shared;
 use tokio::sync::{
     broadcast::{self, error::RecvError, error::TryRecvError},
@@ -16,9 +16,8 @@ use crate::grpc::{
     Context,
     messages::{answers, convert},
     proto::{gateway::v1, server::events_server::Events},
-    server::access::Call,
+    server::access::{Call, devices_of},
     status::Error,
-    stream::Selector,
 };
 
 /// Most events in a batch.
@@ -114,7 +113,7 @@ impl Events for EventsService {
         kinds.remove(&v1::EventKind::Unspecified);
         let devices = Selector::new(false).devices(request.device_ids, request.device_id_prefixes);
         let grant = Arc::clone(&call.caller().grant);
-        let devices = devices.within(&grant);
+        let devices = devices.within(devices_of(&grant));
         let wanted = Wanted { kinds, devices, grant };
 
         let slot = self.context.streams.open(None)?;
@@ -183,7 +182,7 @@ mod tests {
         let mut grant = Grant::clone(&Call::unlimited().caller().grant);
         grant.scope = Scope::new(None, Some(vec!["own-*".to_owned()])).unwrap();
         let grant = Arc::new(grant);
-        let devices = Selector::new(false).within(&grant);
+        let devices = Selector::new(false).within(devices_of(&grant));
         let wanted = Wanted { kinds: HashSet::new(), devices, grant };
         let items = next_batch(&mut receiver, &wanted).await.unwrap();
         let [v1::WatchEventsItem { item: Some(v1::watch_events_item::Item::Gap(gap)) }] = &items[..] else {

@@ -74,6 +74,7 @@ mod tests {
             latest: None,
             history: on.then(|| History::new(Arc::clone(&store) as _, options)),
             stores: None,
+            log: None,
             durability: DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

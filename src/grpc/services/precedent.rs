@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::Turn;
+use broker::{Selector, Turn};
 use gateway_core::metrics::count;
 use tonic::{Request, Response, Status};
 
@@ -17,9 +17,9 @@ use crate::grpc::{
     proto::{
         gateway::v1, precedent_server::published_packet_service_server::PublishedPacketService, rpcserver,
     },
-    server::access::Call,
+    server::access::{Call, devices_of},
     status::{Error, drop_error},
-    stream::{Pace, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
+    stream::{Pace, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
 
 /// The service.
@@ -47,7 +47,8 @@ impl PublishedPacketService for PrecedentService {
             buffer: limits.stream_buffer.0,
             batch: MAX_STREAM_BATCH,
         };
-        let selector = Selector::new(true).devices(devices, Vec::new()).within(&call.caller().grant);
+        let selector =
+            Selector::new(true).devices(devices, Vec::new()).within(devices_of(&call.caller().grant));
         let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         let filters = call.narrow("topic", convert::or_all(Vec::new()), MAX_FILTERS)?;
         let stream = Subscription::attach(broker, &self.context.streams, target, &filters, Pace::default())?;

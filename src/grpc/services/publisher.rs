@@ -514,6 +514,7 @@ mod tests {
             latest: None,
             history: None,
             stores: None,
+            log: None,
             durability: Default::default(),
             judge_will: None,
             tenants: Default::default(),

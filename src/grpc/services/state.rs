@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use access::backends::Grant;
-use broker::RetainError;
+use broker::{RetainError, Selector};
 use bytes::Bytes;
 use gateway_core::{Message, Origin, SharedMessage, Timestamp};
 use prost::Message as _;
@@ -22,9 +22,12 @@ use crate::grpc::{
     },
     now,
     proto::{gateway::v1, server::state_server::State},
-    server::{access::Call, deadline::within},
+    server::{
+        access::{Call, devices_of},
+        deadline::within,
+    },
     status::Error,
-    stream::{Pace, RawMessage, Selector, SlowPolicy, StreamOptions, StreamTarget, Subscription},
+    stream::{Pace, RawMessage, SlowPolicy, StreamOptions, StreamTarget, Subscription},
 };
 
 /// Most requests in BatchGetLatest.
@@ -350,7 +353,8 @@ impl State for StateService {
         };
         let filters = call.narrow("topic_filters", convert::or_all(request.topic_filters), MAX_FILTERS)?;
         let grant = &call.caller().grant;
-        let selector = Selector::new(true).devices(request.device_ids.clone(), Vec::new()).within(grant);
+        let selector =
+            Selector::new(true).devices(request.device_ids.clone(), Vec::new()).within(devices_of(grant));
         let target = StreamTarget::new(broker.clone(), selector, options).watching(filters.clone());
         let target = Arc::new(target);
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one

@@ -11,7 +11,7 @@ use crate::grpc::{
         encode::Form,
     },
     proto::{gateway::v1, server::subscriber_server::Subscriber},
-    server::access::Call,
+    server::access::{Call, devices_of},
     stream::{Pace, StreamOptions, StreamTarget, Subscription},
 };
 
@@ -35,7 +35,7 @@ impl Subscriber for SubscriberService {
         call.check_devices("device_ids", &request.device_ids)?;
         let wanted = convert::subscribe(request, broker.limits())?;
         let filters = call.narrow("topic_filters", wanted.filters, MAX_FILTERS)?;
-        let selector = wanted.selector.within(&call.caller().grant);
+        let selector = wanted.selector.within(devices_of(&call.caller().grant));
         let options = StreamOptions {
             form: Form::Item,
             policy: wanted.policy,

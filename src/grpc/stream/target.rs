@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, task::Context};
 
-use broker::{Broker, Delivered, MemoryKind, Target};
+use broker::{Broker, Delivered, MemoryKind, Selector, Target};
 use bytes::Bytes;
 use gateway_core::{DropReason, Message, Offer, Outcome, matches, metrics::count};
 use parking_lot::Mutex;
@@ -12,7 +12,6 @@ use super::{
         messages::encode::{self, Form},
         status::Error,
     },
-    Selector,
     buffer::{Batch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
 };
 

@@ -1,6 +1,6 @@
 use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
 
-use broker::{BrokerConfig, Delivered, MemoryKind, Target};
+use broker::{BrokerConfig, Delivered, MemoryKind, Selector, Target};
 use gateway_core::{
     ClientId, DropReason, Message, Offer, Origin, OriginKind, Outcome, QoS, Receipt, ReceiptState, Timestamp,
 };
@@ -37,6 +37,7 @@ fn broker(limits: Limits) -> Broker {
         latest: None,
         history: None,
         stores: None,
+        log: None,
         durability: broker::DurabilityRules::default(),
         judge_will: None,
         tenants: Default::default(),

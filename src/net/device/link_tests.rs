@@ -49,6 +49,7 @@ pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
         latest: None,
         history: None,
         stores: None,
+        log: None,
         durability: broker::DurabilityRules::default(),
         judge_will: None,
         tenants: Default::default(),

@@ -202,7 +202,7 @@ impl Retained {
             let existed = self.change(&mut table, |table| table.remove(message.topic));
             if let Some(store) = self.store.as_ref().filter(|_| existed) {
                 // Submitted under the lock, so that the store sees changes in their order.
-                store.clear(Arc::from(message.topic), message.retained_part());
+                store.clear(Arc::from(message.topic), message.plain_part());
             }
             return Ok(existed);
         }
@@ -225,7 +225,7 @@ impl Retained {
         self.own(&mut table, &message, parties)?;
         let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
-            store.set(message.without_receipt(), published.retained_part());
+            store.set(message.without_receipt(), published.plain_part());
             may_leave = turn == 0 && message.payload.len() > SMALL;
         }
         let topic = Arc::clone(&message.topic);

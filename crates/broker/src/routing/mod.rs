@@ -11,6 +11,6 @@ mod streams;
 mod subscribe;
 
 pub use index::MatchCache;
-pub(crate) use index::{GROUP, Index, Options};
+pub(crate) use index::{GROUP, Index, Options, Subscriber};
 pub use spread::{Routing, Spread};
 pub use streams::StreamHandle;

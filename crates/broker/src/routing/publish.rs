@@ -59,7 +59,9 @@ impl Broker {
         turn: &mut Turn,
     ) -> Result<bool, Shortage> {
         if message.qos != QoS::AtMostOnce
-            && let Some(refusal) = self.refusal(message, |broker| broker.store_refuses(message, turn))
+            && let Some(refusal) = self.refusal(message, |broker| {
+                broker.store_refuses(message, turn) || broker.inner.log_refuses(message, turn)
+            })
         {
             return Err(refusal);
         }

@@ -3,6 +3,7 @@
 mod aftermath;
 mod disk;
 mod group_queue;
+mod log;
 mod non_broker;
 mod parties;
 mod publishing;
@@ -262,6 +263,15 @@ impl Bench {
     }
 
     fn with_stores(limits: Limits, non_broker: bool, stores: Option<Stores>) -> Self {
+        Self::with_log(limits, non_broker, stores, None)
+    }
+
+    fn with_log(
+        limits: Limits,
+        non_broker: bool,
+        stores: Option<Stores>,
+        log: Option<Arc<dyn store::PartitionedLog>>,
+    ) -> Self {
         let broker = Broker::new(BrokerConfig {
             limits: Arc::new(limits),
             non_broker,
@@ -270,6 +280,7 @@ impl Bench {
             latest: None,
             history: None,
             stores,
+            log,
             durability: DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

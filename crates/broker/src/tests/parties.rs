@@ -15,6 +15,7 @@ fn bench_with(identity: Quotas, full: Quotas, stores: Option<Stores>) -> Bench {
         latest: None,
         history: None,
         stores,
+        log: None,
         durability: DurabilityRules::default(),
         judge_will: None,
         tenants: BTreeMap::from([("full".to_owned(), full), ("*".to_owned(), any)]),

@@ -73,6 +73,7 @@ fn judged(disk: &Arc<Disk>, judge_will: Option<Arc<JudgeWill>>) -> Bench {
         latest: None,
         history: None,
         stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
+        log: None,
         durability: DurabilityRules::default(),
         judge_will,
         tenants: Default::default(),

@@ -126,7 +126,7 @@ fn a_unit_is_closed_when_the_retained_message_is_safe() {
     for (refused, released) in [(false, false), (false, true), (true, false)] {
         let journal = Arc::new(Kept::default());
         let unit = Commit::of_unit();
-        let before = Arc::clone(unit.make_before());
+        let before = unit.make_before().part();
         Received { queue: QueueId(1), packet_id: 7, released }
             .close(Arc::clone(&unit), Arc::clone(&journal) as _);
         assert!(journal.0.lock().is_empty() && unit.result().is_none());

@@ -69,6 +69,7 @@ impl Received {
     /// the unit's end makes a repeated PUBLISH a duplicate that sets nothing. If that was refused the unit is too.
     pub fn close(self, unit: Arc<Commit>, journal: Arc<dyn Journal>) {
         let Some(before) = unit.before().cloned() else { return self.submit(unit, &*journal) };
+        let own = Arc::clone(&before);
         before.then(move |result| {
             if result == Err(Refused) {
                 unit.add();
@@ -76,6 +77,8 @@ impl Received {
             }
             self.submit(unit, &*journal);
         });
+        // Whoever had a part for a store has given it out by now.
+        own.done();
     }
 
     fn submit(self, unit: Arc<Commit>, journal: &dyn Journal) {

@@ -123,6 +123,9 @@ counters! {
     dropped_connection_lost: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"connection_lost\"";
     dropped_session_ended: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"session_ended\"";
     dropped_not_authorized: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"not_authorized\"";
+    groups_appended: "gateway_groups_appended_total", "Messages appended to the log of consumer groups", "";
+    groups_dropped_log: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"log\"";
+    groups_dropped_full: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"group_full\"";
     no_match: "mqtt_messages_unmatched_total", "Messages without a subscriber", "";
     refused_memory: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"memory\"";
     refused_store: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"store\"";

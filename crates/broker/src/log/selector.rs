@@ -1,16 +1,18 @@
-//! Which messages a stream wants, beyond the topic filters that the broker matches.
+//! Which messages a stream or a consumer group wants, beyond the topic filters that the index matches.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, fmt, sync::Arc};
 
-use access::backends::Grant;
 use ahash::RandomState;
 use gateway_core::{Message, OriginKind, matches};
 
 type Set = HashSet<String, RandomState>;
 
-/// Device and exclusion rules of one stream.
-#[derive(Debug, Default)]
-pub(in crate::grpc) struct Selector {
+/// Whether a device is in the scope of somebody. Asked for each message: it must neither block nor take long.
+pub type InScope = dyn Fn(&str) -> bool + Send + Sync;
+
+/// Device and exclusion rules of one stream or group.
+#[derive(Default)]
+pub struct Selector {
     devices: Set,
     /// Sorted, and none is a prefix of another, so that one probe decides.
     prefixes: Vec<String>,
@@ -18,19 +20,27 @@ pub(in crate::grpc) struct Selector {
     excluded_topics: Set,
     excluded_filters: Vec<String>,
     devices_only: bool,
-    /// Whose devices alone; of other messages the scope is held by the filters.
-    within: Option<Arc<Grant>>,
+    /// Only these devices; of other messages the scope is held by the filters.
+    within: Option<Arc<InScope>>,
+}
+
+impl fmt::Debug for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Selector");
+        shown.field("devices", &self.devices).field("prefixes", &self.prefixes);
+        shown.field("devices_only", &self.devices_only).finish_non_exhaustive()
+    }
 }
 
 impl Selector {
     /// All messages, or only those of devices.
-    pub(in crate::grpc) fn new(devices_only: bool) -> Self {
+    pub fn new(devices_only: bool) -> Self {
         Self { devices_only, ..Self::default() }
     }
 
     /// Only these devices, or those with one of these prefixes; nothing given is no restriction.
     #[must_use]
-    pub(in crate::grpc) fn devices(mut self, devices: Vec<String>, mut prefixes: Vec<String>) -> Self {
+    pub fn devices(mut self, devices: Vec<String>, mut prefixes: Vec<String>) -> Self {
         self.devices = devices.into_iter().collect();
         prefixes.sort_unstable();
         prefixes.dedup_by(|later, kept| later.starts_with(kept.as_str()));
@@ -38,16 +48,16 @@ impl Selector {
         self
     }
 
-    /// Only devices in the scope of `grant`.
+    /// Only devices in this scope; `None` is all.
     #[must_use]
-    pub(in crate::grpc) fn within(mut self, grant: &Arc<Grant>) -> Self {
-        self.within = grant.scope.devices().is_some().then(|| Arc::clone(grant));
+    pub fn within(mut self, scope: Option<Arc<InScope>>) -> Self {
+        self.within = scope;
         self
     }
 
     /// Without these devices, and without topics that match these filters.
     #[must_use]
-    pub(in crate::grpc) fn exclude(mut self, devices: Vec<String>, filters: Vec<String>) -> Self {
+    pub fn exclude(mut self, devices: Vec<String>, filters: Vec<String>) -> Self {
         self.excluded_devices = devices.into_iter().collect();
         let wild = |filter: &String| filter.contains(['+', '#']);
         let (filters, topics): (Vec<_>, Vec<_>) = filters.into_iter().partition(wild);
@@ -56,8 +66,8 @@ impl Selector {
         self
     }
 
-    /// Whether the stream wants `message`.
-    pub(in crate::grpc) fn wants(&self, message: &Message<'_>) -> bool {
+    /// Whether `message` is wanted.
+    pub fn wants(&self, message: &Message<'_>) -> bool {
         if self.devices_only && message.origin.kind != OriginKind::Device {
             return false;
         }
@@ -68,9 +78,9 @@ impl Selector {
     }
 
     /// The rules about devices alone.
-    pub(in crate::grpc) fn wants_device(&self, device: Option<&str>) -> bool {
-        if let Some(grant) = &self.within
-            && !device.is_some_and(|device| grant.scope.has_device(device))
+    pub fn wants_device(&self, device: Option<&str>) -> bool {
+        if let Some(in_scope) = &self.within
+            && !device.is_some_and(|device| in_scope(device))
         {
             return false;
         }

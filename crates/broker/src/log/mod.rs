@@ -1,0 +1,454 @@
+//! Messages for consumer groups: which of them want a message ([`GroupFilter`], [`Selector`]), and one append for all.
+//!
+//! In the index all groups are one receiver among the streams, the log, so that devices are asked nothing and non-broker mode
+//! withholds nothing. A filter that several groups have is one subscription; its identifier is the number of the filter, and
+//! [`Table`] has the groups behind it. A match therefore costs what the match cache costs, and where there is no group
+//! nothing matches.
+//!
+//! Invariants: a message is appended once, however many groups want it; a number of a filter is never used for another, so
+//! that an old match cannot give a group what it does not want; the table's lock is held while no other lock is taken.
+
+mod selector;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use ahash::RandomState;
+use gateway_core::{DropReason, GroupId, Message, Offer, Outcome, Partition, QoS, matches, metrics::count};
+use hashbrown::{HashMap, HashSet};
+use parking_lot::{Mutex, RwLock};
+use store::{LogFull, PartitionedLog, StoreHealth};
+
+use crate::{
+    Broker, Delivered, Inner, Target, Turn,
+    routing::{Options, Subscriber},
+};
+
+pub use selector::{InScope, Selector};
+
+/// Sets of more than one group that are remembered.
+const MOST_SETS: usize = 1024;
+/// Groups of one message that need no allocation to be collected.
+const FEW: usize = 16;
+
+/// What a consumer group gets.
+#[derive(Debug)]
+pub struct GroupFilter {
+    /// MQTT topic filters, valid and not shared; a message needs to match one.
+    pub topics: Vec<String>,
+    /// Devices, and what is left out.
+    pub selector: Selector,
+    /// The lowest QoS.
+    pub min_qos: QoS,
+}
+
+impl GroupFilter {
+    /// Whether the group gets a message on a topic that matches.
+    fn wants(&self, message: &Message<'_>) -> bool {
+        message.qos >= self.min_qos && self.selector.wants(message)
+    }
+
+    /// Whether the group gets the message, its topic included: for messages that were appended before the group was made.
+    pub fn matches(&self, message: &Message<'_>) -> bool {
+        self.wants(message) && self.topics.iter().any(|filter| matches(filter, message.topic))
+    }
+}
+
+/// A group as the log's receiver knows it.
+struct Kept {
+    id: GroupId,
+    filter: Arc<GroupFilter>,
+    /// The set of this group alone.
+    alone: Arc<[GroupId]>,
+    /// It is full, and what matches is refused.
+    full: AtomicBool,
+}
+
+/// A group behind a topic filter.
+struct Wants {
+    kept: Arc<Kept>,
+    /// The group no longer has this filter. A match that was made just before may still name it, and what the group wants by
+    /// its new filters must not be lost for that.
+    former: bool,
+}
+
+/// Groups by what they want.
+#[derive(Default)]
+struct Table {
+    groups: BTreeMap<GroupId, Arc<Kept>>,
+    /// By number: the subscription identifier in the index.
+    filters: HashMap<u32, Vec<Wants>, RandomState>,
+}
+
+impl Table {
+    /// The groups that want a message which matched the filters of these numbers; some perhaps several times.
+    fn wanting<'a>(
+        &'a self,
+        message: &'a Message<'_>,
+        numbers: &'a [u32],
+    ) -> impl Iterator<Item = &'a Arc<Kept>> {
+        let wants = numbers.iter().filter_map(|number| self.filters.get(number)).flatten();
+        let wants = wants.filter(|wants| match wants.former {
+            false => wants.kept.filter.wants(message),
+            true => wants.kept.filter.matches(message),
+        });
+        wants.map(|wants| &wants.kept)
+    }
+
+    /// No match that is so old is used any more.
+    fn forget_former(&mut self) {
+        self.filters.retain(|_, list| {
+            list.retain(|wants| !wants.former);
+            !list.is_empty()
+        });
+    }
+}
+
+/// Changes of the groups, one at a time.
+#[derive(Default)]
+struct Registered {
+    /// Number and reference in the index of each filter.
+    filters: BTreeMap<String, (u32, Option<u32>)>,
+    /// The last number given to a filter.
+    last: u32,
+}
+
+/// The log as a receiver of messages.
+pub(crate) struct LogTarget {
+    log: Arc<dyn PartitionedLog>,
+    slot: u32,
+    table: RwLock<Table>,
+    registered: Mutex<Registered>,
+    /// Sets of several groups, so that not every message makes one.
+    sets: RwLock<HashSet<Arc<[GroupId]>, RandomState>>,
+    groups: AtomicUsize,
+    /// Groups that are full.
+    full: AtomicUsize,
+}
+
+impl fmt::Debug for LogTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogTarget").field("groups", &self.groups).finish_non_exhaustive()
+    }
+}
+
+/// Groups in order and without repetition, nearly always few.
+struct Groups {
+    few: [GroupId; FEW],
+    count: usize,
+    many: Vec<GroupId>,
+}
+
+impl Groups {
+    fn new() -> Self {
+        Self { few: [GroupId(0); FEW], count: 0, many: Vec::new() }
+    }
+
+    fn add(&mut self, group: GroupId) {
+        if self.count < FEW {
+            self.few[self.count] = group;
+            self.count += 1;
+            return;
+        }
+        if self.many.is_empty() {
+            self.many.extend_from_slice(&self.few);
+        }
+        self.many.push(group);
+    }
+
+    fn sorted(&mut self) -> &[GroupId] {
+        if !self.many.is_empty() {
+            self.many.sort_unstable();
+            self.many.dedup();
+            return &self.many;
+        }
+        let few = &mut self.few[..self.count];
+        few.sort_unstable();
+        let mut unique = few.len().min(1);
+        for next in 1..few.len() {
+            if few[next] != few[unique - 1] {
+                few[unique] = few[next];
+                unique += 1;
+            }
+        }
+        &few[..unique]
+    }
+}
+
+/// What is to be done with a message.
+enum Wanted {
+    Nobody,
+    /// By groups that take nothing now.
+    Full,
+    By(Arc<[GroupId]>),
+}
+
+impl LogTarget {
+    pub(crate) fn new(log: Arc<dyn PartitionedLog>, slot: u32) -> Self {
+        Self {
+            log,
+            slot,
+            table: RwLock::default(),
+            registered: Mutex::default(),
+            sets: RwLock::default(),
+            groups: AtomicUsize::new(0),
+            full: AtomicUsize::new(0),
+        }
+    }
+
+    /// The groups that want a message which matched the filters of these numbers.
+    fn wanted(&self, message: &Message<'_>, numbers: &[u32]) -> Wanted {
+        let table = self.table.read();
+        let mut first: Option<&Arc<Kept>> = None;
+        let mut more = None;
+        let mut full = false;
+        for kept in table.wanting(message, numbers) {
+            if message.qos == QoS::AtMostOnce && kept.full.load(Relaxed) {
+                full = true;
+                continue;
+            }
+            match (first, &mut more) {
+                (None, _) => first = Some(kept),
+                (Some(first), None) if first.id == kept.id => {}
+                (Some(first), none) => {
+                    let groups = none.get_or_insert_with(|| {
+                        let mut groups = Groups::new();
+                        groups.add(first.id);
+                        groups
+                    });
+                    groups.add(kept.id);
+                }
+            }
+        }
+        match (first, more) {
+            (None, _) if full => Wanted::Full,
+            (None, _) => Wanted::Nobody,
+            (Some(first), None) => Wanted::By(Arc::clone(&first.alone)),
+            (Some(_), Some(mut groups)) => {
+                drop(table);
+                Wanted::By(self.set(groups.sorted()))
+            }
+        }
+    }
+
+    /// A set of groups, shared with earlier messages where that is possible.
+    fn set(&self, groups: &[GroupId]) -> Arc<[GroupId]> {
+        if let Some(set) = self.sets.read().get(groups) {
+            return Arc::clone(set);
+        }
+        let set: Arc<[GroupId]> = groups.into();
+        let mut sets = self.sets.write();
+        if sets.len() < MOST_SETS {
+            sets.insert(Arc::clone(&set));
+        }
+        set
+    }
+
+    /// Whether every message would be taken: nearly always.
+    fn is_calm(&self) -> bool {
+        self.groups.load(Relaxed) == 0
+            || self.full.load(Relaxed) == 0 && self.log.health() == StoreHealth::Sound && self.log.accepts()
+    }
+
+    /// Whether a message that matched these filters is wanted and cannot be taken.
+    fn refuses(&self, message: &Message<'_>, numbers: &[u32]) -> bool {
+        let concerned = {
+            let table = self.table.read();
+            let mut wanting = table.wanting(message, numbers).peekable();
+            if wanting.peek().is_none() {
+                return false;
+            }
+            wanting.any(|kept| kept.full.load(Relaxed))
+        };
+        // Asked last: while the disk fails only a few messages are let through to try it.
+        concerned || !self.log.accepts()
+    }
+
+    /// Appends the message for all groups that want it.
+    fn append(&self, message: &Message<'_>, numbers: &[u32]) -> Outcome {
+        let groups = match self.wanted(message, numbers) {
+            Wanted::Nobody => return Outcome::Ignored,
+            Wanted::Full => {
+                count(|c| c.groups_dropped_full.add(1));
+                return Outcome::Dropped(DropReason::QueueFull);
+            }
+            Wanted::By(groups) => groups,
+        };
+        let device = message.origin.client_id.map(|id| id.as_str());
+        let partition = Partition::of(device, message.topic);
+        let shared = message.share().without_receipt();
+        let commit = message.plain_part();
+        match self.log.append(partition, &groups, &shared, commit.clone()) {
+            Ok(()) => {
+                count(|c| c.groups_appended.add(1));
+                Outcome::Queued
+            }
+            Err(LogFull) => {
+                count(|c| c.groups_dropped_log.add(1));
+                if let Some(commit) = commit {
+                    commit.refuse();
+                }
+                Outcome::Dropped(DropReason::QueueFull)
+            }
+        }
+    }
+}
+
+impl Target for LogTarget {
+    fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
+        Delivered { outcome: self.append(message, offer.ids), flush: false }
+    }
+
+    fn flush(self: Arc<Self>) {}
+
+    fn is_online(&self) -> bool {
+        true
+    }
+
+    fn load(&self) -> usize {
+        0
+    }
+}
+
+impl Inner {
+    /// Whether a consumer group wants the message and cannot have it: then nobody gets it.
+    #[inline]
+    pub(crate) fn log_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
+        match &self.log {
+            Some(log) if !log.is_calm() => self.log_refuses_now(log, message, turn),
+            _ => false,
+        }
+    }
+
+    #[cold]
+    fn log_refuses_now(&self, log: &LogTarget, message: &Message<'_>, turn: &mut Turn) -> bool {
+        let Turn { matches, effort, .. } = turn;
+        let list = matches.find(&self.index, &self.slots, message.topic, effort);
+        let matched = list.targets.iter().find(|matched| matched.slot == log.slot);
+        let merged = matched.and_then(|matched| matched.for_sender(message.origin.slot));
+        merged.is_some_and(|merged| log.refuses(message, list.ids(&merged)))
+    }
+}
+
+/// Consumer groups.
+impl Broker {
+    /// The log that messages for consumer groups are appended to, if there is one.
+    pub fn log(&self) -> Option<&Arc<dyn PartitionedLog>> {
+        self.inner.log.as_ref().map(|target| &target.log)
+    }
+
+    /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
+    /// that is published after this has returned is judged by the new filter.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>) {
+        let target = self.log_target();
+        let mut registered = target.registered.lock();
+        // In the index first: a number without groups means nothing yet.
+        let numbers: Vec<u32> =
+            filter.topics.iter().map(|topic| self.number(target, &mut registered, topic)).collect();
+        {
+            let mut table = target.table.write();
+            let former = table.groups.get(&group);
+            let full = former.is_some_and(|former| former.full.load(Relaxed));
+            if former.is_none() {
+                target.groups.fetch_add(1, Relaxed);
+            }
+            let alone = Arc::new([group]);
+            let kept = Arc::new(Kept { id: group, filter, alone, full: AtomicBool::new(full) });
+            table.groups.insert(group, Arc::clone(&kept));
+            table.forget_former();
+            for wants in table.filters.values_mut().flatten().filter(|wants| wants.kept.id == group) {
+                *wants = Wants { kept: Arc::clone(&kept), former: true };
+            }
+            for number in numbers {
+                let list = table.filters.entry(number).or_default();
+                match list.iter_mut().find(|wants| wants.kept.id == group) {
+                    Some(wants) => wants.former = false,
+                    None => list.push(Wants { kept: Arc::clone(&kept), former: false }),
+                }
+            }
+        }
+        self.drop_unused(target, &mut registered);
+    }
+
+    /// Nothing is appended for the group any more. False if nothing was.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn keep_no_more_for(&self, group: GroupId) -> bool {
+        let target = self.log_target();
+        let mut registered = target.registered.lock();
+        let former = {
+            let mut table = target.table.write();
+            table.forget_former();
+            for list in table.filters.values_mut() {
+                list.retain(|wants| wants.kept.id != group);
+            }
+            table.groups.remove(&group)
+        };
+        self.drop_unused(target, &mut registered);
+        target.sets.write().retain(|set| !set.contains(&group));
+        let Some(former) = former else { return false };
+        target.groups.fetch_sub(1, Relaxed);
+        if former.full.load(Relaxed) {
+            target.full.fetch_sub(1, Relaxed);
+        }
+        true
+    }
+
+    /// Whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before anybody has them, those of
+    /// QoS 0 are not appended for it.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn set_full(&self, group: GroupId, full: bool) {
+        let target = self.log_target();
+        let _one_at_a_time = target.registered.lock();
+        let table = target.table.read();
+        let Some(kept) = table.groups.get(&group) else { return };
+        let was_full = kept.full.swap(full, Relaxed);
+        if full && !was_full {
+            target.full.fetch_add(1, Relaxed);
+        } else if was_full && !full {
+            target.full.fetch_sub(1, Relaxed);
+        }
+    }
+
+    fn log_target(&self) -> &Arc<LogTarget> {
+        self.inner.log.as_ref().expect("groups are made only where there is a log")
+    }
+
+    /// The number of a filter, which is put into the index if it is not there.
+    fn number(&self, target: &LogTarget, registered: &mut Registered, filter: &str) -> u32 {
+        if let Some((number, _)) = registered.filters.get(filter) {
+            return *number;
+        }
+        registered.last += 1;
+        let number = registered.last;
+        let entry = Subscriber { slot: target.slot, id: number, options: Options::stream() };
+        let added = self.inner.index.subscribe(filter, entry, true);
+        registered.filters.insert(filter.to_owned(), (number, added.map(|added| added.reference)));
+        number
+    }
+
+    /// Takes filters that no group has any more out of the index.
+    fn drop_unused(&self, target: &LogTarget, registered: &mut Registered) {
+        let table = target.table.read();
+        let is_used = |number: &u32| {
+            table.filters.get(number).is_some_and(|list| list.iter().any(|wants| !wants.former))
+        };
+        let unused = registered.filters.extract_if(.., |_, (number, _)| !is_used(number));
+        let references: Vec<u32> = unused.filter_map(|(_, (_, reference))| reference).collect();
+        drop(table);
+        let gone = self.inner.index.remove_some(&references, target.slot);
+        debug_assert!(gone.is_empty(), "the log is in no shared group");
+    }
+}

@@ -1,0 +1,330 @@
+//! Which messages are appended for which consumer groups, and who waits for that.
+
+use std::sync::atomic::AtomicU64;
+
+use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
+use store::{
+    Bounds, BoxFuture, LogFull, LogWatcher, Mark, PartitionedLog, ReadLimit, Reading, StoreError, StoreHealth,
+};
+
+use super::*;
+
+/// Keeps what is appended; parts end when a test says so.
+#[derive(Default)]
+struct TestLog {
+    records: Mutex<Vec<(Partition, LogRecord)>>,
+    parts: Mutex<Vec<Arc<Commit>>>,
+    full: AtomicBool,
+    asked: AtomicUsize,
+    next: AtomicU64,
+}
+
+impl TestLog {
+    /// Takes what was appended: payload, and the groups.
+    fn taken(&self) -> Vec<(String, Vec<u32>)> {
+        let records = std::mem::take(&mut *self.records.lock());
+        let shown = records.into_iter().map(|(_, record)| {
+            let payload = String::from_utf8_lossy(&record.message.payload).into_owned();
+            (payload, record.groups.iter().map(|group| group.0).collect())
+        });
+        shown.collect()
+    }
+
+    fn write(&self) {
+        for part in std::mem::take(&mut *self.parts.lock()) {
+            part.done();
+        }
+    }
+}
+
+impl PartitionedLog for TestLog {
+    fn append(
+        &self,
+        partition: Partition,
+        groups: &Arc<[GroupId]>,
+        message: &Arc<SharedMessage>,
+        commit: Option<Arc<Commit>>,
+    ) -> Result<(), LogFull> {
+        if self.full.load(SeqCst) {
+            return Err(LogFull);
+        }
+        assert!(message.receipt.is_none(), "nobody waits for a receipt of what is in the log");
+        let offset = self.next.fetch_add(1, SeqCst);
+        let record = LogRecord { offset, groups: Arc::clone(groups), message: Arc::clone(message) };
+        self.records.lock().push((partition, record));
+        self.parts.lock().extend(commit);
+        Ok(())
+    }
+    fn accepts(&self) -> bool {
+        self.asked.fetch_add(1, SeqCst);
+        !self.full.load(SeqCst)
+    }
+    fn read(&self, _: Partition, _: u64, _: ReadLimit) -> Reading {
+        unimplemented!("the broker never reads")
+    }
+    fn find(&self, _: Partition, _: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>> {
+        unimplemented!("the broker never reads")
+    }
+    fn bounds(&self, _: Partition) -> Bounds {
+        Bounds::default()
+    }
+    fn trim(&self, _: Partition, _: u64) {}
+    fn marks(&self, _: GroupId) -> Vec<Mark> {
+        Vec::new()
+    }
+    fn bytes(&self) -> u64 {
+        0
+    }
+    fn id(&self) -> u64 {
+        1
+    }
+    fn watch(&self, _: Arc<dyn LogWatcher>) {}
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
+fn filter(topics: &[&str]) -> GroupFilter {
+    GroupFilter {
+        topics: topics.iter().map(|&topic| topic.to_owned()).collect(),
+        selector: Selector::new(true),
+        min_qos: QoS::AtMostOnce,
+    }
+}
+
+fn bench(non_broker: bool) -> (Bench, Arc<TestLog>) {
+    let log = Arc::new(TestLog::default());
+    let bench = Bench::with_log(Limits::default(), non_broker, None, Some(Arc::clone(&log) as _));
+    (bench, log)
+}
+
+impl Bench {
+    fn keep_for(&self, group: u32, filter: GroupFilter) {
+        self.broker.keep_for(GroupId(group), Arc::new(filter));
+    }
+
+    /// Publishes as a device; the commit that its acknowledgement waits for.
+    fn offer(
+        &mut self,
+        from: &Device,
+        topic: &str,
+        payload: &str,
+        qos: QoS,
+    ) -> (Published, Option<Arc<Commit>>) {
+        let client_id = from.session.core().client_id().clone();
+        let slot = from.session.core().slot();
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot };
+        let mut message = Message::new(topic, payload.as_bytes(), self.now, origin);
+        message.qos = qos;
+        let published = self.broker.publish(&message, &mut self.turn);
+        (published, message.issued().cloned())
+    }
+}
+
+#[test]
+fn a_message_of_several_groups_is_appended_once_for_all_of_them() {
+    let (mut bench, log) = bench(false);
+    let device = bench.device("d");
+    assert_eq!(bench.publish_from(&device, "a/1", "before", false).matched, 0);
+    bench.keep_for(1, filter(&["a/+", "a/#"]));
+    bench.keep_for(2, filter(&["a/#"]));
+    bench.keep_for(3, filter(&["#"]));
+    bench.keep_for(4, filter(&["b"]));
+    let published = bench.publish_from(&device, "a/1", "one", false);
+    assert_eq!((published.matched, published.queued), (1, 1));
+    bench.publish_from(&device, "a/1/2", "two", false);
+    bench.publish_from(&device, "c", "three", false);
+    bench.publish_from(&device, "$internal/a", "none", false);
+    let sets: Vec<_> = log.records.lock().iter().map(|(_, record)| Arc::clone(&record.groups)).collect();
+    assert_eq!(
+        log.taken(),
+        [("one", vec![1, 2, 3]), ("two", vec![1, 2, 3]), ("three", vec![3])]
+            .map(|(payload, groups)| (payload.to_owned(), groups))
+    );
+    assert!(Arc::ptr_eq(&sets[0], &sets[1]), "a set that repeats is not made again");
+    assert!(bench.broker.keep_no_more_for(GroupId(3)) && !bench.broker.keep_no_more_for(GroupId(3)));
+    bench.publish_from(&device, "c", "three", false);
+    bench.publish_from(&device, "a/1", "four", false);
+    assert_eq!(log.taken(), [("four".to_owned(), vec![1, 2])]);
+    assert_eq!(bench.broker.gauges().streams, 0);
+    for group in [1, 2, 4] {
+        assert!(bench.broker.keep_no_more_for(GroupId(group)));
+    }
+    assert_eq!(bench.broker.gauges().subscriptions, 0, "no filter is left behind");
+}
+
+#[test]
+fn devices_exclusions_origins_and_qos_are_asked_for_each_group() {
+    let (mut bench, log) = bench(false);
+    let (one, two) = (bench.device("one"), bench.device("two"));
+    let select = |selector, min_qos| GroupFilter { selector, min_qos, ..filter(&["#"]) };
+    bench.keep_for(1, select(Selector::new(true).devices(vec!["one".into()], vec![]), QoS::AtMostOnce));
+    bench.keep_for(2, select(Selector::new(true).devices(vec![], vec!["t".into()]), QoS::AtMostOnce));
+    bench.keep_for(3, select(Selector::new(true).exclude(vec!["two".into()], vec![]), QoS::AtMostOnce));
+    bench.keep_for(4, select(Selector::new(true).exclude(vec![], vec!["x/#".into()]), QoS::AtMostOnce));
+    bench.keep_for(5, select(Selector::new(false), QoS::AtMostOnce));
+    bench.keep_for(6, select(Selector::new(true), QoS::ExactlyOnce));
+    let groups_of = |bench: &mut Bench, from: Option<&Device>, topic, qos| {
+        match from {
+            Some(from) => drop(bench.offer(from, topic, "p", qos)),
+            None => drop(bench.publish(topic, "p", qos)),
+        }
+        log.taken().into_iter().map(|(_, groups)| groups).collect::<Vec<_>>()
+    };
+    let first = QoS::AtLeastOnce;
+    assert_eq!(groups_of(&mut bench, Some(&one), "a", first), [[1, 3, 4, 5]]);
+    assert_eq!(groups_of(&mut bench, Some(&two), "a", first), [[2, 4, 5]]);
+    assert_eq!(groups_of(&mut bench, Some(&one), "x/y", first), [[1, 3, 5]]);
+    assert_eq!(groups_of(&mut bench, None, "a", first), [[5]]);
+    assert_eq!(groups_of(&mut bench, Some(&two), "a", QoS::ExactlyOnce), [[2, 4, 5, 6]]);
+    bench.broker.keep_no_more_for(GroupId(5));
+    assert_eq!(groups_of(&mut bench, None, "a", first), [[0; 0]; 0], "a backend's message, for no group");
+}
+
+#[test]
+fn an_acknowledgement_waits_for_the_log_and_qos_0_does_not() {
+    let (mut bench, log) = bench(false);
+    let device = bench.device("d");
+    bench.keep_for(1, filter(&["#"]));
+    let (_, commit) = bench.offer(&device, "t", "none", QoS::AtMostOnce);
+    assert!(commit.is_none());
+    let (_, commit) = bench.offer(&device, "t", "waits", QoS::AtLeastOnce);
+    let commit = commit.expect("the log has a part");
+    commit.done();
+    assert_eq!(commit.result(), None);
+    log.write();
+    assert_eq!(commit.result(), Some(Ok(())));
+    assert_eq!(log.taken().len(), 2);
+}
+
+/// The unit is closed only when the log has the message: then a duplicate of it is one.
+#[test]
+fn a_unit_closes_after_the_log_also_with_a_retained_message() {
+    let (bench, log) = bench(false);
+    bench.keep_for(1, filter(&["#"]));
+    let client_id = ClientId::new("d");
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };
+    let mut message = Message::new("t", b"p", bench.now, origin);
+    (message.qos, message.unit) = (QoS::ExactlyOnce, true);
+    // The retained store has done its part before the log gets one.
+    message.plain_part().expect("a part").done();
+    let mut turn = Turn::default();
+    bench.broker.publish(&message, &mut turn);
+    let before = Arc::clone(message.issued().and_then(|unit| unit.before()).expect("the log's part"));
+    before.done();
+    assert_eq!(before.result(), None);
+    log.write();
+    assert_eq!(before.result(), Some(Ok(())));
+}
+
+#[test]
+fn what_the_log_does_not_take_is_refused_before_anybody_has_it() {
+    let (mut bench, log) = bench(false);
+    let (device, other) = (bench.device("d"), bench.device("other"));
+    bench.subscribe(&other, "#");
+    bench.keep_for(1, filter(&["kept/#"]));
+    log.full.store(true, SeqCst);
+    let (published, commit) = bench.offer(&device, "kept/1", "refused", QoS::AtLeastOnce);
+    assert_eq!((published.refused, commit.is_none()), (Some(Shortage::Store), true));
+    let (published, _) = bench.offer(&device, "elsewhere", "routed", QoS::AtLeastOnce);
+    assert_eq!((published.refused, published.sent), (None, 1));
+    let (published, _) = bench.offer(&device, "kept/1", "dropped", QoS::AtMostOnce);
+    assert_eq!((published.sent, published.dropped), (1, 1));
+    assert_eq!(other.payloads(), ["routed", "dropped"]);
+    log.full.store(false, SeqCst);
+    assert!(log.taken().is_empty());
+}
+
+#[test]
+fn a_full_group_that_refuses_refuses_only_what_it_wants() {
+    let (mut bench, log) = bench(false);
+    let device = bench.device("d");
+    bench.keep_for(1, filter(&["a"]));
+    bench.keep_for(2, filter(&["#"]));
+    bench.broker.set_full(GroupId(1), true);
+    bench.broker.set_full(GroupId(1), true);
+    assert_eq!(bench.offer(&device, "a", "refused", QoS::AtLeastOnce).0.refused, Some(Shortage::Store));
+    assert_eq!(bench.offer(&device, "b", "taken", QoS::AtLeastOnce).0.refused, None);
+    // A changed filter does not make room.
+    bench.keep_for(1, filter(&["b"]));
+    assert_eq!(bench.offer(&device, "b", "refused", QoS::AtLeastOnce).0.refused, Some(Shortage::Store));
+    bench.offer(&device, "b", "for two", QoS::AtMostOnce);
+    bench.broker.set_full(GroupId(1), false);
+    bench.offer(&device, "b", "for both", QoS::AtLeastOnce);
+    assert_eq!(
+        log.taken(),
+        [("taken", vec![2]), ("for two", vec![2]), ("for both", vec![1, 2])]
+            .map(|(payload, groups)| (payload.to_owned(), groups))
+    );
+    bench.broker.set_full(GroupId(1), true);
+    bench.broker.keep_no_more_for(GroupId(1));
+    assert_eq!(bench.offer(&device, "b", "taken", QoS::AtLeastOnce).0.refused, None);
+}
+
+#[test]
+fn groups_get_what_devices_may_not_and_no_replay() {
+    let (mut bench, log) = bench(true);
+    let device = bench.device("d");
+    bench.keep_for(1, filter(&["devices/#"]));
+    bench.publish_from(&device, "devices/d/x", "withheld from devices", false);
+    assert_eq!(log.taken().len(), 1);
+    let (mut bench, log) = self::bench(false);
+    let device = bench.device("d");
+    bench.publish_from(&device, "r", "retained", true);
+    bench.keep_for(1, filter(&["#"]));
+    assert!(bench.subscribe(&device, "r").replay.is_some());
+    let will = will("w", "will", 0);
+    let leaver = bench.connect("leaver", Connect { will: Some(will), ..Connect::default() });
+    let message = Message::new("d", b"direct", bench.now, Origin::BACKEND);
+    bench.broker.publish_to_device("d", &message, Offline::Queue, &mut bench.turn);
+    bench.keep_for(1, GroupFilter { selector: Selector::new(false), ..filter(&["#"]) });
+    bench.broker.publish_to_device("d", &message, Offline::Queue, &mut bench.turn);
+    bench.close(&leaver);
+    assert_eq!(
+        log.taken(),
+        [("will".to_owned(), vec![1])],
+        "neither what is retained nor what has an addressee"
+    );
+}
+
+/// A change of the filter while somebody publishes by a match made before loses nothing that both filters match.
+#[test]
+fn a_match_made_before_a_filter_changed_still_finds_the_group() {
+    let (bench, log) = bench(false);
+    bench.keep_for(1, filter(&["a/#"]));
+    let target = bench.broker.inner.log.clone().expect("a log");
+    bench.keep_for(1, filter(&["a/b"]));
+    let offer = Offer {
+        qos: QoS::ExactlyOnce,
+        retain: false,
+        ids: &[1],
+        group: 0,
+        group_queue: gateway_core::QueueId::NONE,
+        queue_offline: true,
+    };
+    let client_id = ClientId::new("d");
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };
+    for topic in ["a/b", "a/c"] {
+        target.deliver(&Message::new(topic, topic.as_bytes(), bench.now, origin), offer);
+    }
+    assert_eq!(log.taken(), [("a/b".to_owned(), vec![1])]);
+}
+
+#[test]
+fn many_groups_of_one_message_are_each_there_once() {
+    let (mut bench, log) = bench(false);
+    let device = bench.device("d");
+    for group in (1..=40).rev() {
+        bench.keep_for(group, filter(&["#", "a/+", "a/b"]));
+    }
+    bench.publish_from(&device, "a/b", "p", false);
+    assert_eq!(log.taken(), [("p".to_owned(), (1..=40).collect::<Vec<_>>())]);
+}
+
+#[test]
+fn without_groups_the_log_is_asked_nothing() {
+    let (mut bench, log) = bench(false);
+    let device = bench.device("d");
+    bench.publish_from(&device, "t", "p", true);
+    assert_eq!(log.asked.load(SeqCst), 0);
+}
