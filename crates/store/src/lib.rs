@@ -16,6 +16,7 @@
 //!   fields keys message record       what records look like
 //!   sessions queues retained         tables and writers; `queues` has readers of its own
 //!   write read                       latest values
+//!   log                              the log of consumer groups, in segment files
 //!   tool                             check, compact, back up, export, import
 //! ```
 //!
@@ -58,8 +59,9 @@ pub use clock_mark::ClockMark;
 pub use data_dir::{DataDir, Verify};
 #[cfg(feature = "lmdb")]
 pub use embedded::{
-    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
-    EmbeddedSessions, QueueGauges, QueueOptions, tool,
+    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedQueues,
+    EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions, LogStep, QueueGauges, QueueOptions,
+    tool,
 };
 use gateway_core::{ClientId, Properties, QoS, Timestamp};
 pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};

@@ -40,13 +40,16 @@ pub trait PartitionedLog: Send + Sync {
     /// What is there of a partition.
     fn bounds(&self, partition: Partition) -> Bounds;
 
-    /// Nothing of the partition before this place is needed any more. The log frees room when it can; until then
+    /// Nothing of the partition before this place is needed any more; for this process, the next says it again. The log frees room when it can; until then
     /// [`Self::bounds`] and [`Self::read`] may still show it.
     fn trim(&self, partition: Partition, before: u64);
 
     /// Places in the log at which a group's messages are counted, in order: about one for every 64 MiB, from the start of
     /// what is there to its end, both included. For lag after a seek, for retention, for the age of what is left.
     fn marks(&self, group: GroupId) -> Vec<Mark>;
+
+    /// The group is gone for good: what was counted for it may be forgotten, if there is anything.
+    fn forget(&self, _group: GroupId) {}
 
     /// Bytes that the log takes on the disk.
     fn bytes(&self) -> u64;
@@ -93,7 +96,8 @@ pub enum Reading {
 pub struct Slice {
     /// In order; none if nothing of the partition is in the stretch.
     pub records: Vec<LogRecord>,
-    /// Where to read on: behind the last record, and behind what holds nothing of this partition.
+    /// Where to read on: behind the last record, and behind what holds nothing of this partition; so it may be beyond the
+    /// end of the partition's [`Bounds`]. Greater than `from` unless nothing is there yet.
     pub next: u64,
     /// Places before the first record that can be read no more.
     pub missing: Option<Missing>,
@@ -122,7 +126,7 @@ pub enum MissingReason {
 pub struct Bounds {
     /// The first place that may be read.
     pub start: u64,
-    /// One more than the last place that can be read.
+    /// One more than the place of the last message; nothing of the partition is there if that is not behind `start`.
     pub end: u64,
 }
 

@@ -188,6 +188,18 @@ counters! {
     store_entries_removed: "gateway_store_entries_removed_total", "Entries of durable queues removed", "";
     store_entries_refused: "gateway_store_entries_refused_total", "Entries of durable queues refused because a commit failed", "";
     store_entries_expired: "gateway_store_entries_expired_total", "Entries of durable queues removed because their message expired", "";
+    log_appended: "gateway_log_appended_total", "Messages written to the log of consumer groups", "";
+    log_commits: "gateway_log_commits_total", "Writes to the log of consumer groups, each with its sync", "";
+    log_commit_micros: "gateway_log_commit_microseconds_total", "Time in writes to the log of consumer groups", "";
+    log_errors_write: "gateway_log_errors_total", "Failures of the disk under the log of consumer groups", "op=\"write\"";
+    log_errors_sync: "gateway_log_errors_total", "Failures of the disk under the log of consumer groups", "op=\"sync\"";
+    log_errors_read: "gateway_log_errors_total", "Failures of the disk under the log of consumer groups", "op=\"read\"";
+    log_refused_waiting: "gateway_log_refused_total", "What the log of consumer groups did not take", "reason=\"waiting\"";
+    log_refused_disk: "gateway_log_refused_total", "What the log of consumer groups did not take", "reason=\"disk\"";
+    log_refused_reads: "gateway_log_refused_total", "What the log of consumer groups did not take", "reason=\"reads\"";
+    log_damaged: "gateway_log_damaged_total", "Damaged records, stretches and segments of the log of consumer groups met", "";
+    log_cut_bytes: "gateway_log_cut_bytes_total", "Bytes at the end of the log that were not written whole and were cut at a start", "";
+    log_segments_removed: "gateway_log_segments_removed_total", "Segments of the log removed because no group needs them", "";
     grpc_refused_limit: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"limit\"";
     grpc_refused_address_limit: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"address_limit\"";
     grpc_refused_waiting: "gateway_grpc_connections_refused_total", "gRPC connections refused or closed for others", "reason=\"waiting\"";

@@ -88,6 +88,12 @@ pub(super) fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
     })
 }
 
+/// When the message was received, of what [`encode_fields`] wrote.
+pub(super) fn decode_received(input: &mut Input<'_>) -> Option<Timestamp> {
+    input.u8()?;
+    time(input)
+}
+
 /// Six bytes: milliseconds until the year 10,000 and beyond.
 const TIME: usize = 6;
 const LATEST: u64 = (1 << 48) - 1;

@@ -13,6 +13,7 @@ mod environment;
 mod fields;
 mod format;
 mod keys;
+mod log;
 mod marker;
 mod message;
 mod open;
@@ -39,6 +40,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
+pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
 pub use options::DurableOptions;
 pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
 pub use retained::EmbeddedRetained;
