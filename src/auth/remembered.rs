@@ -38,7 +38,7 @@ impl Remembered {
         grant
     }
 
-    /// Forgets all decisions; who holds it has `bytes` more or less now.
+    /// Forgets all decisions; who holds it has `bytes` more or less now, and they are bounded there.
     pub(crate) fn forget(&mut self, bytes: isize) {
         self.recent = Recent::default();
         self.beside = self.beside.saturating_add_signed(bytes);
@@ -50,7 +50,7 @@ impl Remembered {
         if !self.charge.set(self.beside + self.recent.bytes()) {
             // Short of memory: each is made anew.
             self.recent = Recent::default();
-            let _ = self.charge.set(self.beside);
+            self.charge.force(self.beside);
         }
     }
 }
@@ -92,6 +92,8 @@ mod tests {
             assert!(held() <= empty + Recent::MOST_BYTES, "{}", held());
             remembered.forget(50);
             assert_eq!(held(), empty + 50);
+            remembered.forget(2000);
+            assert_eq!(held(), empty + 2050, "what is held is charged, whether it fits or not");
             drop(remembered);
             assert_eq!(held(), 0);
         }

@@ -21,7 +21,7 @@ use access::{
 use arc_swap::ArcSwap;
 use broker::Account;
 use gateway_core::{ClientId, QoS, SharedMessage, matches, parse_shared};
-use session::{GATED, Gate};
+use session::{GATED, Gate, TooManyGranted};
 use tracing::info;
 
 use super::{
@@ -259,23 +259,35 @@ pub(crate) struct Receiving {
     listener: Arc<String>,
     principal: Arc<Principal>,
     recent: Remembered,
-    /// Filters that the service allows, where the rules say nothing. No more than the session has subscriptions.
+    /// Filters that the service allows, where the rules say nothing. No more topics than the session has subscriptions.
     granted: Granted,
 }
+
+/// Filters with wildcards, or of shared subscriptions, that the service may grant a session. They are looked at one after the
+/// other for each topic that is new to the session, under its lock and in its publisher's time.
+const MOST_PATTERNS: usize = 64;
 
 /// Filters that somebody else than the rules allows.
 #[derive(Default)]
 struct Granted {
     /// Without wildcards: a topic each.
     topics: HashSet<Box<str>>,
-    /// The others, and those of shared subscriptions.
-    filters: HashSet<Box<str>>,
+    /// The others, and those of shared subscriptions; at most [`MOST_PATTERNS`].
+    patterns: HashSet<Box<str>>,
 }
 
 impl Granted {
+    fn is_topic(filter: &str) -> bool {
+        !filter.contains(['+', '#']) && !filter.starts_with("$share/")
+    }
+
     fn set_of(&mut self, filter: &str) -> &mut HashSet<Box<str>> {
-        let is_topic = !filter.contains(['+', '#']) && !filter.starts_with("$share/");
-        if is_topic { &mut self.topics } else { &mut self.filters }
+        if Self::is_topic(filter) { &mut self.topics } else { &mut self.patterns }
+    }
+
+    /// Whether one more can be granted.
+    fn has_room_for(&self, filter: &str) -> bool {
+        Self::is_topic(filter) || self.patterns.len() < MOST_PATTERNS
     }
 
     /// Bytes of one.
@@ -289,7 +301,7 @@ impl Granted {
             let shared = parse_shared(filter).ok().flatten();
             matches(shared.map_or(filter, |(_, inner)| inner), topic)
         };
-        self.topics.contains(topic) || self.filters.iter().any(|filter| matches_one(filter))
+        self.topics.contains(topic) || self.patterns.iter().any(|filter| matches_one(filter))
     }
 }
 
@@ -330,15 +342,21 @@ impl Gate for Receiving {
         recent.find(authority, topic, decide).is_allowed()
     }
 
-    fn grant(&mut self, filter: &str) {
-        if self.granted.set_of(filter).insert(filter.into()) {
-            self.recent.forget(Granted::cost(filter));
+    fn grant(&mut self, filter: &str) -> Result<bool, TooManyGranted> {
+        if self.granted.set_of(filter).contains(filter) {
+            return Ok(false);
         }
+        if !self.granted.has_room_for(filter) {
+            return Err(TooManyGranted);
+        }
+        self.granted.set_of(filter).insert(filter.into());
+        self.recent.forget(Granted::cost(filter));
+        Ok(true)
     }
 
     fn take_granted(&mut self) -> Vec<Box<str>> {
-        let Granted { topics, filters } = std::mem::take(&mut self.granted);
-        let taken: Vec<Box<str>> = topics.into_iter().chain(filters).collect();
+        let Granted { topics, patterns } = std::mem::take(&mut self.granted);
+        let taken: Vec<Box<str>> = topics.into_iter().chain(patterns).collect();
         self.recent.forget(-taken.iter().map(|filter| Granted::cost(filter)).sum::<isize>());
         taken
     }

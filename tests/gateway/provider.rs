@@ -679,6 +679,52 @@ fn a_subscription_that_the_provider_allows_gets_what_no_rule_denies() {
     assert_eq!(subscribed.count(), 3, "not asked about each message");
 }
 
+/// The failure: each new topic is held against any number of filters, in the time of whoever publishes it.
+#[test]
+fn a_provider_allows_a_session_no_more_than_64_wildcards() {
+    let (_provider, server, dir) = topics("", "");
+    let persistent = || {
+        let mut connect = login(Protocol::V5, "many", None, None);
+        (connect.clean_start, connect.session_expiry) = (false, Some(3600));
+        connect
+    };
+    let mut client = Client::connect_with(server.ports.tcp, persistent());
+    for number in 0..64 {
+        let filter = if number % 2 == 0 { format!("{number}/+/a") } else { format!("$share/g/{number}/a") };
+        assert_eq!(client.subscribe(&filter), 0, "{filter}");
+    }
+    let refused = server.metric("mqtt_subscriptions_refused_total");
+    assert_eq!([client.subscribe("+/64/a"), client.subscribe("$share/g/65/a")], [0x97; 2]);
+    assert_eq!(server.metric("mqtt_subscriptions_refused_total"), refused + 2);
+    assert_eq!(client.subscribe("0/+/a"), 0, "it has that one");
+    assert_eq!([client.subscribe("66/a"), client.subscribe("open/x/+/a")], [0; 2], "these count for nothing");
+    let mut old = Client::connect(server.ports.tcp, Protocol::V4, "old");
+    for number in 0..64 {
+        assert_eq!(old.subscribe(&format!("+/{number}/a")), 0);
+    }
+    assert_eq!(old.subscribe("+/64/a"), 0x80);
+    // One that goes makes room, and a refused one has left nothing.
+    let filters = vec!["$share/g/1/a".to_owned()];
+    client.send(&Packet::Unsubscribe(codec::Unsubscribe { packet_id: 5, user: Vec::new(), filters }));
+    assert_eq!(client.next(), Got::Other(0xb0));
+    assert_eq!([client.subscribe("+/64/a"), client.subscribe("+/65/a")], [0, 0x97]);
+    for number in 0..10 {
+        assert_eq!(client.subscribe(&format!("open/x/{number}")), 0, "a rule names it");
+    }
+    // When the session is resumed nobody but the service allows what the rules have allowed.
+    drop(client);
+    std::fs::write(dir.path().join("rules.toml"), "").expect("write the rules");
+    server.signal("HUP");
+    until(|| old.subscribe("open/d") == 0x80);
+    let refused = server.metric("mqtt_subscriptions_refused_total");
+    let mut client = Client::connect_with(server.ports.tcp, persistent());
+    assert_eq!(server.metric("mqtt_subscriptions_refused_total"), refused + 1, "open/x/+/a is one too many");
+    assert!(server.log().contains("allows a session no more with wildcards"));
+    assert_eq!(client.subscribe("+/65/a"), 0x97);
+    old.publish_acked("66/a", b"m", false);
+    assert_eq!(client.next(), Got::Publish("66/a".to_owned(), b"m".to_vec()));
+}
+
 /// What waits for a session is not lost while nobody can say whether it still may have it.
 #[test]
 fn a_resumed_session_is_asked_about_before_it_is_answered() {

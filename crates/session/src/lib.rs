@@ -33,7 +33,7 @@ pub use connect::{Accepted, ConnectPolicy, ConnectRefused, evaluate_connect};
 pub use durable::{Disk, Left, Load};
 pub use enhanced::{Enhanced, Presented};
 pub use fuzz::{fuzz_inbound, fuzz_session};
-pub use gate::Gate;
+pub use gate::{Gate, TooManyGranted};
 pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Permit, Reply, Violation};
 
 pub(crate) use outbound::Begin;

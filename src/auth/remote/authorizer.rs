@@ -103,7 +103,7 @@ impl RemoteAuthorizer {
         }
     }
 
-    /// Which of these filters the party may subscribe to. Cancel safe.
+    /// Which of these filters the party may subscribe to, sorted. Cancel safe.
     ///
     /// # Errors
     /// Nobody has said so about one of them.
@@ -124,6 +124,8 @@ impl RemoteAuthorizer {
         while !asked.is_empty() {
             allowed.extend(told(&mut asked).await?);
         }
+        // Of too many the same are left out each time.
+        allowed.sort_unstable();
         Ok(allowed)
     }
 

@@ -19,7 +19,7 @@ use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, 
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
 use session::{
-    Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate as _, Inbound, LinkParams, evaluate_connect,
+    Accepted, ConnectPolicy, ConnectRefused, Enhanced, Inbound, LinkParams, evaluate_connect,
 };
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
@@ -37,7 +37,10 @@ use super::{
 };
 use crate::net::{
     Shared,
-    connection::{Connection, ending::finish_alone, limiter::Limiter, reauthentication::Reauthentication},
+    connection::{
+        Connection, ending::finish_alone, frames::grant_held, limiter::Limiter,
+        reauthentication::Reauthentication,
+    },
     device::{Device, Link, Writer, flush},
     layers::{
         LayerError, Layers,
@@ -395,9 +398,7 @@ async fn open(
     if let Some(authority) = &shared.authority {
         let mut gate =
             permissions.gate(authority, client_id.as_str(), &listener.name, shared.broker.account());
-        for filter in &granted {
-            gate.grant(filter);
-        }
+        grant_held(&mut gate, &granted, peer, &client_id, &listener.name);
         device.lock().out.set_gate(Some(Box::new(gate)));
     }
     device.lock().out.set_room(room);

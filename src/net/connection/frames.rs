@@ -5,10 +5,10 @@ use std::sync::Arc;
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{Frame, Packet, Publish, reason};
 use gateway_core::{
-    Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, info_of_peer,
+    ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit, info_of_peer,
     limits::Limits, log_limits::Said, metrics::count,
 };
-use session::{Effect, Enhanced, Env, Inbound, Incoming, Outbound, Owner, Permit, Violation};
+use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, Permit, Violation};
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
@@ -351,6 +351,25 @@ pub(in crate::net) fn log_denied(device: &Device, epoch: u32, action: &str, topi
         Said::Denied, peer.ip(), %peer, client_id = %core.client_id(), listener, action, topic, line,
         reason = why.as_str(), "not allowed by the rules"
     );
+}
+
+/// Has a session get what the user's service allows of the subscriptions that it has. What is too many gets nothing, and that is
+/// told once.
+pub(in crate::net) fn grant_held(
+    gate: &mut dyn Gate,
+    filters: &[Box<str>],
+    peer: Peer,
+    client_id: &ClientId,
+    listener: &str,
+) {
+    let left_out = filters.iter().filter(|filter| gate.grant(filter).is_err()).count();
+    if left_out > 0 {
+        count(|c| c.subscribe_refused.add(left_out as u64));
+        info_of_peer!(
+            Said::Limit, peer.ip(), %peer, %client_id, listener, left_out,
+            "subscriptions get nothing, the service allows a session no more with wildcards"
+        );
+    }
 }
 
 impl From<Violation> for End {

@@ -12,10 +12,10 @@ use broker::{CloseReason, Event, EventKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
 use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::Said, metrics::count};
-use session::{Enhanced, Gate as _, Presented};
+use session::{Enhanced, Presented};
 use tokio::time::Sleep;
 
-use super::{Connection, ending::End};
+use super::{Connection, ending::End, frames::grant_held};
 use crate::{
     auth::{
         Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Progress, Unanswered,
@@ -246,7 +246,7 @@ impl Connection {
             let Some(mut slot) = device.lock_owned(self.epoch) else { return Err(End::Superseded) };
             let granted = granted
                 .unwrap_or_else(|| slot.out.gate().map(|before| before.take_granted()).unwrap_or_default());
-            granted.iter().for_each(|filter| gate.grant(filter));
+            grant_held(&mut gate, &granted, info.peer, core.client_id(), &info.listener);
             slot.out.set_gate(Some(Box::new(gate)));
         }
         self.permissions = permissions;

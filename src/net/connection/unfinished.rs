@@ -7,7 +7,7 @@ use std::sync::Arc;
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubscribeFilter, reason};
 use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, metrics::count, parse_shared};
-use session::{Filters, Gate, Inbound};
+use session::{Filters, Gate, Inbound, TooManyGranted};
 
 use super::{
     Connection,
@@ -237,12 +237,9 @@ impl Connection {
         told == Some(true)
     }
 
-    /// Has the session get, or no longer get, what the user's service allows.
-    fn tell_gate(&self, act: impl FnOnce(&mut (dyn Gate + 'static))) {
-        let Some(mut slot) = self.device.lock_owned(self.epoch) else { return };
-        if let Some(gate) = slot.out.gate() {
-            act(gate);
-        }
+    /// Has the session get, or no longer get, what the user's service allows; `None` if it is another connection's.
+    fn tell_gate<R>(&self, act: impl FnOnce(&mut (dyn Gate + 'static)) -> R) -> Option<R> {
+        self.device.lock_owned(self.epoch)?.out.gate().map(act)
     }
 
     fn subscribe_one(
@@ -253,18 +250,22 @@ impl Connection {
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
         effort.spend_each(Effort::NODE, request.filter.bytes().filter(|byte| *byte == b'/').count() + 1);
-        let mut by_service = false;
+        let mut is_granted = false;
         if let Some(authority) = &self.device.shared.authority {
             let core = self.device.core();
             let info = core.connection(self.epoch);
             let listener = info.as_ref().map_or("", |info| info.listener.as_str());
             let client_id = core.client_id().as_str();
             let asked = self.permissions.may_subscribe(authority, client_id, listener, request.filter);
-            by_service = asked.is_err_and(Refused::is_unnamed)
+            let by_service = asked.is_err_and(Refused::is_unnamed)
                 && authority.authorizer().is_some()
                 && self.is_allowed_by_service(request, now);
             if by_service {
-                self.tell_gate(|gate| gate.grant(request.filter));
+                let granted = self.tell_gate(|gate| gate.grant(request.filter)).unwrap_or(Ok(false));
+                is_granted = granted.map_err(|TooManyGranted| {
+                    count(|c| c.subscribe_refused.add(1));
+                    SubscribeError::Quota
+                })?;
             } else if let Err(refused) = asked {
                 count(|c| c.subscribe_denied.add(1));
                 log_denied(&self.device, self.epoch, "subscribe", request.filter, refused);
@@ -273,7 +274,7 @@ impl Connection {
         }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         let subscribed = self.device.shared.broker.subscribe(&session, request, now).inspect_err(|_| {
-            if by_service {
+            if is_granted {
                 self.tell_gate(|gate| gate.withdraw(request.filter));
             }
         })?;

@@ -244,6 +244,13 @@ impl Charge {
         true
     }
 
+    /// Changes the charge to `bytes` even beyond all limits, for what is bounded in another way.
+    pub fn force(&mut self, bytes: usize) {
+        self.account.release(self.kind, self.bytes.saturating_sub(bytes));
+        self.account.force(self.kind, bytes.saturating_sub(self.bytes));
+        self.bytes = bytes;
+    }
+
     /// Bytes charged.
     pub fn bytes(&self) -> usize {
         self.bytes
