@@ -20,7 +20,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 use crate::{
     client::{Client, Got},
-    login::{answer, login},
+    login::{answer, login, logins_a_second},
     support::{Server, until},
 };
 
@@ -252,23 +252,7 @@ fn logins_a_second_against_a_hook_of_20_ms() {
     let hook = Hook::start();
     hook.feel(Mood::Human);
     let server = Server::start_with(&[], &hook.config("", "cache_ttl = \"0s\"\nstale_if_error = \"0s\""));
-    #[expect(clippy::disallowed_methods, reason = "it is measured")]
-    let start = std::time::Instant::now();
-    std::thread::scope(|scope| {
-        for client in 0..CLIENTS {
-            let server = &server;
-            scope.spawn(move || {
-                for _ in 0..LOGINS {
-                    assert_eq!(ask(server, &format!("c{client}"), "ann"), Got::ConnAck(0));
-                }
-            });
-        }
-    });
-    let took = start.elapsed();
+    let rate = logins_a_second(CLIENTS, LOGINS, |client_id| ask(&server, client_id, "ann"));
     assert_eq!(hook.asked(), CLIENTS * LOGINS);
-    eprintln!(
-        "{} logins in {took:?}: {:.0} a second",
-        hook.asked(),
-        hook.asked() as f64 / took.as_secs_f64()
-    );
+    eprintln!("{rate:.0} logins a second");
 }

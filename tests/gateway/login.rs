@@ -242,6 +242,24 @@ fn tokens_let_in_until_they_expire() {
     assert!(!server.log().contains(&good), "a token is in the log");
 }
 
+/// Has so many clients at once log in so many times each, by what is answered to a client id, and says how many that were a
+/// second.
+pub(crate) fn logins_a_second(clients: usize, logins: usize, answer: impl Fn(&str) -> Got + Sync) -> f64 {
+    #[expect(clippy::disallowed_methods, reason = "it is measured")]
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for client in 0..clients {
+            let answer = &answer;
+            scope.spawn(move || {
+                for _ in 0..logins {
+                    assert_eq!(answer(&format!("c{client}")), Got::ConnAck(0));
+                }
+            });
+        }
+    });
+    (clients * logins) as f64 / start.elapsed().as_secs_f64()
+}
+
 /// Logins a second by password, and the memory that hashing takes: the figures in docs/security.md. Run it with
 /// `cargo test --profile dist --test gateway -- --ignored --nocapture by_password`.
 #[test]
@@ -256,22 +274,10 @@ fn logins_a_second_by_password() {
         let toml = format!("{}hash_threads = {threads}\n", config(&file));
         let server = Server::start_with(&[], &toml);
         let before = server.metric("process_resident_memory_bytes");
-        #[expect(clippy::disallowed_methods, reason = "it is measured")]
-        let start = std::time::Instant::now();
-        std::thread::scope(|scope| {
-            for client in 0..CLIENTS {
-                let port = server.ports.tcp;
-                scope.spawn(move || {
-                    for _ in 0..LOGINS {
-                        let connect = login(Protocol::V5, &format!("c{client}"), Some("ann"), Some(SECRET));
-                        assert_eq!(answer(port, connect), Got::ConnAck(0));
-                    }
-                });
-            }
+        let rate = logins_a_second(CLIENTS, LOGINS, |client_id| {
+            answer(server.ports.tcp, login(Protocol::V5, client_id, Some("ann"), Some(SECRET)))
         });
-        let took = start.elapsed();
         let grown = server.metric("process_resident_memory_bytes").saturating_sub(before) >> 20;
-        let rate = (CLIENTS * LOGINS) as f64 / took.as_secs_f64();
         eprintln!("{threads} threads: {rate:.0} logins a second, {grown} MiB more");
     }
 }

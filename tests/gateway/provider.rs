@@ -31,7 +31,7 @@ use tonic::{
 use crate::{
     client::{Client, Got},
     enhanced::{Said, auth, claims, connect, jwt, open, said},
-    login::{answer, login},
+    login::{answer, login, logins_a_second},
     support::{Server, until},
 };
 
@@ -893,20 +893,7 @@ fn logins_a_second_against_a_provider_of_20_ms() {
     let provider = Provider::start();
     provider.feel(Mood::Human);
     let server = Server::start_with(&[], &provider.config("", "cache_ttl = \"0s\"\nstale_if_error = \"0s\""));
-    #[expect(clippy::disallowed_methods, reason = "it is measured")]
-    let start = std::time::Instant::now();
-    std::thread::scope(|scope| {
-        for client in 0..CLIENTS {
-            let server = &server;
-            scope.spawn(move || {
-                for _ in 0..LOGINS {
-                    assert_eq!(ask(server, &format!("c{client}"), "ann"), Got::ConnAck(0));
-                }
-            });
-        }
-    });
-    let took = start.elapsed();
-    let asked = provider.heard.logins.lock().len();
-    assert_eq!(asked, CLIENTS * LOGINS);
-    eprintln!("{asked} logins in {took:?}: {:.0} a second", asked as f64 / took.as_secs_f64());
+    let rate = logins_a_second(CLIENTS, LOGINS, |client_id| ask(&server, client_id, "ann"));
+    assert_eq!(provider.heard.logins.lock().len(), CLIENTS * LOGINS);
+    eprintln!("{rate:.0} logins a second");
 }
