@@ -76,6 +76,13 @@ impl Chain {
             config.auth.jwt.is_on().then(|| Tokens::start(&config.auth.jwt)).transpose()?.map(Arc::new);
         if let Some(tokens) = &tokens {
             reloads.add(Arc::clone(tokens) as _);
+            if let Some(key_set) = &tokens.key_set {
+                reloads.add(key_set.reloads());
+            }
+        }
+        let http = config.auth.http.url.is_some().then(|| HttpHook::new(&config.auth.http)).transpose()?;
+        if let Some(http) = &http {
+            reloads.add(http.reloads());
         }
         let grpc = config.auth.grpc.authenticates().then(|| GrpcHook::new(&config.auth.grpc)).transpose()?;
         if let Some(grpc) = &grpc {
@@ -87,7 +94,7 @@ impl Chain {
             scram: passwords.as_ref().map(|file| Scram::new(Arc::clone(file))).transpose()?,
             hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
             passwords,
-            http: config.auth.http.url.is_some().then(|| HttpHook::new(&config.auth.http)).transpose()?,
+            http,
             grpc,
             signatures: Hashing::start(tokens.iter().len(), waiting)?,
             tokens,

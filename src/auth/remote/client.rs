@@ -1,7 +1,8 @@
 //! A client of one HTTP service: HTTP/1.1 over TCP or TLS, with connections that are used again.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -15,7 +16,11 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::tls::{ClientTls, ServerName};
+use crate::{
+    config::{ConfigError, Problem},
+    reload::Reload,
+    tls::{ClientTls, ServerName},
+};
 
 /// Longest answer.
 const MAX_ANSWER: usize = 64 << 10;
@@ -141,8 +146,91 @@ impl Client {
     }
 }
 
+/// The client of a service whose CA is read again. Questions that are under way keep the client of before.
+pub(super) struct Service {
+    name: &'static str,
+    ca: Option<PathBuf>,
+    make: Box<dyn Fn() -> Result<Client, ConfigError> + Send + Sync>,
+    client: ArcSwap<Client>,
+}
+
+impl Service {
+    /// Has `make` read the CA, now and whenever it has changed; `name` is [`Reload::name`].
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(super) fn new(
+        name: &'static str,
+        ca: Option<PathBuf>,
+        make: impl Fn() -> Result<Client, ConfigError> + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, ConfigError> {
+        let client = ArcSwap::from_pointee(make()?);
+        Ok(Arc::new(Self { name, ca, make: Box::new(make), client }))
+    }
+
+    pub(super) fn client(&self) -> Arc<Client> {
+        self.client.load_full()
+    }
+}
+
+impl Reload for Service {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.ca.iter().cloned().collect()
+    }
+
+    fn reload(&self) -> Result<String, Vec<String>> {
+        let client = (self.make)().map_err(|ConfigError(problems)| -> Vec<String> {
+            problems.iter().map(Problem::to_string).collect()
+        })?;
+        self.client.store(Arc::new(client));
+        Ok(format!("{} files", self.ca.iter().len()))
+    }
+}
+
 async fn read(answer: hyper::Response<Incoming>) -> Result<(StatusCode, Bytes), String> {
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
     Ok((status, body.map_err(|error| format!("no whole answer: {error}"))?.to_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::tls;
+
+    fn write_ca(path: &Path) {
+        let key = rcgen::KeyPair::generate().expect("generate a key");
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        fs::write(path, params.self_signed(&key).expect("sign").pem()).expect("write the CA");
+    }
+
+    /// The failure: the CA of the service is replaced, and until a restart the gateway believes the old one, or nobody.
+    #[test]
+    fn a_new_ca_is_taken_and_a_broken_one_is_not() {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let ca = dir.path().join("ca.pem");
+        write_ca(&ca);
+        let read = ca.clone();
+        let service = Service::new("authorities of tests", Some(ca.clone()), move || {
+            let tls = tls::client_of_ca(&read)
+                .map_err(|error| ConfigError(vec![Problem::new("ca", "", error.to_string(), "")]))?;
+            Ok(Client::new("https://localhost/", Some(tls)).expect("a URL"))
+        });
+        let service = service.expect("a service");
+        assert_eq!(service.files(), std::slice::from_ref(&ca));
+        let first = service.client();
+        fs::write(&ca, "nothing of the kind").expect("write");
+        assert_eq!(service.reload().expect_err("no certificate").len(), 1);
+        assert!(Arc::ptr_eq(&service.client(), &first), "all stays as it was");
+        write_ca(&ca);
+        assert_eq!(service.reload(), Ok("1 files".to_owned()));
+        assert!(!Arc::ptr_eq(&service.client(), &first));
+    }
 }

@@ -7,7 +7,7 @@ use aws_lc_rs::{hmac, rand};
 use prost::Message as _;
 
 use super::{
-    Answer, MAX_CLAIMS, Said, conclude, ends,
+    Answer, MAX_CLAIMS, Said, conclude, ends, fitting,
     guard::Guard,
     provider::{Provider, problem},
 };
@@ -125,7 +125,7 @@ fn understand(answer: v1::AuthenticateResponse) -> Result<Answer<Principal>, Str
     };
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
     let claims = told.claims.into_iter().take(MAX_CLAIMS);
-    Ok(Answer::Allow(Principal {
+    fitting(Principal {
         method: Method::Hook,
         username: some(told.username).map(Into::into),
         groups: told.groups.into_iter().take(MAX_CLAIMS).map(Into::into).collect(),
@@ -137,7 +137,7 @@ fn understand(answer: v1::AuthenticateResponse) -> Result<Answer<Principal>, Str
             })
             .collect(),
         ..Principal::default()
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -163,20 +163,23 @@ mod tests {
     #[test]
     fn who_the_provider_says_it_is_is_kept_within_bounds() {
         let many = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
-        let claims =
-            many(100).into_iter().map(|name| (name, v1::ClaimValues { values: many(100) })).collect();
-        let told = v1::Principal {
-            username: "u".to_owned(),
-            groups: many(100),
-            tenant: "t".to_owned(),
-            claims,
-            expire_time: None,
+        let claims_of = |values: usize| -> std::collections::BTreeMap<_, _> {
+            many(100).into_iter().map(|name| (name, v1::ClaimValues { values: many(values) })).collect()
         };
-        let answer = v1::AuthenticateResponse { decision: 1, principal: Some(told) };
-        let Ok(Answer::Allow(principal)) = understand(answer) else { panic!() };
+        let told = |values: usize| v1::AuthenticateResponse {
+            decision: 1,
+            principal: Some(v1::Principal {
+                username: "u".to_owned(),
+                groups: many(100),
+                tenant: "t".to_owned(),
+                claims: claims_of(values),
+                expire_time: None,
+            }),
+        };
+        let Ok(Answer::Allow(principal)) = understand(told(2)) else { panic!() };
         assert_eq!((principal.method, principal.username.as_deref()), (Method::Hook, Some("u")));
         assert_eq!((principal.tenant.as_deref(), principal.expires), (Some("t"), None));
         assert_eq!((principal.groups.len(), principal.claims.len()), (64, 64));
-        assert!(principal.claims.values().all(|values| values.len() == 64));
+        assert!(understand(told(64)).is_err(), "more than a connection may hold");
     }
 }

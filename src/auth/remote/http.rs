@@ -7,16 +7,22 @@ use aws_lc_rs::{hmac, rand};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Answer, MAX_CLAIMS, Said, client::Client, conclude, ends, guard::Guard};
+use super::{
+    Answer, MAX_CLAIMS, Said,
+    client::{Client, Service},
+    conclude, ends, fitting,
+    guard::Guard,
+};
 use crate::{
     auth::{Credentials, Method, Principal},
     config::{AuthHttp, ConfigError, OnError, Problem},
+    reload::Reload,
     tls,
 };
 
 /// See the module.
 pub(in crate::auth) struct HttpHook {
-    client: Arc<Client>,
+    service: Arc<Service>,
     guard: Arc<Guard<Principal>>,
     on_error: OnError,
     /// Questions are kept as digests under it, so that no password stays in memory.
@@ -29,14 +35,15 @@ impl HttpHook {
     /// # Errors
     /// The URL or the CA cannot be used.
     pub(in crate::auth) fn new(config: &AuthHttp) -> Result<Self, ConfigError> {
-        let client = client(config)?;
+        let again = config.clone();
+        let service = Service::new("authorities of auth.http", config.ca.clone(), move || client(&again))?;
         let failed = |_| {
             let fix = "start it where /dev/urandom can be read";
             ConfigError(vec![Problem::new("auth.http.url", "", "the system gives no random numbers", fix)])
         };
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).map_err(failed)?;
         let guard = Guard::new("auth.http", config.limits.clone());
-        Ok(Self { client: Arc::new(client), guard, on_error: config.on_error, secret })
+        Ok(Self { service, guard, on_error: config.on_error, secret })
     }
 
     /// Whether the URL and the CA can be used.
@@ -47,12 +54,17 @@ impl HttpHook {
         client(config).map(drop)
     }
 
+    /// What can be read again.
+    pub(in crate::auth) fn reloads(&self) -> Arc<dyn Reload> {
+        Arc::clone(&self.service) as _
+    }
+
     /// Asks about a login. Cancel safe.
     pub(in crate::auth) async fn ask(&self, credentials: &Credentials, fields: Option<&Fields>) -> Said {
         let Some(question) = question(credentials, fields) else { return Said::Deny };
         let mut key = [0; 32];
         key.copy_from_slice(hmac::sign(&self.secret, &question).as_ref());
-        let client = Arc::clone(&self.client);
+        let client = self.service.client();
         let asked = self.guard.answer(key, async move {
             let (status, body) = client.post(question).await?;
             understand(status, &body)
@@ -137,7 +149,7 @@ fn understand(status: StatusCode, body: &[u8]) -> Result<Answer<Principal>, Stri
             principal.expires = Some(ends(at.saturating_mul(1000)));
         }
     }
-    Ok(Answer::Allow(principal))
+    fitting(principal)
 }
 
 #[cfg(test)]

@@ -15,9 +15,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::client::Client;
+use super::client::{Client, Service};
 use crate::{
     config::{AuthJwt, ConfigError, Problem},
+    reload::Reload,
     tls,
 };
 
@@ -35,7 +36,7 @@ pub(in crate::auth) struct KeySet {
 }
 
 struct Inner {
-    client: Client,
+    service: Arc<Service>,
     interval: Duration,
     keys: ArcSwap<Keys>,
     fetches: Mutex<Fetches>,
@@ -60,8 +61,10 @@ impl KeySet {
         if config.jwks_url.is_none() {
             return Ok(None);
         }
+        let again = config.clone();
+        let ca = config.jwks_ca.clone();
         let inner = Arc::new(Inner {
-            client: client(config)?,
+            service: Service::new("authorities of auth.jwt.jwks_url", ca, move || client(&again))?,
             interval: config.jwks_interval.0,
             keys: ArcSwap::default(),
             // The first one: who comes before it is over waits for it.
@@ -79,6 +82,11 @@ impl KeySet {
     /// What is wrong.
     pub(in crate::auth) fn check(config: &AuthJwt) -> Result<(), ConfigError> {
         if config.jwks_url.is_some() { client(config).map(drop) } else { Ok(()) }
+    }
+
+    /// What can be read again.
+    pub(in crate::auth) fn reloads(&self) -> Arc<dyn Reload> {
+        Arc::clone(&self.inner.service) as _
     }
 
     /// The keys that were fetched last; none before that.
@@ -127,7 +135,7 @@ impl Inner {
     }
 
     async fn fetch(&self) -> Result<Keys, String> {
-        let (status, body) = self.client.get().await?;
+        let (status, body) = self.service.client().get().await?;
         if status != StatusCode::OK {
             return Err(format!("status {}", status.as_u16()));
         }

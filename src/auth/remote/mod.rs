@@ -23,6 +23,8 @@ pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::KeySet};
 
 /// The most claims of an answer that are kept for rules, and the most values of each.
 const MAX_CLAIMS: usize = 64;
+/// The most bytes of who somebody is: each connection holds them, and each answer that is remembered.
+const MAX_PRINCIPAL: usize = 16 << 10;
 
 /// What a service said.
 #[derive(Debug, Clone)]
@@ -43,6 +45,26 @@ pub(super) enum Said {
     Ignore,
     Busy,
     Unavailable,
+}
+
+/// Who somebody is, as the service says.
+///
+/// # Errors
+/// It is more than may be held. Nothing is left out: a rule may deny by what would be.
+fn fitting(principal: Principal) -> Result<Answer<Principal>, String> {
+    let size = |text: &str| size_of::<Box<str>>() + text.len();
+    let Principal { username, groups, claims, tenant, .. } = &principal;
+    let claims = claims.iter().map(|(name, values)| {
+        size_of::<Box<[Box<str>]>>() + size(name) + values.iter().map(|value| size(value)).sum::<usize>()
+    });
+    let names = [username.as_deref(), tenant.as_deref()].into_iter().flatten();
+    let bytes = claims.sum::<usize>()
+        + groups.iter().map(|group| size(group)).sum::<usize>()
+        + names.map(str::len).sum::<usize>();
+    if bytes > MAX_PRINCIPAL {
+        return Err(format!("groups and claims of {bytes} bytes, and {MAX_PRINCIPAL} may be held"));
+    }
+    Ok(Answer::Allow(principal))
 }
 
 /// What an answer, or that there is none, means for a login.

@@ -18,9 +18,7 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
-use session::{
-    Accepted, ConnectPolicy, ConnectRefused, Enhanced, Inbound, LinkParams, evaluate_connect,
-};
+use session::{Accepted, ConnectPolicy, ConnectRefused, Enhanced, Inbound, LinkParams, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{Frame, Packet, Publish, reason};
 use gateway_core::{
-    ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit, info_of_peer,
-    limits::Limits, log_limits::Said, metrics::count,
+    ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
+    info_of_peer, limits::Limits, log_limits::Said, metrics::count,
 };
 use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, Permit, Violation};
 use tracing::info;
