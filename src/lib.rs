@@ -16,11 +16,12 @@
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
+//! crates/groups        consumer groups without log, disk and clock: who gets what, and what is settled
 //! crates/store         traits and backends of what outlives the process
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; this crate uses all. What they
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; this crate uses all. What they
 //! cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
 mod abuse;

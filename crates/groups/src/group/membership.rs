@@ -1,0 +1,328 @@
+//! Who is in the group, and which partitions are whose.
+
+use std::{sync::Arc, time::Duration};
+
+use gateway_core::{PARTITIONS, Partition, Timestamp};
+use thiserror::Error;
+
+use super::{
+    super::{
+        config::{Credit, MAX_CREDIT, MAX_MEMBERS, millis},
+        deliveries::Deliveries,
+        lagging::Waiting,
+        member::{Amount, Member, MemberKey},
+        outstanding::Entry,
+        partition::Dying,
+        ranges::Ranges,
+    },
+    Gone, Group,
+};
+
+/// How somebody joins.
+#[derive(Debug, Clone)]
+pub struct MemberOptions<'a> {
+    /// Whoever has it already is fenced, and what it had is this one's.
+    pub name: &'a str,
+    /// How long it stays without a stream; 0: not at all. For one that [fetches](Self::fetches), from each call on.
+    pub lease: Duration,
+    /// How much it may have unacknowledged.
+    pub credit: Credit,
+    /// It never has a stream: calls of the same name are one member as long as its lease lasts.
+    pub fetches: bool,
+}
+
+/// Somebody has joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Joined {
+    /// Who.
+    pub member: MemberKey,
+    /// It was here within its lease: nothing of its partitions was given to others meanwhile.
+    pub resumed: bool,
+}
+
+/// The group has [`MAX_MEMBERS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the group has {MAX_MEMBERS} members")]
+pub struct TooManyMembers;
+
+impl Group {
+    /// A member comes, or comes back: then what it had is delivered to it again, before anything else.
+    ///
+    /// # Errors
+    /// [`TooManyMembers`].
+    pub fn join(&mut self, options: &MemberOptions<'_>, now: Timestamp) -> Result<Joined, TooManyMembers> {
+        let credit = clamp(options.credit);
+        let lease = millis(options.lease);
+        let lease_until = options.fetches.then(|| now.plus_millis(lease));
+        if let Some(&index) = self.names.get(options.name)
+            && let Some(member) = self.member_mut(index)
+        {
+            if options.fetches && member.fetches {
+                (member.lease, member.lease_until, member.credit) = (lease, lease_until, credit);
+                let member = MemberKey { index, number: member.number };
+                return Ok(Joined { member, resumed: true });
+            }
+            self.wake(index);
+            self.rewind_member(index);
+            self.cancel_reads(index);
+            let number = self.next_number;
+            self.next_number += 1;
+            let mut before = 0;
+            if let Some(member) = self.member_mut(index) {
+                before = member.number;
+                member.number = number;
+                (member.lease, member.lease_until, member.credit) = (lease, lease_until, credit);
+                (member.fetches, member.draining, member.woken) = (options.fetches, false, false);
+                member.deliveries = Deliveries::default();
+                member.revoked = Ranges::default();
+            }
+            self.numbers.remove(&before);
+            self.numbers.insert(number, index);
+            self.balance(now);
+            self.look_again(index);
+            return Ok(Joined { member: MemberKey { index, number }, resumed: true });
+        }
+        let free = self.members.iter().position(Option::is_none);
+        if free.is_none() && self.members.len() >= MAX_MEMBERS {
+            return Err(TooManyMembers);
+        }
+        let index = free.unwrap_or_else(|| {
+            self.members.push(None);
+            self.members.len() - 1
+        });
+        let number = self.next_number;
+        self.next_number += 1;
+        let name: Arc<str> = Arc::from(options.name);
+        self.members[index] = Some(Member {
+            name: Arc::clone(&name),
+            number,
+            lease,
+            lease_until,
+            fetches: options.fetches,
+            credit,
+            outstanding: Amount::default(),
+            ahead: Amount::default(),
+            deliveries: Deliveries::default(),
+            ready: Default::default(),
+            hungry: Default::default(),
+            revoked: Ranges::default(),
+            gaps: Default::default(),
+            draining: false,
+            woken: false,
+            partitions: 0,
+        });
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        self.names.insert(name, index);
+        self.numbers.insert(number, index);
+        self.balance(now);
+        Ok(Joined { member: MemberKey { index, number }, resumed: false })
+    }
+
+    /// The stream of a member has ended. Without a lease everything it had is given back at once. Whoever was fenced
+    /// changes nothing.
+    pub fn close(&mut self, key: MemberKey, now: Timestamp) {
+        if self.find(key).is_err() {
+            return;
+        }
+        self.cancel_reads(key.index);
+        let Some(member) = self.member_mut(key.index) else { return };
+        if member.lease == 0 || member.draining {
+            self.leave(key.index, now);
+        } else {
+            member.lease_until = Some(now.plus_millis(member.lease));
+        }
+    }
+
+    /// The member wants nothing new: its partitions go to others, what it has it may settle.
+    ///
+    /// # Errors
+    /// [`Gone`] if the member is.
+    pub fn drain(&mut self, key: MemberKey, now: Timestamp) -> Result<(), Gone> {
+        self.find(key)?;
+        if let Some(member) = self.member_mut(key.index) {
+            member.draining = true;
+        }
+        self.balance(now);
+        self.wake(key.index);
+        Ok(())
+    }
+
+    /// Changes how much the member may have unacknowledged. What it has beyond that it keeps.
+    ///
+    /// # Errors
+    /// [`Gone`] if the member is.
+    pub fn set_credit(&mut self, key: MemberKey, credit: Credit) -> Result<(), Gone> {
+        self.find(key)?;
+        if let Some(member) = self.member_mut(key.index) {
+            member.credit = clamp(credit);
+        }
+        self.wake(key.index);
+        Ok(())
+    }
+
+    /// A member goes, and everything it had comes again.
+    pub(super) fn leave(&mut self, index: u32, now: Timestamp) {
+        self.rewind_member(index);
+        for partition in 0..=u8::MAX {
+            if self.at(partition).owner == Some(index) {
+                self.set_owner(partition, None, now);
+            }
+        }
+        if let Some(member) = self.members[index as usize].take() {
+            debug_assert_eq!((member.outstanding, member.ahead), Default::default());
+            self.names.remove(&member.name);
+            self.numbers.remove(&member.number);
+        }
+        self.balance(now);
+    }
+
+    /// Reads under way for the member will not come back.
+    fn cancel_reads(&mut self, index: u32) {
+        for partition in 0..=u8::MAX {
+            let state = self.at_mut(partition);
+            if state.owner == Some(index) && state.reading.is_some() {
+                state.cancel_read();
+                self.hungry(partition);
+            }
+        }
+    }
+
+    /// All that is with the member comes again.
+    fn rewind_member(&mut self, index: u32) {
+        if self.member(index).is_none_or(|member| member.outstanding.messages == 0) {
+            return;
+        }
+        for partition in 0..=u8::MAX {
+            self.rewind(partition, |entry| entry.member == index, false);
+        }
+    }
+
+    /// What was delivered of a partition, as far as `which` says, comes again before anything else of it: without a pause,
+    /// since it is not the messages' fault. `tell` their members, which are still there.
+    pub(super) fn rewind(&mut self, partition: u8, which: impl Fn(&Entry) -> bool, tell: bool) {
+        let entries = self.at_mut(partition).out.extract(which);
+        if entries.is_empty() {
+            return;
+        }
+        self.soil(partition);
+        // What was read already is behind it.
+        self.unread(partition);
+        let mut keys = hashbrown::HashSet::<u64, ahash::RandomState>::default();
+        for entry in entries {
+            self.release(&entry, true);
+            if tell {
+                if let Some(member) = self.member_mut(entry.member) {
+                    member.revoked.insert(entry.delivery);
+                }
+                self.wake(entry.member);
+            }
+            // Of each key only the first can be what its member died of.
+            let is_first = keys.insert(entry.key);
+            if is_first && self.config.gives_up(entry.attempt) {
+                let lagging = self.at_mut(partition).lagging.get_mut(&entry.key);
+                let lagging = lagging.filter(|lagging| lagging.blocked == Some(entry.offset));
+                let reason = lagging.and_then(|lagging| {
+                    lagging.blocked = None;
+                    lagging.reason.take()
+                });
+                let dying = Dying { attempts: entry.attempt, reason: reason.unwrap_or_default() };
+                self.give_up(partition, entry.offset, dying);
+            } else {
+                let attempts = if is_first { entry.attempt } else { self.config.spared(entry.attempt) };
+                let takes =
+                    self.at_mut(partition).wait(entry.key, Waiting { offset: entry.offset, attempts });
+                self.waiting += usize::from(takes);
+            }
+            self.returned(partition, entry.member);
+        }
+        self.forget_done(partition);
+        self.hungry(partition);
+    }
+
+    fn set_owner(&mut self, partition: u8, owner: Option<u32>, now: Timestamp) {
+        self.unread(partition);
+        let deadline = now.plus_millis(millis(self.config.ack_deadline));
+        let state = &mut self.partitions[usize::from(partition)];
+        if let Some(before) = state.owner.and_then(|owner| self.members[owner as usize].as_mut()) {
+            before.partitions -= 1;
+            before.ready.retain(|&listed| listed != partition);
+            before.hungry.retain(|&queued| queued != partition);
+        }
+        (state.listed, state.queued, state.owner) = (false, false, owner);
+        if let Some(member) = owner.and_then(|owner| self.members[owner as usize].as_mut()) {
+            member.partitions += 1;
+        }
+        state.foreign = state.out.iter().filter(|entry| Some(entry.member) != owner).count();
+        let is_handover = owner.is_some() && state.foreign > 0;
+        match (state.handover_until, is_handover) {
+            (None, true) => {
+                state.handover_until = Some(deadline);
+                self.handovers += 1;
+            }
+            (Some(_), false) => {
+                state.handover_until = None;
+                self.handovers -= 1;
+            }
+            _ => {}
+        }
+        self.hungry(partition);
+    }
+
+    /// Spreads the partitions evenly over those who want something new, and moves as few as that takes.
+    fn balance(&mut self, now: Timestamp) {
+        let mut able: Vec<(u32, usize)> = Vec::new();
+        for (index, member) in self.members.iter().enumerate() {
+            if let Some(member) = member.as_ref().filter(|member| !member.draining) {
+                able.push((u32::try_from(index).unwrap_or(u32::MAX), member.partitions));
+            }
+        }
+        // Who has most may keep one more, so that nothing moves without need.
+        able.sort_by_key(|&(index, partitions)| (usize::MAX - partitions, index));
+        let mut quota = vec![0; self.members.len()];
+        for (rank, &(index, _)) in able.iter().enumerate() {
+            quota[index as usize] = PARTITIONS / able.len() + usize::from(rank < PARTITIONS % able.len());
+        }
+        let mut free = Vec::new();
+        let mut kept = vec![0; self.members.len()];
+        for partition in 0..=u8::MAX {
+            match self.at(partition).owner {
+                Some(owner) if kept[owner as usize] < quota[owner as usize] => kept[owner as usize] += 1,
+                _ => free.push(partition),
+            }
+        }
+        for (index, _) in able {
+            while kept[index as usize] < quota[index as usize]
+                && let Some(partition) = free.pop()
+            {
+                kept[index as usize] += 1;
+                self.set_owner(partition, Some(index), now);
+            }
+        }
+        for partition in free {
+            if self.at(partition).owner.is_some() {
+                self.set_owner(partition, None, now);
+            }
+        }
+    }
+
+    /// Whatever is there for a member that has come back is to be taken.
+    fn look_again(&mut self, index: u32) {
+        for partition in 0..=u8::MAX {
+            if self.at(partition).owner == Some(index) {
+                self.list(partition);
+                self.hungry(partition);
+            }
+        }
+        self.wake(index);
+    }
+
+    /// The partitions that the member owns.
+    pub fn partitions(&self, key: MemberKey) -> impl Iterator<Item = Partition> + '_ {
+        let owner = self.find(key).is_ok().then_some(key.index);
+        Partition::all().filter(move |partition| owner.is_some() && self.at(partition.0).owner == owner)
+    }
+}
+
+fn clamp(credit: Credit) -> Credit {
+    Credit { messages: credit.messages.clamp(1, MAX_CREDIT), ..credit }
+}

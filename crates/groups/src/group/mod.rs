@@ -1,0 +1,270 @@
+//! One group: its members, its partitions, and what goes from one to the other.
+
+mod membership;
+mod moving;
+mod reading;
+mod settling;
+mod status;
+mod taking;
+mod timing;
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use ahash::RandomState;
+use bytes::Bytes;
+use gateway_core::{PARTITIONS, Partition, Timestamp};
+use hashbrown::HashMap;
+
+pub use membership::{Joined, MemberOptions, TooManyMembers};
+pub use reading::{Missing, Read};
+pub use settling::{AckResult, Answer, Nack};
+pub use status::{Delayed, MemberStatus, Pending, PendingState, Status, Totals};
+pub use taking::{Delivery, Gone, Room, Taken};
+
+use super::{
+    config::{GroupConfig, Identity, MAX_WAITING},
+    member::{Member, MemberKey},
+    outstanding::Entry,
+    partition::PartitionState,
+    progress::Progress,
+};
+
+/// The state of one group, and all that may happen to it.
+///
+/// Every call that may give somebody something to do adds those members to [`Self::woken`], and every call that changes what
+/// must outlive the process adds partitions to [`Self::changes`]: whoever calls looks at both.
+#[derive(Debug)]
+pub struct Group {
+    identity: Identity,
+    config: GroupConfig,
+    partitions: Vec<PartitionState>,
+    members: Vec<Option<Member>>,
+    names: HashMap<Arc<str>, u32, RandomState>,
+    numbers: HashMap<u64, u32, RandomState>,
+    next_number: u64,
+    /// Deadlines of deliveries that have one of their own: when, member, number.
+    extended: BTreeSet<(Timestamp, u32, u64)>,
+    /// Keys that wait for their pause to end: when, partition, key.
+    delayed: BTreeSet<(Timestamp, u8, u64)>,
+    /// Places remembered in all partitions.
+    waiting: usize,
+    /// Partitions were left unread since there are too many of them.
+    gated: bool,
+    /// Partitions being handed over.
+    handovers: usize,
+    woken: Vec<u64>,
+    dirty: Vec<u8>,
+    /// Messages to be given up: partition, offset.
+    dying: VecDeque<(u8, u64)>,
+    totals: Totals,
+}
+
+/// What must be written of one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Which.
+    pub partition: Partition,
+    /// The record: a [`Progress`].
+    pub record: Bytes,
+    /// Once it is written, nothing before this place is needed by the group any more.
+    pub floor: u64,
+}
+
+impl Group {
+    /// A group without members that has read nothing, and settled nothing. [`Self::restore`] and [`Self::set_end`] for each
+    /// partition follow.
+    pub fn new(identity: Identity, config: GroupConfig) -> Self {
+        Self {
+            identity,
+            config,
+            partitions: (0..PARTITIONS).map(|_| PartitionState::default()).collect(),
+            members: Vec::new(),
+            names: HashMap::default(),
+            numbers: HashMap::default(),
+            next_number: identity.epoch.saturating_mul(1 << 32) + 1,
+            extended: BTreeSet::new(),
+            delayed: BTreeSet::new(),
+            waiting: 0,
+            gated: false,
+            handovers: 0,
+            woken: Vec::new(),
+            dirty: Vec::new(),
+            dying: VecDeque::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Continues a partition where a record says. Before the first member.
+    pub fn restore(&mut self, partition: Partition, progress: Progress) {
+        self.waiting += self.partitions[usize::from(partition.0)].restore(progress);
+    }
+
+    /// Says that messages may be there up to this place. Before the first [`Self::appended`].
+    pub fn set_end(&mut self, partition: Partition, end: u64) {
+        let state = &mut self.partitions[usize::from(partition.0)];
+        state.end = state.end.max(end);
+        self.hungry(partition.0);
+    }
+
+    /// Which group this is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// How it delivers.
+    pub fn config(&self) -> GroupConfig {
+        self.config
+    }
+
+    /// Changes how it delivers; deadlines that are running stay. The order key does not change.
+    pub fn set_config(&mut self, config: GroupConfig) {
+        self.config = GroupConfig { order_key: self.config.order_key, ..config };
+        for partition in 0..=u8::MAX {
+            self.list(partition);
+            self.hungry(partition);
+        }
+    }
+
+    /// Takes the members that have something to do, each by the number of its [`MemberKey`]. Also those that were fenced.
+    pub fn woken(&mut self) -> Vec<u64> {
+        if self.woken.is_empty() {
+            return Vec::new();
+        }
+        for member in self.members.iter_mut().flatten() {
+            member.woken = false;
+        }
+        std::mem::take(&mut self.woken)
+    }
+
+    /// Whether [`Self::changes`] would return something.
+    pub fn has_changes(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Takes what must be written, all of it in one step. Whatever was answered before this call holds once it is written.
+    pub fn changes(&mut self) -> Vec<Change> {
+        let dirty = std::mem::take(&mut self.dirty);
+        let changes = dirty.into_iter().map(|partition| {
+            let state = &mut self.partitions[usize::from(partition)];
+            state.dirty = false;
+            let progress = state.progress();
+            let floor = progress.floor();
+            state.written = floor;
+            Change { partition: Partition(partition), record: progress.encode(), floor }
+        });
+        changes.collect()
+    }
+
+    /// Makes [`Self::changes`] return also partitions that have moved on without an acknowledgement since they were written,
+    /// so that the log before them can be trimmed.
+    pub fn touch(&mut self) {
+        for partition in 0..=u8::MAX {
+            let state = &self.partitions[usize::from(partition)];
+            if !state.dirty && state.floor() > state.written {
+                self.soil(partition);
+            }
+        }
+    }
+
+    fn at(&self, partition: u8) -> &PartitionState {
+        &self.partitions[usize::from(partition)]
+    }
+
+    fn at_mut(&mut self, partition: u8) -> &mut PartitionState {
+        &mut self.partitions[usize::from(partition)]
+    }
+
+    fn member_mut(&mut self, index: u32) -> Option<&mut Member> {
+        self.members.get_mut(index as usize)?.as_mut()
+    }
+
+    fn member(&self, index: u32) -> Option<&Member> {
+        self.members.get(index as usize)?.as_ref()
+    }
+
+    /// The member, unless it is gone or was fenced.
+    fn find(&self, key: MemberKey) -> Result<&Member, Gone> {
+        self.member(key.index).filter(|member| member.number == key.number).ok_or(Gone)
+    }
+
+    /// Something of the partition must be written.
+    fn soil(&mut self, partition: u8) {
+        let state = &mut self.partitions[usize::from(partition)];
+        if !state.dirty {
+            state.dirty = true;
+            self.dirty.push(partition);
+        }
+    }
+
+    fn wake(&mut self, index: u32) {
+        if let Some(member) = self.members[index as usize].as_mut()
+            && !member.woken
+        {
+            member.woken = true;
+            self.woken.push(member.number);
+        }
+    }
+
+    /// The credit of a delivered message is its member's again, and it has no deadline any more. `void` if its member must
+    /// not acknowledge it later.
+    fn release(&mut self, entry: &Entry, void: bool) {
+        let Some(member) = self.members[entry.member as usize].as_mut() else {
+            debug_assert!(false, "the member of an entry is there");
+            return;
+        };
+        let deliveries = &mut member.deliveries;
+        let removed = if void { deliveries.void(entry.delivery) } else { deliveries.remove(entry.delivery) };
+        member.outstanding.sub(entry.cost);
+        let busy = !member.ready.is_empty() || !member.hungry.is_empty() || member.draining;
+        if let Some((slot, true)) = removed {
+            self.extended.remove(&(slot.deadline, entry.member, entry.delivery));
+        }
+        if busy {
+            self.wake(entry.member);
+        }
+    }
+
+    /// One message less of the partition is with others than its owner, if it was.
+    fn returned(&mut self, partition: u8, from: u32) {
+        let state = &mut self.partitions[usize::from(partition)];
+        if state.foreign == 0 || state.owner == Some(from) {
+            return;
+        }
+        state.foreign -= 1;
+        if state.foreign == 0 {
+            if state.handover_until.take().is_some() {
+                self.handovers -= 1;
+            }
+            self.list(partition);
+            self.hungry(partition);
+        }
+    }
+
+    /// What was read for its owner waits to be read again: somebody else may get it.
+    fn unread(&mut self, partition: u8) {
+        let state = &mut self.partitions[usize::from(partition)];
+        let mut owner = state.owner.and_then(|index| self.members[index as usize].as_mut());
+        for one in std::mem::take(&mut state.ready) {
+            if let Some(owner) = &mut owner {
+                owner.ahead.sub(one.cost);
+            }
+            let waiting = super::lagging::Waiting { offset: one.record.offset, attempts: one.attempts };
+            self.waiting += usize::from(state.wait(one.key, waiting));
+        }
+        state.cancel_read();
+    }
+
+    /// So many remembered places are gone.
+    fn forgot(&mut self, places: usize) {
+        self.waiting -= places;
+        if self.gated && self.waiting < MAX_WAITING {
+            self.gated = false;
+            for partition in 0..=u8::MAX {
+                self.hungry(partition);
+            }
+        }
+    }
+}

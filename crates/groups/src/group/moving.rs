@@ -1,0 +1,149 @@
+//! What moves the group itself: seeks, and retention.
+
+use gateway_core::Partition;
+
+use super::{
+    super::{
+        member::{Gap, GapReason},
+        partition::{PartitionState, Ready},
+        progress::Progress,
+    },
+    Group,
+};
+
+impl Group {
+    /// Moves the group: each partition to the place that `to` says. What is outstanding is void, and acknowledgements of it
+    /// by name are fenced, since [`Identity::generation`](super::super::Identity) grows.
+    pub fn seek(&mut self, to: impl Fn(Partition) -> u64) {
+        self.identity.generation += 1;
+        for partition in Partition::all() {
+            let index = partition.0;
+            for entry in self.at_mut(index).out.extract(|_| true) {
+                self.release(&entry, true);
+                if let Some(member) = self.member_mut(entry.member) {
+                    member.revoked.insert(entry.delivery);
+                }
+                self.wake(entry.member);
+                self.returned(index, entry.member);
+            }
+            self.unread(index);
+            let waiting = self.remembered(index);
+            let state = &mut self.partitions[usize::from(index)];
+            state.again.clear();
+            state.lagging.clear();
+            state.dying.clear();
+            state.read = to(partition);
+            state.end = state.end.max(state.read);
+            self.forgot(waiting);
+            self.soil(index);
+        }
+        self.delayed.clear();
+        self.dying.clear();
+        for index in 0..=u8::MAX {
+            self.hungry(index);
+        }
+    }
+
+    /// Nothing before `floor` is kept for the group any more: what waits there is lost, whoever has the partition is told.
+    /// What members have they may still settle. Returns how many messages that were seen before are lost; those between
+    /// [`Self::place`] and the floor are the caller's to count.
+    pub fn raise(&mut self, partition: Partition, floor: u64) -> usize {
+        let index = partition.0;
+        let from = self.at(index).floor();
+        if from >= floor {
+            return 0;
+        }
+        let state = &mut self.partitions[usize::from(index)];
+        let mut owner = state.owner.and_then(|owner| self.members[owner as usize].as_mut());
+        let mut lost = 0;
+        let mut ready = std::mem::take(&mut state.ready);
+        ready.retain(|one: &Ready| {
+            let stays = one.record.offset >= floor;
+            if !stays {
+                lost += 1;
+                if let Some(owner) = &mut owner {
+                    owner.ahead.sub(one.cost);
+                }
+                if let Some(lagging) = state.lagging.get_mut(&one.key)
+                    && lagging.blocked == Some(one.record.offset)
+                {
+                    lagging.blocked = None;
+                }
+            }
+            stays
+        });
+        state.ready = ready;
+        let before = places(state);
+        let again = state.again.partition_point(|waiting| waiting.offset < floor);
+        state.again.drain(..again);
+        for lagging in state.lagging.values_mut() {
+            let gone = lagging.todo.partition_point(|waiting| waiting.offset < floor);
+            lagging.todo.drain(..gone);
+            lagging.alone &= gone == 0;
+            lagging.scan = lagging.scan.map(|scan| scan.max(floor)).filter(|&scan| scan < state.read);
+        }
+        let forgotten = before - places(state);
+        lost += forgotten;
+        state.dying.retain(|&offset, _| offset >= floor);
+        state.read = state.read.max(floor);
+        state.end = state.end.max(state.read);
+        state.cancel_read();
+        if let Some(owner) = state.owner {
+            let gap = Gap { partition, from, until: floor, reason: GapReason::Removed };
+            if let Some(member) = self.member_mut(owner) {
+                member.add_gap(gap);
+            }
+            self.wake(owner);
+        }
+        self.totals.lost += lost as u64;
+        self.forgot(forgotten);
+        self.forget_done(index);
+        self.soil(index);
+        self.hungry(index);
+        lost
+    }
+
+    /// Nothing of the group is before this place of a partition that was not seen: it need not be read. Only where nothing
+    /// else waits.
+    pub fn pass(&mut self, partition: Partition, from: u64, next: u64) {
+        let state = self.at_mut(partition.0);
+        if state.read == from && state.reading.is_none() && next > from {
+            state.read = next;
+            state.end = state.end.max(next);
+        }
+    }
+
+    /// Where nothing of the partition was read yet.
+    pub fn place(&self, partition: Partition) -> u64 {
+        self.at(partition.0).read
+    }
+
+    /// Whether the partition has no member to read it.
+    pub fn is_unowned(&self, partition: Partition) -> bool {
+        self.at(partition.0).owner.is_none()
+    }
+
+    /// Whether nothing of the partition waits, as far as is known.
+    pub fn is_idle(&self, partition: Partition) -> bool {
+        let state = self.at(partition.0);
+        state.is_idle() && state.read >= state.end
+    }
+
+    /// The first place of the partition that is not settled.
+    pub fn floor(&self, partition: Partition) -> u64 {
+        self.at(partition.0).floor()
+    }
+
+    /// How far the group is, as it would be written.
+    pub fn progress(&self, partition: Partition) -> Progress {
+        self.at(partition.0).progress()
+    }
+
+    fn remembered(&self, index: u8) -> usize {
+        places(self.at(index))
+    }
+}
+
+fn places(state: &PartitionState) -> usize {
+    state.again.len() + state.lagging.values().map(|lagging| lagging.todo.len()).sum::<usize>()
+}

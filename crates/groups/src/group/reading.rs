@@ -1,0 +1,414 @@
+//! From the log into the group: what is to be read, and what was read.
+
+use gateway_core::{LogRecord, Partition};
+
+use super::{
+    super::{
+        config::{MAX_DYING, MAX_LAGGING, MAX_WAITING, READ_BYTES, READ_RECORDS},
+        lagging::Waiting,
+        member::{Gap, GapReason, MemberKey},
+        partition::{Kind, Reading, Ready},
+    },
+    Gone, Group,
+};
+
+/// A stretch of the log that a member waits for. What it brings goes to [`Group::feed`], a failure to [`Group::failed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Read {
+    /// Where.
+    pub partition: Partition,
+    /// From which place on.
+    pub from: u64,
+    /// Records at most.
+    pub records: usize,
+    /// Bytes at most, but one record.
+    pub bytes: usize,
+    ticket: u64,
+}
+
+/// Places from where a read began that cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// One more than the last.
+    pub until: u64,
+    /// Why.
+    pub reason: GapReason,
+}
+
+impl Group {
+    /// A message of the group became durable; those of a partition are told in order. It is taken at once if its owner has
+    /// read all before and has room. Constant time.
+    pub fn appended(&mut self, partition: Partition, record: &LogRecord) {
+        let index = partition.0;
+        let state = &mut self.partitions[usize::from(index)];
+        let end = state.end;
+        state.end = end.max(record.offset + 1);
+        if record.offset < state.read {
+            return;
+        }
+        let owner = state.owner.and_then(|owner| self.members[owner as usize].as_ref());
+        let cost = cost(record);
+        let keeps_up = state.read >= end
+            && state.again.is_empty()
+            && state.foreign == 0
+            && !state.reading.is_some_and(|reading| reading.kind == Kind::Main)
+            && owner.is_some_and(|owner| owner.is_here() && owner.has_room(cost))
+            && self.may_read_new(index);
+        if keeps_up {
+            self.at_mut(index).read = record.offset + 1;
+            self.admit(index, record.clone(), 0);
+        } else {
+            self.hungry(index);
+        }
+    }
+
+    /// What the member would have read now: at most `limit`, as long as it has credit. Each is under way from then on.
+    ///
+    /// # Errors
+    /// [`Gone`] if the member is.
+    pub fn wants(&mut self, member: MemberKey, limit: usize) -> Result<Vec<Read>, Gone> {
+        self.find(member)?;
+        let mut reads = Vec::new();
+        while reads.len() < limit {
+            let Some(owner) = self.members[member.index as usize].as_mut() else { break };
+            if !owner.has_room(1) {
+                break;
+            }
+            let Some(partition) = owner.hungry.pop_front() else { break };
+            let room = owner.credit.messages - owner.outstanding.messages - owner.ahead.messages;
+            let bytes = owner.credit.bytes.saturating_sub(owner.outstanding.bytes + owner.ahead.bytes);
+            let state = &mut self.partitions[usize::from(partition)];
+            state.queued = false;
+            if state.owner != Some(member.index) {
+                continue;
+            }
+            let Some((kind, from)) = self.kind(partition) else { continue };
+            let state = &mut self.partitions[usize::from(partition)];
+            state.ticket += 1;
+            state.reading = Some(Reading { ticket: state.ticket, kind });
+            state.replayed = kind == Kind::Lagging;
+            let many = state.sparse || kind == Kind::Lagging;
+            let records = if many { READ_RECORDS } else { room.clamp(1, READ_RECORDS) };
+            let bytes = if many { READ_BYTES } else { bytes.clamp(1, READ_BYTES) };
+            reads.push(Read { partition: Partition(partition), from, records, bytes, ticket: state.ticket });
+        }
+        Ok(reads)
+    }
+
+    /// What is to be read of the partition next, and from where.
+    fn kind(&mut self, partition: u8) -> Option<(Kind, u64)> {
+        let state = &self.partitions[usize::from(partition)];
+        if state.reading.is_some() || state.foreign > 0 || self.config.paused {
+            return None;
+        }
+        if let Some(first) = state.again.front() {
+            return Some((Kind::Again, first.offset));
+        }
+        let lagging = state.lagging_place().map(|place| (Kind::Lagging, place));
+        let new =
+            state.read < state.end && (lagging.is_none() || state.replayed) && self.may_read_new(partition);
+        if new {
+            return Some((Kind::Main, self.at(partition).read));
+        }
+        lagging
+    }
+
+    /// Whether there is memory for what may become of new messages of the partition.
+    fn may_read_new(&mut self, partition: u8) -> bool {
+        if self.waiting >= MAX_WAITING {
+            self.gated = true;
+            return false;
+        }
+        let state = &self.partitions[usize::from(partition)];
+        state.lagging.len() < MAX_LAGGING && state.dying.len() < MAX_DYING && !self.config.paused
+    }
+
+    /// The partition's owner is to ask for a read of it, if there is something to be read.
+    pub(super) fn hungry(&mut self, partition: u8) {
+        let state = &self.partitions[usize::from(partition)];
+        let Some(owner) = state.owner else { return };
+        if state.queued || self.kind(partition).is_none() {
+            return;
+        }
+        self.at_mut(partition).queued = true;
+        if let Some(owner) = self.member_mut(owner) {
+            owner.hungry.push_back(partition);
+        }
+        self.wake(owner);
+    }
+
+    /// A read has failed; it will be asked for again.
+    pub fn failed(&mut self, read: &Read) {
+        let state = self.at_mut(read.partition.0);
+        if state.reading.is_some_and(|reading| reading.ticket == read.ticket) {
+            state.reading = None;
+            self.hungry(read.partition.0);
+        }
+    }
+
+    /// What a read has brought: records in order, places before them that are missing, and where to read on. `wanted` says of
+    /// a record whether it is the group's; it is asked of those that the group has not seen before.
+    pub fn feed(
+        &mut self,
+        read: &Read,
+        records: Vec<LogRecord>,
+        next: u64,
+        missing: Option<Missing>,
+        mut wanted: impl FnMut(&LogRecord) -> bool,
+    ) {
+        let index = read.partition.0;
+        let state = self.at_mut(index);
+        let Some(reading) = state.reading.take_if(|reading| reading.ticket == read.ticket) else { return };
+        if let Some(missing) = missing {
+            self.miss(index, reading.kind, missing);
+        }
+        match reading.kind {
+            Kind::Main => self.feed_new(index, read, records, next, &mut wanted),
+            Kind::Again => self.feed_again(index, records, next.max(read.from + 1)),
+            Kind::Lagging => self.feed_lagging(index, read.from, records, next, &mut wanted),
+        }
+        self.hungry(index);
+    }
+
+    fn feed_new(
+        &mut self,
+        index: u8,
+        read: &Read,
+        records: Vec<LogRecord>,
+        next: u64,
+        wanted: &mut impl FnMut(&LogRecord) -> bool,
+    ) {
+        let (came, mut taken) = (records.len(), 0);
+        for record in records {
+            if record.offset < self.at(index).read {
+                continue;
+            }
+            let is_wanted = wanted(&record);
+            if is_wanted && !self.owner_has_room(index, &record) {
+                return;
+            }
+            self.at_mut(index).read = record.offset + 1;
+            if is_wanted {
+                taken += 1;
+                self.admit(index, record, 0);
+            }
+        }
+        let state = self.at_mut(index);
+        state.sparse = taken * 4 < came;
+        state.read = state.read.max(next);
+        if state.read <= read.from {
+            // There is nothing, whatever was said of its end.
+            state.end = state.read;
+        }
+        state.end = state.end.max(state.read);
+    }
+
+    fn feed_again(&mut self, index: u8, records: Vec<LogRecord>, next: u64) {
+        for record in records {
+            self.lose_again(index, record.offset);
+            let Some(&first) = self.at(index).again.front() else { return };
+            if first.offset != record.offset {
+                continue;
+            }
+            if !self.owner_has_room(index, &record) {
+                return;
+            }
+            self.at_mut(index).again.pop_front();
+            self.forgot(1);
+            self.admit(index, record, first.attempts);
+        }
+        self.lose_again(index, next);
+    }
+
+    /// What was to be read again before this place is not there any more.
+    fn lose_again(&mut self, index: u8, until: u64) {
+        let state = self.at_mut(index);
+        let lost = state.again.partition_point(|waiting| waiting.offset < until);
+        if lost > 0 {
+            state.again.drain(..lost);
+            self.lost(index, lost);
+        }
+    }
+
+    fn feed_lagging(
+        &mut self,
+        index: u8,
+        from: u64,
+        records: Vec<LogRecord>,
+        next: u64,
+        wanted: &mut impl FnMut(&LogRecord) -> bool,
+    ) {
+        let mut until = next.max(from + 1);
+        for record in records {
+            let key = self.identity.key(self.config.order_key, record.offset, &record.message);
+            let state = self.at(index);
+            let Some(lagging) = state.lagging.get(&key) else { continue };
+            let Some(place) = lagging.place().filter(|&place| place <= record.offset && place >= from) else {
+                continue;
+            };
+            let remembered = lagging.todo.front().is_some();
+            // What is remembered before this record and did not come is lost, which the end of this function sees.
+            let expected = lagging.todo.iter().find(|waiting| waiting.offset >= record.offset);
+            let is_next = match expected {
+                Some(waiting) => waiting.offset == record.offset,
+                None => {
+                    lagging.scan.is_some_and(|scan| scan <= record.offset)
+                        && record.offset < state.read
+                        && wanted(&record)
+                }
+            };
+            if !is_next {
+                continue;
+            }
+            if !self.owner_has_room(index, &record) {
+                until = record.offset;
+                break;
+            }
+            if remembered {
+                self.lose_todo(index, key, record.offset);
+            }
+            debug_assert!(place <= record.offset);
+            self.deliver_lagging(index, key, record);
+        }
+        self.pass_lagging(index, from, until);
+    }
+
+    /// The next message of a key that lags is there.
+    fn deliver_lagging(&mut self, index: u8, key: u64, record: LogRecord) {
+        let state = &mut self.partitions[usize::from(index)];
+        let Some(lagging) = state.lagging.get_mut(&key) else { return };
+        let mut attempts = 0;
+        if let Some(first) = lagging.todo.pop_front_if(|first| first.offset == record.offset) {
+            attempts = first.attempts;
+            self.waiting -= 1;
+        } else {
+            lagging.scan = Some(record.offset + 1).filter(|&scan| scan < state.read);
+        }
+        if std::mem::take(&mut lagging.alone) {
+            lagging.blocked = Some(record.offset);
+        }
+        self.ready(index, Ready { key, attempts, cost: cost(&record), record });
+    }
+
+    /// What was remembered of a key before this place is not there any more.
+    fn lose_todo(&mut self, index: u8, key: u64, until: u64) {
+        let Some(lagging) = self.at_mut(index).lagging.get_mut(&key) else { return };
+        let lost = lagging.todo.partition_point(|waiting| waiting.offset < until);
+        if lost > 0 {
+            lagging.todo.drain(..lost);
+            lagging.alone = false;
+            self.lost(index, lost);
+        }
+    }
+
+    /// A stretch was read for keys that lag: those that were not before it have read it too.
+    fn pass_lagging(&mut self, index: u8, from: u64, until: u64) {
+        let read = self.at(index).read;
+        let passed: Vec<u64> = self
+            .at(index)
+            .lagging
+            .iter()
+            .filter(|(_, lagging)| lagging.place().is_some_and(|place| place >= from && place < until))
+            .map(|(&key, _)| key)
+            .collect();
+        for key in passed {
+            self.lose_todo(index, key, until);
+            if let Some(lagging) = self.at_mut(index).lagging.get_mut(&key) {
+                let scan = lagging.scan.map(|scan| scan.max(until));
+                lagging.scan = scan.filter(|&scan| scan < read);
+            }
+        }
+        self.forget_done(index);
+    }
+
+    /// Keys of which nothing waits any more are ordinary keys again.
+    pub(super) fn forget_done(&mut self, index: u8) {
+        let state = self.at_mut(index);
+        if !state.lagging.is_empty() {
+            state.lagging.retain(|_, lagging| lagging.due.is_some() || !lagging.is_done());
+        }
+    }
+
+    /// A message that was read goes to the partition's owner, or behind what waits of its key.
+    fn admit(&mut self, index: u8, record: LogRecord, attempts: u32) {
+        let key = self.identity.key(self.config.order_key, record.offset, &record.message);
+        let state = &mut self.partitions[usize::from(index)];
+        if !state.lagging.is_empty()
+            && let Some(lagging) = state.lagging.get_mut(&key)
+        {
+            let offset = record.offset;
+            let takes = if offset + 1 == state.read && attempts == 0 {
+                lagging.skip(offset)
+            } else {
+                lagging.give_back(Waiting { offset, attempts })
+            };
+            self.waiting += usize::from(takes);
+            return;
+        }
+        self.ready(index, Ready { key, attempts, cost: cost(&record), record });
+    }
+
+    fn ready(&mut self, index: u8, one: Ready) {
+        let state = &mut self.partitions[usize::from(index)];
+        if let Some(owner) = state.owner.and_then(|owner| self.members[owner as usize].as_mut()) {
+            owner.ahead.add(one.cost);
+        }
+        state.ready.push_back(one);
+        self.list(index);
+    }
+
+    /// The partition's owner is to take what is ready of it.
+    pub(super) fn list(&mut self, index: u8) {
+        let state = &mut self.partitions[usize::from(index)];
+        let Some(owner) = state.owner else { return };
+        if state.ready.is_empty() || state.foreign > 0 || self.config.paused {
+            return;
+        }
+        if !state.listed {
+            state.listed = true;
+            if let Some(member) = self.members[owner as usize].as_mut() {
+                member.ready.push_back(index);
+            }
+        }
+        self.wake(owner);
+    }
+
+    fn owner_has_room(&self, index: u8, record: &LogRecord) -> bool {
+        let owner = self.at(index).owner.and_then(|owner| self.member(owner));
+        owner.is_some_and(|owner| owner.has_room(cost(record)))
+    }
+
+    /// A stretch cannot be read. What waits in it is lost when the rest of the read is looked at; the owner is told.
+    fn miss(&mut self, index: u8, kind: Kind, missing: Missing) {
+        let state = self.at(index);
+        let from = match kind {
+            Kind::Main => Some(state.read),
+            Kind::Again => state.again.front().map(|first| first.offset),
+            Kind::Lagging => state.lagging_place(),
+        };
+        let Some(from) = from.filter(|&from| from < missing.until) else { return };
+        let owner = state.owner;
+        if kind == Kind::Main {
+            self.at_mut(index).read = missing.until;
+            self.soil(index);
+        }
+        if let Some(owner) = owner {
+            let gap = Gap { partition: Partition(index), from, until: missing.until, reason: missing.reason };
+            if let Some(member) = self.member_mut(owner) {
+                member.add_gap(gap);
+            }
+            self.wake(owner);
+        }
+    }
+
+    /// So many remembered messages are not there any more.
+    pub(super) fn lost(&mut self, index: u8, messages: usize) {
+        self.totals.lost += messages as u64;
+        self.soil(index);
+        self.forgot(messages);
+    }
+}
+
+fn cost(record: &LogRecord) -> u32 {
+    u32::try_from(record.message.cost()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,50 @@
+//! What one consumer group does, without a log, a disk, sockets and a clock: messages and time in, deliveries and what must
+//! be written out.
+//!
+//! Words:
+//!
+//! - A *group* reads the messages of a log that are marked with its number. The log is in 256 *partitions*, each with its own
+//!   places (*offsets*), which grow and have holes.
+//! - A *member* is a stream or a caller of Fetch. Each partition has one *owner* among them, which gets what is new of it.
+//! - A *delivery* is one message with one member, from [`Group::take`] until it is *settled* (acknowledged, or given up), or
+//!   *given back*: by a nack, by its deadline, or since its member is gone. Given back, a message comes again.
+//! - A *key* is what messages are in order with: the device, mostly. After a message was given back by a nack or its deadline,
+//!   what was delivered later of its key is *void*; it comes again behind it. Until then the key *lags*.
+//! - *Progress* is what is kept of a partition: where nothing was read yet, and what before that is not settled.
+//!
+//! What holds, whatever comes in which order:
+//!
+//! - Of a key nothing is delivered before what came earlier of it, except again.
+//! - What was acknowledged is never delivered again, also by another process that continues from the
+//!   [changes](Group::changes) taken after it.
+//! - What is not settled is delivered to somebody, as long as somebody is there.
+//! - A member never has more than its credit.
+//! - Memory follows credits, members and keys that lag, each of which has a bound; never how far the group is behind.
+//!
+//! Times are [`Timestamp`](gateway_core::Timestamp)s of the process's clock, which never jumps: what a delivery shows as its
+//! deadline needs no second clock, and tests choose it as they like.
+//!
+//! Must not know: tokio, stores, the log's engine, MQTT.
+
+mod ack_id;
+mod config;
+mod deliveries;
+mod group;
+mod lagging;
+mod member;
+mod outstanding;
+mod partition;
+mod progress;
+mod ranges;
+#[cfg(test)]
+mod tests;
+
+pub use ack_id::{AckId, BadAckId};
+pub use config::{Credit, GroupConfig, Identity, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey};
+pub use group::{
+    AckResult, Answer, Change, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing,
+    Nack, Pending, PendingState, Read, Room, Status, Taken, TooManyMembers, Totals,
+};
+pub use member::{Amount, Gap, GapReason, MemberKey};
+pub use progress::{BadProgress, Progress};
+pub use ranges::{IdRange, Ranges};

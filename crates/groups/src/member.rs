@@ -1,0 +1,126 @@
+//! Whoever reads a group: a stream, or a caller of Fetch.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use gateway_core::{Partition, Timestamp};
+
+use super::{
+    config::{Credit, MAX_GAPS},
+    deliveries::Deliveries,
+    ranges::Ranges,
+};
+
+/// Names one stay of a member: a stream of it, or its fetches as long as they follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MemberKey {
+    pub(crate) index: u32,
+    /// Never used twice, also by later processes.
+    pub number: u64,
+}
+
+/// How many messages, and their cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Messages.
+    pub messages: usize,
+    /// Bytes, as `SharedMessage::cost`.
+    pub bytes: usize,
+}
+
+impl Amount {
+    pub(crate) fn add(&mut self, cost: u32) {
+        self.messages += 1;
+        self.bytes += cost as usize;
+    }
+
+    pub(crate) fn sub(&mut self, cost: u32) {
+        debug_assert!(self.messages > 0 && self.bytes >= cost as usize, "{self:?} less {cost}");
+        self.messages = self.messages.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(cost as usize);
+    }
+}
+
+/// Messages that a member will not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// Where.
+    pub partition: Partition,
+    /// The first place.
+    pub from: u64,
+    /// One more than the last.
+    pub until: u64,
+    /// Why.
+    pub reason: GapReason,
+}
+
+/// Why messages cannot be had any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GapReason {
+    /// Retention has removed them.
+    Removed,
+    /// They were damaged on disk.
+    Damaged,
+}
+
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) name: Arc<str>,
+    pub(crate) number: u64,
+    /// In milliseconds; 0 if everything is given back when the stream ends.
+    pub(crate) lease: u64,
+    /// When it goes; `None` while its stream is there.
+    pub(crate) lease_until: Option<Timestamp>,
+    /// Has no stream, now or ever: it lives from lease to lease.
+    pub(crate) fetches: bool,
+    pub(crate) credit: Credit,
+    pub(crate) outstanding: Amount,
+    /// Read for it and not delivered yet.
+    pub(crate) ahead: Amount,
+    pub(crate) deliveries: Deliveries,
+    /// Partitions with messages for it.
+    pub(crate) ready: VecDeque<u8>,
+    /// Partitions to be read for it.
+    pub(crate) hungry: VecDeque<u8>,
+    /// Deliveries that it must be told are void.
+    pub(crate) revoked: Ranges,
+    pub(crate) gaps: VecDeque<Gap>,
+    pub(crate) draining: bool,
+    /// Is to be woken already.
+    pub(crate) woken: bool,
+    /// How many partitions it owns.
+    pub(crate) partitions: usize,
+}
+
+impl Member {
+    /// Whether it reads now.
+    pub(crate) fn is_here(&self) -> bool {
+        self.fetches || self.lease_until.is_none()
+    }
+
+    /// Whether a message of this cost may be read for it.
+    pub(crate) fn has_room(&self, cost: u32) -> bool {
+        let messages = self.outstanding.messages + self.ahead.messages;
+        let bytes = self.outstanding.bytes + self.ahead.bytes + cost as usize;
+        messages < self.credit.messages && (messages == 0 || bytes <= self.credit.bytes)
+    }
+
+    /// Whether a message of this cost may be delivered to it.
+    pub(crate) fn may_take(&self, cost: u32) -> bool {
+        let Amount { messages, bytes } = self.outstanding;
+        messages < self.credit.messages && (messages == 0 || bytes + cost as usize <= self.credit.bytes)
+    }
+
+    pub(crate) fn add_gap(&mut self, gap: Gap) {
+        let full = self.gaps.len() >= MAX_GAPS;
+        let mut same = self.gaps.iter_mut().rev().filter(|other| other.partition == gap.partition);
+        if let Some(last) = same.next()
+            && (full || (last.until == gap.from && last.reason == gap.reason))
+        {
+            last.from = last.from.min(gap.from);
+            last.until = last.until.max(gap.until);
+        } else {
+            // One of each partition fits beside as many others.
+            self.gaps.push_back(gap);
+        }
+    }
+}
