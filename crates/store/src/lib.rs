@@ -16,7 +16,7 @@
 //!   fields keys message record       what records look like
 //!   sessions queues retained         tables and writers; `queues` has readers of its own
 //!   write read                       latest values
-//!   log                              the log of consumer groups, in segment files
+//!   groups log                       state of consumer groups, and their log in segment files
 //!   tool                             check, compact, back up, export, import
 //! ```
 //!
@@ -32,6 +32,10 @@ mod history;
 mod latest;
 mod log;
 mod memory;
+#[cfg(any(test, feature = "test-util"))]
+mod memory_group_state;
+#[cfg(any(test, feature = "test-util"))]
+mod memory_log;
 mod page;
 mod queues;
 mod retained;
@@ -46,6 +50,10 @@ mod stripe;
 #[cfg(test)]
 mod suite;
 #[cfg(test)]
+mod suite_group_state;
+#[cfg(test)]
+mod suite_log;
+#[cfg(test)]
 mod tests;
 mod versions;
 mod watch;
@@ -59,9 +67,9 @@ pub use clock_mark::ClockMark;
 pub use data_dir::{DataDir, Verify};
 #[cfg(feature = "lmdb")]
 pub use embedded::{
-    CommitHook, DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedQueues,
-    EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions, LogStep, QueueGauges, QueueOptions,
-    tool,
+    CommitHook, DurableOptions, EmbeddedGroupState, EmbeddedLatest, EmbeddedLog, EmbeddedOptions,
+    EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions, LogStep, QueueGauges,
+    QueueOptions, tool,
 };
 use gateway_core::{ClientId, Properties, QoS, Timestamp};
 pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};
@@ -76,6 +84,10 @@ pub use log::{
     Bounds, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionedLog, ReadLimit, Reading, Slice,
 };
 pub use memory::MemoryLatest;
+#[cfg(any(test, feature = "test-util"))]
+pub use memory_group_state::MemoryGroupState;
+#[cfg(any(test, feature = "test-util"))]
+pub use memory_log::{MemoryLog, MemoryLogOptions};
 pub use page::{PageBuilder, PageToken, Selection};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};

@@ -29,6 +29,7 @@ const STORES: &[Store] = &[
     ("sessions", &["sessions", "subscriptions", "groups"], &[]),
     ("queues", &super::queues::TABLES, &[]),
     ("retained", &["retained"], &[]),
+    ("groups", &["groups"], &[]),
 ];
 
 fn upgrades(store: &str) -> &'static [Upgrade] {

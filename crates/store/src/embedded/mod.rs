@@ -12,6 +12,7 @@ mod committer;
 mod environment;
 mod fields;
 mod format;
+mod groups;
 mod keys;
 mod log;
 mod marker;
@@ -40,6 +41,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
+pub use groups::EmbeddedGroupState;
 pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
 pub use options::DurableOptions;
 pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};

@@ -81,3 +81,13 @@ fn what_was_committed_is_there_after_a_restart() {
         assert_eq!(log.marks(GroupId(2)).last().unwrap().messages, 0);
     }
 }
+
+#[test]
+fn the_suite() {
+    let small = LogOptions { segment_bytes: 2048, ..LogOptions::default() };
+    let uncached = LogOptions { cache_bytes: 0, ..small.clone() };
+    for options in [LogOptions::default(), small, uncached] {
+        let dir = tempfile::tempdir().unwrap();
+        crate::suite_log::run(&open(dir.path(), &options), &|| ());
+    }
+}

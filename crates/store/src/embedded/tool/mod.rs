@@ -11,7 +11,7 @@ use std::{fs, io, path::Path, thread, time::Duration};
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
-    format, message,
+    fields, format, message,
     open::{Existing, existing, in_use},
     queues::audit,
     record, sessions,
@@ -47,6 +47,7 @@ const STORES: &[(&str, &[Checked])] = &[
     // Also whether its tables fit each other: see `audit`.
     ("queues", &[]),
     ("retained", &[("retained", true, |_, value| message::decode(value).is_some())]),
+    ("groups", &[("groups", true, |_, value| fields::open(value).is_some())]),
 ];
 
 /// Most tables of one environment, with room for those of newer versions.
