@@ -193,6 +193,15 @@ impl Deliveries {
         }
     }
 
+    /// For the model: as many are left as there should be, and memory follows them. How many have a deadline of their own.
+    #[cfg(test)]
+    pub(crate) fn verify(&self, left: usize) -> usize {
+        assert_eq!(self.live + self.old.len() + self.extended.len(), left);
+        assert!(self.places() <= 3 * left + 65);
+        assert!(self.void.len() <= MAX_VOID);
+        self.extended.len()
+    }
+
     /// Places taken, for the tests of bounds.
     #[cfg(test)]
     pub(crate) fn places(&self) -> usize {

@@ -32,6 +32,8 @@ mod deliveries;
 mod group;
 mod lagging;
 mod member;
+#[cfg(test)]
+mod model;
 mod outstanding;
 mod partition;
 mod progress;

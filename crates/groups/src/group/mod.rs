@@ -7,6 +7,8 @@ mod settling;
 mod status;
 mod taking;
 mod timing;
+#[cfg(test)]
+mod verify;
 
 use std::{
     collections::{BTreeSet, VecDeque},

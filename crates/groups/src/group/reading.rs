@@ -96,7 +96,7 @@ impl Group {
     }
 
     /// What is to be read of the partition next, and from where.
-    fn kind(&mut self, partition: u8) -> Option<(Kind, u64)> {
+    pub(super) fn kind(&mut self, partition: u8) -> Option<(Kind, u64)> {
         let state = &self.partitions[usize::from(partition)];
         if state.reading.is_some() || state.foreign > 0 || self.config.paused {
             return None;

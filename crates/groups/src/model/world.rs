@@ -1,0 +1,502 @@
+//! What is around the group, and what is expected of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use gateway_core::{ClientId, GroupId, LogRecord, Message, Origin, OriginKind, Partition, Timestamp};
+
+use crate::*;
+
+pub(super) type Place = (u8, u64);
+
+/// A message of the list.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) record: LogRecord,
+    /// The group's, or another's.
+    pub(super) is_ours: bool,
+    /// Its device and topic.
+    pub(super) key: String,
+    /// It need not come: retention or a seek went past it.
+    pub(super) excused: bool,
+    /// An answer said so, or its letter is on disk: it must not come.
+    pub(super) is_settled: bool,
+    /// Acknowledged or buried, and not on disk yet: it does not come unless there is a crash.
+    pub(super) is_settling: bool,
+    /// Is given up.
+    pub(super) is_dying: bool,
+}
+
+/// One that reads.
+#[derive(Debug)]
+pub(super) struct Consumer {
+    pub(super) key: MemberKey,
+    pub(super) name: String,
+    pub(super) credit: Credit,
+    pub(super) lease: u64,
+    pub(super) fetches: bool,
+    /// Deliveries that hold, by number.
+    pub(super) has: BTreeMap<u64, Delivery>,
+    /// Those that do not any more.
+    pub(super) void: BTreeSet<u64>,
+    pub(super) last: u64,
+    /// Its stream is there.
+    pub(super) is_here: bool,
+    pub(super) is_draining: bool,
+}
+
+impl Consumer {
+    fn hear(&mut self, revoked: &[IdRange]) {
+        for id in revoked.iter().flat_map(|range| range.first..=range.last) {
+            assert!(id <= self.last, "what was never delivered is not revoked");
+            self.has.remove(&id);
+            self.void.insert(id);
+        }
+    }
+}
+
+/// What is being written.
+#[derive(Debug, Default)]
+pub(super) struct Write {
+    pub(super) changes: Vec<Change>,
+    pub(super) settled: Vec<Place>,
+}
+
+pub(super) struct World {
+    pub(super) random: Random,
+    pub(super) now: Timestamp,
+    pub(super) config: GroupConfig,
+    pub(super) group: Group,
+    pub(super) log: BTreeMap<u8, Vec<Entry>>,
+    pub(super) trimmed: BTreeMap<u8, u64>,
+    pub(super) next_offset: u64,
+    pub(super) disk: BTreeMap<u8, Bytes>,
+    pub(super) writes: VecDeque<Write>,
+    /// Settled since the last write was taken.
+    pub(super) settled: Vec<Place>,
+    pub(super) reads: Vec<Read>,
+    pub(super) consumers: Vec<Consumer>,
+    pub(super) awake: BTreeSet<u64>,
+    pub(super) epoch: u64,
+    pub(super) generation: u32,
+    pub(super) names: u64,
+    pub(super) letters: Vec<Place>,
+}
+
+/// SplitMix64.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let a = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let b = (a ^ (a >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        b ^ (b >> 31)
+    }
+
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % limit.max(1) as u64).expect("fits")
+    }
+
+    pub(super) fn chance(&mut self, of: usize) -> bool {
+        self.below(of) == 0
+    }
+
+    pub(super) fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        (!from.is_empty()).then(|| &from[self.below(from.len())])
+    }
+}
+
+pub(super) fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+impl World {
+    pub(super) fn run(seed: u64) {
+        let mut random = Random(seed);
+        let config = GroupConfig {
+            order_key: [OrderKey::Device, OrderKey::Device, OrderKey::DeviceTopic, OrderKey::None]
+                [random.below(4)],
+            ack_deadline: ms([50, 1_000][random.below(2)]),
+            max_attempts: [0, 0, 1, 2, 3][random.below(5)],
+            min_backoff: ms([0, 10, 100][random.below(3)]),
+            max_backoff: ms(200),
+            paused: false,
+        };
+        let mut world = Self {
+            random,
+            now: Timestamp(1_000),
+            config,
+            group: Group::new(identity(1, 1), config),
+            log: (0..3).map(|partition| (partition * 100, Vec::new())).collect(),
+            trimmed: BTreeMap::new(),
+            next_offset: 0,
+            disk: BTreeMap::new(),
+            writes: VecDeque::new(),
+            settled: Vec::new(),
+            reads: Vec::new(),
+            consumers: Vec::new(),
+            awake: BTreeSet::new(),
+            epoch: 1,
+            generation: 1,
+            names: 0,
+            letters: Vec::new(),
+        };
+        let steps = 10 + world.random.below(90);
+        for _ in 0..steps {
+            world.step();
+            world.check();
+        }
+        world.finish();
+    }
+
+    pub(super) fn append(&mut self, partition: u8, device: usize, topic: usize, is_ours: bool) {
+        self.next_offset += 1 + self.random.below(3) as u64;
+        let offset = self.next_offset;
+        let id = ClientId::new(&format!("device-{partition}-{device}"));
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
+        let topic = format!("t/{topic}");
+        let payload = vec![0; self.random.below(200)];
+        let message = Message::new(&topic, &payload, self.now, origin);
+        let groups: Arc<[GroupId]> =
+            if is_ours { [GroupId(1), GroupId(2)].into() } else { [GroupId(2)].into() };
+        let record = LogRecord { offset, groups, message: Arc::clone(message.share()) };
+        let key = match self.config.order_key {
+            OrderKey::Device => id.as_str().to_owned(),
+            OrderKey::DeviceTopic => format!("{id} {topic}"),
+            OrderKey::None => offset.to_string(),
+        };
+        let entry = Entry {
+            record: record.clone(),
+            is_ours,
+            key,
+            excused: false,
+            is_settled: false,
+            is_settling: false,
+            is_dying: false,
+        };
+        self.log.get_mut(&partition).expect("a partition").push(entry);
+        if is_ours {
+            self.group.appended(Partition(partition), &record);
+        }
+    }
+
+    pub(super) fn entry(&mut self, (partition, offset): Place) -> &mut Entry {
+        let entries = self.log.get_mut(&partition).expect("a partition");
+        let at = entries.binary_search_by_key(&offset, |entry| entry.record.offset).expect("was appended");
+        &mut entries[at]
+    }
+
+    pub(super) fn end(&self, partition: u8) -> u64 {
+        self.log[&partition].last().map_or(0, |entry| entry.record.offset + 1)
+    }
+
+    /// A read comes back.
+    pub(super) fn answer_read(&mut self, read: Read) {
+        let partition = read.partition.0;
+        let trimmed = self.trimmed.get(&partition).copied().unwrap_or_default();
+        let from = read.from.max(trimmed);
+        let missing = (read.from < trimmed).then_some(Missing { until: trimmed, reason: GapReason::Removed });
+        let limit = 1 + self.random.below(read.records);
+        let none = Vec::new();
+        let all = self.log.get(&partition).unwrap_or(&none);
+        let behind = all.iter().filter(|entry| entry.record.offset >= from);
+        let mut records: Vec<LogRecord> = behind.map(|entry| entry.record.clone()).collect();
+        let is_all = records.len() <= limit;
+        records.truncate(limit);
+        let end = all.last().map_or(0, |entry| entry.record.offset + 1);
+        let last = records.last().map(|record| record.offset + 1);
+        let next = if is_all { end.max(from) } else { last.unwrap_or(from) };
+        self.group.feed(&read, records, next, missing, |record| record.groups.contains(&GroupId(1)));
+    }
+
+    /// A consumer takes what is there, and asks for what is to be read.
+    pub(super) fn poll(&mut self, at: usize, most: usize) {
+        if most > 0 {
+            self.tell_all();
+        }
+        let key = self.consumers[at].key;
+        self.awake.remove(&key.number);
+        let room = Room { messages: most, bytes: 200 + self.random.below(2_000) };
+        let taken = match self.group.take(key, self.now, room) {
+            Ok(taken) => taken,
+            Err(Gone) => {
+                let consumer = self.consumers.remove(at);
+                assert!(
+                    !consumer.is_here || consumer.fetches || self.replaced(&consumer),
+                    "nobody goes unasked"
+                );
+                return;
+            }
+        };
+        self.consumers[at].hear(&taken.revoked);
+        if !taken.deliveries.is_empty() {
+            self.awake.insert(key.number);
+        }
+        assert!(taken.deliveries.len() <= most);
+        let deliveries = taken.deliveries;
+        for delivery in &deliveries {
+            self.delivered(at, delivery);
+        }
+        let limit = 1 + self.random.below(3);
+        let reads = self.group.wants(key, limit).expect("still here");
+        if reads.len() == limit {
+            self.awake.insert(key.number);
+        }
+        for read in reads {
+            self.reads.push(read);
+        }
+    }
+
+    /// What is void may be another's before its consumer has heard of it.
+    fn tell_all(&mut self) {
+        for consumer in &mut self.consumers {
+            match self.group.take(consumer.key, self.now, Room { messages: 0, bytes: 0 }) {
+                Ok(taken) => consumer.hear(&taken.revoked),
+                Err(Gone) => consumer.has.clear(),
+            }
+        }
+    }
+
+    fn replaced(&self, gone: &Consumer) -> bool {
+        self.consumers.iter().any(|other| other.name == gone.name)
+    }
+
+    fn delivered(&mut self, at: usize, delivery: &Delivery) {
+        let place = (delivery.partition.0, delivery.record.offset);
+        let consumer = &mut self.consumers[at];
+        assert!(!consumer.is_draining, "nothing new for who drains");
+        consumer.last += 1;
+        assert_eq!(delivery.id, consumer.last, "numbers count");
+        consumer.has.insert(delivery.id, delivery.clone());
+        let bytes: usize = consumer.has.values().map(|has| has.record.message.cost()).sum();
+        assert!(consumer.has.len() <= consumer.credit.messages, "more than its credit of messages");
+        assert!(consumer.has.len() == 1 || bytes <= consumer.credit.bytes, "more than its credit of bytes");
+        let name = consumer.name.clone();
+        let entry = self.entry(place).clone();
+        assert!(entry.is_ours, "of another group: {place:?}");
+        assert!(!entry.is_settled, "answered and delivered again: {place:?}");
+        assert!(!entry.is_settling, "acknowledged and delivered again: {place:?}");
+        assert!(!entry.is_dying, "given up and delivered again: {place:?}");
+        let others = self.consumers.iter().filter(|other| other.is_here && other.name != name);
+        for other in others {
+            let same = other.has.values().any(|has| (has.partition.0, has.record.offset) == place);
+            assert!(!same, "two have {place:?}");
+        }
+        let earlier = self.log[&place.0].iter().take_while(|other| other.record.offset < place.1);
+        let earlier: Vec<Entry> =
+            earlier.filter(|other| other.is_ours && other.key == entry.key).cloned().collect();
+        for other in earlier {
+            let with = |consumer: &Consumer| {
+                consumer
+                    .has
+                    .values()
+                    .any(|has| (has.partition.0, has.record.offset) == (place.0, other.record.offset))
+            };
+            let fine = other.is_settled
+                || other.is_settling
+                || other.is_dying
+                || other.excused
+                || self.consumers.iter().any(with);
+            assert!(fine, "{place:?} before {} of its key", other.record.offset);
+        }
+    }
+
+    /// What the group says of itself is true, and within bounds.
+    pub(super) fn check(&mut self) {
+        if self.random.chance(4) {
+            self.group.verify();
+        }
+        self.find_dying();
+        self.awake.extend(self.group.woken());
+        let status = self.group.status();
+        let held: usize = self.consumers.iter().map(|consumer| consumer.credit.messages).sum();
+        assert!(status.outstanding.messages <= held + 100);
+    }
+
+    /// Writes what is to be written, as far as the disk comes.
+    pub(super) fn begin_write(&mut self) {
+        self.awake.extend(self.group.woken());
+        let settled = std::mem::take(&mut self.settled);
+        let changes = self.group.changes();
+        self.writes.push_back(Write { changes, settled });
+    }
+
+    pub(super) fn end_write(&mut self) {
+        let Some(write) = self.writes.pop_front() else { return };
+        for change in write.changes {
+            let floor = Progress::decode(&change.record).expect("own record").floor();
+            assert_eq!(floor, change.floor);
+            self.disk.insert(change.partition.0, change.record);
+        }
+        for place in write.settled {
+            let entry = self.entry(place);
+            if std::mem::take(&mut entry.is_settling) {
+                entry.is_settled = true;
+                if std::mem::take(&mut entry.is_dying) {
+                    self.letters.push(place);
+                }
+            }
+        }
+    }
+
+    pub(super) fn flush(&mut self) {
+        self.begin_write();
+        while !self.writes.is_empty() {
+            self.end_write();
+        }
+    }
+
+    pub(super) fn settling(&mut self, place: Place) {
+        self.entry(place).is_settling = true;
+        self.settled.push(place);
+    }
+
+    pub(super) fn ack_some(&mut self, at: usize, ids: &[u64]) {
+        let consumer = &self.consumers[at];
+        let ranges = Ranges::of(ids.iter().map(|&id| IdRange { first: id, last: id }));
+        let answer = self.group.acknowledge(consumer.key, &ranges).expect("is here");
+        for &id in ids {
+            let consumer = &mut self.consumers[at];
+            let fine = !consumer.void.contains(&id) && (1..=consumer.last).contains(&id);
+            assert_eq!((answer.ok.contains(id), answer.lost.contains(id)), (fine, !fine), "answer to {id}");
+            if let Some(has) = consumer.has.remove(&id) {
+                self.settling((has.partition.0, has.record.offset));
+            }
+        }
+    }
+
+    /// Whatever is left is read, delivered and acknowledged; then nothing may be missing.
+    fn finish(&mut self) {
+        let config = GroupConfig { paused: false, ..self.config };
+        self.group.set_config(config);
+        self.flush();
+        let gone: Vec<usize> = (0..self.consumers.len()).rev().collect();
+        for at in gone {
+            if self.consumers[at].is_draining || !self.consumers[at].is_here || self.random.chance(2) {
+                let consumer = self.consumers.remove(at);
+                self.group.close(consumer.key, self.now);
+            }
+        }
+        self.join("last", 0, Credit { messages: 5, bytes: 2_000 }, false);
+        self.check();
+        for round in 0.. {
+            assert!(round < 400, "stuck: {}", self.left());
+            self.bury_all();
+            while let Some(read) = self.reads.pop() {
+                self.answer_read(read);
+            }
+            self.check();
+            let awake: Vec<usize> = (0..self.consumers.len())
+                .filter(|&at| self.awake.contains(&self.consumers[at].key.number))
+                .collect();
+            let idle = awake.is_empty();
+            for at in awake.into_iter().rev() {
+                let key = self.consumers[at].key;
+                self.poll(at, 3);
+                let Some(consumer) = self.consumers.get(at).filter(|consumer| consumer.key == key) else {
+                    continue;
+                };
+                let ids: Vec<u64> = consumer.has.keys().copied().collect();
+                self.ack_some(at, &ids);
+            }
+            self.check();
+            if idle && self.reads.is_empty() {
+                let next = self.group.tick(self.now);
+                self.check();
+                let consumers = &self.consumers;
+                self.awake.retain(|number| consumers.iter().any(|consumer| consumer.key.number == *number));
+                if !self.awake.is_empty() {
+                    continue;
+                }
+                match next {
+                    Some(next) => {
+                        self.now = next.max(self.now.plus_millis(1));
+                        self.group.tick(self.now);
+                        self.check();
+                    }
+                    None => break,
+                }
+            }
+        }
+        while self.find_dying() {
+            self.bury_all();
+        }
+        self.flush();
+        assert!(self.left().is_empty(), "missing: {}", self.left());
+        let status = self.group.status();
+        assert_eq!((status.waiting, status.outstanding.messages, status.lagging_keys), (0, 0, 0));
+        for (&partition, entries) in &self.log {
+            let idle = self.group.is_idle(Partition(partition));
+            let end = entries.iter().rfind(|entry| entry.is_ours).map_or(0, |entry| entry.record.offset + 1);
+            let floor = self.group.floor(Partition(partition));
+            assert!(idle && floor >= end, "{partition}: {floor} before {end}, {idle}");
+        }
+    }
+
+    fn left(&self) -> String {
+        let all = self
+            .log
+            .iter()
+            .flat_map(|(partition, entries)| entries.iter().map(move |entry| (partition, entry)));
+        let left = all
+            .filter(|(_, entry)| entry.is_ours && !entry.is_settled && !entry.excused && !entry.is_settling);
+        left.map(|(partition, entry)| format!("{partition}/{} ", entry.record.offset)).collect()
+    }
+
+    pub(super) fn join(&mut self, name: &str, lease: u64, credit: Credit, fetches: bool) {
+        let options = MemberOptions { name, lease: ms(lease), credit, fetches };
+        let joined = self.group.join(&options, self.now).expect("room");
+        let before = self.consumers.iter().position(|consumer| consumer.name == name);
+        if let Some(before) = before {
+            if self.consumers[before].key == joined.member {
+                self.consumers[before].credit = credit;
+                self.awake.insert(joined.member.number);
+                return;
+            }
+            let before = self.consumers.remove(before);
+            assert!(matches!(
+                self.group.take(before.key, self.now, Room { messages: 1, bytes: 1 }),
+                Err(Gone)
+            ));
+        }
+        self.awake.insert(joined.member.number);
+        self.consumers.push(Consumer {
+            key: joined.member,
+            name: name.to_owned(),
+            credit,
+            lease,
+            fetches,
+            has: BTreeMap::new(),
+            void: BTreeSet::new(),
+            last: 0,
+            is_here: true,
+            is_draining: false,
+        });
+    }
+
+    pub(super) fn bury_all(&mut self) {
+        for (partition, offset) in self.group.given_up(usize::MAX) {
+            let place = (partition.0, offset);
+            if self.random.chance(4) {
+                self.group.not_buried(partition, offset);
+                continue;
+            }
+            let Some((attempts, _)) = self.group.bury(partition, offset) else {
+                assert!(self.entry(place).excused, "only retention takes it away");
+                continue;
+            };
+            assert!(attempts >= 1);
+            self.settling(place);
+            self.entry(place).is_dying = true;
+        }
+    }
+}
+
+pub(super) fn identity(epoch: u64, generation: u32) -> Identity {
+    Identity { group: GroupId(1), epoch, generation, seed: 7 }
+}
