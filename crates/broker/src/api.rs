@@ -27,13 +27,22 @@ pub struct BrokerConfig {
     /// Stores of sessions, queues and retained messages; with `None` all of these end with the process.
     pub stores: Option<Stores>,
     /// The log that messages for consumer groups are appended to; with `None` there are no groups.
-    pub log: Option<Arc<dyn store::PartitionedLog>>,
+    pub log: Option<GroupLog>,
     /// Which messages are acknowledged when.
     pub durability: DurabilityRules,
     /// Decides about each will when it is to be published; with `None` all are.
     pub judge_will: Option<Arc<JudgeWill>>,
     /// Quotas by tenant; `*` is every tenant that is not here.
     pub tenants: BTreeMap<String, Quotas>,
+}
+
+/// The log of consumer groups.
+#[derive(Clone)]
+pub struct GroupLog {
+    /// It.
+    pub log: Arc<dyn store::PartitionedLog>,
+    /// Bytes of memory that it may take, which are on the account as long as there is a group.
+    pub memory: usize,
 }
 
 /// Whether the will of this client may be published now. Called under no lock; must not block.

@@ -33,6 +33,12 @@ pub fn to_wall(at: Timestamp) -> Timestamp {
     TIME.to_wall(at)
 }
 
+/// The time at which the wall clock showed this, provided that it is right now.
+pub fn from_wall(at: Timestamp) -> Timestamp {
+    let now = now();
+    Timestamp(at.0.saturating_add(now.0).saturating_sub(to_wall(now).0))
+}
+
 /// Reads the wall clock. Returns by how many milliseconds it has jumped since it was read last, if it has.
 pub fn observe() -> Option<i64> {
     let elapsed = elapsed();

@@ -8,6 +8,7 @@
 //! Invariants: a message is appended once, however many groups want it; a number of a filter is never used for another, so
 //! that an old match cannot give a group what it does not want; the table's lock is held while no other lock is taken.
 
+mod events;
 mod selector;
 
 use std::{
@@ -26,10 +27,11 @@ use parking_lot::{Mutex, RwLock};
 use store::{LogFull, PartitionedLog, StoreHealth};
 
 use crate::{
-    Broker, Delivered, Inner, Target, Turn,
+    Broker, Delivered, GroupLog, Inner, MemoryKind, Target, Turn,
     routing::{Options, Subscriber},
 };
 
+pub use events::{EventKinds, is_event};
 pub use selector::{InScope, Selector};
 
 /// Sets of more than one group that are remembered.
@@ -46,6 +48,8 @@ pub struct GroupFilter {
     pub selector: Selector,
     /// The lowest QoS.
     pub min_qos: QoS,
+    /// Also events of these kinds, of the devices that the selector wants.
+    pub events: EventKinds,
 }
 
 impl GroupFilter {
@@ -57,6 +61,7 @@ impl GroupFilter {
     /// Whether the group gets the message, its topic included: for messages that were appended before the group was made.
     pub fn matches(&self, message: &Message<'_>) -> bool {
         self.wants(message) && self.topics.iter().any(|filter| matches(filter, message.topic))
+            || self.matches_event(message)
     }
 }
 
@@ -122,6 +127,8 @@ struct Registered {
 /// The log as a receiver of messages.
 pub(crate) struct LogTarget {
     log: Arc<dyn PartitionedLog>,
+    /// Bytes of memory that the log may take.
+    memory: usize,
     slot: u32,
     table: RwLock<Table>,
     registered: Mutex<Registered>,
@@ -130,6 +137,7 @@ pub(crate) struct LogTarget {
     groups: AtomicUsize,
     /// Groups that are full.
     full: AtomicUsize,
+    feed: events::Feed,
 }
 
 impl fmt::Debug for LogTarget {
@@ -190,15 +198,17 @@ enum Wanted {
 }
 
 impl LogTarget {
-    pub(crate) fn new(log: Arc<dyn PartitionedLog>, slot: u32) -> Self {
+    pub(crate) fn new(GroupLog { log, memory }: GroupLog, slot: u32) -> Self {
         Self {
             log,
+            memory,
             slot,
             table: RwLock::default(),
             registered: Mutex::default(),
             sets: RwLock::default(),
             groups: AtomicUsize::new(0),
             full: AtomicUsize::new(0),
+            feed: events::Feed::default(),
         }
     }
 
@@ -358,8 +368,8 @@ impl Broker {
             let mut table = target.table.write();
             let former = table.groups.get(&group);
             let full = former.is_some_and(|former| former.full.load(Relaxed));
-            if former.is_none() {
-                target.groups.fetch_add(1, Relaxed);
+            if former.is_none() && target.groups.fetch_add(1, Relaxed) == 0 {
+                self.inner.account.force(MemoryKind::Log, target.memory);
             }
             let alone = Arc::new([group]);
             let kept = Arc::new(Kept { id: group, filter, alone, full: AtomicBool::new(full) });
@@ -377,6 +387,7 @@ impl Broker {
             }
         }
         self.drop_unused(target, &mut registered);
+        target.follow_events(self);
     }
 
     /// Nothing is appended for the group any more. False if nothing was.
@@ -396,8 +407,11 @@ impl Broker {
         };
         self.drop_unused(target, &mut registered);
         target.sets.write().retain(|set| !set.contains(&group));
+        target.follow_events(self);
         let Some(former) = former else { return false };
-        target.groups.fetch_sub(1, Relaxed);
+        if target.groups.fetch_sub(1, Relaxed) == 1 {
+            self.inner.account.release(MemoryKind::Log, target.memory);
+        }
         if former.full.load(Relaxed) {
             target.full.fetch_sub(1, Relaxed);
         }

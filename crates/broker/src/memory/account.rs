@@ -37,11 +37,13 @@ pub enum MemoryKind {
     GrpcStreams,
     /// Input from clients that have not authenticated.
     Unauthenticated,
+    /// Set aside for the log of consumer groups, as long as there are groups: what waits for the disk, and the last messages.
+    Log,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -53,6 +55,7 @@ impl MemoryKind {
         Self::GrpcMessages,
         Self::GrpcStreams,
         Self::Unauthenticated,
+        Self::Log,
     ];
 
     /// As metrics name it.
@@ -69,6 +72,7 @@ impl MemoryKind {
             Self::GrpcMessages => "grpc_messages",
             Self::GrpcStreams => "grpc_streams",
             Self::Unauthenticated => "unauthenticated",
+            Self::Log => "log",
         }
     }
 
@@ -80,7 +84,7 @@ impl MemoryKind {
             // Each gRPC connection costs something whatever it sends, so that many could leave nothing for devices.
             Self::Sessions | Self::GrpcMessages => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
-            Self::Wills => 8,
+            Self::Wills | Self::Log => 8,
             Self::Unauthenticated => 16,
         }
     }

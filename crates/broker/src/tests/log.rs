@@ -89,6 +89,7 @@ fn filter(topics: &[&str]) -> GroupFilter {
         topics: topics.iter().map(|&topic| topic.to_owned()).collect(),
         selector: Selector::new(true),
         min_qos: QoS::AtMostOnce,
+        events: EventKinds::default(),
     }
 }
 
@@ -126,6 +127,7 @@ fn a_message_of_several_groups_is_appended_once_for_all_of_them() {
     let (mut bench, log) = bench(false);
     let device = bench.device("d");
     assert_eq!(bench.publish_from(&device, "a/1", "before", false).matched, 0);
+    assert_eq!(bench.broker.account().held(MemoryKind::Log), 0);
     bench.keep_for(1, filter(&["a/+", "a/#"]));
     bench.keep_for(2, filter(&["a/#"]));
     bench.keep_for(3, filter(&["#"]));
@@ -146,11 +148,12 @@ fn a_message_of_several_groups_is_appended_once_for_all_of_them() {
     bench.publish_from(&device, "c", "three", false);
     bench.publish_from(&device, "a/1", "four", false);
     assert_eq!(log.taken(), [("four".to_owned(), vec![1, 2])]);
-    assert_eq!(bench.broker.gauges().streams, 0);
+    assert_eq!((bench.broker.gauges().streams, bench.broker.account().held(MemoryKind::Log)), (0, 1 << 20));
     for group in [1, 2, 4] {
         assert!(bench.broker.keep_no_more_for(GroupId(group)));
     }
     assert_eq!(bench.broker.gauges().subscriptions, 0, "no filter is left behind");
+    assert_eq!(bench.broker.account().held(MemoryKind::Log), 0);
 }
 
 #[test]
@@ -327,4 +330,50 @@ fn without_groups_the_log_is_asked_nothing() {
     let device = bench.device("d");
     bench.publish_from(&device, "t", "p", true);
     assert_eq!(log.asked.load(SeqCst), 0);
+}
+
+/// Events are made only while a group wants them, and from the moment that it does.
+#[test]
+fn groups_get_the_events_that_they_want_of_the_devices_that_they_want() {
+    let (mut bench, log) = bench(false);
+    let broker = bench.broker.clone();
+    let encode = |event: Event| format!("{} {}", event.kind.name(), event.client_id).into_bytes();
+    let mut appending = std::pin::pin!(broker.append_events(encode));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut go_on = || assert!(appending.as_mut().poll(&mut context).is_pending());
+    go_on();
+    bench.device("before");
+    let select = |kinds: &[&str], devices: Vec<String>| GroupFilter {
+        topics: Vec::new(),
+        selector: Selector::new(true).devices(devices, Vec::new()),
+        events: kinds.iter().fold(EventKinds::default(), |kinds, name| kinds.with(name)),
+        ..filter(&[])
+    };
+    let one = select(&["connected", "disconnected"], vec!["one".into()]);
+    bench.keep_for(1, one);
+    bench.keep_for(2, select(&["disconnected", "nothing"], vec![]));
+    let (first, second) = (bench.device("one"), bench.device("two"));
+    bench.close(&first);
+    bench.close(&second);
+    go_on();
+    let records = log.records.lock().clone();
+    assert!(records.iter().all(|(_, record)| is_event(record)));
+    assert_eq!(records[0].0, Partition::of(Some("one"), ""), "with the device's messages");
+    let again = select(&["connected"], vec!["one".into()]);
+    assert!(again.matches(&records[0].1.message.borrow()) && !again.matches(&records[1].1.message.borrow()));
+    assert_eq!(
+        log.taken(),
+        [("connected one", vec![1]), ("disconnected one", vec![1, 2]), ("disconnected two", vec![2])]
+            .map(|(payload, groups)| (payload.to_owned(), groups))
+    );
+    for group in [1, 2] {
+        bench.broker.keep_no_more_for(GroupId(group));
+    }
+    bench.device("one");
+    go_on();
+    assert_eq!(bench.broker.inner.events.receiver_count(), 0, "nobody listens any more");
+    bench.keep_for(1, select(&["connected"], vec![]));
+    bench.device("three");
+    go_on();
+    assert_eq!(log.taken(), [("connected three".to_owned(), vec![1])]);
 }

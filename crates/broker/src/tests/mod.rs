@@ -280,7 +280,7 @@ impl Bench {
             latest: None,
             history: None,
             stores,
-            log,
+            log: log.map(|log| GroupLog { log, memory: 1 << 20 }),
             durability: DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

@@ -126,6 +126,7 @@ counters! {
     groups_appended: "gateway_groups_appended_total", "Messages appended to the log of consumer groups", "";
     groups_dropped_log: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"log\"";
     groups_dropped_full: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"group_full\"";
+    groups_dropped_events: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"events\"";
     no_match: "mqtt_messages_unmatched_total", "Messages without a subscriber", "";
     refused_memory: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"memory\"";
     refused_store: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"store\"";

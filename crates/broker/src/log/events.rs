@@ -1,0 +1,179 @@
+//! Events as something that consumer groups get: taken from those that watchers get, as long as a group wants some.
+
+use std::sync::Arc;
+
+use gateway_core::{GroupId, LogRecord, Message, OriginKind, Partition, SharedMessage, metrics::count};
+use parking_lot::Mutex;
+use tokio::sync::{
+    Notify,
+    broadcast::{Receiver, error::RecvError},
+};
+
+use super::{GroupFilter, LogTarget};
+use crate::{Broker, Event, EventKind};
+
+/// What events are appended under: the rest of the topic is the kind.
+const TOPIC: &str = "$events/";
+
+/// Kinds of events, as a set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EventKinds(u16);
+
+impl EventKinds {
+    /// The names of all kinds, in the order of [`EventKind`].
+    const NAMES: [&str; 8] = [
+        "connected",
+        "disconnected",
+        "taken_over",
+        "subscribed",
+        "unsubscribed",
+        "session_ended",
+        "dropped",
+        "auth_failed",
+    ];
+
+    /// With one more kind, by its name; unchanged if there is none of that name.
+    #[must_use]
+    pub fn with(self, name: &str) -> Self {
+        let bit = Self::NAMES.iter().position(|known| *known == name);
+        Self(self.0 | bit.map_or(0, |bit| 1 << bit))
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn has(self, name: &str) -> bool {
+        !self.is_empty() && self.with(name) == self
+    }
+}
+
+impl EventKind {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        let place = match self {
+            Self::Connected { .. } => 0,
+            Self::Disconnected { .. } => 1,
+            Self::TakenOver => 2,
+            Self::Subscribed { .. } => 3,
+            Self::Unsubscribed { .. } => 4,
+            Self::SessionEnded { .. } => 5,
+            Self::Dropped { .. } => 6,
+            Self::AuthFailed => 7,
+        };
+        EventKinds::NAMES[place]
+    }
+}
+
+/// Whether a record is an event, whose encoded form is the payload; otherwise it is a message.
+pub fn is_event(record: &LogRecord) -> bool {
+    record.message.kind == OriginKind::Server && record.message.topic.starts_with(TOPIC)
+}
+
+impl GroupFilter {
+    /// Whether the group gets this message because it is an event.
+    pub(super) fn matches_event(&self, message: &Message<'_>) -> bool {
+        message.origin.kind == OriginKind::Server
+            && message.topic.strip_prefix(TOPIC).is_some_and(|kind| self.events.has(kind))
+            && self.selector.wants_device(message.origin.client_id.map(|id| id.as_str()))
+    }
+}
+
+/// Where events wait for whoever appends them, from when the first group wants some.
+#[derive(Default)]
+pub(super) struct Feed {
+    state: Mutex<FeedState>,
+    begun: Notify,
+}
+
+#[derive(Default)]
+struct FeedState {
+    /// Not yet taken.
+    receiver: Option<Receiver<Event>>,
+    /// It was taken and is read.
+    is_read: bool,
+}
+
+impl LogTarget {
+    /// Groups that want events have come or gone.
+    pub(super) fn follow_events(&self, broker: &Broker) {
+        let wanted = self.wants_events();
+        let mut state = self.feed.state.lock();
+        if wanted && state.receiver.is_none() && !state.is_read {
+            state.receiver = Some(broker.events());
+            self.feed.begun.notify_one();
+        } else if !wanted {
+            state.receiver = None;
+        }
+    }
+
+    fn wants_events(&self) -> bool {
+        self.table.read().groups.values().any(|kept| !kept.filter.events.is_empty())
+    }
+
+    /// The groups that want an event.
+    fn wanting_event(&self, event: &Event) -> Vec<GroupId> {
+        let table = self.table.read();
+        let wants = |filter: &GroupFilter| {
+            filter.events.has(event.kind.name())
+                && filter.selector.wants_device(Some(event.client_id.as_str()))
+        };
+        table.groups.iter().filter(|(_, kept)| wants(&kept.filter)).map(|(id, _)| *id).collect()
+    }
+}
+
+impl Broker {
+    /// Appends events for the groups that want them, as `encode` writes them; for ever. Without a group that wants events none
+    /// is made. An event is not waited for: what the log does not take, or comes faster than it is appended, is counted.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub async fn append_events(&self, encode: impl Fn(Event) -> Vec<u8> + Send) {
+        let target = Arc::clone(self.log_target());
+        loop {
+            target.feed.begun.notified().await;
+            let receiver = {
+                let mut state = target.feed.state.lock();
+                state.is_read = state.receiver.is_some();
+                state.receiver.take()
+            };
+            let Some(mut receiver) = receiver else { continue };
+            loop {
+                match receiver.recv().await {
+                    Ok(event) => target.append_event(event, &encode),
+                    Err(RecvError::Lagged(missed)) => count(|c| c.groups_dropped_events.add(missed)),
+                    Err(RecvError::Closed) => return,
+                }
+                if !target.wants_events() {
+                    let mut state = target.feed.state.lock();
+                    // One may have come meanwhile, and found that this one reads.
+                    if !target.wants_events() {
+                        state.is_read = false;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl LogTarget {
+    fn append_event(&self, event: Event, encode: &impl Fn(Event) -> Vec<u8>) {
+        let groups = self.wanting_event(&event);
+        if groups.is_empty() {
+            return;
+        }
+        let topic = format!("{TOPIC}{}", event.kind.name());
+        let (at, client_id) = (event.at, event.client_id.clone());
+        let payload = encode(event);
+        let mut message = Message::new(&topic, &payload, at, gateway_core::Origin::SERVER);
+        message.origin.client_id = Some(&client_id);
+        let message: &Arc<SharedMessage> = message.share();
+        let partition = Partition::of(Some(client_id.as_str()), &topic);
+        match self.log.append(partition, &self.set(&groups), message, None) {
+            Ok(()) => count(|c| c.groups_appended.add(1)),
+            Err(store::LogFull) => count(|c| c.groups_dropped_events.add(1)),
+        }
+    }
+}
