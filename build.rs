@@ -11,20 +11,25 @@ use std::{
 
 use protox::prost::Message as _;
 
-const PROTOS: [&str; 8] = [
+const PROTOS: [&str; 9] = [
     "gateway/v1/common.proto",
     "gateway/v1/publisher.proto",
     "gateway/v1/subscriber.proto",
     "gateway/v1/state.proto",
     "gateway/v1/devices.proto",
     "gateway/v1/events.proto",
+    "gateway/v1/groups.proto",
     "gateway/v1/security.proto",
     "rpcserver/rpcserver.proto",
 ];
 
 /// Response messages that the gateway encodes by hand.
-const RAW: [&str; 3] =
-    [".gateway.v1.SubscribeResponse", ".gateway.v1.WatchLatestResponse", ".rpcserver.PublishedPacket"];
+const RAW: [&str; 4] = [
+    ".gateway.v1.SubscribeResponse",
+    ".gateway.v1.WatchLatestResponse",
+    ".gateway.v1.ConsumeResponse",
+    ".rpcserver.PublishedPacket",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");

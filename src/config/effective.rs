@@ -11,12 +11,15 @@ impl Config {
         let waiting = if self.store.enabled { self.limits.waiting_for_disk() } else { ByteSize(0) };
         let latest = if self.latest.enabled { self.latest_bytes() } else { ByteSize(0) };
         let mib = |bytes: ByteSize| format!("{} MiB", bytes.0 >> 20);
+        let log = self.log_memory();
+        let log = if self.has_groups() { ByteSize(log.0.0 + log.1.0) } else { ByteSize(0) };
         format!(
-            "memory: peers can make it hold at most {} (limits.memory_budget), of which {} may wait for the disk and {} are \
-             latest values to be written, and some KiB for each connection",
+            "memory: peers can make it hold at most {} (limits.memory_budget), of which {} may wait for the disk, {} are \
+             latest values to be written and {} the log of consumer groups once there is a group, and some KiB for each connection",
             mib(budget),
             mib(waiting),
             mib(latest),
+            mib(log),
         )
     }
 

@@ -245,7 +245,7 @@ pub enum StoreCommand {
 pub enum TokenCommand {
     /// Makes a token and shows it, once: the file has its hash only
     Create {
-        /// What its holder may do: reader, publisher, operator or admin
+        /// What its holder may do: reader, publisher, consumer, operator or admin
         #[arg(long)]
         role: Role,
         /// Topic filters, separated by commas; without it all topics

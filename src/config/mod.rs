@@ -13,6 +13,7 @@ mod effective;
 mod environment;
 mod error;
 mod flags;
+mod groups;
 mod grpc_hook;
 mod load;
 pub(crate) mod log_level;
@@ -44,6 +45,7 @@ pub use error::{ConfigError, Problem};
 pub use flags::{
     Command, Flags, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand, TokenCommand, version,
 };
+pub use groups::Groups;
 pub use grpc_hook::{AuthGrpc, HookEvent};
 pub use remote::{OnError, RemoteLimits};
 pub use replication::Replication;

@@ -452,6 +452,8 @@ pub struct Config {
     pub store: Store,
     /// `[sys]`.
     pub sys: Sys,
+    /// `[groups]`.
+    pub groups: super::Groups,
     /// `[bans]`.
     pub bans: super::Bans,
     /// `[limits]`.
@@ -493,6 +495,7 @@ impl Default for Config {
             database: super::Database::default(),
             store: Store::default(),
             sys: Sys::default(),
+            groups: super::Groups::default(),
             bans: super::Bans::default(),
             limits: super::Limits::default(),
             tenants: BTreeMap::new(),

@@ -41,15 +41,16 @@ use self::{
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
         server::{
-            devices_server::DevicesServer, events_server::EventsServer, publisher_server::PublisherServer,
-            security_server::SecurityServer, state_server::StateServer, subscriber_server::SubscriberServer,
+            consumer_server::ConsumerServer, devices_server::DevicesServer, events_server::EventsServer,
+            groups_server::GroupsServer, publisher_server::PublisherServer, security_server::SecurityServer,
+            state_server::StateServer, subscriber_server::SubscriberServer,
         },
     },
     server::{access::Access, calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
     services::{
-        devices::DevicesService, events::EventsService, health::Health, precedent::PrecedentService,
-        publisher::PublisherService, security::SecurityService, state::StateService,
-        subscriber::SubscriberService,
+        consumer::ConsumerService, devices::DevicesService, events::EventsService, groups::GroupsService,
+        health::Health, precedent::PrecedentService, publisher::PublisherService, security::SecurityService,
+        state::StateService, subscriber::SubscriberService,
     },
     stream::Streams,
 };
@@ -312,6 +313,8 @@ fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcErro
         .add_service(service!(StateServer, StateService))
         .add_service(service!(DevicesServer, DevicesService))
         .add_service(service!(EventsServer, EventsService))
+        .add_service(service!(GroupsServer, GroupsService))
+        .add_service(service!(ConsumerServer, ConsumerService))
         .add_service(service!(SecurityServer, SecurityService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
 }

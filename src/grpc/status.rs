@@ -18,6 +18,7 @@ pub(super) const ERROR_DOMAIN: &str = "mqtt-server";
 
 /// Why a call, or one item of a batch, failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[cfg_attr(not(test), expect(dead_code, reason = "the services of groups come next"))]
 pub(super) enum Error {
     #[error("{field}: {problem}")]
     Invalid { field: String, problem: String },
@@ -91,6 +92,24 @@ pub(super) enum Error {
     NoTokens(String),
     #[error("no token has this id")]
     TokenNotFound,
+    #[error("groups are switched off by {0}")]
+    GroupsOff(&'static str),
+    #[error("there is no group of this name")]
+    GroupNotFound,
+    #[error("there is a group of this name with another configuration")]
+    GroupExists,
+    #[error("there are as many groups as groups.max_groups allows")]
+    TooManyGroups,
+    #[error("the group has changed since this etag")]
+    EtagMismatch,
+    #[error("the group was deleted")]
+    GroupDeleted,
+    #[error("another stream has taken the place of this member, or its lease has ended")]
+    Fenced,
+    #[error("the place that the token names is no longer kept")]
+    OldToken,
+    #[error("the group has as many members as it may have")]
+    TooManyMembers,
     #[error("internal error")]
     Internal,
 }
@@ -130,9 +149,14 @@ impl Error {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Invalid { .. } | Self::PageTokenInvalid | Self::PageTokenMismatch => Code::InvalidArgument,
-            Self::DeviceNotFound | Self::ValueNotFound | Self::TokenNotFound | Self::BanNotFound => {
-                Code::NotFound
-            }
+            Self::DeviceNotFound
+            | Self::ValueNotFound
+            | Self::TokenNotFound
+            | Self::BanNotFound
+            | Self::GroupNotFound => Code::NotFound,
+            Self::GroupExists => Code::AlreadyExists,
+            Self::EtagMismatch | Self::Fenced => Code::Aborted,
+            Self::OldToken => Code::OutOfRange,
             Self::DeviceOffline
             | Self::DeviceUnknown
             | Self::PacketTooLarge
@@ -140,6 +164,8 @@ impl Error {
             | Self::LatestOff
             | Self::NoTokens(_)
             | Self::BanInFile
+            | Self::GroupsOff(_)
+            | Self::GroupDeleted
             | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
@@ -148,6 +174,8 @@ impl Error {
             | Self::TooManyCalls(_)
             | Self::TooManyTraces
             | Self::TooManyBans
+            | Self::TooManyGroups
+            | Self::TooManyMembers
             | Self::SlowConsumer
             | Self::RequestTooLarge
             | Self::RetainedQuota => Code::ResourceExhausted,
@@ -199,6 +227,15 @@ impl Error {
             Self::Unimplemented => "UNIMPLEMENTED",
             Self::NoTokens(_) => "NO_TOKENS",
             Self::TokenNotFound => "TOKEN_NOT_FOUND",
+            Self::GroupsOff(_) => "GROUPS_DISABLED",
+            Self::GroupNotFound => "GROUP_NOT_FOUND",
+            Self::GroupExists => "GROUP_EXISTS",
+            Self::TooManyGroups => "TOO_MANY_GROUPS",
+            Self::EtagMismatch => "ETAG_MISMATCH",
+            Self::GroupDeleted => "GROUP_DELETED",
+            Self::Fenced => "FENCED",
+            Self::OldToken => "OLD_TOKEN",
+            Self::TooManyMembers => "TOO_MANY_MEMBERS",
             Self::Internal => "INTERNAL",
         }
     }
@@ -229,6 +266,7 @@ impl Error {
             Self::Invalid { field, .. } | Self::OutOfScope { field } => {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
+            Self::GroupsOff(key) => HashMap::from([("key".to_owned(), (*key).to_owned())]),
             Self::RoleDenied { role } => HashMap::from([("role".to_owned(), role.to_string())]),
             _ => HashMap::new(),
         }
@@ -341,6 +379,15 @@ mod tests {
             (Error::NoTokens("none".to_owned()), Code::FailedPrecondition, "NO_TOKENS"),
             (Error::DeviceUnknown, Code::FailedPrecondition, "DEVICE_UNKNOWN"),
             (Error::TokenNotFound, Code::NotFound, "TOKEN_NOT_FOUND"),
+            (Error::GroupsOff("store.enabled"), Code::FailedPrecondition, "GROUPS_DISABLED"),
+            (Error::GroupNotFound, Code::NotFound, "GROUP_NOT_FOUND"),
+            (Error::GroupExists, Code::AlreadyExists, "GROUP_EXISTS"),
+            (Error::TooManyGroups, Code::ResourceExhausted, "TOO_MANY_GROUPS"),
+            (Error::EtagMismatch, Code::Aborted, "ETAG_MISMATCH"),
+            (Error::GroupDeleted, Code::FailedPrecondition, "GROUP_DELETED"),
+            (Error::Fenced, Code::Aborted, "FENCED"),
+            (Error::OldToken, Code::OutOfRange, "OLD_TOKEN"),
+            (Error::TooManyMembers, Code::ResourceExhausted, "TOO_MANY_MEMBERS"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];
         for (error, code, reason) in table {

@@ -276,7 +276,10 @@ pub(in crate::grpc) fn heartbeat(proto: Option<prost_types::Duration>) -> Result
 }
 
 /// A span that is not negative.
-fn span(field: &str, proto: Option<prost_types::Duration>) -> Result<Option<Duration>, Error> {
+pub(in crate::grpc) fn span(
+    field: &str,
+    proto: Option<prost_types::Duration>,
+) -> Result<Option<Duration>, Error> {
     let span = proto.map(Duration::try_from).transpose();
     span.map_err(|_| Error::invalid(field, "is negative, or not a duration"))
 }

@@ -12,12 +12,12 @@ use super::answers;
 use crate::grpc::proto::gateway::v1;
 
 /// Tag of a length-delimited field below 16.
-const fn delimited(field: u8) -> u8 {
+pub(super) const fn delimited(field: u8) -> u8 {
     field << 3 | 2
 }
 
 /// Tag of a varint field below 16.
-const fn number(field: u8) -> u8 {
+pub(super) const fn number(field: u8) -> u8 {
     field << 3
 }
 
@@ -38,8 +38,8 @@ pub(in crate::grpc) enum Form {
 /// Appends `message` to `out`.
 pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
     let device = message.origin.client_id.map_or("", |id| id.as_str());
-    let base = text_len(device.len()) + text_len(message.topic.len()) + text_len(message.payload.len());
     if form == Form::Packet {
+        let base = text_len(device.len()) + text_len(message.topic.len()) + text_len(message.payload.len());
         out.reserve(base + 4);
         out.extend_from_slice(&u32::try_from(base).unwrap_or(u32::MAX).to_le_bytes());
         text(out, 1, device.as_bytes());
@@ -47,53 +47,102 @@ pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: Form, message: &Message<
         text(out, 3, message.payload);
         return;
     }
-    let whole = form == Form::Item;
-    let properties = message.properties.map(|p| answers::properties_to_proto(p));
-    let properties_len = properties.as_ref().map_or(0, prost::Message::encoded_len);
-    let retain = message.retain;
-    let expires = message.expires.filter(|_| whole).map(|at| message.received.secs_until(at));
-
-    let mut body = base + 2; // qos: always set, below 128
-    body += usize::from(retain) * 2;
-    body += properties.as_ref().map_or(0, |_| 1 + varint_len(properties_len as u64) + properties_len);
-    let received = clock::to_wall(message.received);
-    let (seconds, nanos) = (received.0 / 1_000, received.0 % 1_000 * 1_000_000);
-    let time_len = number_len(seconds) + number_len(nanos);
-    body += 2 + time_len; // always below 128
-    body += expires.map_or(0, |seconds| 1 + varint_len(u64::from(seconds)));
-    body += usize::from(whole) * 2; // origin
-    let item = 1 + varint_len(body as u64) + body;
-
+    let received = Received::new(message, form == Form::Item);
+    let item = 1 + varint_len(received.len as u64) + received.len;
     out.reserve(item + 12);
     out.push(ITEMS);
     varint(out, item as u64);
-    out.push(delimited(1));
-    varint(out, body as u64);
-    text(out, 1, device.as_bytes());
-    text(out, 2, message.topic.as_bytes());
-    text(out, 3, message.payload);
-    out.extend_from_slice(&[number(4), message.qos as u8 + 1]);
-    if retain {
-        out.extend_from_slice(&[number(5), 1]);
+    received.put(out, 1);
+}
+
+/// A `ReceivedMessage`, or a `LatestValue`, of which the length is known.
+pub(super) struct Received<'a> {
+    message: &'a Message<'a>,
+    whole: bool,
+    properties: Option<v1::Properties>,
+    properties_len: usize,
+    expires: Option<u32>,
+    time: Time,
+    len: usize,
+}
+
+impl<'a> Received<'a> {
+    /// `whole` with what a latest value has not.
+    pub(super) fn new(message: &'a Message<'a>, whole: bool) -> Self {
+        let device = message.origin.client_id.map_or("", |id| id.as_str());
+        let properties = message.properties.map(|p| answers::properties_to_proto(p));
+        let properties_len = properties.as_ref().map_or(0, prost::Message::encoded_len);
+        let expires = message.expires.filter(|_| whole).map(|at| message.received.secs_until(at));
+        let time = Time::new(message.received);
+
+        let mut len =
+            text_len(device.len()) + text_len(message.topic.len()) + text_len(message.payload.len());
+        len += 2; // qos: always set, below 128
+        len += usize::from(message.retain) * 2;
+        len += properties.as_ref().map_or(0, |_| 1 + varint_len(properties_len as u64) + properties_len);
+        len += 2 + time.len; // always below 128
+        len += expires.map_or(0, |seconds| 1 + varint_len(u64::from(seconds)));
+        len += usize::from(whole) * 2; // origin
+        Self { message, whole, properties, properties_len, expires, time, len }
     }
-    if let Some(properties) = &properties {
-        out.push(delimited(6));
-        varint(out, properties_len as u64);
-        properties.encode_raw(out);
+
+    /// Bytes that [`Self::put`] appends for a field below 16.
+    pub(super) fn field_len(&self) -> usize {
+        1 + varint_len(self.len as u64) + self.len
     }
-    out.extend_from_slice(&[delimited(7), time_len as u8]);
-    for (field, value) in [(1, seconds), (2, nanos)] {
-        if value > 0 {
-            out.push(number(field));
-            varint(out, value);
+
+    /// Appends it as a field below 16.
+    pub(super) fn put(&self, out: &mut Vec<u8>, field: u8) {
+        let Self { message, .. } = self;
+        let device = message.origin.client_id.map_or("", |id| id.as_str());
+        out.push(delimited(field));
+        varint(out, self.len as u64);
+        text(out, 1, device.as_bytes());
+        text(out, 2, message.topic.as_bytes());
+        text(out, 3, message.payload);
+        out.extend_from_slice(&[number(4), message.qos as u8 + 1]);
+        if message.retain {
+            out.extend_from_slice(&[number(5), 1]);
+        }
+        if let Some(properties) = &self.properties {
+            out.push(delimited(6));
+            varint(out, self.properties_len as u64);
+            properties.encode_raw(out);
+        }
+        self.time.put(out, 7);
+        if let Some(seconds) = self.expires {
+            out.push(number(8));
+            varint(out, u64::from(seconds));
+        }
+        if self.whole {
+            out.extend_from_slice(&[number(9), origin(message.origin.kind) as u8]);
         }
     }
-    if let Some(seconds) = expires {
-        out.push(number(8));
-        varint(out, u64::from(seconds));
+}
+
+/// A point in time as the wall clock shows it, of which the length is known: below 128.
+pub(super) struct Time {
+    seconds: u64,
+    nanos: u64,
+    pub(super) len: usize,
+}
+
+impl Time {
+    pub(super) fn new(at: Timestamp) -> Self {
+        let at = clock::to_wall(at);
+        let (seconds, nanos) = (at.0 / 1_000, at.0 % 1_000 * 1_000_000);
+        Self { seconds, nanos, len: number_len(seconds) + number_len(nanos) }
     }
-    if whole {
-        out.extend_from_slice(&[number(9), origin(message.origin.kind) as u8]);
+
+    /// Appends it as a field below 16.
+    pub(super) fn put(&self, out: &mut Vec<u8>, field: u8) {
+        out.extend_from_slice(&[delimited(field), self.len as u8]);
+        for (field, value) in [(1, self.seconds), (2, self.nanos)] {
+            if value > 0 {
+                out.push(number(field));
+                varint(out, value);
+            }
+        }
     }
 }
 
@@ -153,15 +202,15 @@ pub(in crate::grpc) fn origin(kind: OriginKind) -> v1::Origin {
 }
 
 /// Length of a string or bytes field; proto3 leaves out what is empty.
-fn text_len(len: usize) -> usize {
+pub(super) fn text_len(len: usize) -> usize {
     if len == 0 { 0 } else { 1 + varint_len(len as u64) + len }
 }
 
-fn number_len(value: u64) -> usize {
+pub(super) fn number_len(value: u64) -> usize {
     if value == 0 { 0 } else { 1 + varint_len(value) }
 }
 
-fn text(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+pub(super) fn text(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     if !bytes.is_empty() {
         out.push(delimited(field));
         varint(out, bytes.len() as u64);
@@ -169,11 +218,11 @@ fn text(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     }
 }
 
-fn varint_len(value: u64) -> usize {
+pub(super) fn varint_len(value: u64) -> usize {
     prost::encoding::encoded_len_varint(value)
 }
 
-fn varint(out: &mut Vec<u8>, mut value: u64) {
+pub(super) fn varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;

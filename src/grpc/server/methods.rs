@@ -73,6 +73,23 @@ const METHODS: &[Method] = &[
 
     Method::stays("/gateway.v1.Events/WatchEvents", Roles::READ),
 
+    Method::administers("/gateway.v1.Groups/CreateGroup", Roles::ADMINISTER),
+    Method::asks("/gateway.v1.Groups/GetGroup", Roles::READ),
+    Method::asks("/gateway.v1.Groups/ListGroups", Roles::READ),
+    Method::administers("/gateway.v1.Groups/UpdateGroup", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Groups/DeleteGroup", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Groups/SeekGroup", Roles::ADMINISTER),
+    Method::asks("/gateway.v1.Groups/ListMembers", Roles::READ),
+    Method::asks("/gateway.v1.Groups/ListPending", Roles::READ),
+    Method::asks("/gateway.v1.Groups/ListDeadLetters", Roles::READ),
+    Method::administers("/gateway.v1.Groups/RequeueDeadLetters", Roles::ADMINISTER),
+    Method::administers("/gateway.v1.Groups/PurgeDeadLetters", Roles::ADMINISTER),
+
+    Method::stays("/gateway.v1.Consumer/Consume", Roles::CONSUME),
+    Method::asks("/gateway.v1.Consumer/Fetch", Roles::CONSUME),
+    Method::asks("/gateway.v1.Consumer/Acknowledge", Roles::CONSUME),
+    Method::asks("/gateway.v1.Consumer/ModifyLease", Roles::CONSUME),
+
     Method::administers("/gateway.v1.Security/CreateToken", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
@@ -89,7 +106,7 @@ const METHODS: &[Method] = &[
 
 /// The method of this path.
 pub(in crate::grpc) fn method(path: &str) -> Option<&'static Method> {
-    // Some thirty comparisons, most of which end with the length.
+    // Some fifty comparisons, most of which end with the length.
     METHODS.iter().find(|method| method.path == path)
 }
 

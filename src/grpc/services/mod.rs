@@ -1,10 +1,12 @@
 //! The services of `gateway.v1`, and that of the precedent.
 
 mod bans;
+pub(super) mod consumer;
 pub(super) mod delete;
 pub(super) mod devices;
 pub(super) mod events;
 mod explain;
+pub(super) mod groups;
 pub(super) mod health;
 pub(super) mod history;
 pub(super) mod precedent;

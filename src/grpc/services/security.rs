@@ -51,6 +51,7 @@ fn role_from(role: i32) -> Result<Role, Error> {
         v1::Role::Unspecified => Err(Error::invalid("role", "is not said")),
         v1::Role::Reader => Ok(Role::Reader),
         v1::Role::Publisher => Ok(Role::Publisher),
+        v1::Role::Consumer => Ok(Role::Consumer),
         v1::Role::Operator => Ok(Role::Operator),
         v1::Role::Admin => Ok(Role::Admin),
     }
@@ -60,6 +61,7 @@ fn role_to(role: Role) -> i32 {
     let role = match role {
         Role::Reader => v1::Role::Reader,
         Role::Publisher => v1::Role::Publisher,
+        Role::Consumer => v1::Role::Consumer,
         Role::Operator => v1::Role::Operator,
         Role::Admin => v1::Role::Admin,
     };

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::harness::*;
 
-const READ: &[Role] = &[Role::Reader, Role::Publisher, Role::Operator, Role::Admin];
+const READ: &[Role] = &[Role::Reader, Role::Publisher, Role::Consumer, Role::Operator, Role::Admin];
+const CONSUME: &[Role] = &[Role::Consumer, Role::Admin];
 const PUBLISH: &[Role] = &[Role::Publisher, Role::Admin];
 const OPERATE: &[Role] = &[Role::Operator, Role::Admin];
 const CLEAR: &[Role] = &[Role::Publisher, Role::Operator, Role::Admin];
@@ -26,6 +27,10 @@ const ADMINISTER: &[Role] = &[Role::Admin];
 /// A row for every method, with the roles that may call it.
 #[rustfmt::skip]
 const ROWS: &[(&str, &[Role])] = &[
+    ("/gateway.v1.Consumer/Acknowledge", CONSUME),
+    ("/gateway.v1.Consumer/Consume", CONSUME),
+    ("/gateway.v1.Consumer/Fetch", CONSUME),
+    ("/gateway.v1.Consumer/ModifyLease", CONSUME),
     ("/gateway.v1.Devices/DeleteDevice", OPERATE),
     ("/gateway.v1.Devices/DisconnectDevice", OPERATE),
     ("/gateway.v1.Devices/GetDevice", READ),
@@ -33,6 +38,17 @@ const ROWS: &[(&str, &[Role])] = &[
     ("/gateway.v1.Devices/ListSubscriptions", READ),
     ("/gateway.v1.Devices/SetDeviceTrace", OPERATE),
     ("/gateway.v1.Events/WatchEvents", READ),
+    ("/gateway.v1.Groups/CreateGroup", ADMINISTER),
+    ("/gateway.v1.Groups/DeleteGroup", ADMINISTER),
+    ("/gateway.v1.Groups/GetGroup", READ),
+    ("/gateway.v1.Groups/ListDeadLetters", READ),
+    ("/gateway.v1.Groups/ListGroups", READ),
+    ("/gateway.v1.Groups/ListMembers", READ),
+    ("/gateway.v1.Groups/ListPending", READ),
+    ("/gateway.v1.Groups/PurgeDeadLetters", ADMINISTER),
+    ("/gateway.v1.Groups/RequeueDeadLetters", ADMINISTER),
+    ("/gateway.v1.Groups/SeekGroup", ADMINISTER),
+    ("/gateway.v1.Groups/UpdateGroup", ADMINISTER),
     ("/gateway.v1.Publisher/Publish", PUBLISH),
     ("/gateway.v1.Publisher/PublishBatch", PUBLISH),
     ("/gateway.v1.Publisher/PublishStream", PUBLISH),
@@ -66,7 +82,7 @@ const ROWS: &[(&str, &[Role])] = &[
 
 /// Every method, and whether it is administrative: for more than to read and to publish.
 pub(super) fn administrative() -> impl Iterator<Item = (&'static str, bool)> {
-    ROWS.iter().map(|(path, roles)| (*path, *roles != READ && *roles != PUBLISH))
+    ROWS.iter().map(|(path, roles)| (*path, *roles != READ && *roles != PUBLISH && *roles != CONSUME))
 }
 
 /// The paths of all methods, as reflection tells them.

@@ -4,8 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What a caller is there for. `Publisher` may do all that `Reader` may, `Operator` too, `Admin` everything; `Publisher`
-/// and `Operator` share no more than reading.
+/// What a caller is there for. `Publisher` may do all that `Reader` may, `Consumer` and `Operator` too, `Admin`
+/// everything; these three share no more than reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -13,6 +13,8 @@ pub enum Role {
     Reader,
     /// Reads, and publishes: to topics, to devices, retained messages.
     Publisher,
+    /// Reads, and consumes groups: takes their messages and acknowledges them.
+    Consumer,
     /// Reads, and looks after devices: disconnects, deletes and traces them, deletes latest values and retained messages.
     Operator,
     /// Everything, tokens and reloading included.
@@ -21,13 +23,14 @@ pub enum Role {
 
 impl Role {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Reader, Self::Publisher, Self::Operator, Self::Admin];
+    pub const ALL: [Self; 5] = [Self::Reader, Self::Publisher, Self::Consumer, Self::Operator, Self::Admin];
 
     /// As written in files and flags.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Reader => "reader",
             Self::Publisher => "publisher",
+            Self::Consumer => "consumer",
             Self::Operator => "operator",
             Self::Admin => "admin",
         }
@@ -45,7 +48,7 @@ impl FromStr for Role {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let role = Self::ALL.into_iter().find(|role| role.as_str() == text);
-        role.ok_or_else(|| format!("no role '{text}'; use reader, publisher, operator or admin"))
+        role.ok_or_else(|| format!("no role '{text}'; use reader, publisher, consumer, operator or admin"))
     }
 }
 
@@ -55,9 +58,11 @@ pub struct Roles(u8);
 
 impl Roles {
     /// Everybody with a role.
-    pub const READ: Self = Self(0b1111);
+    pub const READ: Self = Self(0b11111);
     /// Who publishes.
     pub const PUBLISH: Self = Self(0b1010);
+    /// Who consumes groups.
+    pub const CONSUME: Self = Self(0b11000);
     /// Who looks after devices.
     pub const OPERATE: Self = Self(0b1100);
     /// Who publishes, and who looks after devices.
@@ -72,6 +77,7 @@ impl Roles {
             Role::Publisher => 0b0010,
             Role::Operator => 0b0100,
             Role::Admin => 0b1000,
+            Role::Consumer => 0b10000,
         };
         self.0 & bit != 0
     }
@@ -83,11 +89,12 @@ mod tests {
 
     #[test]
     fn each_kind_of_work_has_its_roles() {
-        use Role::{Admin, Operator, Publisher, Reader};
+        use Role::{Admin, Consumer, Operator, Publisher, Reader};
 
         let of = |roles: Roles| Role::ALL.into_iter().filter(|role| roles.include(*role)).collect::<Vec<_>>();
-        assert_eq!(of(Roles::READ), [Reader, Publisher, Operator, Admin]);
+        assert_eq!(of(Roles::READ), [Reader, Publisher, Consumer, Operator, Admin]);
         assert_eq!(of(Roles::PUBLISH), [Publisher, Admin]);
+        assert_eq!(of(Roles::CONSUME), [Consumer, Admin]);
         assert_eq!(of(Roles::OPERATE), [Operator, Admin]);
         assert_eq!(of(Roles::CLEAR), [Publisher, Operator, Admin]);
         assert_eq!(of(Roles::ADMINISTER), [Admin]);

@@ -1,0 +1,123 @@
+//! Hand-written protobuf encoding of what a member of a group gets by the million: a `ConsumedMessage` inside an item of
+//! `ConsumeResponse`. Tests decode the result with the generated types.
+
+use gateway_core::{Message, Partition, Timestamp};
+
+use super::encode::{Received, Time, delimited, number, number_len, text, text_len, varint, varint_len};
+
+/// Field 1 of `ConsumeResponse`, the repeated items.
+const ITEMS: u8 = delimited(1);
+/// Field 2 of `ConsumeItem`, the message.
+const MESSAGE: u8 = delimited(2);
+
+/// Length of a message's id.
+const ID_BYTES: usize = 16 + 1 + 2 + 1 + 16;
+
+/// Names a message for ever: the log, the partition and the place in it, in hexadecimal digits.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::grpc) struct MessageId([u8; ID_BYTES]);
+
+impl MessageId {
+    pub(in crate::grpc) fn new(log: u64, partition: Partition, offset: u64) -> Self {
+        let mut text = [b'-'; ID_BYTES];
+        hex(&mut text[..16], log);
+        hex(&mut text[17..19], u64::from(partition.0));
+        hex(&mut text[20..], offset);
+        Self(text)
+    }
+
+    pub(in crate::grpc) fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+fn hex(out: &mut [u8], value: u64) {
+    let digits = out.len();
+    for (at, byte) in out.iter_mut().enumerate() {
+        let digit = (value >> (4 * (digits - 1 - at)) & 15) as u8;
+        *byte = if digit < 10 { b'0' + digit } else { b'a' + digit - 10 };
+    }
+}
+
+/// A delivery on a stream.
+pub(in crate::grpc) struct Consumed<'a> {
+    pub(in crate::grpc) delivery_id: u64,
+    pub(in crate::grpc) attempt: u32,
+    pub(in crate::grpc) deadline: Timestamp,
+    pub(in crate::grpc) id: MessageId,
+    pub(in crate::grpc) message: &'a Message<'a>,
+}
+
+impl Consumed<'_> {
+    /// Appends `{ message }` of `ConsumeResponse`.
+    pub(in crate::grpc) fn encode(&self, out: &mut Vec<u8>) {
+        let received = Received::new(self.message, true);
+        let deadline = Time::new(self.deadline);
+        let len = number_len(self.delivery_id)
+            + number_len(u64::from(self.attempt))
+            + 2
+            + deadline.len
+            + text_len(ID_BYTES)
+            + received.field_len();
+        let item = 1 + varint_len(len as u64) + len;
+        out.reserve(item + 12);
+        out.push(ITEMS);
+        varint(out, item as u64);
+        out.push(MESSAGE);
+        varint(out, len as u64);
+        out.push(number(1));
+        varint(out, self.delivery_id);
+        out.push(number(3));
+        varint(out, u64::from(self.attempt));
+        deadline.put(out, 4);
+        text(out, 5, &self.id.0);
+        received.put(out, 6);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gateway_core::{ClientId, Origin, OriginKind, Properties, QoS, clock};
+    use prost::Message as _;
+
+    use super::super::answers;
+    use super::*;
+    use crate::grpc::proto::gateway::v1;
+
+    #[test]
+    fn hand_encoded_deliveries_decode_as_the_generated_types() {
+        let device = ClientId::new("dev-1");
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 3 };
+        let properties =
+            Arc::new(Properties { content_type: Some("text/plain".into()), ..Properties::default() });
+        for (size, delivery_id) in [(0, 1), (100, 127), (256, 128), (20_000, u64::MAX)] {
+            let payload = vec![7; size];
+            let mut message = Message::new("t/1", &payload, Timestamp(10_050), origin);
+            message.qos = QoS::AtLeastOnce;
+            message.properties = (size > 0).then_some(&properties);
+            let id = MessageId::new(0xab, Partition(0x3f), 0x1234);
+            let deadline = Timestamp(40_000);
+            let mut out = Vec::new();
+            for attempt in [1, 300] {
+                Consumed { delivery_id, attempt, deadline, id, message: &message }.encode(&mut out);
+            }
+            let decoded = v1::ConsumeResponse::decode(&out[..]).unwrap();
+            assert_eq!(decoded.encode_to_vec(), out, "the canonical encoding");
+            let [_, v1::ConsumeItem { item: Some(v1::consume_item::Item::Message(got)) }] =
+                &decoded.items[..]
+            else {
+                panic!("{decoded:?}")
+            };
+            assert_eq!((got.delivery_id, got.attempt, got.ack_id.as_str()), (delivery_id, 300, ""));
+            assert_eq!(got.message_id, "00000000000000ab-3f-0000000000001234");
+            assert_eq!(got.message_id, id.as_str());
+            assert_eq!(got.ack_deadline_time, Some(answers::time(clock::to_wall(deadline))));
+            let Some(v1::consumed_message::Content::Message(received)) = &got.content else {
+                panic!("{got:?}")
+            };
+            assert_eq!((received.device_id.as_str(), received.payload.len()), ("dev-1", size));
+        }
+    }
+}
