@@ -60,10 +60,10 @@ impl PartitionedLog for TestLog {
         !self.full.load(SeqCst)
     }
     fn read(&self, _: Partition, _: u64, _: ReadLimit) -> Reading {
-        unimplemented!("the broker never reads")
+        unreachable!("the broker never reads")
     }
     fn find(&self, _: Partition, _: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>> {
-        unimplemented!("the broker never reads")
+        unreachable!("the broker never reads")
     }
     fn bounds(&self, _: Partition) -> Bounds {
         Bounds::default()
