@@ -1,4 +1,5 @@
-//! The Cassandra that the tests share, one test at a time; stopped, killed and started again on its data.
+//! The Cassandra that the tests share, and those that a test has for itself: stopped, killed and started again on their
+//! data, or with a disk that can be filled.
 
 use std::{
     io::Write as _,
@@ -18,18 +19,20 @@ use crate::support::{root, run};
 /// Longer than a start may take on a loaded machine.
 const START: Duration = Duration::from_secs(300);
 
-static SHARED: LazyLock<Option<Mutex<Cassandra>>> = LazyLock::new(|| {
+static SHARED: LazyLock<Option<Cassandra>> = LazyLock::new(|| {
     let given = std::env::var("MQTT_SERVER_TEST_CASSANDRA").ok().filter(|address| !address.is_empty());
-    let found = match given {
+    match given {
         // Said by who has looked for it already.
         Some(none) if none == "none" => None,
         Some(address) => Some(Cassandra::at(address)),
         None => Cassandra::start(own_port(), &[]),
-    };
-    found.map(Mutex::new)
+    }
 });
 
-/// Where tests start their own: this port and the tenth after it, and so on.
+static VICTIM: LazyLock<Option<Mutex<Cassandra>>> =
+    LazyLock::new(|| Cassandra::start(own_port() + 15, &[]).map(Mutex::new));
+
+/// Where tests start their own: this port and the 41 after it.
 pub(crate) fn own_port() -> u16 {
     std::env::var("CASSANDRA_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(9442)
 }
@@ -47,30 +50,27 @@ fn skip(reason: &str) {
     say(&format!("!!! SKIPPED: {test}: {reason}; it has checked nothing ({count} skipped so far)"));
 }
 
-/// The Cassandra that all tests share, not used by another test at the same time. None, and that is said, where there
-/// can be none.
-pub(crate) fn shared() -> Option<MutexGuard<'static, Cassandra>> {
-    let Some(shared) = &*SHARED else {
+/// The Cassandra that all tests share, each with a keyspace of its own; nothing happens to it. None, and that is said,
+/// where there can be none.
+pub(crate) fn shared() -> Option<&'static Cassandra> {
+    if SHARED.is_none() {
         skip("there is no Cassandra");
-        return None;
-    };
-    let cassandra = shared.lock();
-    if cassandra.is_ours() {
-        // A test that failed half way may have left it stopped or dead.
-        cassandra.resume();
-        cassandra.start_again();
     }
-    Some(cassandra)
+    SHARED.as_ref()
 }
 
-/// As [`shared`], and it may be stopped and killed.
+/// One that may be stopped and killed, for one test at a time. None, and that is said, where there can be none.
 pub(crate) fn victim() -> Option<MutexGuard<'static, Cassandra>> {
-    let cassandra = shared()?;
-    if cassandra.is_ours() {
-        return Some(cassandra);
-    }
-    skip("it would stop or kill a Cassandra that scripts/cassandra.sh has not started");
-    None
+    shared()?;
+    let Some(victim) = &*VICTIM else {
+        skip("there is no Cassandra that may be stopped");
+        return None;
+    };
+    let cassandra = victim.lock();
+    // A test that failed half way may have left it stopped or dead.
+    cassandra.resume();
+    cassandra.start_again();
+    Some(cassandra)
 }
 
 /// One node, or several that scripts/cassandra.sh started.
@@ -109,8 +109,9 @@ impl Cassandra {
         let address = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let keeper = (!was_there).then(|| {
             let mut keeper = Command::new("sh");
-            // Its input ends with this process.
-            keeper.args(["-c", "cat >/dev/null; exec scripts/cassandra.sh stop"]).current_dir(root());
+            // Its input ends with this process; what ends the whole group must not end what stops Cassandra.
+            let stop = "trap '' INT TERM; cat >/dev/null; exec scripts/cassandra.sh stop";
+            keeper.args(["-c", stop]).current_dir(root());
             keeper.env("CASSANDRA_PORT", &port);
             keeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
             keeper.spawn().expect("run sh")
@@ -118,8 +119,10 @@ impl Cassandra {
         Some(Self { address, port, _keeper: keeper })
     }
 
-    /// One that checks logins and wants TLS, and the file of the authority to trust.
+    /// One that checks logins and wants TLS, and the file of the authority to trust. For one test: nothing else keeps
+    /// two from using it at once.
     pub(crate) fn guarded() -> Option<(Self, PathBuf)> {
+        shared()?;
         let given = |name: &str| std::env::var(format!("MQTT_SERVER_TEST_CASSANDRA_{name}")).ok();
         if let (Some(address), Some(ca)) = (given("SECURE"), given("CA")) {
             return Some((Self::at(address), ca.into()));
@@ -130,8 +133,9 @@ impl Cassandra {
     }
 
     /// One whose disk can be filled. With a guard it checks logins, and refuses the writes of all but superusers when
-    /// the disk is full to 80 %.
+    /// the disk is full to 80 %. For one test each, as [`Self::guarded`].
     pub(crate) fn on_a_small_disk(guarded: bool) -> Option<Self> {
+        shared()?;
         let disk = ("CASSANDRA_DISK_MIB", "160");
         let found = if guarded {
             let guard = [("CASSANDRA_DISK_GUARD", "80"), ("CASSANDRA_AUTH", "1")];
@@ -148,11 +152,6 @@ impl Cassandra {
     /// What scripts/cassandra.sh keeps of it.
     fn home(&self) -> PathBuf {
         root().join("target").join(format!("cassandra-{}", self.port))
-    }
-
-    /// Whether scripts/cassandra.sh knows it.
-    fn is_ours(&self) -> bool {
-        self.home().join("settings").exists()
     }
 
     /// Runs scripts/cassandra.sh.

@@ -1,7 +1,7 @@
 //! A database whose disk is full, or nearly.
 
 use crate::{
-    cassandra::{self, Cassandra},
+    cassandra::Cassandra,
     gateway::{Gateway, MAX_PENDING},
     load::Load,
     stream::Stream,
@@ -28,7 +28,6 @@ fn devices_and_streams_notice_nothing(gateway: &Gateway, load: &Load, stream: &S
 
 #[test]
 fn a_full_disk_of_the_database_costs_no_value_and_no_acknowledgement() {
-    let Some(_alone) = cassandra::shared() else { return };
     let Some(cassandra) = Cassandra::on_a_small_disk(false) else { return };
     let tables = Tables::open(&cassandra.address, None);
     let (gateway, load, stream) = writing(&cassandra.address, &tables, "", "full");
@@ -48,7 +47,6 @@ fn a_full_disk_of_the_database_costs_no_value_and_no_acknowledgement() {
 
 #[test]
 fn values_refused_because_a_disk_is_nearly_full_are_not_dropped() {
-    let Some(_alone) = cassandra::shared() else { return };
     let Some(cassandra) = Cassandra::on_a_small_disk(true) else { return };
     // Guardrails are not for the user that Cassandra has at first.
     let root = Login { name: "cassandra", password: "cassandra", ca: None };

@@ -112,7 +112,6 @@ fn tables_dropped_while_it_runs_are_made_again_and_get_what_comes() {
 
 #[test]
 fn a_refused_login_disturbs_no_device_and_values_wait_for_the_right_one() {
-    let Some(_alone) = cassandra::shared() else { return };
     let Some((guarded, ca)) = Cassandra::guarded() else { return };
     // The user that Cassandra has at first.
     let right = Login { name: "cassandra", password: "cassandra", ca: Some(&ca) };

@@ -1,8 +1,9 @@
 //! Latest values in a real Cassandra: the real gateway, real devices, and what the tables hold after each fault.
 //!
 //! The tests take the Cassandra at `MQTT_SERVER_TEST_CASSANDRA` (address) or start their own by
-//! scripts/cassandra.sh; where Java 17 or Maven is missing they say loudly that they were skipped. They run one after
-//! another, since they stop and kill it. `MQTT_SERVER_TEST_FAULT_SECONDS` (20) is how long a fault lasts at least.
+//! scripts/cassandra.sh; where Java 17 or Maven is missing they say loudly that they were skipped. Each has a keyspace of its
+//! own, and those that stop or kill a Cassandra, or fill its disk, start one for that.
+//! `MQTT_SERVER_TEST_FAULT_SECONDS` (20) is how long a fault lasts at least.
 //!
 //! Every key (device, topic) has one writer, which knows the last value that it sent. What a fault must not change:
 //! devices get their acknowledgements, memory stays within its bound, and when the database is back each row holds the
