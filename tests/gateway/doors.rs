@@ -3,28 +3,16 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    net::TcpStream,
 };
 
-use crate::client::{Client, Got, WAIT, hello};
-use crate::support::{Server, local, until};
+use crate::client::{Client, Got, from_host, hello};
+use crate::support::{Server, until};
 use codec::Packet;
 use gateway_core::Protocol;
-use socket2::{Domain, Socket, Type};
 
 fn limits(text: &str) -> String {
     format!("[limits]\n{text}\n[[listeners]]\nname = \"other\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\n")
-}
-
-/// A connection from 127.0.0.`host`.
-fn from_host(host: u8, port: u16) -> TcpStream {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("make a socket");
-    let own = SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0));
-    socket.bind(&own.into()).expect("bind the address");
-    socket.connect(&local(port).into()).expect("connect");
-    let stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(WAIT)).expect("set a timeout");
-    stream
 }
 
 fn silent(host: u8, port: u16, count: usize) -> Vec<TcpStream> {
