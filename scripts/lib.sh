@@ -20,13 +20,13 @@ report_skipped() {
   printf '!!!   %s\n' "${skipped[@]}" >&2
 }
 
-# step NAME COMMAND...: runs it with its time.
+# step NAME COMMAND...: runs it with its time, and that of the processors: what waits could wait beside something else.
 step() {
-  local name=$1 start=$SECONDS
+  local name=$1 TIMEFORMAT
   shift
   say "$name: $*"
-  "$@"
-  echo "    $name took $((SECONDS - start)) s"
+  TIMEFORMAT="    $name took %0R s, %0U s of a processor and %0S s of its system calls"
+  time "$@"
 }
 
 # The backends of the store are features, which the other checks have all switched on.

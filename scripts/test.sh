@@ -4,14 +4,16 @@
 #   scripts/test.sh              everything
 #   scripts/test.sh FILTER...    everything, but only the tests that match (arguments of `cargo test`)
 #   scripts/test.sh --quick [FILTER...]
-#                                while you work: formatting and the unit tests; installs nothing, starts nothing
+#                                while you work: formatting and the unit tests; installs nothing, starts nothing, and says
+#                                what it leaves out
 #
 # What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1. Tests with a real
 # Cassandra are skipped, and counted, where Java 17 or Maven is missing or the jars cannot be had; where it could be
 # started and does not answer, the run fails. MQTT_SERVER_TEST_CASSANDRA is one to be used instead, or `none`.
 # MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
 # Runs may go on beside each other, from checkouts of their own.
-# The summary of the test runner is the last thing printed.
+# Tests mostly wait, for a database, for a process, for a time to pass: three parts of them run at once, and what each has
+# said is shown on its own. The summary of the test runner is the last thing printed.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -24,14 +26,17 @@ if [ "${1:-}" = --quick ]; then
   shift
   step fmt cargo fmt --all --check
   export MQTT_SERVER_TEST_CASSANDRA=none
+  say "left out: clippy, protos, documentation, dependencies (scripts/check.sh has these), and all that starts a gateway or a database: tests/"
   say "unit tests: cargo test --lib --bins $*"
   exec cargo test --locked --lib --bins "$@"
 fi
 
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)
-database_log=$(mktemp)
-cassandra_start='' cassandra_port='' database_tests=''
+parts=$(mktemp -d)
+cassandra_start='' cassandra_port=''
+# By the name of a part of the tests: the process that runs it.
+declare -A running=()
 trap finish EXIT
 
 as_root() {
@@ -113,17 +118,18 @@ secure_cassandra() {
   CASSANDRA_PORT=$((cassandra_port + 10)) CASSANDRA_AUTH=1 CASSANDRA_TLS=1 scripts/cassandra.sh "$1"
 }
 
-# The first of the ports that both take: CASSANDRA_PORT, or one that depends on the process id, so that runs beside each
-# other differ, and is below those that systems give to clients.
+# The first of the ports that both take, and those that tests/database starts itself: CASSANDRA_PORT, or one that depends
+# on the process id, so that runs beside each other differ, and is below those that systems give to clients.
 choose_cassandra_port() {
   local offset
-  cassandra_port=${CASSANDRA_PORT:-$((20000 + $$ % 400 * 20))}
-  for offset in 0 1 10 11; do
+  cassandra_port=${CASSANDRA_PORT:-$((20000 + $$ % 200 * 50))}
+  for offset in 0 1 10 11 15 16 30 31 40 41; do
     if (exec 3<>"/dev/tcp/127.0.0.1/$((cassandra_port + offset))") 2>/dev/null; then
-      echo "scripts/test.sh: port $((cassandra_port + offset)) is in use; set CASSANDRA_PORT, which is taken with the 11 after it" >&2
+      echo "scripts/test.sh: port $((cassandra_port + offset)) is in use; set CASSANDRA_PORT, which is taken with the 41 after it" >&2
       exit 1
     fi
   done
+  export CASSANDRA_PORT=$cassandra_port
 }
 
 start_cassandra() {
@@ -135,6 +141,26 @@ start_cassandra() {
   { plain_cassandra start && secure_cassandra start; } >"$cassandra_log" 2>&1 </dev/null &
   cassandra_start=$!
   set +m
+}
+
+# beside NAME ARGUMENT...: starts a part of the tests, `cargo test ARGUMENT...`, in a process group of its own. What it says
+# is kept for `show`.
+beside() {
+  local name=$1
+  shift
+  say "tests, $name, in the background: cargo test $*"
+  set -m
+  cargo test --locked --no-fail-fast "$@" >"$parts/$name" 2>&1 </dev/null &
+  running[$name]=$!
+  set +m
+}
+
+# show NAME: waits for that part and shows what it said.
+show() {
+  say "tests, $1"
+  wait "${running[$1]}" || code=$?
+  unset "running[$1]"
+  cat "$parts/$1"
 }
 
 wait_for_cassandra() {
@@ -167,7 +193,8 @@ wait_for_cassandra() {
 # What this run has started and may still run, however it ends.
 finish() {
   if [ -n "${deny_install:-}" ]; then kill "$deny_install" 2>/dev/null || true; fi
-  if [ -n "$database_tests" ]; then kill "$database_tests" 2>/dev/null || true; fi
+  local part
+  for part in "${!running[@]}"; do kill -- "-${running[$part]}" 2>/dev/null || true; done
   if [ -n "$cassandra_start" ]; then
     kill -- "-$cassandra_start" 2>/dev/null || true
     wait "$cassandra_start" 2>/dev/null || true
@@ -176,7 +203,7 @@ finish() {
     plain_cassandra stop || true
     secure_cassandra stop || true
   fi >/dev/null 2>&1
-  rm -f "$deny_log" "$cassandra_log" "$database_log"
+  rm -rf "$deny_log" "$cassandra_log" "$parts"
 }
 
 step packages install_packages
@@ -203,27 +230,26 @@ step "tests of the load generators" cargo test --locked --quiet -p mqload -p grp
 # Last before the tests, so that its installation had the time of all builds.
 check_dependencies
 
-wait_for_cassandra
+# Without documentation tests, which ran above and would come last with a summary of their own.
+# Those of the gateway mostly wait for clients and for times to pass, so more of them than there are cores run at once; those
+# of the database wait for it, and for each other. Both leave room for the rest.
+threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
+code=0
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$threads} beside gateway --test gateway "$@"
 
-report_skipped
+wait_for_cassandra
 export MQTT_SERVER_TEST_FAULT_SECONDS=${MQTT_SERVER_TEST_FAULT_SECONDS:-5}
-# Without documentation tests, which ran above and would come last with a summary of their own. Tests with a database
-# mostly wait for it, so all others run beside them, in two parts: what the database's tests said is shown between.
-beside=(--lib --bins)
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-4} beside database --test database "$@"
+
+rest=(--lib --bins)
 for main in tests/*/main.rs; do
   name=$(basename "$(dirname "$main")")
-  case $name in database | gateway) ;; *) beside+=(--test "$name") ;; esac
+  case $name in database | gateway) ;; *) rest+=(--test "$name") ;; esac
 done
-code=0
-say "tests: cargo test ${beside[*]} $*; beside them --test database"
-cargo test --locked --no-fail-fast --test database "$@" >"$database_log" 2>&1 &
-database_tests=$!
-cargo test --locked --no-fail-fast "${beside[@]}" "$@" || code=$?
-wait "$database_tests" || code=$?
-database_tests=
-say "tests: cargo test --test database $*"
-cat "$database_log"
+say "tests, all others: cargo test ${rest[*]} $*"
+cargo test --locked --no-fail-fast "${rest[@]}" "$@" || code=$?
+show database
+report_skipped
 if [ "$code" != 0 ]; then say "tests have failed, see above"; fi
-say "tests: cargo test --test gateway $*"
-cargo test --locked --no-fail-fast --test gateway "$@" || code=$?
+show gateway
 exit "$code"
