@@ -77,3 +77,15 @@ impl ClientLock<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_finds_a_session_is_small() {
+        assert_eq!(size_of::<SessionKey>(), 8);
+        // Its place in the table of slots.
+        assert_eq!(size_of::<Option<Arc<dyn crate::Target>>>(), 16);
+    }
+}

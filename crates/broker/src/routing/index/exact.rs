@@ -96,3 +96,15 @@ impl FilterTable {
         Some((hash, Removed::Filter(filter.text)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_with_one_subscriber_is_small() {
+        // A free place of the slab takes no byte more.
+        assert_eq!(size_of::<Option<Filter>>(), 32);
+        assert_eq!(size_of::<FilterKey>(), 8);
+    }
+}
