@@ -10,7 +10,6 @@ use crate::tls::CertificateId;
 /// What is kept of an authentication beside the connection's own [`Permissions`](super::Permissions), where other threads
 /// can look at it.
 #[derive(Debug)]
-#[allow(dead_code, reason = "bans and expired tokens will name the principal")]
 pub(crate) struct Identity {
     /// Who it is.
     pub(crate) principal: Arc<Principal>,

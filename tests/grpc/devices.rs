@@ -66,6 +66,59 @@ async fn pages_of_devices_hold_each_once_and_a_foreign_token_is_refused() {
     assert!(list(false, token).await.is_ok());
 }
 
+/// The failure: a filter is forgotten, or lets somebody through whom another forbids.
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_are_listed_by_each_filter_and_by_all_together() {
+    let setup = Setup::new().await;
+    let mut events = setup.events("lamp-2").await;
+    let mut clients: Vec<_> = ["lamp-1", "lamp-2", "door-1"].map(|id| setup.raw(id, |_| {})).into();
+    let old = |connect: &mut codec::Connect| connect.protocol = gateway_core::Protocol::V4;
+    clients.push(setup.raw("lamp-old", old));
+    drop(clients.remove(1));
+    until(&mut events, |detail| matches!(detail, v1::event::Detail::Disconnected(_))).await;
+    let ids = async |request: v1::ListDevicesRequest| {
+        let page = setup.devices_page(request).await.unwrap();
+        assert_eq!(page.next_page_token, "");
+        let mut ids: Vec<_> = page.devices.into_iter().map(|device| device.device_id).collect();
+        ids.sort_unstable();
+        ids.join(" ")
+    };
+    let all = v1::ListDevicesRequest::default;
+    let prefix = |prefix: &str| v1::ListDevicesRequest { device_id_prefix: prefix.to_owned(), ..all() };
+    assert_eq!(ids(prefix("lamp-")).await, "lamp-1 lamp-2 lamp-old");
+    assert_eq!(ids(prefix("lampe")).await, "");
+    let old = v1::ProtocolVersion::V311.into();
+    assert_eq!(ids(v1::ListDevicesRequest { protocol_version: old, ..all() }).await, "lamp-old");
+    assert_eq!(ids(v1::ListDevicesRequest { protocol_version: old, ..prefix("door") }).await, "");
+    let get = v1::GetDeviceRequest { device_id: "lamp-1".to_owned(), ..Default::default() };
+    let shown = setup.devices().get_device(get).await.unwrap().into_inner().device.unwrap();
+    let listener = shown.connection.unwrap().listener;
+    assert_eq!(ids(v1::ListDevicesRequest { listener, ..all() }).await, "door-1 lamp-1 lamp-2 lamp-old");
+    assert_eq!(ids(v1::ListDevicesRequest { listener: "nowhere".to_owned(), ..all() }).await, "");
+    assert_eq!(ids(v1::ListDevicesRequest { common_name: "nobody".to_owned(), ..all() }).await, "");
+    // Whoever is not connected is connected since no time.
+    let since = shown.state_time.unwrap();
+    let begin = Some(prost_types::Timestamp { seconds: 0, nanos: 0 });
+    let (after, before) = (Some(since), Some(since));
+    assert_eq!(
+        ids(v1::ListDevicesRequest { connected_after: begin, ..prefix("lamp") }).await,
+        "lamp-1 lamp-old"
+    );
+    assert_eq!(ids(v1::ListDevicesRequest { connected_after: after, ..prefix("lamp-1") }).await, "lamp-1");
+    assert_eq!(ids(v1::ListDevicesRequest { connected_before: before, ..prefix("lamp-1") }).await, "");
+    assert_eq!(ids(v1::ListDevicesRequest { connected_before: begin, ..all() }).await, "");
+    for wrong in [
+        v1::ListDevicesRequest { protocol_version: 9, ..all() },
+        v1::ListDevicesRequest {
+            connected_after: Some(prost_types::Timestamp { seconds: -1, nanos: 0 }),
+            ..all()
+        },
+    ] {
+        let error = setup.devices_page(wrong).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    }
+}
+
 /// One device with many long filters must not make the list fail for clients that take 4 MiB, nor its own page.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_long_subscriptions_are_counted_shown_in_part_and_listed_in_pages() {

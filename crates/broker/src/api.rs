@@ -213,6 +213,22 @@ pub struct DeviceInfo {
     pub queue: QueueInfo,
 }
 
+/// Which devices a page is to have.
+#[derive(Clone, Copy)]
+pub struct DeviceFilter<'a> {
+    /// Only those with a connection.
+    pub online_only: bool,
+    /// Only those with such a client id. Asked first, since it costs least.
+    pub name: &'a dyn Fn(&str) -> bool,
+    /// Only those of which that is so.
+    pub info: Option<&'a dyn Fn(&DeviceInfo) -> bool>,
+}
+
+impl DeviceFilter<'_> {
+    /// All of them.
+    pub const ALL: Self = Self { online_only: false, name: &|_| true, info: None };
+}
+
 /// One page of [`super::Broker::devices`].
 #[derive(Debug, Default)]
 pub struct DevicePage {

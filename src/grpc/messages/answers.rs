@@ -5,7 +5,7 @@ use gateway_core::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMe
 use store::LatestValue;
 
 use super::convert::Wait;
-use crate::grpc::proto::gateway::v1;
+use crate::{auth, grpc::proto::gateway::v1};
 
 /// The proto form of MQTT 5 properties.
 pub(in crate::grpc) fn properties_to_proto(properties: &Properties) -> v1::Properties {
@@ -144,18 +144,23 @@ pub(in crate::grpc) fn subscription(
     v1::DeviceSubscription { topic_filter, qos: qos_to_proto(qos), restricted }
 }
 
-fn connection(info: &ConnectionInfo) -> v1::Connection {
-    let version = match info.protocol {
+/// The proto form of a protocol level.
+pub(in crate::grpc) fn protocol_version(protocol: Protocol) -> v1::ProtocolVersion {
+    match protocol {
         Protocol::V3 => v1::ProtocolVersion::V31,
         Protocol::V4 => v1::ProtocolVersion::V311,
         Protocol::V5 => v1::ProtocolVersion::V50,
-    };
+    }
+}
+
+fn connection(info: &ConnectionInfo) -> v1::Connection {
     v1::Connection {
         peer: info.peer.to_string(),
         listener: info.listener.to_string(),
-        protocol_version: version.into(),
+        protocol_version: protocol_version(info.protocol).into(),
         keep_alive_seconds: info.keep_alive.into(),
         username: info.username.as_deref().map(str::to_owned),
+        common_name: auth::principal(info).common_name.as_deref().map(str::to_owned),
     }
 }
 

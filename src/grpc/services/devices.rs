@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use broker::{DeviceInfo, Turn};
-use gateway_core::parse_shared;
+use broker::{DeviceFilter, DeviceInfo, Turn};
+use gateway_core::{Timestamp, clock, parse_shared};
 use tonic::{Request, Response, Status};
 
 use super::delete;
@@ -70,6 +70,58 @@ impl DevicesService {
     }
 }
 
+/// What a listing asks of devices beside their names and that they are online.
+struct Wanted {
+    protocol: v1::ProtocolVersion,
+    listener: String,
+    common_name: String,
+    /// Of the wall, as requests say it.
+    connected_after: Option<Timestamp>,
+    connected_before: Option<Timestamp>,
+}
+
+impl Wanted {
+    /// Takes it out of a request.
+    ///
+    /// # Errors
+    /// A version or a time that is none.
+    fn take(request: &mut v1::ListDevicesRequest) -> Result<Self, Error> {
+        Ok(Self {
+            protocol: convert::known(request.protocol_version, "protocol_version")?,
+            listener: std::mem::take(&mut request.listener),
+            common_name: std::mem::take(&mut request.common_name),
+            connected_after: convert::time("connected_after", request.connected_after)?,
+            connected_before: convert::time("connected_before", request.connected_before)?,
+        })
+    }
+
+    /// Whether it asks for a time, and so for devices that are online.
+    fn is_dated(&self) -> bool {
+        self.connected_after.is_some() || self.connected_before.is_some()
+    }
+
+    /// Whether it asks for anything.
+    fn is_some(&self) -> bool {
+        self.protocol != v1::ProtocolVersion::Unspecified
+            || !self.listener.is_empty()
+            || !self.common_name.is_empty()
+            || self.is_dated()
+    }
+
+    fn is(&self, info: &DeviceInfo) -> bool {
+        let connection = &info.connection;
+        let since = clock::to_wall(info.since);
+        (self.protocol == v1::ProtocolVersion::Unspecified
+            || self.protocol == answers::protocol_version(connection.protocol))
+            && (self.listener.is_empty() || self.listener == *connection.listener)
+            && (self.common_name.is_empty()
+                || auth::principal(connection).common_name.as_deref() == Some(&self.common_name))
+            && (!self.is_dated() || info.online)
+            && self.connected_after.is_none_or(|after| since >= after)
+            && self.connected_before.is_none_or(|before| since < before)
+    }
+}
+
 /// Whether a subscription has to do with topics in scope.
 fn is_visible(call: &Call, filter: &str) -> bool {
     let filter = match parse_shared(filter) {
@@ -94,10 +146,19 @@ impl Devices for DevicesService {
         let start = pages.start(&token)?.map(|start| start.parse().map_err(|_| Error::PageTokenInvalid));
         let start = start.transpose()?.unwrap_or_default();
         let full = convert::view(request.view, v1::DeviceView::Basic)? == v1::DeviceView::Full;
-        let page = self.context.broker.devices(start, limit, request.online_only);
-        let in_scope =
-            page.devices.into_iter().filter(|(_, info)| call.scope().has_device(info.client_id.as_str()));
-        let (starts, found): (Vec<u32>, Vec<_>) = in_scope.unzip();
+        let wanted = Wanted::take(&mut request)?;
+        let page = {
+            let prefix = request.device_id_prefix.as_str();
+            let name = |id: &str| id.starts_with(prefix) && call.scope().has_device(id);
+            let info = |info: &DeviceInfo| wanted.is(info);
+            let which = DeviceFilter {
+                online_only: request.online_only || wanted.is_dated(),
+                name: &name,
+                info: wanted.is_some().then_some(&info),
+            };
+            self.context.broker.devices(start, limit, &which)
+        };
+        let (starts, found): (Vec<u32>, Vec<_>) = page.devices.into_iter().unzip();
         let (devices, cut) =
             fit(found.into_iter().map(|info| self.shown(&call, info, full, |_| false)), PAGE_BYTES);
         let next = if cut { devices.len().checked_sub(1).map(|last| starts[last]) } else { page.next };
@@ -225,5 +286,51 @@ impl Devices for DevicesService {
         }
         tracing::info!(client_id = request.device_id, enabled = request.enabled, "client trace switched");
         Ok(Response::new(v1::SetDeviceTraceResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use access::Principal;
+    use broker::{ConnectionInfo, QueueInfo};
+    use gateway_core::{ClientId, Protocol};
+
+    use super::*;
+    use crate::auth::{Identity, Method};
+
+    /// The failure: a device is listed by a name that its certificate does not have, or only begins with.
+    #[test]
+    fn a_certificate_is_wanted_by_its_whole_name() {
+        let device = |common_name: Option<&str>| {
+            let common_name = common_name.map(Into::into);
+            let principal = Principal { method: Method::Certificate, common_name, ..Principal::default() };
+            DeviceInfo {
+                client_id: ClientId::new("d"),
+                online: true,
+                connection: ConnectionInfo {
+                    peer: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
+                    listener: Arc::default(),
+                    protocol: Protocol::V5,
+                    keep_alive: 0,
+                    username: None,
+                    identity: Identity::kept(&Arc::new(principal), None),
+                },
+                restored: false,
+                since: Timestamp(0),
+                expiry: 0,
+                subscription_count: 0,
+                queue: QueueInfo::default(),
+            }
+        };
+        let mut request = v1::ListDevicesRequest { common_name: "meter-1".to_owned(), ..Default::default() };
+        let wanted = Wanted::take(&mut request).expect("a good request");
+        assert!(wanted.is_some() && wanted.is(&device(Some("meter-1"))));
+        for other in [None, Some("meter"), Some("meter-12"), Some("")] {
+            assert!(!wanted.is(&device(other)), "{other:?}");
+        }
+        let shown = answers::device(device(Some("meter-1"))).connection.expect("a connection");
+        assert_eq!(shown.common_name.as_deref(), Some("meter-1"));
+        let any = Wanted::take(&mut v1::ListDevicesRequest::default()).expect("a good request");
+        assert!(!any.is_some() && any.is(&device(None)));
     }
 }

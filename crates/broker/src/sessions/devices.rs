@@ -5,10 +5,12 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use gateway_core::QoS;
 
 use super::slots::TURN;
-use crate::{Broker, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session};
+use crate::{Broker, DeviceFilter, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session};
 
 /// Slots that one page of devices visits.
 const PAGE_SLOTS: u32 = 8 * 1024;
+/// Devices that one page describes, whether it has them or not.
+const PAGE_DESCRIBED: u32 = 2 * 1024;
 
 /// What operators see.
 impl Broker {
@@ -31,32 +33,41 @@ impl Broker {
         Some(listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect())
     }
 
-    /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, so that it may be short, or
-    /// even empty, before the end.
+    /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, and tells `which.info` of at most 2,048
+    /// devices, so that it may be short, or even empty, before the end.
     ///
     /// The order is that of the sessions' slots: it has no meaning, but is fixed as long as a session lives. A session
     /// that lives from the first page to the last is shown exactly once. One that begins meanwhile may be missing; a
     /// device whose session ends and begins again meanwhile may be missing or shown twice.
-    pub fn devices(&self, start: u32, limit: usize, online_only: bool) -> DevicePage {
+    pub fn devices(&self, start: u32, limit: usize, which: &DeviceFilter<'_>) -> DevicePage {
         let mut page = DevicePage::default();
         let mut from = start.max(1);
-        let mut looked_at = 0;
+        let (mut looked_at, mut described) = (0, 0);
         while looked_at < PAGE_SLOTS {
             let (sessions, end) = {
                 let slots = self.inner.slots.read();
                 (slots.sessions(from, TURN), slots.end())
             };
             for (slot, session) in sessions {
-                if page.devices.len() >= limit {
+                if page.devices.len() >= limit || described >= PAGE_DESCRIBED {
                     page.next = Some(slot);
                     return page;
                 }
+                let core = session.core();
+                if !(which.name)(core.client_id().as_str()) {
+                    continue;
+                }
                 let wanted = {
-                    let state = session.core().state.lock();
-                    !state.ended && (state.online || !online_only)
+                    let state = core.state.lock();
+                    !state.ended && (state.online || !which.online_only)
                 };
-                if wanted {
-                    page.devices.push((slot + 1, self.describe(&session)));
+                if !wanted {
+                    continue;
+                }
+                described += 1;
+                let info = self.describe(&session);
+                if which.info.is_none_or(|is_wanted| is_wanted(&info)) {
+                    page.devices.push((slot + 1, info));
                 }
             }
             from = from.saturating_add(TURN);

@@ -1,4 +1,7 @@
+use std::cell::Cell;
+
 use super::*;
+use crate::{DeviceFilter, DeviceInfo};
 
 fn watcher(bench: &mut Bench) -> Device {
     let watcher = bench.device("watcher");
@@ -183,9 +186,14 @@ fn too_many_offline_sessions_end_the_one_nearest_to_expiry() {
         let device = bench.connect(id, connect(expiry, None));
         bench.close(&device);
     }
-    let page = bench.broker.devices(0, 10, false);
+    let page = bench.broker.devices(0, 10, &only(false));
     let ids: Vec<String> = page.devices.iter().map(|(_, device)| device.client_id.to_string()).collect();
     assert_eq!(ids, ["a", "c"]);
+}
+
+/// All devices, or those that are online.
+const fn only(online_only: bool) -> DeviceFilter<'static> {
+    DeviceFilter { online_only, ..DeviceFilter::ALL }
 }
 
 /// All pages of `limit` devices, with `between` called after each.
@@ -193,7 +201,7 @@ fn pages(bench: &mut Bench, limit: usize, online: bool, mut between: impl FnMut(
     let mut ids = Vec::new();
     let mut start = 0;
     loop {
-        let page = bench.broker.devices(start, limit, online);
+        let page = bench.broker.devices(start, limit, &only(online));
         assert!(page.devices.len() <= limit);
         ids.extend(page.devices.iter().map(|(_, device)| device.client_id.to_string()));
         match page.next {
@@ -220,11 +228,11 @@ fn pages_of_devices_show_each_once_and_a_page_may_begin_after_any_device() {
         assert_eq!(pages(&mut bench, limit, false, |_| {}), ["d5", "d3", "d1", "d4", "d2"]);
         assert_eq!(pages(&mut bench, limit, true, |_| {}), ["d5", "d3", "d4", "d2"]);
     }
-    let page = bench.broker.devices(0, 10, false);
-    let rest = bench.broker.devices(page.devices[2].0, 10, false);
+    let page = bench.broker.devices(0, 10, &only(false));
+    let rest = bench.broker.devices(page.devices[2].0, 10, &only(false));
     let ids: Vec<_> = rest.devices.iter().map(|(_, device)| device.client_id.as_str()).collect();
     assert_eq!(ids, ["d4", "d2"]);
-    assert!(bench.broker.devices(u32::MAX, 10, false).devices.is_empty());
+    assert!(bench.broker.devices(u32::MAX, 10, &only(false)).devices.is_empty());
     let device = bench.broker.device("d1").unwrap();
     assert!(!device.online);
     let expected = [("$share/g/x".to_owned(), QoS::ExactlyOnce), ("y/+".to_owned(), QoS::ExactlyOnce)];
@@ -277,10 +285,37 @@ fn a_page_does_not_look_at_every_session() {
         bench.close(&device);
     }
     let last = bench.device("online");
-    let page = bench.broker.devices(0, 10, true);
+    let page = bench.broker.devices(0, 10, &only(true));
     assert!(page.devices.is_empty() && page.next.is_some_and(|next| next < 10_000), "{page:?}");
     assert_eq!(pages(&mut bench, 10, true, |_| {}), ["online"]);
     bench.close(&last);
+}
+
+/// The failure: a filter that few pass has one call describe every session.
+#[test]
+fn a_page_describes_no_more_than_some_devices_whoever_is_wanted() {
+    let mut bench = Bench::new(Limits::default());
+    for number in 0..5_000 {
+        bench.device(&format!("d{number}"));
+    }
+    let told = Cell::new(0);
+    let is_last = |info: &DeviceInfo| {
+        told.set(told.get() + 1);
+        info.client_id.as_str() == "d4999"
+    };
+    let mut start = Some(0);
+    let mut found = Vec::new();
+    while let Some(from) = start {
+        let name = |id: &str| id.ends_with('9');
+        let page =
+            bench.broker.devices(from, 10, &DeviceFilter { info: Some(&is_last), name: &name, ..only(true) });
+        found.extend(page.devices.into_iter().map(|(_, info)| info.client_id.to_string()));
+        start = page.next;
+    }
+    assert_eq!((found, told.take()), (vec!["d4999".to_owned()], 500), "only those with such a name");
+    let page = bench.broker.devices(0, 10, &DeviceFilter { info: Some(&is_last), ..DeviceFilter::ALL });
+    assert!(page.devices.is_empty() && page.next.is_some(), "{page:?}");
+    assert_eq!(told.get(), 2_048);
 }
 
 #[test]
