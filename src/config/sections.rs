@@ -185,6 +185,10 @@ pub struct Grpc {
     pub max_calls_per_connection: u32,
     /// Calls and streams at once in the process; more are answered RESOURCE_EXHAUSTED.
     pub max_calls: u32,
+    /// Idempotency keys of messages that are remembered; the oldest go.
+    pub idempotency_keys: u32,
+    /// For how long they are.
+    pub idempotency_time: Span,
     /// How often connections are pinged.
     pub keepalive_interval: Span,
     /// A connection that leaves a ping unanswered for this long is closed.
@@ -207,6 +211,8 @@ impl Default for Grpc {
             handshake_timeout: Span(Duration::from_secs(10)),
             max_calls_per_connection: 1_000,
             max_calls: 20_000,
+            idempotency_keys: 100_000,
+            idempotency_time: Span(Duration::from_mins(10)),
             keepalive_interval: Span(Duration::from_secs(30)),
             keepalive_timeout: Span(Duration::from_secs(20)),
         }

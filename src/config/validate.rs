@@ -308,11 +308,13 @@ impl Config {
             ("max_handshakes", grpc.max_handshakes),
             ("max_calls_per_connection", grpc.max_calls_per_connection),
             ("max_calls", grpc.max_calls),
+            ("idempotency_keys", grpc.idempotency_keys),
         ] {
             check.positive(&format!("grpc.{name}"), number, number == 0);
         }
         for (name, time) in [
             ("grpc.handshake_timeout", grpc.handshake_timeout),
+            ("grpc.idempotency_time", grpc.idempotency_time),
             ("grpc.keepalive_interval", grpc.keepalive_interval),
             ("grpc.keepalive_timeout", grpc.keepalive_timeout),
             ("http.write_timeout", self.http.write_timeout),

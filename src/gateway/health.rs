@@ -4,8 +4,8 @@ use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
 use gateway_core::metrics::{Gauge, escape_label};
 use store::{
-    Condition, EmbeddedLatest, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueStore as _,
-    RetainedStore as _, SessionStore as _, StoreHealth,
+    Condition, EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
+    PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth,
 };
 use tokio::sync::watch;
 
@@ -27,14 +27,16 @@ pub(super) struct Durable {
     pub(super) sessions: Arc<EmbeddedSessions>,
     pub(super) queues: Arc<EmbeddedQueues>,
     pub(super) retained: Arc<EmbeddedRetained>,
+    pub(super) publisher: Arc<EmbeddedPublisher>,
 }
 
 impl Durable {
-    fn health(&self) -> [(&'static str, StoreHealth); 3] {
+    fn health(&self) -> [(&'static str, StoreHealth); 4] {
         [
             ("sessions", self.sessions.health()),
             ("queues", self.queues.health()),
             ("retained", self.retained.health()),
+            ("publisher", self.publisher.health()),
         ]
     }
 }
@@ -49,6 +51,7 @@ impl StoreWatch {
             durable.sessions.note_closed();
             durable.queues.note_closed();
             durable.retained.note_closed();
+            durable.publisher.note_closed();
         }
     }
 

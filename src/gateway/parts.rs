@@ -8,7 +8,7 @@ use std::{
 };
 
 use broker::{Broker, BrokerConfig, JudgeWill};
-use store::{ClockMark, DataDir, Verify};
+use store::{ClockMark, DataDir, PublisherStore, Verify};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
@@ -123,6 +123,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         _ => None,
     };
     let durable = stores.as_ref().map(stores::Opened::watched);
+    let records = durable.as_ref().map(|durable| Arc::clone(&durable.publisher) as Arc<dyn PublisherStore>);
     let watch = Arc::new(StoreWatch {
         set_aside: aside.into_iter().chain(stores.iter().flat_map(stores::Opened::set_aside)).collect(),
         durable,
@@ -191,6 +192,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Arc::clone(&backends),
         Arc::clone(&reloads),
         authority.clone(),
+        records,
         drain.clone(),
     );
     let grpc_task = Some(tokio::spawn(serving));
@@ -346,6 +348,8 @@ fn grpc_config(config: &Config) -> grpc::GrpcConfig {
     grpc::GrpcConfig {
         wait_timeout: config.grpc.default_deadline.0,
         max_streams: config.grpc.max_streams as usize,
+        max_keys: config.grpc.idempotency_keys as usize,
+        key_time: config.grpc.idempotency_time.0,
         max_connections: config.grpc.max_connections as usize,
         max_connections_per_address: match config.grpc.max_connections_per_address {
             0 => usize::MAX,

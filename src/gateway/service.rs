@@ -11,7 +11,7 @@ use gateway_core::{
     log_limits::peer_limits,
     metrics::{Row, escape_label, totals},
 };
-use store::{ClockMark, Latest};
+use store::{ClockMark, Latest, PublisherStore};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -41,11 +41,13 @@ pub(super) async fn run_grpc(
     backends: Arc<Backends>,
     reloads: Arc<Reloads>,
     authority: Option<Arc<Authority>>,
+    store: Option<Arc<dyn PublisherStore>>,
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
-    let hooks = grpc::Hooks { set_trace: Arc::new(set_trace), latest, backends, reloads, authority, bans };
+    let set_trace = Arc::new(set_trace);
+    let hooks = grpc::Hooks { set_trace, latest, backends, reloads, authority, bans, store };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }

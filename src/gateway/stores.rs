@@ -1,10 +1,13 @@
-//! Sessions, queues and retained messages on disk: opened before anything else, read before any listener opens.
+//! Sessions, queues, retained messages and what the Publisher remembers, on disk: opened before anything else, read before any listener opens.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use broker::{Broker, DurabilityRules, Restored, Stores};
 use gateway_core::clock;
-use store::{DataDir, DurableOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions};
+use store::{
+    DataDir, DurableOptions, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
+    QueueOptions,
+};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -20,6 +23,7 @@ pub(super) struct Opened {
     sessions: Arc<EmbeddedSessions>,
     queues: Arc<EmbeddedQueues>,
     retained: Arc<EmbeddedRetained>,
+    publisher: Arc<EmbeddedPublisher>,
 }
 
 /// The most messages of a queue that wait in memory or are being read, besides those in flight.
@@ -29,10 +33,12 @@ const AT_HAND: usize = 1024;
 pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
     let waiting = config.limits.waiting_for_disk().0;
     let durable = DurableOptions { max_waiting_bytes: waiting / 6, ..DurableOptions::default() };
+    let small =
+        DurableOptions { max_waiting_bytes: waiting / 12, map_size: 64 << 20, ..DurableOptions::default() };
     let queues = Arc::new(EmbeddedQueues::open(
         directory,
         &QueueOptions {
-            max_waiting_bytes: config.store.max_waiting_bytes.0.min(waiting / 3 * 2),
+            max_waiting_bytes: config.store.max_waiting_bytes.0.min(waiting / 12 * 7),
             lazy_interval: config.store.interval.0,
             clock: clock::now,
             begun: usize::from(config.limits.max_inflight) + AT_HAND,
@@ -41,13 +47,14 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
     )?);
     let sessions = Arc::new(EmbeddedSessions::open(directory, &durable)?);
     let retained = Arc::new(EmbeddedRetained::open(directory, &durable)?);
+    let publisher = Arc::new(EmbeddedPublisher::open(directory, &small)?);
     let stores = Stores {
         sessions: Arc::clone(&sessions) as _,
         queues: Arc::clone(&queues) as _,
         retained: Arc::clone(&retained) as _,
         runtime: Handle::current(),
     };
-    Ok(Opened { stores, sessions, queues, retained })
+    Ok(Opened { stores, sessions, queues, retained, publisher })
 }
 
 /// Which messages are acknowledged when.
@@ -66,12 +73,18 @@ impl Opened {
             sessions: Arc::clone(&self.sessions),
             queues: Arc::clone(&self.queues),
             retained: Arc::clone(&self.retained),
+            publisher: Arc::clone(&self.publisher),
         }
     }
 
     /// Where damaged files were moved.
     pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
-        let aside = [self.sessions.set_aside(), self.queues.set_aside(), self.retained.set_aside()];
+        let aside = [
+            self.sessions.set_aside(),
+            self.queues.set_aside(),
+            self.retained.set_aside(),
+            self.publisher.set_aside(),
+        ];
         aside.into_iter().flatten().cloned().collect::<Vec<_>>().into_iter()
     }
 

@@ -22,6 +22,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use broker::{Account, Broker};
 use gateway_core::{clock::now, metrics::count};
+use store::{PublisherStore, StoreError};
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
@@ -48,9 +49,19 @@ use self::{
     },
     server::{access::Access, calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
     services::{
-        consumer::ConsumerService, devices::DevicesService, events::EventsService, groups::GroupsService,
-        health::Health, precedent::PrecedentService, publisher::PublisherService, security::SecurityService,
-        state::StateService, subscriber::SubscriberService,
+        consumer::ConsumerService,
+        devices::DevicesService,
+        events::EventsService,
+        groups::GroupsService,
+        health::Health,
+        precedent::PrecedentService,
+        publisher::{
+            PublisherService,
+            keys::{KeyOptions, Keys},
+        },
+        security::SecurityService,
+        state::StateService,
+        subscriber::SubscriberService,
     },
     stream::Streams,
 };
@@ -67,6 +78,8 @@ pub(crate) fn event_to_proto(event: broker::Event) -> proto::gateway::v1::Event 
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
+/// How often keys are looked through for those whose time is over.
+const SWEEP: Duration = Duration::from_secs(1);
 const STREAM_WINDOW: u32 = 1 << 20;
 /// What HTTP/2 may buffer of a connection's requests, which is charged to the memory account for as long as it lasts: the
 /// budget's quarter for as many as there may be, in these bounds. The lower one is the protocol's.
@@ -96,6 +109,9 @@ pub(crate) struct GrpcConfig {
     pub max_streams: usize,
     /// How long a publish waits for SENT or ACKED when the call has no deadline.
     pub wait_timeout: Duration,
+    /// Idempotency keys that are remembered at once, and for how long.
+    pub max_keys: usize,
+    pub key_time: Duration,
     /// Interval of HTTP/2 pings.
     pub keepalive_interval: Duration,
     /// A connection that leaves a ping unanswered for this long is closed.
@@ -116,6 +132,8 @@ impl Default for GrpcConfig {
             max_calls: 20_000,
             max_streams: 1_000,
             wait_timeout: Duration::from_secs(10),
+            max_keys: 100_000,
+            key_time: Duration::from_mins(10),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(20),
             drain_timeout: Duration::from_secs(5),
@@ -141,11 +159,16 @@ pub(crate) struct Hooks {
     pub authority: Option<Arc<Authority>>,
     /// Who may not connect.
     pub bans: Arc<Bans>,
+    /// What the Publisher remembers, on disk; `None` without a data directory.
+    pub store: Option<Arc<dyn PublisherStore>>,
 }
 
 /// Why the gRPC server stopped.
 #[derive(Debug, Error)]
 pub(crate) enum GrpcError {
+    /// What the Publisher remembers cannot be read.
+    #[error("read what the publisher remembers")]
+    Store(#[from] StoreError),
     /// Serving failed.
     #[error("serve grpc")]
     Serve(#[from] tonic::transport::Error),
@@ -161,6 +184,7 @@ struct Context {
     config: GrpcConfig,
     hooks: Hooks,
     streams: Arc<Streams>,
+    keys: Arc<Keys>,
     shutdown: watch::Receiver<bool>,
 }
 
@@ -175,8 +199,10 @@ pub(crate) async fn serve(
     hooks: Hooks,
     shutdown: watch::Receiver<bool>,
 ) -> Result<(), GrpcError> {
+    let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
     let context = Context {
         broker,
+        keys,
         config,
         hooks,
         streams: Arc::new(Streams::new(config.max_streams)),
@@ -195,6 +221,26 @@ pub(crate) async fn serve(
     let access = Access(Arc::clone(&context.hooks.backends));
     drop(context);
     run(listener, tls, config, memory, access, routes, health, streams, shutdown).await
+}
+
+/// Reads the keys that are remembered, and lets those go whose time is over, until `shutdown`.
+async fn open_keys(
+    config: &GrpcConfig,
+    hooks: &Hooks,
+    broker: &Broker,
+    shutdown: &watch::Receiver<bool>,
+) -> Result<Arc<Keys>, GrpcError> {
+    let options = KeyOptions { most: config.max_keys, time: config.key_time };
+    let (store, account, stop) = (hooks.store.clone(), Arc::clone(broker.account()), shutdown.clone());
+    let opened = tokio::task::spawn_blocking(move || Keys::open(options, store, &account, stop)).await;
+    let keys = opened.map_err(|e| StoreError::Unavailable(format!("read of keys did not finish: {e}")))??;
+    let (swept, mut stop) = (Arc::clone(&keys), shutdown.clone());
+    tokio::spawn(async move {
+        while tokio::time::timeout(SWEEP, stop.wait_for(|stop| *stop)).await.is_err() {
+            swept.sweep();
+        }
+    });
+    Ok(keys)
 }
 
 /// Where calls are charged, and for what at most.

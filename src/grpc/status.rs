@@ -110,6 +110,10 @@ pub(super) enum Error {
     OldToken,
     #[error("the group has as many members as it may have")]
     TooManyMembers,
+    #[error("idempotency_key: stands for a request with other fields")]
+    KeyReused,
+    #[error("a message with this key was published before, and what became of it is no longer known")]
+    OutcomeLost,
     #[error("internal error")]
     Internal,
 }
@@ -185,6 +189,8 @@ impl Error {
             Self::Unauthenticated(_) => Code::Unauthenticated,
             Self::RoleDenied { .. } | Self::OutOfScope { .. } => Code::PermissionDenied,
             Self::Unimplemented => Code::Unimplemented,
+            Self::KeyReused => Code::AlreadyExists,
+            Self::OutcomeLost => Code::Unknown,
             Self::Internal => Code::Internal,
         }
     }
@@ -236,6 +242,8 @@ impl Error {
             Self::Fenced => "FENCED",
             Self::OldToken => "OLD_TOKEN",
             Self::TooManyMembers => "TOO_MANY_MEMBERS",
+            Self::KeyReused => "IDEMPOTENCY_KEY_REUSED",
+            Self::OutcomeLost => "OUTCOME_LOST",
             Self::Internal => "INTERNAL",
         }
     }
@@ -388,6 +396,8 @@ mod tests {
             (Error::Fenced, Code::Aborted, "FENCED"),
             (Error::OldToken, Code::OutOfRange, "OLD_TOKEN"),
             (Error::TooManyMembers, Code::ResourceExhausted, "TOO_MANY_MEMBERS"),
+            (Error::KeyReused, Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"),
+            (Error::OutcomeLost, Code::Unknown, "OUTCOME_LOST"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];
         for (error, code, reason) in table {

@@ -64,7 +64,15 @@ impl Setup {
         change: impl FnOnce(&mut Config),
         build: impl FnOnce(Builder) -> Builder,
     ) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::built_in(tempfile::tempdir().unwrap(), change, build).await
+    }
+
+    /// The same on what an earlier gateway has left in `dir`.
+    async fn built_in(
+        dir: tempfile::TempDir,
+        change: impl FnOnce(&mut Config),
+        build: impl FnOnce(Builder) -> Builder,
+    ) -> Self {
         let socket = || {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -91,6 +99,14 @@ impl Setup {
         let address = format!("http://{}", gateway.address("grpc").unwrap());
         let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
         Self { gateway, channel, mqtt, _dir: dir }
+    }
+
+    /// Ends the gateway and starts another on its data directory.
+    pub(crate) async fn restarted(self, change: impl FnOnce(&mut Config)) -> Self {
+        let Self { gateway, channel, _dir: dir, .. } = self;
+        drop(channel);
+        soon("a shutdown", gateway.shutdown()).await;
+        Self::built_in(dir, change, |builder| builder).await
     }
 
     pub(crate) fn publisher(&self) -> PublisherClient<Channel> {

@@ -8,6 +8,7 @@ mod client;
 mod devices;
 mod events;
 mod harness;
+mod keys;
 mod publishing;
 mod state;
 mod streams;

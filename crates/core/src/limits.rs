@@ -239,8 +239,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The part of the budget for what waits for the disk, where there is a store: two thirds of it are for queues, a sixth
-    /// each for sessions and retained messages.
+    /// The part of the budget for what waits for the disk, where there is a store: seven twelfths of it are for queues, a
+    /// sixth each for sessions and retained messages, a twelfth for what the Publisher remembers.
     pub fn waiting_for_disk(&self) -> ByteSize {
         const MOST: usize = 384 << 20;
         ByteSize((self.budget().0 / 4).min(MOST))

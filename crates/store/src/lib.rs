@@ -7,6 +7,7 @@
 //! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
 //! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
+//! publisher                      trait: what the gRPC Publisher must not forget
 //! log group_state                traits: what consumer groups read, and how far they are
 //! data_dir clock_mark            the directory and its lock, where its time goes on
 //! embedded                       all of them in LMDB, one environment (folder) each:
@@ -14,7 +15,7 @@
 //!   check verify marker              damage: files read page by page, and which were closed cleanly
 //!   committer waiting pending        one writer thread per environment, group commit
 //!   fields keys message record       what records look like
-//!   sessions queues retained         tables and writers; `queues` has readers of its own
+//!   sessions queues retained publisher   tables and writers; `queues` has readers of its own
 //!   write read                       latest values
 //!   groups log                       state of consumer groups, and their log in segment files
 //!   tool                             check, compact, back up, export, import
@@ -37,6 +38,7 @@ mod memory_group_state;
 #[cfg(any(test, feature = "test-util"))]
 mod memory_log;
 mod page;
+mod publisher;
 mod queues;
 mod retained;
 #[cfg(feature = "scylla")]
@@ -68,8 +70,8 @@ pub use data_dir::{DataDir, Verify};
 #[cfg(feature = "lmdb")]
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedGroupState, EmbeddedLatest, EmbeddedLog, EmbeddedOptions,
-    EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions, LogStep, QueueGauges,
-    QueueOptions, tool,
+    EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions,
+    LogStep, QueueGauges, QueueOptions, tool,
 };
 use gateway_core::{ClientId, Properties, QoS, Timestamp};
 pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};
@@ -89,6 +91,7 @@ pub use memory_group_state::MemoryGroupState;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_log::{MemoryLog, MemoryLogOptions};
 pub use page::{PageBuilder, PageToken, Selection};
+pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};
 #[cfg(feature = "scylla")]

@@ -35,6 +35,8 @@ pub enum MemoryKind {
     GrpcMessages,
     /// Buffers of gRPC streams.
     GrpcStreams,
+    /// What the Publisher remembers: keys and their answers.
+    Publisher,
     /// Input from clients that have not authenticated.
     Unauthenticated,
     /// Set aside for the log of consumer groups, as long as there are groups: what waits for the disk, and the last messages.
@@ -43,7 +45,7 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -54,6 +56,7 @@ impl MemoryKind {
         Self::Retained,
         Self::GrpcMessages,
         Self::GrpcStreams,
+        Self::Publisher,
         Self::Unauthenticated,
         Self::Log,
     ];
@@ -71,6 +74,7 @@ impl MemoryKind {
             Self::Retained => "retained",
             Self::GrpcMessages => "grpc_messages",
             Self::GrpcStreams => "grpc_streams",
+            Self::Publisher => "publisher",
             Self::Unauthenticated => "unauthenticated",
             Self::Log => "log",
         }
@@ -84,7 +88,7 @@ impl MemoryKind {
             // Each gRPC connection costs something whatever it sends, so that many could leave nothing for devices.
             Self::Sessions | Self::GrpcMessages => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
-            Self::Wills | Self::Log => 8,
+            Self::Wills | Self::Log | Self::Publisher => 8,
             Self::Unauthenticated => 16,
         }
     }

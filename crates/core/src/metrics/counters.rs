@@ -96,6 +96,7 @@ counters! {
     memory_filters: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"filters\"";
     memory_sessions: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"sessions\"";
     memory_grpc: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"grpc_messages\"";
+    memory_publisher: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"publisher\"";
     memory_unauthenticated: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"unauthenticated\"";
     write_timeouts: "mqtt_write_timeouts_total", "Connections ended because a write made no progress", "";
     takeovers: "mqtt_takeovers_total", "Connections ended by another with the same client id", "";
@@ -185,6 +186,7 @@ counters! {
     store_refused_sessions: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"sessions\"";
     store_refused_retained: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"retained\"";
     store_refused_groups: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"groups\"";
+    store_refused_publisher: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"publisher\"";
     store_entries_written: "gateway_store_entries_written_total", "Entries of durable queues written", "";
     store_entries_settled: "gateway_store_entries_settled_total", "Entries of durable queues acknowledged before they were written, and never written", "";
     store_entries_removed: "gateway_store_entries_removed_total", "Entries of durable queues removed", "";
@@ -225,6 +227,11 @@ counters! {
     backend_streams_expired: "gateway_backend_streams_ended_total", "Streams whose caller lost its rights", "reason=\"expired\"";
     audit_suppressed: "gateway_audit_suppressed_total", "Lines left out of the audit log: one address was denied too often", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
+    grpc_keys_joined: "gateway_grpc_keys_total", "Publishes whose idempotency key was known", "result=\"joined\"";
+    grpc_keys_answered: "gateway_grpc_keys_total", "Publishes whose idempotency key was known", "result=\"answered\"";
+    grpc_keys_reused: "gateway_grpc_keys_total", "Publishes whose idempotency key was known", "result=\"other_content\"";
+    grpc_keys_dropped_count: "gateway_grpc_keys_dropped_total", "Idempotency keys forgotten before their time", "reason=\"count\"";
+    grpc_keys_dropped_memory: "gateway_grpc_keys_dropped_total", "Idempotency keys forgotten before their time", "reason=\"memory\"";
     grpc_delivered: "gateway_grpc_delivered_total", "Messages sent to backend streams", "";
     grpc_stream_dropped_full: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"buffer_full\"";
     grpc_stream_dropped_memory: "gateway_grpc_stream_dropped_total", "Messages dropped for backend streams", "reason=\"memory\"";

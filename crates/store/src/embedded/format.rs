@@ -30,6 +30,7 @@ const STORES: &[Store] = &[
     ("queues", &super::queues::TABLES, &[]),
     ("retained", &["retained"], &[]),
     ("groups", &["groups"], &[]),
+    ("publisher", &["answers", "scheduled"], &[]),
 ];
 
 fn upgrades(store: &str) -> &'static [Upgrade] {

@@ -13,6 +13,7 @@ use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 use super::{
     fields, format, message,
     open::{Existing, existing, in_use},
+    publisher,
     queues::audit,
     record, sessions,
 };
@@ -48,6 +49,13 @@ const STORES: &[(&str, &[Checked])] = &[
     ("queues", &[]),
     ("retained", &[("retained", true, |_, value| message::decode(value).is_some())]),
     ("groups", &[("groups", true, |_, value| fields::open(value).is_some())]),
+    (
+        "publisher",
+        &[
+            ("answers", false, |_, value| publisher::is_sound(value)),
+            ("scheduled", false, |_, value| publisher::is_sound(value)),
+        ],
+    ),
 ];
 
 /// Most tables of one environment, with room for those of newer versions.

@@ -1,0 +1,148 @@
+//! A message that was routed, and the wait for what becomes of it.
+
+use std::sync::Arc;
+
+use broker::Published;
+use gateway_core::{Commit, Receipt, ReceiptState, Refused};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::grpc::{
+    messages::{answers, convert::Wait},
+    proto::gateway::v1,
+    status::{Error, Level, Reached},
+};
+
+/// A message that was routed, and perhaps a receipt to wait for.
+pub(super) struct Routed {
+    pub(super) published: Published,
+    pub(super) wait: Wait,
+    pub(super) receipt: Option<Arc<Receipt>>,
+    /// What must be on disk first.
+    pub(super) commit: Option<Arc<Commit>>,
+}
+
+impl Routed {
+    /// What is known now; `None` if it must be waited for.
+    pub(super) fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
+        if let Some(commit) = &self.commit {
+            return Some(
+                commit.result()?.map_err(|Refused| Error::StoreRefused).and_then(|()| self.response(None)),
+            );
+        }
+        let state = match &self.receipt {
+            None => None,
+            Some(receipt) => Some(receipt.state()).filter(|state| self.is_done(state)).map(Some)?,
+        };
+        Some(self.response(state))
+    }
+
+    fn response(&self, state: Option<ReceiptState>) -> Result<v1::PublishResponse, Error> {
+        Ok(answers::publish_response(self.published, self.wait, state))
+    }
+
+    /// Whether every receiver that took it while online did its part. Offline sessions are not waited for.
+    fn is_done(&self, state: &ReceiptState) -> bool {
+        let reached = match self.wait {
+            Wait::Accepted | Wait::Durable => return true,
+            Wait::Sent => state.sent,
+            Wait::Acked => state.acked.saturating_add(state.rejected),
+        };
+        reached.saturating_add(state.dropped) >= self.published.sent
+    }
+
+    /// Waits until done, `deadline`, or the gateway shuts down. Cancel safe.
+    pub(super) async fn finish(
+        &self,
+        deadline: Instant,
+        shutdown: &watch::Receiver<bool>,
+    ) -> Result<v1::PublishResponse, Error> {
+        if let Some(result) = self.ready() {
+            return result;
+        }
+        let mut shutdown = shutdown.clone();
+        tokio::select! {
+            biased;
+            result = self.wait() => result,
+            // A sender that is gone counts as asking.
+            _ = shutdown.wait_for(|stop| *stop) => Err(Error::CutShort(self.reached())),
+            () = sleep_until(deadline) => Err(Error::Deadline(self.reached())),
+        }
+    }
+
+    /// Waits until done, however long that takes. Cancel safe.
+    pub(super) async fn wait(&self) -> Result<v1::PublishResponse, Error> {
+        if let Some(commit) = &self.commit {
+            return commit
+                .wait()
+                .await
+                .map_err(|Refused| Error::StoreRefused)
+                .and_then(|()| self.response(None));
+        }
+        match &self.receipt {
+            Some(receipt) => self.response(Some(receipt.wait(|state| self.is_done(state)).await)),
+            None => self.response(None),
+        }
+    }
+
+    /// How far it came by now.
+    pub(super) fn reached(&self) -> Reached {
+        let state = self.receipt.as_ref().map_or_else(ReceiptState::default, |receipt| receipt.state());
+        let waits_for_the_disk = self.commit.is_some();
+        let all_sent = state.sent.saturating_add(state.dropped) >= self.published.sent;
+        let level = if all_sent && !waits_for_the_disk { Level::Sent } else { Level::Accepted };
+        Reached { level, state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gateway_core::DropReason;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_ends_with_all_online_receivers_or_at_the_deadline() {
+        let receipt = Arc::new(Receipt::default());
+        let published = Published { matched: 3, sent: 2, queued: 1, ..Published::default() };
+        let routed =
+            Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)), commit: None };
+        assert!(routed.ready().is_none());
+        receipt.update(|state| state.sent = 2);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let (stop, shutdown) = watch::channel(false);
+        let Err(Error::Deadline(reached)) = routed.finish(deadline, &shutdown).await else { panic!() };
+        assert_eq!(reached.level, Level::Sent);
+        stop.send_replace(true);
+        assert_eq!(routed.finish(deadline, &shutdown).await, Err(Error::CutShort(reached)));
+
+        receipt.update(|state| {
+            state.acked = 1;
+            state.dropped = 1;
+            state.reason = Some(DropReason::ConnectionLost);
+            state.code = Some(16);
+        });
+        let response = routed.ready().unwrap().unwrap();
+        assert_eq!(response.outcome(), v1::Outcome::Acked);
+        assert_eq!((response.sent, response.dropped, response.reason_code), (1, 1, Some(16)));
+        assert_eq!(response.drop_reason(), v1::DropReason::ConnectionLost);
+        let done = routed.finish(deadline, &shutdown).await.unwrap();
+        assert_eq!(
+            done.outcome(),
+            v1::Outcome::Acked,
+            "what is known is told, also at shutdown and too late"
+        );
+
+        receipt.update(|state| {
+            state.acked = 0;
+            state.answered(0x97);
+        });
+        let response = routed.ready().unwrap().unwrap();
+        assert_eq!((response.outcome(), response.rejected), (v1::Outcome::Rejected, 1));
+        assert_eq!(response.reason_code, Some(0x97));
+    }
+}
