@@ -12,6 +12,7 @@
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
+//!   groups             consumer groups at work: log, logic and records joined
 //!   abuse auth backends config door reload shutdown telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
@@ -21,8 +22,8 @@
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; this crate uses all. What they
-//! cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; this crate uses
+//! all. What they cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
 mod abuse;
 pub mod auth;
@@ -32,6 +33,8 @@ pub mod cli;
 pub mod config;
 mod door;
 pub mod gateway;
+#[doc(hidden)]
+pub mod groups;
 mod grpc;
 mod net;
 pub mod reload;

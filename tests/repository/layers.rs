@@ -20,7 +20,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("tls", &["config", "reload"]),
     ("telemetry", &["config", "door", "reload"]),
     ("net", &["abuse", "auth", "config", "door", "telemetry", "tls"]),
-    ("grpc", &["abuse", "auth", "backends", "config", "door", "reload", "tls"]),
+    ("groups", &[]),
+    ("grpc", &["abuse", "auth", "backends", "config", "door", "groups", "reload", "tls"]),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.

@@ -1,0 +1,132 @@
+//! What somebody asked a group to be, as it is kept.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gateway_core::{QoS, Timestamp};
+use groups::{GroupConfig, OrderKey};
+use serde::{Deserialize, Serialize};
+
+/// Which messages a group gets. A message must pass every kind of filter that is set.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Filter {
+    /// Client ids.
+    pub devices: Vec<String>,
+    /// Starts of client ids.
+    pub device_prefixes: Vec<String>,
+    /// MQTT topic filters; none is `#`.
+    pub topics: Vec<String>,
+    /// Topics not wanted.
+    pub exclude_topics: Vec<String>,
+    /// Devices not wanted.
+    pub exclude_devices: Vec<String>,
+    /// Also what backends publish.
+    pub include_backends: bool,
+    /// Bits of the lowest QoS that is wanted.
+    pub min_qos: u8,
+    /// Kinds of events, by name.
+    pub events: Vec<String>,
+}
+
+impl Filter {
+    /// The lowest QoS that is wanted.
+    pub fn least_qos(&self) -> QoS {
+        QoS::from_bits(self.min_qos).unwrap_or_default()
+    }
+}
+
+/// What happens when a group holds more than [`Definition::retention_bytes`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WhenFull {
+    /// The oldest messages go, and are counted as lost.
+    #[default]
+    DropOldest,
+    /// What matches is refused.
+    Refuse,
+}
+
+/// What messages keep their order among each other, as it is kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Those of a device.
+    #[default]
+    Device,
+    /// Those of a device on a topic.
+    DeviceTopic,
+    /// None.
+    None,
+}
+
+/// A group as somebody asked for it. Spans are in milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definition {
+    /// Its name, which nobody else has.
+    pub name: String,
+    /// What it gets.
+    pub filter: Filter,
+    /// Fixed at its creation.
+    pub order: Order,
+    /// How long a delivered message may stay unacknowledged.
+    pub ack_deadline: u64,
+    /// Deliveries before a message is given up; 0 is no limit.
+    pub max_attempts: u32,
+    /// The first pause before a redelivery.
+    pub min_backoff: u64,
+    /// The longest.
+    pub max_backoff: u64,
+    /// Unacknowledged messages are kept so long; 0 is without limit.
+    pub retention_age: u64,
+    /// And so many bytes of them; 0 is without limit.
+    pub retention_bytes: u64,
+    /// Acknowledged ones are kept so long.
+    pub replay_age: u64,
+    /// When `retention_bytes` is reached.
+    pub when_full: WhenFull,
+    /// Nothing is delivered.
+    pub paused: bool,
+    /// For what the user wants to remember.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Definition {
+    /// How the logic delivers.
+    pub fn config(&self) -> GroupConfig {
+        GroupConfig {
+            order_key: match self.order {
+                Order::Device => OrderKey::Device,
+                Order::DeviceTopic => OrderKey::DeviceTopic,
+                Order::None => OrderKey::None,
+            },
+            ack_deadline: Duration::from_millis(self.ack_deadline),
+            max_attempts: self.max_attempts,
+            min_backoff: Duration::from_millis(self.min_backoff),
+            max_backoff: Duration::from_millis(self.max_backoff),
+            paused: self.paused,
+        }
+    }
+}
+
+/// A group as it is kept: what was asked for, and what the gateway added.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub(super) definition: Definition,
+    /// Changes with each change of the definition.
+    pub(super) etag: u64,
+    /// When it was made, in milliseconds of the process's clock.
+    pub(super) created: u64,
+    /// See [`groups::Identity`].
+    pub(super) generation: u32,
+    pub(super) seed: u64,
+    /// The log that its places are of.
+    pub(super) log: u64,
+    /// In each partition, where the group began.
+    pub(super) start: Vec<u64>,
+    /// In each partition, where messages are marked for the group; before it the filter says which are its.
+    pub(super) born: Vec<u64>,
+}
+
+impl Kept {
+    pub(super) fn created(&self) -> Timestamp {
+        Timestamp(self.created)
+    }
+}

@@ -1,0 +1,210 @@
+//! Messages that a group has given up, as they are kept.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp};
+use serde::{Deserialize, Serialize};
+use store::{Expect, StateChange, StateRecord};
+
+use super::{GroupError, live::put};
+
+/// A message that was given up.
+#[derive(Debug, Clone)]
+pub struct DeadLetter {
+    /// Names it.
+    pub id: u64,
+    /// The message.
+    pub message: Arc<SharedMessage>,
+    /// Deliveries.
+    pub attempts: u32,
+    /// When it was given up.
+    pub time: Timestamp,
+    /// Of the last nack.
+    pub reason: String,
+}
+
+/// The first byte of the key of each.
+pub(super) const LETTER: u8 = b'l';
+
+pub(super) fn key(id: u64) -> Bytes {
+    let mut key = vec![LETTER];
+    key.extend_from_slice(&id.to_be_bytes());
+    Bytes::from(key)
+}
+
+pub(super) fn id(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.strip_prefix(&[LETTER])?.try_into().ok()?))
+}
+
+/// How many there are, and what they take: for one too many the oldest goes.
+#[derive(Debug)]
+pub(super) struct Letters {
+    /// Number and bytes of each, in order.
+    kept: VecDeque<(u64, usize)>,
+    bytes: usize,
+    next: u64,
+    most: usize,
+    most_bytes: usize,
+    /// Went for others.
+    pub(super) dropped: u64,
+}
+
+impl Letters {
+    pub(super) fn new(most: usize, most_bytes: usize) -> Self {
+        Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes, dropped: 0 }
+    }
+
+    /// One that is there already, in order.
+    pub(super) fn restore(&mut self, id: u64, bytes: usize) {
+        self.kept.push_back((id, bytes));
+        self.bytes += bytes;
+        self.next = self.next.max(id + 1);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// What is to be written for one more.
+    pub(super) fn add(
+        &mut self,
+        message: &SharedMessage,
+        attempts: u32,
+        reason: &str,
+        time: Timestamp,
+    ) -> Vec<StateChange> {
+        let value = encode(message, attempts, reason, time);
+        let id = self.next;
+        self.next += 1;
+        self.restore(id, value.len());
+        let mut changes = vec![put(key(id), value)];
+        while self.kept.len() > self.most.max(1) || (self.bytes > self.most_bytes && self.kept.len() > 1) {
+            let Some((oldest, bytes)) = self.kept.pop_front() else { break };
+            self.bytes -= bytes;
+            self.dropped += 1;
+            changes.push(StateChange { key: key(oldest), value: None, expect: Expect::Any });
+        }
+        changes
+    }
+
+    /// What is to be written without this one; `None` if it is not there.
+    pub(super) fn remove(&mut self, id: u64) -> Option<StateChange> {
+        let at = self.kept.binary_search_by_key(&id, |&(kept, _)| kept).ok()?;
+        let (_, bytes) = self.kept.remove(at)?;
+        self.bytes -= bytes;
+        Some(StateChange { key: key(id), value: None, expect: Expect::Any })
+    }
+
+    pub(super) fn ids(&self) -> Vec<u64> {
+        self.kept.iter().map(|&(id, _)| id).collect()
+    }
+}
+
+/// All of a letter but payload and correlation data, which follow it.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    topic: String,
+    payload: usize,
+    qos: u8,
+    retain: bool,
+    received: u64,
+    expires: Option<u64>,
+    kind: u8,
+    device: Option<String>,
+    properties: Option<Props>,
+    attempts: u32,
+    reason: String,
+    time: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Props {
+    payload_format: Option<u8>,
+    content_type: Option<String>,
+    response_topic: Option<String>,
+    has_correlation_data: bool,
+    user: Vec<(String, String)>,
+}
+
+const VERSION: u8 = 1;
+
+fn encode(message: &SharedMessage, attempts: u32, reason: &str, time: Timestamp) -> Bytes {
+    let properties = message.properties.as_deref();
+    let correlation = properties.and_then(|properties| properties.correlation_data.as_ref());
+    let head = Head {
+        topic: message.topic.to_string(),
+        payload: message.payload.len(),
+        qos: message.qos as u8,
+        retain: message.retain,
+        received: message.received.0,
+        expires: message.expires.map(|at| at.0),
+        kind: match message.kind {
+            OriginKind::Device => 0,
+            OriginKind::Backend => 1,
+            OriginKind::Server => 2,
+        },
+        device: message.client_id.as_ref().map(|id| id.as_str().to_owned()),
+        properties: properties.map(|properties| Props {
+            payload_format: properties.payload_format,
+            content_type: properties.content_type.clone(),
+            response_topic: properties.response_topic.clone(),
+            has_correlation_data: properties.correlation_data.is_some(),
+            user: properties.user.clone(),
+        }),
+        attempts,
+        reason: reason.to_owned(),
+        time: time.0,
+    };
+    let head = serde_json::to_vec(&head).unwrap_or_default();
+    let mut value = Vec::with_capacity(5 + head.len() + message.payload.len());
+    value.push(VERSION);
+    value.extend_from_slice(&u32::try_from(head.len()).unwrap_or(u32::MAX).to_le_bytes());
+    value.extend_from_slice(&head);
+    value.extend_from_slice(&message.payload);
+    value.extend_from_slice(correlation.map_or(&[], |data| data));
+    Bytes::from(value)
+}
+
+pub(super) fn decode(record: &StateRecord) -> Result<DeadLetter, GroupError> {
+    parse(record).ok_or(GroupError::Damaged)
+}
+
+fn parse(record: &StateRecord) -> Option<DeadLetter> {
+    let id = id(&record.key)?;
+    let rest = record.value.strip_prefix(&[VERSION])?;
+    let (length, rest) = rest.split_first_chunk::<4>()?;
+    let (head, rest) = rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
+    let head: Head = serde_json::from_slice(head).ok()?;
+    let (payload, correlation) = rest.split_at_checked(head.payload)?;
+    let properties = head.properties.map(|own| {
+        Arc::new(Properties {
+            payload_format: own.payload_format,
+            content_type: own.content_type,
+            response_topic: own.response_topic,
+            correlation_data: own.has_correlation_data.then(|| Bytes::copy_from_slice(correlation)),
+            user: own.user,
+        })
+    });
+    let message = SharedMessage {
+        topic: Arc::from(head.topic),
+        payload: Bytes::copy_from_slice(payload),
+        qos: QoS::from_bits(head.qos)?,
+        retain: head.retain,
+        properties,
+        expires: head.expires.map(Timestamp),
+        received: Timestamp(head.received),
+        kind: match head.kind {
+            0 => OriginKind::Device,
+            1 => OriginKind::Backend,
+            2 => OriginKind::Server,
+            _ => return None,
+        },
+        client_id: head.device.as_deref().map(ClientId::new),
+        slot: 0,
+        receipt: None,
+        direct: false,
+    };
+    let time = Timestamp(head.time);
+    Some(DeadLetter { id, message: Arc::new(message), attempts: head.attempts, time, reason: head.reason })
+}

@@ -1,0 +1,427 @@
+//! One group at work: the logic behind a lock, the members that wait for it, and what is written of it.
+//!
+//! The lock is held for memory only. What the logic says is to be woken is woken after it is released. Answers of
+//! acknowledgements are given when the write is done that was begun after them: each write has a number, and who waits knows
+//! from which number on its answer holds.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use ahash::RandomState;
+use bytes::Bytes;
+use gateway_core::{GroupId, LogRecord, Message, PARTITIONS, Partition, Timestamp};
+use groups::{Group, Progress};
+use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange};
+use tokio::sync::{Notify, watch};
+use tracing::warn;
+
+use super::{
+    GroupError,
+    definition::{Definition, Kept},
+    letters::Letters,
+};
+
+/// Whether a message that was appended before the group was made would have been its.
+pub type Wants = dyn Fn(&Message<'_>) -> bool + Send + Sync;
+
+/// One group.
+pub(super) struct Live {
+    pub(super) id: GroupId,
+    pub(super) epoch: Epoch,
+    pub(super) log: Arc<dyn PartitionedLog>,
+    pub(super) state: Arc<dyn GroupState>,
+    pub(super) clock: fn() -> Timestamp,
+    inner: Mutex<Inner>,
+    /// There is something to be written.
+    dirty: Notify,
+    /// Deadlines may have come nearer.
+    pub(super) timer: Notify,
+    /// The last write that is done.
+    written: watch::Sender<u64>,
+    /// It is being deleted, or the gateway stops.
+    pub(super) ended: AtomicBool,
+    /// Messages of the group that were appended, since the log began.
+    pub(super) appended: AtomicU64,
+    pub(super) appended_bytes: AtomicU64,
+}
+
+pub(super) struct Inner {
+    pub(super) logic: Group,
+    pub(super) kept: Kept,
+    pub(super) wants: Arc<Wants>,
+    pub(super) letters: Letters,
+    wakers: HashMap<u64, Vec<Waker>, RandomState>,
+    /// The number of the next write.
+    write: u64,
+    /// Members that wait for a write: its number, theirs.
+    awaited: BTreeSet<(u64, u64)>,
+    /// Changes that are not in the logic: the definition, letters.
+    pub(super) changes: Vec<StateChange>,
+    /// What is on disk of each partition.
+    pub(super) floors: Vec<u64>,
+    /// Of [`Live::appended`], how many are settled or lost, as far as is known.
+    pub(super) base: u64,
+    pub(super) base_bytes: u64,
+    pub(super) lost: u64,
+}
+
+/// Keys of a group's records.
+pub(super) const DEFINITION: &[u8] = b"d";
+const PROGRESS: u8 = b'p';
+const COUNTS: &[u8] = b"t";
+
+/// Calls of one member at once that are woken.
+const MOST_WAKERS: usize = 16;
+
+impl Live {
+    #[expect(clippy::too_many_arguments, reason = "made in one place")]
+    pub(super) fn new(
+        id: GroupId,
+        epoch: Epoch,
+        log: Arc<dyn PartitionedLog>,
+        state: Arc<dyn GroupState>,
+        clock: fn() -> Timestamp,
+        kept: Kept,
+        wants: Arc<Wants>,
+        logic: Group,
+        letters: Letters,
+        counts: Counts,
+    ) -> Self {
+        let floors = Partition::all().map(|partition| logic.floor(partition)).collect();
+        let last = log.marks(id).last().map_or((0, 0), |mark| (mark.messages, mark.bytes));
+        let inner = Inner {
+            logic,
+            kept,
+            wants,
+            letters,
+            wakers: HashMap::default(),
+            write: 1,
+            awaited: BTreeSet::new(),
+            changes: Vec::new(),
+            floors,
+            base: counts.messages.min(last.0),
+            base_bytes: counts.bytes.min(last.1),
+            lost: counts.lost,
+        };
+        Self {
+            id,
+            epoch,
+            log,
+            state,
+            clock,
+            inner: Mutex::new(inner),
+            dirty: Notify::new(),
+            timer: Notify::new(),
+            written: watch::Sender::new(0),
+            ended: AtomicBool::new(false),
+            appended: AtomicU64::new(last.0),
+            appended_bytes: AtomicU64::new(last.1),
+        }
+    }
+
+    /// Does something with the group, and wakes whoever it gives something to do.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+        let mut inner = self.inner.lock();
+        let result = act(&mut inner);
+        self.release(inner);
+        result
+    }
+
+    fn release(&self, mut inner: MutexGuard<'_, Inner>) {
+        let dirty = inner.logic.has_changes() || !inner.changes.is_empty();
+        let woken = inner.logic.woken();
+        let wakers: Vec<Waker> =
+            woken.into_iter().filter_map(|number| inner.wakers.remove(&number)).flatten().collect();
+        drop(inner);
+        if dirty {
+            self.dirty.notify_one();
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Messages have become durable; `records` are all that did, of which some are the group's.
+    pub(super) fn appended(&self, records: &[(Partition, LogRecord)], own: &[usize]) {
+        let bytes: usize = own.iter().map(|&at| records[at].1.message.cost()).sum();
+        self.appended.fetch_add(own.len() as u64, Relaxed);
+        self.appended_bytes.fetch_add(bytes as u64, Relaxed);
+        self.with(|inner| {
+            for &at in own {
+                let (partition, record) = &records[at];
+                inner.logic.appended(*partition, record);
+            }
+        });
+    }
+
+    /// Resolves when the write of this number is done. `None` if the group ends before.
+    pub(super) async fn written(&self, number: u64) -> Option<()> {
+        let mut written = self.written.subscribe();
+        written.wait_for(|&done| done >= number || self.is_ended()).await.ok()?;
+        (*self.written.borrow() >= number).then_some(())
+    }
+
+    pub(super) fn is_written(&self, number: u64) -> bool {
+        *self.written.borrow() >= number
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    /// Ends all that waits for the group.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Relaxed);
+        self.dirty.notify_one();
+        self.timer.notify_one();
+        self.written.send_modify(|_| {});
+        let wakers: Vec<Waker> = self.inner.lock().wakers.drain().flat_map(|(_, wakers)| wakers).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Writes what is to be written until the group ends. What fails is tried again: until it is written nobody gets an
+    /// answer.
+    pub(super) async fn write_all(self: Arc<Self>) {
+        while !self.is_ended() {
+            self.bury().await;
+            let Some(write) = self.with(Inner::take_write) else {
+                self.dirty.notified().await;
+                continue;
+            };
+            let mut pause = Duration::from_millis(50);
+            loop {
+                match self.state.write(self.id, self.epoch, write.changes.clone()).await {
+                    Ok(()) => break,
+                    Err(store::StateError::Store(error)) => {
+                        warn!(group = self.id.0, %error, "group is not written, trying again");
+                    }
+                    Err(error) => {
+                        warn!(group = self.id.0, %error, "group is not this gateway's any more");
+                        self.end();
+                    }
+                }
+                if self.is_ended() {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(5));
+            }
+            self.written.send_replace(write.number);
+            let wakers: Vec<Waker> = {
+                let mut inner = self.inner.lock();
+                for (partition, floor) in write.floors {
+                    inner.floors[usize::from(partition.0)] = floor;
+                }
+                inner.answered(write.number)
+            };
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Copies what is given up, so that the next write has it.
+    async fn bury(&self) {
+        let dying = self.with(|inner| inner.logic.given_up(64));
+        for (partition, offset) in dying {
+            let limit = store::ReadLimit { records: 1, bytes: 1 };
+            let slice = match self.log.read(partition, offset, limit) {
+                store::Reading::Now(slice) => Ok(slice),
+                store::Reading::Later(slice) => slice.await,
+            };
+            match slice {
+                Ok(slice) => {
+                    let record = slice.records.into_iter().find(|record| record.offset == offset);
+                    let now = (self.clock)();
+                    self.with(|inner| {
+                        let Some((attempts, reason)) = inner.logic.bury(partition, offset) else { return };
+                        if let Some(record) = record {
+                            let letter = inner.letters.add(&record.message, attempts, &reason, now);
+                            inner.changes.extend(letter);
+                        } else {
+                            inner.lost += 1;
+                        }
+                    });
+                }
+                Err(error) => {
+                    warn!(group = self.id.0, %error, "message that is given up cannot be read, trying again");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    self.with(|inner| inner.logic.not_buried(partition, offset));
+                }
+            }
+        }
+    }
+
+    /// Ticks until the group ends.
+    pub(super) async fn tick_all(self: Arc<Self>) {
+        const SHORTEST: Duration = Duration::from_millis(5);
+        const LONGEST: Duration = Duration::from_millis(100);
+        while !self.is_ended() {
+            let now = (self.clock)();
+            let next = self.with(|inner| inner.logic.tick(now));
+            match next {
+                Some(next) => {
+                    let pause = Duration::from_millis(next.0.saturating_sub(now.0)).clamp(SHORTEST, LONGEST);
+                    tokio::time::sleep(pause).await;
+                }
+                None => self.timer.notified().await,
+            }
+        }
+    }
+
+    /// Messages that are not settled, and their cost.
+    pub(super) fn lag(&self, inner: &Inner) -> (u64, u64) {
+        if Partition::all().all(|partition| inner.logic.is_idle(partition)) {
+            return (0, 0);
+        }
+        let totals = inner.logic.totals();
+        let settled = inner.base + totals.settled + totals.given_up + totals.lost;
+        let bytes = inner.base_bytes + totals.settled_bytes;
+        let messages = self.appended.load(Relaxed).saturating_sub(settled);
+        let bytes = if messages == 0 { 0 } else { self.appended_bytes.load(Relaxed).saturating_sub(bytes) };
+        (messages, bytes)
+    }
+
+    /// The number of the write that holds all that was done before.
+    pub(super) fn wait_number(inner: &Inner) -> u64 {
+        let nothing_new = inner.changes.is_empty() && !inner.logic.has_changes();
+        if nothing_new { inner.write - 1 } else { inner.write }
+    }
+
+    /// Changes the definition.
+    pub(super) fn redefine(&self, definition: Definition, wants: Arc<Wants>) -> u64 {
+        self.with(|inner| {
+            inner.logic.set_config(definition.config());
+            inner.kept.definition = definition;
+            inner.kept.etag += 1;
+            inner.wants = wants;
+            inner.keep();
+            Self::wait_number(inner)
+        })
+    }
+}
+
+/// What is written at once.
+struct Write {
+    number: u64,
+    changes: Vec<StateChange>,
+    floors: Vec<(Partition, u64)>,
+}
+
+impl Inner {
+    /// The member waits for the answer that this write allows.
+    pub(super) fn await_write(&mut self, member: u64, number: u64) {
+        self.awaited.insert((number, member));
+    }
+
+    /// Those who wait for this write, or one before it.
+    fn answered(&mut self, number: u64) -> Vec<Waker> {
+        let rest = self.awaited.split_off(&(number + 1, 0));
+        let done = std::mem::replace(&mut self.awaited, rest);
+        done.into_iter().filter_map(|(_, member)| self.wakers.remove(&member)).flatten().collect()
+    }
+
+    /// Leaves a waker to be woken when the member has something to do, or something is written.
+    pub(super) fn wait(&mut self, member: u64, waker: &Waker) {
+        let wakers = self.wakers.entry(member).or_default();
+        if !wakers.iter().any(|other| other.will_wake(waker)) {
+            if wakers.len() >= MOST_WAKERS {
+                wakers.remove(0).wake();
+            }
+            wakers.push(waker.clone());
+        }
+    }
+
+    fn take_write(&mut self) -> Option<Write> {
+        if self.changes.is_empty() && !self.logic.has_changes() {
+            return None;
+        }
+        let mut changes = std::mem::take(&mut self.changes);
+        let mut floors = Vec::new();
+        for change in self.logic.changes() {
+            floors.push((change.partition, change.floor));
+            changes.push(put(progress_key(change.partition), change.record));
+        }
+        changes.push(self.counts_change());
+        let number = self.write;
+        self.write += 1;
+        Some(Write { number, changes, floors })
+    }
+
+    fn counts_change(&self) -> StateChange {
+        let totals = self.logic.totals();
+        let counts = Counts {
+            messages: self.base + totals.settled + totals.given_up + totals.lost,
+            bytes: self.base_bytes + totals.settled_bytes,
+            lost: self.lost + totals.lost,
+        };
+        put(Bytes::from_static(COUNTS), counts.encode())
+    }
+
+    /// The definition is to be written.
+    pub(super) fn keep(&mut self) {
+        self.changes.push(definition_change(&self.kept));
+    }
+}
+
+pub(super) fn definition_change(kept: &Kept) -> StateChange {
+    let json = serde_json::to_vec(kept).unwrap_or_default();
+    put(Bytes::from_static(DEFINITION), Bytes::from(json))
+}
+
+pub(super) fn put(key: Bytes, value: Bytes) -> StateChange {
+    StateChange { key, value: Some(value), expect: Expect::Any }
+}
+
+fn progress_key(partition: Partition) -> Bytes {
+    Bytes::copy_from_slice(&[PROGRESS, partition.0])
+}
+
+/// How much of a group is settled, as it is kept.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+    pub(super) lost: u64,
+}
+
+impl Counts {
+    fn encode(self) -> Bytes {
+        Bytes::from([self.messages, self.bytes, self.lost].map(u64::to_le_bytes).concat())
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let number = |at: usize| {
+            let bytes = bytes.get(8 * at..8 * at + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map_or(0, u64::from_le_bytes)
+        };
+        Self { messages: number(0), bytes: number(1), lost: number(2) }
+    }
+}
+
+/// Reads how far a group is.
+pub(super) async fn load_progress(
+    state: &Arc<dyn GroupState>,
+    group: GroupId,
+) -> Result<(Vec<(Partition, Progress)>, Counts), GroupError> {
+    let mut all = Vec::new();
+    let mut after = None;
+    loop {
+        let page = state.read(group, Bytes::copy_from_slice(&[PROGRESS]), after, PARTITIONS).await?;
+        let Some(last) = page.last() else { break };
+        after = Some(last.key.clone());
+        for record in &page {
+            let progress = Progress::decode(&record.value).map_err(|_| GroupError::Damaged)?;
+            let partition = record.key.get(1).copied().ok_or(GroupError::Damaged)?;
+            all.push((Partition(partition), progress));
+        }
+    }
+    let counts = state.read(group, Bytes::from_static(COUNTS), None, 1).await?;
+    let counts = counts.first().map(|record| Counts::decode(&record.value)).unwrap_or_default();
+    Ok((all, counts))
+}

@@ -1,0 +1,306 @@
+//! A member of a group: what it gets, polled by whoever has its stream.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use groups::{Answer, Credit, Delivery, Gap, IdRange, MemberKey, MemberOptions, Nack, Ranges, Read, Room};
+use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
+use thiserror::Error;
+
+use super::live::{Inner, Live};
+
+/// Reads of a member under way at most.
+const MOST_READS: usize = 4;
+/// How often one poll looks again, before others have their turn.
+const ROUNDS: usize = 8;
+/// A read that has failed is tried again after this.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What a member is told.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Deliveries that are void now.
+    pub revoked: Vec<IdRange>,
+    /// Messages it will not get.
+    pub gaps: Vec<Gap>,
+    /// Messages.
+    pub deliveries: Vec<Delivery>,
+    /// Answers to its acknowledgements, which are on disk.
+    pub answers: Vec<Answer>,
+    /// It asked for no more, and everything is settled and answered.
+    pub is_drained: bool,
+}
+
+impl Batch {
+    /// Whether there is nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        self.revoked.is_empty()
+            && self.gaps.is_empty()
+            && self.deliveries.is_empty()
+            && self.answers.is_empty()
+            && !self.is_drained
+    }
+}
+
+/// Why a member gets nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Ended {
+    /// Another stream has its name, or its lease has ended.
+    #[error("another stream has taken the member's name")]
+    Fenced,
+    /// The group was deleted, or is not this gateway's any more.
+    #[error("the group is not served any more")]
+    GroupGone,
+}
+
+/// A member with a stream, or one call of Fetch. Dropped, its stream has ended: what it has is given back, at once or after
+/// its lease.
+pub struct Member {
+    live: Arc<Live>,
+    key: MemberKey,
+    name: String,
+    resumed: bool,
+    /// Lives from call to call.
+    fetches: bool,
+    reads: Vec<(Read, BoxFuture<'static, Result<Slice, StoreError>>)>,
+    /// Answers, each with the number of the write that it waits for.
+    answers: VecDeque<(u64, Answer)>,
+}
+
+impl Member {
+    pub(super) fn join(
+        live: &Arc<Live>,
+        options: &MemberOptions<'_>,
+    ) -> Result<Self, groups::TooManyMembers> {
+        let now = (live.clock)();
+        let joined = live.with(|inner| inner.logic.join(options, now))?;
+        live.timer.notify_one();
+        Ok(Self {
+            live: Arc::clone(live),
+            key: joined.member,
+            name: options.name.to_owned(),
+            resumed: joined.resumed,
+            fetches: options.fetches,
+            reads: Vec::new(),
+            answers: VecDeque::new(),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// It was here within its lease: nothing of its partitions was given to others meanwhile.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// What there is for the member, within `room`; never empty. Wakes when there is something.
+    ///
+    /// # Errors
+    /// [`Ended`], and from then on always.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<Batch, Ended>> {
+        let mut batch = Batch::default();
+        for _ in 0..ROUNDS {
+            let progressed = self.look(cx.waker(), room, &mut batch)?;
+            let progressed = self.poll_reads(cx) || progressed;
+            if !batch.is_empty() {
+                return Poll::Ready(Ok(batch));
+            }
+            if !progressed {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// [`Self::poll_next`] as a future. Cancel safe.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub async fn next(&mut self, room: Room) -> Result<Batch, Ended> {
+        poll_fn(|cx| self.poll_next(cx, room)).await
+    }
+
+    /// Takes what is there. True if reads brought something at once, and it is worth looking again.
+    fn look(&mut self, waker: &Waker, room: Room, batch: &mut Batch) -> Result<bool, Ended> {
+        if self.live.is_ended() {
+            return Err(Ended::GroupGone);
+        }
+        let now = (self.live.clock)();
+        let limit = MOST_READS - self.reads.len();
+        let key = self.key;
+        let looked = self.live.with(|inner| {
+            inner.wait(key.number, waker);
+            let taken = inner.logic.take(key, now, room)?;
+            let reads = if taken.deliveries.is_empty() { inner.logic.wants(key, limit)? } else { Vec::new() };
+            Ok::<_, groups::Gone>((taken, reads))
+        });
+        let (taken, reads) = looked.map_err(|groups::Gone| Ended::Fenced)?;
+        if !taken.deliveries.is_empty() {
+            // The first deadline may be nearer than any before.
+            self.live.timer.notify_one();
+        }
+        batch.revoked.extend(taken.revoked);
+        batch.gaps.extend(taken.gaps);
+        batch.deliveries.extend(taken.deliveries);
+        while let Some((number, _)) = self.answers.front()
+            && self.live.is_written(*number)
+        {
+            batch.answers.extend(self.answers.pop_front().map(|(_, answer)| answer));
+        }
+        batch.is_drained = taken.is_drained && self.answers.is_empty();
+        let mut brought = false;
+        for read in reads {
+            let limit = ReadLimit { records: read.records, bytes: read.bytes };
+            match self.live.log.read(read.partition, read.from, limit) {
+                Reading::Now(slice) => {
+                    feed(&self.live, &read, slice);
+                    brought = true;
+                }
+                Reading::Later(slice) => {
+                    let slice = async move {
+                        let slice = slice.await;
+                        if slice.is_err() {
+                            tokio::time::sleep(PAUSE).await;
+                        }
+                        slice
+                    };
+                    self.reads.push((read, Box::pin(slice)));
+                }
+            }
+        }
+        Ok(brought)
+    }
+
+    /// True if a read has ended.
+    fn poll_reads(&mut self, cx: &mut Context<'_>) -> bool {
+        let before = self.reads.len();
+        let live = &self.live;
+        self.reads.retain_mut(|(read, slice)| match slice.as_mut().poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(slice)) => {
+                feed(live, read, slice);
+                false
+            }
+            Poll::Ready(Err(error)) => {
+                tracing::warn!(group = live.id.0, %error, "log cannot be read, trying again");
+                live.with(|inner| inner.logic.failed(read));
+                false
+            }
+        });
+        self.reads.len() < before
+    }
+
+    /// Acknowledges. The answer comes with [`Self::poll_next`], once it is on disk.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub fn acknowledge(&mut self, ranges: &Ranges) -> Result<(), Ended> {
+        let (key, live) = (self.key, &self.live);
+        let (number, answer) = live
+            .with(|inner| {
+                let answer = inner.logic.acknowledge(key, ranges)?;
+                let number = Live::wait_number(inner);
+                if !live.is_written(number) {
+                    inner.await_write(key.number, number);
+                }
+                Ok::<_, groups::Gone>((number, answer))
+            })
+            .map_err(|groups::Gone| Ended::Fenced)?;
+        match self.answers.back_mut() {
+            // Those of one write are one.
+            Some((last, before)) if *last == number => {
+                before.ok = Ranges::of(before.ok.iter().chain(answer.ok.iter()));
+                before.lost = Ranges::of(before.lost.iter().chain(answer.lost.iter()));
+            }
+            _ => self.answers.push_back((number, answer)),
+        }
+        Ok(())
+    }
+
+    /// Gives back.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub fn nack(&self, ranges: &Ranges, nack: &Nack) -> Result<(), Ended> {
+        let now = (self.live.clock)();
+        self.act(|inner, key| inner.logic.nack(key, ranges, nack, now))
+    }
+
+    /// Keeps so long, from now on.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub fn extend(&self, ranges: &Ranges, time: Duration) -> Result<(), Ended> {
+        let now = (self.live.clock)();
+        self.act(|inner, key| inner.logic.extend(key, ranges, time, now))
+    }
+
+    /// Changes how much may be unacknowledged.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub fn set_credit(&self, credit: Credit) -> Result<(), Ended> {
+        self.act(|inner, key| inner.logic.set_credit(key, credit))
+    }
+
+    /// Asks for no more. The stream may end with the batch that is [drained](Batch::is_drained).
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub fn drain(&self) -> Result<(), Ended> {
+        let now = (self.live.clock)();
+        self.act(|inner, key| inner.logic.drain(key, now))
+    }
+
+    fn act(&self, act: impl FnOnce(&mut Inner, MemberKey) -> Result<(), groups::Gone>) -> Result<(), Ended> {
+        let result = self.live.with(|inner| act(inner, self.key)).map_err(|groups::Gone| Ended::Fenced);
+        self.live.timer.notify_one();
+        result
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if self.live.is_ended() {
+            return;
+        }
+        let now = (self.live.clock)();
+        self.live.with(|inner| {
+            if self.fetches {
+                for (read, _) in &self.reads {
+                    inner.logic.failed(read);
+                }
+            } else {
+                inner.logic.close(self.key, now);
+            }
+        });
+        self.live.timer.notify_one();
+    }
+}
+
+fn feed(live: &Live, read: &Read, slice: Slice) {
+    let missing = slice.missing.map(|missing| groups::Missing {
+        until: missing.until,
+        reason: match missing.reason {
+            store::MissingReason::Trimmed => groups::GapReason::Removed,
+            store::MissingReason::Damaged => groups::GapReason::Damaged,
+        },
+    });
+    live.with(|inner| {
+        let born = inner.kept.born.get(usize::from(read.partition.0)).copied().unwrap_or_default();
+        let wants = Arc::clone(&inner.wants);
+        inner.logic.feed(read, slice.records, slice.next, missing, |record| {
+            record.groups.binary_search(&live.id).is_ok()
+                || (record.offset < born && wants(&record.message.borrow()))
+        });
+    });
+}

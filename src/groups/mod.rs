@@ -1,0 +1,738 @@
+//! Consumer groups at work: the log, the logic of each group, and the records of how far it is, joined.
+//!
+//! ```text
+//! definition   what a group was asked to be
+//! live         one group: its lock, its wakers, what is written of it
+//! member       one that reads: polled by its stream, or by a call
+//! letters      what was given up
+//! watching     what becomes durable goes to the groups that want it
+//! upkeep       retention, and the trimming of the log
+//! ```
+//!
+//! Knows no tonic and no engine. Nothing waits under a group's lock; the log's thread takes it for as long as messages are
+//! pushed to queues in memory.
+
+mod definition;
+mod letters;
+mod live;
+mod member;
+#[cfg(test)]
+mod tests;
+mod upkeep;
+mod watching;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
+use groups::{
+    AckId, AckResult, Credit, Group, Identity, MemberOptions, MemberStatus, Nack, Pending, Progress, Room,
+    Totals,
+};
+use parking_lot::RwLock;
+use store::{Epoch, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
+use thiserror::Error;
+
+pub use definition::{Definition, Filter, Order, WhenFull};
+pub use letters::DeadLetter;
+pub use live::Wants;
+pub use member::{Batch, Ended, Member};
+
+use self::{
+    definition::Kept,
+    letters::Letters,
+    live::{Counts, DEFINITION, Live, definition_change, load_progress, put},
+    watching::Table,
+};
+
+/// Whoever marks messages for groups as they are appended: the broker.
+pub trait Marker: Send + Sync {
+    /// From now on messages that this filter wants are appended with the group's number.
+    fn keep_for(&self, group: GroupId, filter: &Filter);
+    /// No message is appended for the group any more.
+    fn keep_no_more_for(&self, group: GroupId);
+    /// Messages that the group wants are refused, or not any more.
+    fn set_full(&self, group: GroupId, full: bool);
+    /// The same filter, for messages that were appended before the group was made.
+    fn matcher(&self, filter: &Filter) -> Arc<Wants>;
+}
+
+/// Bounds of all groups.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupsOptions {
+    /// Groups at once.
+    pub max_groups: usize,
+    /// Dead letters that a group keeps; for one more the oldest goes.
+    pub max_dead_letters: usize,
+    /// Bytes of these.
+    pub max_dead_letter_bytes: usize,
+    /// Bytes of the log; beyond them the oldest go, or what matches is refused, as each group says.
+    pub max_log_bytes: u64,
+    /// How often what is not needed is looked for.
+    pub upkeep_interval: Duration,
+    /// The time.
+    pub clock: fn() -> Timestamp,
+}
+
+/// Why something cannot be done with a group.
+#[derive(Debug, Error)]
+pub enum GroupError {
+    /// There is none of this name.
+    #[error("there is no group of this name")]
+    NotFound,
+    /// There is one of this name, and it is another.
+    #[error("a group of this name exists with another configuration")]
+    Exists,
+    /// There are as many as there may be.
+    #[error("there are as many groups as there may be")]
+    TooManyGroups,
+    /// It has as many as there may be.
+    #[error("the group has as many members as there may be")]
+    TooManyMembers,
+    /// It has changed since.
+    #[error("the group has changed")]
+    EtagMismatch,
+    /// A place that is not in the log any more, or was never.
+    #[error("the place is not kept any more")]
+    OutOfRange,
+    /// Not a token of this gateway.
+    #[error("not a token")]
+    BadToken,
+    /// Its records cannot be read.
+    #[error("records of the group are damaged")]
+    Damaged,
+    /// It was deleted meanwhile, or is not this gateway's any more.
+    #[error("the group is not served any more")]
+    Gone,
+    /// The member's name was taken by another stream meanwhile.
+    #[error("the member is not in the group any more")]
+    Fenced,
+    /// The store cannot be reached.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<StateError> for GroupError {
+    fn from(error: StateError) -> Self {
+        match error {
+            StateError::Store(error) => Self::Store(error),
+            StateError::Fenced | StateError::Conflict => Self::Gone,
+        }
+    }
+}
+
+impl From<Ended> for GroupError {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Fenced => Self::Fenced,
+            Ended::GroupGone => Self::Gone,
+        }
+    }
+}
+
+/// Where a group begins, or is moved to.
+#[derive(Debug, Clone)]
+pub enum Start {
+    /// After everything that is there.
+    Latest,
+    /// The oldest that is kept.
+    Earliest,
+    /// The first that was received at this time or later.
+    Time(Timestamp),
+    /// As a token says.
+    Token(String),
+}
+
+/// A group as others see it.
+#[derive(Debug, Clone)]
+pub struct Info {
+    /// Its number.
+    pub id: GroupId,
+    /// What was asked for.
+    pub definition: Definition,
+    /// Changes with each change of it.
+    pub etag: String,
+    /// When it was made.
+    pub created: Timestamp,
+    /// How it is.
+    pub status: GroupStatus,
+}
+
+/// How a group is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GroupStatus {
+    /// Messages that are not acknowledged, delivered or not. About, after a seek.
+    pub lag_messages: u64,
+    /// Their cost.
+    pub lag_bytes: u64,
+    /// When the oldest of them was received, about.
+    pub oldest: Option<Timestamp>,
+    /// Delivered and not acknowledged.
+    pub outstanding: usize,
+    /// Members, those in their lease included.
+    pub members: usize,
+    /// Given up and kept.
+    pub dead_letters: usize,
+    /// Removed unacknowledged since the group was made.
+    pub lost: u64,
+    /// What has happened since the process began.
+    pub totals: Totals,
+}
+
+/// A message that waits, with its content if it can still be read.
+#[derive(Debug, Clone)]
+pub struct PendingMessage {
+    /// What it waits for.
+    pub pending: Pending,
+    /// It.
+    pub record: Option<LogRecord>,
+}
+
+/// All groups of the gateway.
+pub struct Groups {
+    log: Arc<dyn PartitionedLog>,
+    state: Arc<dyn GroupState>,
+    marker: Arc<dyn Marker>,
+    options: GroupsOptions,
+    table: Arc<Table>,
+    names: RwLock<BTreeMap<String, Arc<Live>>>,
+    /// Held by who makes, changes or deletes a group.
+    changing: tokio::sync::Mutex<Registry>,
+}
+
+/// The records that are no group's: under the number that no group has.
+struct Registry {
+    epoch: Epoch,
+    /// The number of the next group.
+    next: u32,
+}
+
+const NOBODY: GroupId = GroupId(0);
+const NEXT: &[u8] = b"n";
+
+impl Groups {
+    /// Brings back all groups, and begins to serve them. Before the first message is appended.
+    ///
+    /// # Errors
+    /// [`GroupError::Store`], or [`GroupError::Damaged`].
+    pub async fn load(
+        log: Arc<dyn PartitionedLog>,
+        state: Arc<dyn GroupState>,
+        marker: Arc<dyn Marker>,
+        options: GroupsOptions,
+    ) -> Result<Arc<Self>, GroupError> {
+        let table = Arc::new(Table::default());
+        log.watch(Arc::clone(&table) as _);
+        let epoch = state.acquire(NOBODY).await?;
+        let next = state.read(NOBODY, Bytes::from_static(NEXT), None, 1).await?;
+        let next =
+            next.first().and_then(|record| Some(u32::from_le_bytes(record.value.as_ref().try_into().ok()?)));
+        let ids = state.groups().await?;
+        let highest = ids.iter().map(|id| id.0).max().unwrap_or_default();
+        let registry = Registry { epoch, next: next.unwrap_or(1).max(highest.saturating_add(1)) };
+        let groups = Arc::new(Self {
+            log,
+            state,
+            marker,
+            options,
+            table,
+            names: RwLock::new(BTreeMap::new()),
+            changing: tokio::sync::Mutex::new(registry),
+        });
+        for id in ids.into_iter().filter(|&id| id != NOBODY) {
+            groups.restore(id).await?;
+        }
+        tokio::spawn(upkeep::run(Arc::downgrade(&groups)));
+        Ok(groups)
+    }
+
+    async fn restore(&self, id: GroupId) -> Result<(), GroupError> {
+        let epoch = self.state.acquire(id).await?;
+        let definition = self.state.read(id, Bytes::from_static(DEFINITION), None, 1).await?;
+        let Some(definition) = definition.first() else {
+            // Its removal, or its making, was cut short.
+            return Ok(self.state.remove(id, epoch).await?);
+        };
+        let mut kept: Kept = serde_json::from_slice(&definition.value).map_err(|_| GroupError::Damaged)?;
+        if kept.born.len() != PARTITIONS || kept.start.len() != PARTITIONS {
+            return Err(GroupError::Damaged);
+        }
+        let (mut progress, counts) = load_progress(&self.state, id).await?;
+        if kept.log != self.log.id() {
+            tracing::warn!(group = kept.definition.name, "the log is another one, group begins at its start");
+            let starts: Vec<u64> =
+                Partition::all().map(|partition| self.log.bounds(partition).start).collect();
+            (kept.log, kept.born, kept.start) = (self.log.id(), starts.clone(), starts);
+            progress.clear();
+        }
+        let mut letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes);
+        let mut after = None;
+        loop {
+            let page = self.state.read(id, Bytes::from_static(&[letters::LETTER]), after, 100).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            for record in &page {
+                letters.restore(letters::id(&record.key).ok_or(GroupError::Damaged)?, record.value.len());
+            }
+        }
+        let filter = kept.definition.filter.clone();
+        self.serve(id, epoch, kept, progress, letters, counts);
+        self.marker.keep_for(id, &filter);
+        Ok(())
+    }
+
+    fn serve(
+        &self,
+        id: GroupId,
+        epoch: Epoch,
+        kept: Kept,
+        progress: Vec<(Partition, Progress)>,
+        letters: Letters,
+        counts: Counts,
+    ) -> Arc<Live> {
+        let identity = Identity { group: id, epoch: epoch.0, generation: kept.generation, seed: kept.seed };
+        let mut logic = Group::new(identity, kept.definition.config());
+        let mut places: Vec<Progress> = kept.start.iter().map(|&start| Progress::at(start)).collect();
+        for (partition, progress) in progress {
+            places[usize::from(partition.0)] = progress;
+        }
+        for (partition, place) in Partition::all().zip(places) {
+            logic.restore(partition, place);
+            logic.set_end(partition, self.log.bounds(partition).end);
+        }
+        let name = kept.definition.name.clone();
+        let wants = self.marker.matcher(&kept.definition.filter);
+        let (log, state) = (Arc::clone(&self.log), Arc::clone(&self.state));
+        let live = Live::new(id, epoch, log, state, self.options.clock, kept, wants, logic, letters, counts);
+        let live = Arc::new(live);
+        self.table.insert(id, Arc::clone(&live));
+        self.names.write().insert(name, Arc::clone(&live));
+        tokio::spawn(Arc::clone(&live).write_all());
+        tokio::spawn(Arc::clone(&live).tick_all());
+        live
+    }
+
+    /// Makes a group; the same again is fine. Returns it, and a token of where it begins.
+    ///
+    /// # Errors
+    /// [`GroupError::Exists`], [`GroupError::TooManyGroups`], those of [`Start`], or of the store.
+    pub async fn create(&self, definition: Definition, start: &Start) -> Result<(Info, String), GroupError> {
+        let mut registry = self.changing.lock().await;
+        if let Ok(live) = self.find(&definition.name) {
+            let (same, places) =
+                live.with(|inner| (inner.kept.definition == definition, inner.kept.start.clone()));
+            let token = token(self.log.id(), &places);
+            return if same { Ok((info(&live), token)) } else { Err(GroupError::Exists) };
+        }
+        if self.names.read().len() >= self.options.max_groups {
+            return Err(GroupError::TooManyGroups);
+        }
+        let start = self.places(start).await?;
+        let id = GroupId(registry.next);
+        let next = Bytes::copy_from_slice(&(id.0 + 1).to_le_bytes());
+        self.state.write(NOBODY, registry.epoch, vec![put(Bytes::from_static(NEXT), next)]).await?;
+        registry.next += 1;
+        let epoch = self.state.acquire(id).await?;
+        let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
+        let filter = definition.filter.clone();
+        let kept = Kept {
+            definition,
+            etag: 1,
+            created: (self.options.clock)().0,
+            generation: 1,
+            seed: ahash::RandomState::new().hash_one(id),
+            log: self.log.id(),
+            start: start.clone(),
+            born: ends,
+        };
+        let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes);
+        let live = self.serve(id, epoch, kept, Vec::new(), letters, Counts::default());
+        self.marker.keep_for(id, &filter);
+        // What became durable meanwhile without the group's number is its by the filter.
+        let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
+        let change = live.with(|inner| {
+            inner.kept.born = ends;
+            definition_change(&inner.kept)
+        });
+        if let Err(error) = self.state.write(id, epoch, vec![change]).await {
+            self.forget(&live);
+            return Err(error.into());
+        }
+        Ok((info(&live), token(self.log.id(), &start)))
+    }
+
+    /// Changes a group. Its name and what its messages are in order with do not change.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::EtagMismatch`], or those of the store.
+    pub async fn update(&self, definition: Definition, etag: Option<&str>) -> Result<Info, GroupError> {
+        let _changing = self.changing.lock().await;
+        let live = self.find(&definition.name)?;
+        let filter = definition.filter.clone();
+        let number = live.with(|inner| {
+            if etag.is_some_and(|etag| etag != inner.kept.etag.to_string()) {
+                return Err(GroupError::EtagMismatch);
+            }
+            let order = inner.kept.definition.order;
+            Ok(Definition { order, ..definition })
+        });
+        let number = live.redefine(number?, self.marker.matcher(&filter));
+        self.marker.keep_for(live.id, &filter);
+        live.written(number).await.ok_or(GroupError::Gone)?;
+        Ok(info(&live))
+    }
+
+    /// Ends a group, and frees what the log has for it.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], or those of the store: then the group is gone, but what is left of it is removed at the next
+    /// start only.
+    pub async fn delete(&self, name: &str) -> Result<(), GroupError> {
+        let _changing = self.changing.lock().await;
+        let live = self.find(name)?;
+        self.state.remove(live.id, live.epoch).await?;
+        self.forget(&live);
+        Ok(())
+    }
+
+    fn forget(&self, live: &Arc<Live>) {
+        self.marker.keep_no_more_for(live.id);
+        self.table.remove(live.id);
+        self.names.write().retain(|_, other| !Arc::ptr_eq(other, live));
+        live.end();
+    }
+
+    /// Ends all groups' tasks. What is acknowledged and not written comes again.
+    pub fn stop(&self) {
+        for live in self.table.all() {
+            live.end();
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Live>, GroupError> {
+        self.names.read().get(name).cloned().ok_or(GroupError::NotFound)
+    }
+
+    /// One group.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn get(&self, name: &str) -> Result<Info, GroupError> {
+        let live = self.find(name)?;
+        Ok(info(&live))
+    }
+
+    /// Groups in order of name: at most `limit` behind `after`.
+    pub fn list(&self, after: Option<&str>, limit: usize) -> Vec<Info> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = after.map_or(Unbounded, Excluded);
+        let page: Vec<Arc<Live>> = self
+            .names
+            .read()
+            .range::<str, _>((from, Unbounded))
+            .take(limit)
+            .map(|(_, live)| Arc::clone(live))
+            .collect();
+        page.iter().map(|live| info(live)).collect()
+    }
+
+    /// Moves a group. Returns a token of where it was.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], those of [`Start`], or of the store.
+    pub async fn seek(&self, name: &str, to: &Start) -> Result<String, GroupError> {
+        let live = self.find(name)?;
+        let places = self.places(to).await?;
+        let marks = self.log.marks(live.id);
+        let least = places.iter().copied().min().unwrap_or_default();
+        let mark = marks.iter().rfind(|mark| mark.offset <= least).or_else(|| marks.first());
+        let (messages, bytes) = mark.map_or((0, 0), |mark| (mark.messages, mark.bytes));
+        let (before, number) = live.with(|inner| {
+            let before: Vec<u64> = Partition::all().map(|partition| inner.logic.floor(partition)).collect();
+            inner.logic.seek(|partition| places[usize::from(partition.0)]);
+            inner.kept.generation = inner.logic.identity().generation;
+            let totals = inner.logic.totals();
+            let since = totals.settled + totals.given_up + totals.lost;
+            inner.base = messages.saturating_sub(since);
+            inner.base_bytes = bytes.saturating_sub(totals.settled_bytes);
+            inner.keep();
+            (before, Live::wait_number(inner))
+        });
+        live.written(number).await.ok_or(GroupError::Gone)?;
+        Ok(token(self.log.id(), &before))
+    }
+
+    async fn places(&self, start: &Start) -> Result<Vec<u64>, GroupError> {
+        let bounds = Partition::all().map(|partition| self.log.bounds(partition));
+        Ok(match start {
+            Start::Latest => bounds.map(|bounds| bounds.end).collect(),
+            Start::Earliest => bounds.map(|bounds| bounds.start).collect(),
+            Start::Time(time) => {
+                let mut places = Vec::with_capacity(PARTITIONS);
+                for partition in Partition::all() {
+                    places.push(self.log.find(partition, *time).await?);
+                }
+                places
+            }
+            Start::Token(token) => {
+                let places = read_token(token, self.log.id())?;
+                let kept =
+                    bounds.zip(&places).all(|(bounds, &place)| place >= bounds.start && place <= bounds.end);
+                if kept { places } else { return Err(GroupError::OutOfRange) }
+            }
+        })
+    }
+
+    /// A member with a stream. Dropped, its stream has ended.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`].
+    pub fn open(
+        &self,
+        group: &str,
+        name: &str,
+        lease: Duration,
+        credit: Credit,
+    ) -> Result<Member, GroupError> {
+        let options = MemberOptions { name, lease, credit, fetches: false };
+        Member::join(&self.find(group)?, &options).map_err(|_| GroupError::TooManyMembers)
+    }
+
+    /// What there is for a member without a stream: waits up to `wait` for something. Its name is its own for `lease` from
+    /// each call on. Cancel safe, but what was taken in a call that is cancelled comes again after its deadline.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Fenced`], [`GroupError::Gone`].
+    pub async fn fetch(
+        &self,
+        group: &str,
+        name: &str,
+        lease: Duration,
+        credit: Credit,
+        room: Room,
+        wait: Duration,
+    ) -> Result<Batch, GroupError> {
+        let options = MemberOptions { name, lease, credit, fetches: true };
+        let mut member =
+            Member::join(&self.find(group)?, &options).map_err(|_| GroupError::TooManyMembers)?;
+        let waiting = async {
+            loop {
+                let batch = member.next(room).await?;
+                // What is revoked of a member without a stream nobody can be told.
+                if !batch.deliveries.is_empty() || !batch.gaps.is_empty() {
+                    return Ok::<_, Ended>(batch);
+                }
+            }
+        };
+        match tokio::time::timeout(wait, waiting).await {
+            Ok(batch) => Ok(batch?),
+            Err(_) => Ok(Batch::default()),
+        }
+    }
+
+    /// Acknowledges by name; returns once that is on disk. Cancel safe: what was asked for is done.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::Gone`].
+    pub async fn acknowledge(&self, group: &str, ids: &[AckId]) -> Result<Vec<AckResult>, GroupError> {
+        let live = self.find(group)?;
+        let now = (self.options.clock)();
+        let (results, number) = live.with(|inner| {
+            let results: Vec<AckResult> = ids.iter().map(|id| inner.logic.acknowledge_id(id, now)).collect();
+            (results, Live::wait_number(inner))
+        });
+        live.written(number).await.ok_or(GroupError::Gone)?;
+        Ok(results)
+    }
+
+    /// Gives deliveries so long from now on, by name.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn extend(&self, group: &str, ids: &[AckId], time: Duration) -> Result<Vec<AckResult>, GroupError> {
+        let now = (self.options.clock)();
+        let live = self.find(group)?;
+        let results = live.with(|inner| ids.iter().map(|id| inner.logic.extend_id(id, time, now)).collect());
+        live.timer.notify_one();
+        Ok(results)
+    }
+
+    /// Gives deliveries back, by name.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
+        let now = (self.options.clock)();
+        let live = self.find(group)?;
+        let results = live.with(|inner| ids.iter().map(|id| inner.logic.nack_id(id, nack, now)).collect());
+        live.timer.notify_one();
+        Ok(results)
+    }
+
+    /// All members of a group.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn members(&self, group: &str) -> Result<Vec<MemberStatus>, GroupError> {
+        Ok(self.find(group)?.with(|inner| inner.logic.members()))
+    }
+
+    /// Messages that wait (outstanding, delayed): at most `limit` behind `after`.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::Store`].
+    pub async fn pending(
+        &self,
+        group: &str,
+        after: Option<(Partition, u64)>,
+        limit: usize,
+    ) -> Result<Vec<PendingMessage>, GroupError> {
+        let live = self.find(group)?;
+        let page = live.with(|inner| inner.logic.pending(after, limit));
+        let mut messages = Vec::with_capacity(page.len());
+        for pending in page {
+            let limit = ReadLimit { records: 1, bytes: 1 };
+            let slice = match self.log.read(pending.partition, pending.offset, limit) {
+                Reading::Now(slice) => slice,
+                Reading::Later(slice) => slice.await?,
+            };
+            let record = slice.records.into_iter().find(|record| record.offset == pending.offset);
+            messages.push(PendingMessage { pending, record });
+        }
+        Ok(messages)
+    }
+
+    /// Messages that were given up: at most `limit` behind `after`.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`].
+    pub async fn dead_letters(
+        &self,
+        group: &str,
+        after: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, GroupError> {
+        let live = self.find(group)?;
+        let prefix = Bytes::from_static(&[letters::LETTER]);
+        let page = self.state.read(live.id, prefix, after.map(letters::key), limit).await?;
+        page.iter().map(letters::decode).collect()
+    }
+
+    /// Appends letters again, for this group only, and removes them; `ids` that are not there are passed over. None is all.
+    /// Returns how many.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
+    pub async fn requeue(&self, group: &str, ids: &[u64]) -> Result<u64, GroupError> {
+        let live = self.find(group)?;
+        let ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
+        let mut count = 0;
+        for id in ids {
+            let records = self.state.read(live.id, letters::key(id), None, 1).await?;
+            let Some(letter) = records.first().map(letters::decode).transpose()? else { continue };
+            let device = letter.message.client_id.as_ref().map(gateway_core::ClientId::as_str);
+            let partition = Partition::of(device, &letter.message.topic);
+            let commit = Commit::new();
+            let part = commit.part();
+            let groups: Arc<[GroupId]> = Arc::from([live.id]);
+            if self.log.append(partition, &groups, &letter.message, Some(part)).is_err() {
+                return Err(GroupError::Store(StoreError::Unavailable("the log takes nothing".to_owned())));
+            }
+            commit.done();
+            let refused =
+                || GroupError::Store(StoreError::Unavailable("the log refused the message".to_owned()));
+            commit.wait().await.map_err(|_| refused())?;
+            count += u64::from(self.remove_letter(&live, id).await?);
+        }
+        Ok(count)
+    }
+
+    /// Removes letters; `ids` that are not there are passed over. None is all. Returns how many.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::Gone`].
+    pub async fn purge(&self, group: &str, ids: &[u64]) -> Result<u64, GroupError> {
+        let live = self.find(group)?;
+        let (count, number) = live.with(|inner| {
+            let ids = if ids.is_empty() { inner.letters.ids() } else { ids.to_vec() };
+            let removed: Vec<_> = ids.into_iter().filter_map(|id| inner.letters.remove(id)).collect();
+            let count = removed.len() as u64;
+            inner.changes.extend(removed);
+            (count, Live::wait_number(inner))
+        });
+        live.written(number).await.ok_or(GroupError::Gone)?;
+        Ok(count)
+    }
+
+    async fn remove_letter(&self, live: &Live, id: u64) -> Result<bool, GroupError> {
+        let (removed, number) = live.with(|inner| {
+            let removed = inner.letters.remove(id);
+            let is_removed = removed.is_some();
+            inner.changes.extend(removed);
+            (is_removed, Live::wait_number(inner))
+        });
+        live.written(number).await.ok_or(GroupError::Gone)?;
+        Ok(removed)
+    }
+}
+
+fn info(live: &Live) -> Info {
+    let marks = live.log.marks(live.id);
+    live.with(|inner| {
+        let (lag_messages, lag_bytes) = live.lag(inner);
+        let status = inner.logic.status();
+        let floor = Partition::all()
+            .filter(|&partition| !inner.logic.is_idle(partition))
+            .map(|partition| inner.logic.floor(partition))
+            .min();
+        let oldest = floor.filter(|_| lag_messages > 0);
+        let oldest = oldest
+            .and_then(|floor| marks.iter().rfind(|mark| mark.offset <= floor).or_else(|| marks.first()));
+        Info {
+            id: live.id,
+            definition: inner.kept.definition.clone(),
+            etag: inner.kept.etag.to_string(),
+            created: inner.kept.created(),
+            status: GroupStatus {
+                lag_messages,
+                lag_bytes,
+                oldest: oldest.map(|mark| mark.time),
+                outstanding: status.outstanding.messages,
+                members: status.members,
+                dead_letters: inner.letters.len(),
+                lost: inner.lost + status.totals.lost,
+                totals: status.totals,
+            },
+        }
+    })
+}
+
+/// Names a place in each partition of a log. Opaque.
+fn token(log: u64, places: &[u64]) -> String {
+    let mut bytes = log.to_le_bytes().to_vec();
+    for place in places {
+        let length = 8 - place.leading_zeros() as usize / 8;
+        bytes.push(u8::try_from(length).unwrap_or(8));
+        bytes.extend_from_slice(&place.to_le_bytes()[..length]);
+    }
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn read_token(token: &str, log: u64) -> Result<Vec<u64>, GroupError> {
+    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| GroupError::BadToken)?;
+    let (own, mut rest) = bytes.split_first_chunk::<8>().ok_or(GroupError::BadToken)?;
+    let mut places = Vec::with_capacity(PARTITIONS);
+    while let Some((&length, behind)) = rest.split_first() {
+        let (digits, behind) = behind.split_at_checked(usize::from(length)).ok_or(GroupError::BadToken)?;
+        let mut place = [0; 8];
+        place.get_mut(..digits.len()).ok_or(GroupError::BadToken)?.copy_from_slice(digits);
+        places.push(u64::from_le_bytes(place));
+        rest = behind;
+    }
+    if places.len() != PARTITIONS {
+        return Err(GroupError::BadToken);
+    }
+    // Of a log that is not there any more.
+    if u64::from_le_bytes(*own) == log { Ok(places) } else { Err(GroupError::OutOfRange) }
+}

@@ -1,0 +1,360 @@
+//! Groups over the engines in memory, in virtual time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
+
+use gateway_core::{ClientId, Message, Origin, OriginKind};
+use groups::{IdRange, Ranges};
+use store::{MemoryGroupState, MemoryLog, MemoryLogOptions};
+use tokio::time::{Instant, timeout};
+
+use super::*;
+
+static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+const ROOM: Room = Room { messages: 100, bytes: 1 << 20 };
+const LONG: Duration = Duration::from_secs(1_000);
+
+fn clock() -> Timestamp {
+    let begin = *BEGIN;
+    let elapsed = Instant::now().saturating_duration_since(begin);
+    Timestamp(1_000_000 + u64::try_from(elapsed.as_millis()).expect("fits"))
+}
+
+/// Marks nothing: the tests append with the group's number.
+struct Everything;
+
+impl Marker for Everything {
+    fn keep_for(&self, _group: GroupId, _filter: &Filter) {}
+    fn keep_no_more_for(&self, _group: GroupId) {}
+    fn set_full(&self, _group: GroupId, _full: bool) {}
+    fn matcher(&self, _filter: &Filter) -> Arc<Wants> {
+        Arc::new(|message| !message.topic.starts_with("other/"))
+    }
+}
+
+struct Fixture {
+    log: Arc<MemoryLog>,
+    state: Arc<MemoryGroupState>,
+    groups: Arc<Groups>,
+}
+
+impl Fixture {
+    async fn new(options: MemoryLogOptions) -> Self {
+        let _ = clock();
+        let (log, state) = (Arc::new(MemoryLog::new(options)), Arc::new(MemoryGroupState::new()));
+        let groups = load(&log, &state).await;
+        Self { log, state, groups }
+    }
+
+    async fn create(&self, name: &str) -> GroupId {
+        let (info, _) = self.groups.create(definition(name), &Start::Latest).await.expect("a group");
+        info.id
+    }
+
+    fn append(&self, group: GroupId, device: usize, text: &str) {
+        let id = ClientId::new(&format!("device-{device}"));
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
+        let message = Message::new("t", text.as_bytes(), clock(), origin);
+        let partition = Partition::of(Some(id.as_str()), "t");
+        self.log.append(partition, &Arc::from([group]), message.share(), None).expect("room");
+    }
+
+    fn open(&self, group: &str, name: &str, lease: Duration) -> Member {
+        self.groups.open(group, name, lease, Credit::default()).expect("a member")
+    }
+}
+
+async fn load(log: &Arc<MemoryLog>, state: &Arc<MemoryGroupState>) -> Arc<Groups> {
+    let options = GroupsOptions {
+        max_groups: 3,
+        max_dead_letters: 2,
+        max_dead_letter_bytes: 1 << 20,
+        max_log_bytes: u64::MAX,
+        // The tests call it.
+        upkeep_interval: Duration::from_secs(1_000_000),
+        clock,
+    };
+    Groups::load(Arc::clone(log) as _, Arc::clone(state) as _, Arc::new(Everything), options)
+        .await
+        .expect("loads")
+}
+
+fn definition(name: &str) -> Definition {
+    Definition {
+        name: name.to_owned(),
+        filter: Filter::default(),
+        order: Order::Device,
+        ack_deadline: 30_000,
+        max_attempts: 3,
+        min_backoff: 1_000,
+        max_backoff: 10_000,
+        retention_age: 0,
+        retention_bytes: 0,
+        replay_age: 0,
+        when_full: WhenFull::DropOldest,
+        paused: false,
+        labels: BTreeMap::new(),
+    }
+}
+
+/// The next messages, at least one.
+async fn messages(member: &mut Member) -> Vec<Delivery> {
+    loop {
+        let batch = timeout(LONG, member.next(ROOM)).await.expect("in time").expect("a member");
+        if !batch.deliveries.is_empty() {
+            return batch.deliveries;
+        }
+    }
+}
+
+async fn some(member: &mut Member, count: usize) -> Vec<Delivery> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        all.extend(messages(member).await);
+    }
+    all
+}
+
+/// The next answer: what is fine, and what is lost.
+async fn answer(member: &mut Member) -> (Ranges, Ranges) {
+    loop {
+        let batch = timeout(LONG, member.next(ROOM)).await.expect("in time").expect("a member");
+        if let Some(answer) = batch.answers.into_iter().next() {
+            return (answer.ok, answer.lost);
+        }
+    }
+}
+
+fn texts(deliveries: &[Delivery]) -> Vec<String> {
+    let text = |delivery: &Delivery| String::from_utf8_lossy(&delivery.record.message.payload).into_owned();
+    deliveries.iter().map(text).collect()
+}
+
+fn ids(first: u64, last: u64) -> Ranges {
+    Ranges::of([IdRange { first, last }])
+}
+
+use groups::Delivery;
+
+#[tokio::test(start_paused = true)]
+async fn who_keeps_up_gets_messages_in_order_and_settles_them() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    for text in ["1", "2", "3"] {
+        fixture.append(group, 1, text);
+    }
+    assert_eq!(texts(&some(&mut member, 3).await), ["1", "2", "3"]);
+    assert_eq!(fixture.groups.get("g").expect("a group").status.lag_messages, 3);
+    member.acknowledge(&ids(1, 4)).expect("a member");
+    assert_eq!(answer(&mut member).await, (ids(1, 3), ids(4, 4)));
+    let status = fixture.groups.get("g").expect("a group").status;
+    assert_eq!((status.lag_messages, status.outstanding, status.members), (0, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ack_is_answered_only_once_it_is_written() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    fixture.append(group, 1, "1");
+    let taken = messages(&mut member).await;
+    fixture.state.hold(true);
+    member.acknowledge(&ids(1, 1)).expect("a member");
+    assert!(timeout(Duration::from_secs(5), answer(&mut member)).await.is_err(), "not on disk yet");
+    let names = [taken[0].ack_id];
+    let again = fixture.groups.acknowledge("g", &names);
+    assert!(timeout(Duration::from_secs(5), again).await.is_err(), "nor for who says it again");
+    fixture.state.hold(false);
+    fixture.state.settle(usize::MAX);
+    assert_eq!(answer(&mut member).await.0, ids(1, 1));
+    let again = fixture.groups.acknowledge("g", &[taken[0].ack_id]).await.expect("a group");
+    assert_eq!(again, [AckResult::Ok]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_fails_delays_answers_and_loses_none() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    fixture.append(group, 1, "1");
+    messages(&mut member).await;
+    fixture.state.fail(true);
+    member.acknowledge(&ids(1, 1)).expect("a member");
+    assert!(timeout(Duration::from_secs(20), answer(&mut member)).await.is_err());
+    fixture.state.fail(false);
+    assert_eq!(answer(&mut member).await.0, ids(1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_member_had_that_is_gone_another_gets() {
+    let fixture = Fixture::new(MemoryLogOptions { late: true, ..MemoryLogOptions::default() }).await;
+    let group = fixture.create("g").await;
+    let (mut a, mut b) = (fixture.open("g", "a", Duration::ZERO), fixture.open("g", "b", Duration::ZERO));
+    for device in 0..64 {
+        fixture.append(group, device, &device.to_string());
+    }
+    let (of_a, of_b) = (messages(&mut a).await, messages(&mut b).await);
+    assert_eq!(of_a.len() + of_b.len(), 64);
+    assert!(!of_a.is_empty() && !of_b.is_empty());
+    b.acknowledge(&ids(1, 64)).expect("a member");
+    drop(a);
+    let again = some(&mut b, of_a.len()).await;
+    let sorted = |deliveries: &[Delivery]| texts(deliveries).into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(sorted(&again), sorted(&of_a));
+    assert!(again.iter().all(|delivery| delivery.attempt == 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_comes_back_in_time_keeps_what_it_had() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let lease = Duration::from_secs(10);
+    let mut a = fixture.open("g", "a", lease);
+    let mut b = fixture.open("g", "b", lease);
+    for device in 0..64 {
+        fixture.append(group, device, &device.to_string());
+    }
+    let (of_a, of_b) = (messages(&mut a).await.len(), messages(&mut b).await.len());
+    drop(a);
+    assert!(timeout(Duration::from_secs(5), messages(&mut b)).await.is_err(), "the lease lasts");
+    let mut a = fixture.open("g", "a", lease);
+    assert!(a.is_resumed());
+    assert_eq!(some(&mut a, of_a).await.len(), of_a);
+    let another = fixture.open("g", "a", lease);
+    let fenced = timeout(LONG, a.next(ROOM)).await.expect("in time").expect_err("fenced");
+    assert_eq!(fenced, Ended::Fenced);
+    drop((a, another));
+    b.acknowledge(&ids(1, of_b as u64)).expect("a member");
+    assert_eq!(some(&mut b, of_a).await.len(), of_a, "the lease is over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_settled_in_time_comes_again_then_is_given_up() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    fixture.append(group, 1, "1");
+    fixture.append(group, 1, "2");
+    let first = some(&mut member, 2).await;
+    let again = messages(&mut member).await;
+    assert_eq!((texts(&again), again[0].attempt), (vec!["1".to_owned()], 2), "alone");
+    assert!(clock() > first[0].deadline);
+    let late = fixture.groups.acknowledge("g", &[first[0].ack_id]).await.expect("a group");
+    assert_eq!(late, [AckResult::Fenced]);
+    member.acknowledge(&ids(2, 2)).expect("a member");
+    let nack = Nack { reason: "bad".to_owned(), dead_letter: true, ..Nack::default() };
+    member.nack(&ids(3, 3), &nack).expect("a member");
+    assert_eq!(texts(&messages(&mut member).await), ["2"]);
+    let letters = async {
+        loop {
+            let letters = fixture.groups.dead_letters("g", None, 10).await.expect("letters");
+            if let [letter] = letters.as_slice() {
+                return letter.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let letter = timeout(LONG, letters).await.expect("in time");
+    assert_eq!((&*letter.message.payload, letter.attempts, &*letter.reason), (&b"1"[..], 2, "bad"));
+    assert_eq!(fixture.groups.requeue("g", &[letter.id, 99]).await.expect("requeued"), 1);
+    let again = messages(&mut member).await;
+    assert_eq!((texts(&again), again[0].attempt), (vec!["1".to_owned()], 1));
+    assert_eq!(fixture.groups.requeue("g", &[letter.id]).await.expect("idempotent"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_only_what_was_not_answered_comes() {
+    let fixture = Fixture::new(MemoryLogOptions { late: true, ..MemoryLogOptions::default() }).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    for text in ["1", "2", "3", "4"] {
+        fixture.append(group, 1, text);
+    }
+    some(&mut member, 4).await;
+    member.acknowledge(&ids(2, 3)).expect("a member");
+    answer(&mut member).await;
+    fixture.groups.stop();
+    drop(member);
+    let groups = load(&fixture.log, &fixture.state).await;
+    let mut member = groups.open("g", "a", Duration::ZERO, Credit::default()).expect("a member");
+    assert_eq!(texts(&some(&mut member, 2).await), ["1", "4"]);
+    let other = groups.create(definition("h"), &Start::Latest).await.expect("a group").0;
+    assert!(other.id > group, "a number is used once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_begins_in_the_past_gets_what_its_filter_wants() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.append(GroupId(77), 1, "before");
+    let (info, _) = fixture.groups.create(definition("g"), &Start::Earliest).await.expect("a group");
+    fixture.append(GroupId(77), 1, "not its own");
+    fixture.append(info.id, 1, "after");
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
+    let before = fixture.groups.seek("g", &Start::Latest).await.expect("moved");
+    fixture.groups.seek("g", &Start::Token(before)).await.expect("moved back");
+    assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
+    let bad = fixture.groups.seek("g", &Start::Token("zz".to_owned())).await;
+    assert!(matches!(bad, Err(GroupError::BadToken)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_every_group_has_settled_is_trimmed_and_no_more() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    for text in ["1", "2", "3"] {
+        fixture.append(group, 1, text);
+    }
+    let taken = some(&mut member, 3).await;
+    member.acknowledge(&ids(1, 2)).expect("a member");
+    answer(&mut member).await;
+    fixture.groups.keep_up().await;
+    let start = fixture.log.bounds(taken[0].partition).start;
+    assert_eq!(start, taken[2].record.offset);
+    member.acknowledge(&ids(3, 3)).expect("a member");
+    answer(&mut member).await;
+    fixture.groups.keep_up().await;
+    assert!(fixture.log.bounds(taken[0].partition).start > taken[2].record.offset);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_fetches_waits_and_acknowledges_by_name() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let lease = Duration::from_secs(10);
+    let fetch = |wait| fixture.groups.fetch("g", "a", lease, Credit::default(), ROOM, wait);
+    let nothing = fetch(Duration::from_secs(3)).await.expect("a batch");
+    assert!(nothing.is_empty());
+    fixture.append(group, 1, "1");
+    let batch = fetch(Duration::ZERO).await.expect("a batch");
+    let batch = if batch.is_empty() { fetch(Duration::from_secs(1)).await.expect("a batch") } else { batch };
+    assert_eq!(texts(&batch.deliveries), ["1"]);
+    let results = fixture.groups.acknowledge("g", &[batch.deliveries[0].ack_id]).await.expect("a group");
+    assert_eq!(results, [AckResult::Ok]);
+    assert!(matches!(fixture.groups.get("none"), Err(GroupError::NotFound)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_is_deleted_ends_its_members_and_stays_away() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    let again = fixture.groups.create(definition("g"), &Start::Latest).await;
+    assert!(again.is_ok(), "the same again does no harm");
+    let other = Definition { max_attempts: 7, ..definition("g") };
+    let exists = fixture.groups.create(other.clone(), &Start::Latest).await;
+    assert!(matches!(exists, Err(GroupError::Exists)));
+    let changed = fixture.groups.update(other, Some("1")).await.expect("changed");
+    assert_eq!((changed.etag.as_str(), changed.definition.max_attempts), ("2", 7));
+    let stale = fixture.groups.update(definition("g"), Some("1")).await;
+    assert!(matches!(stale, Err(GroupError::EtagMismatch)));
+    fixture.groups.delete("g").await.expect("deleted");
+    let ended = timeout(LONG, member.next(ROOM)).await.expect("in time").expect_err("gone");
+    assert_eq!(ended, Ended::GroupGone);
+    let groups = load(&fixture.log, &fixture.state).await;
+    assert!(groups.list(None, 10).is_empty());
+}
