@@ -16,6 +16,8 @@
 //! A sync that fails is final for its segment: the system may have dropped what it could not write, and says so once.
 //! The next segment begins where the last sync that succeeded ended, and with that says what of the old one counts.
 
+#[cfg(test)]
+mod bench;
 mod format;
 mod open;
 mod read;
@@ -151,6 +153,8 @@ struct Shared {
     trims: Box<[AtomicU64]>,
     /// Bytes of all files.
     bytes: AtomicU64,
+    /// If the log begins here, what was before was set aside.
+    damaged: u64,
     watcher: OnceLock<Arc<dyn LogWatcher>>,
     /// Held until the last thread has ended.
     _directory: Arc<DataDir>,
@@ -211,6 +215,7 @@ impl EmbeddedLog {
             counts: Mutex::new(Counts { groups: opened.counts.into_iter().collect(), latest }),
             trims: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(opened.bytes),
+            damaged: opened.damaged,
             watcher: OnceLock::new(),
             _directory: Arc::clone(directory),
         });
@@ -315,8 +320,9 @@ impl PartitionedLog for EmbeddedLog {
     }
 
     fn bounds(&self, partition: Partition) -> Bounds {
-        let first = self.shared.segments.read().front().map_or(0, |segment| segment.header.base);
         let end = self.shared.tails.end(partition);
+        let first = self.shared.segments.read().front().map(|segment| segment.header.base);
+        let first = first.unwrap_or_else(|| self.shared.tails.durable());
         Bounds { start: first.min(end), end }
     }
 

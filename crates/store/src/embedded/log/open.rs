@@ -13,7 +13,7 @@ use std::{
 use gateway_core::{GroupId, PARTITIONS, metrics::count};
 
 use super::{
-    format::{Count, VERSION},
+    format::{Count, Hole, VERSION},
     segment::{self, Kind, Segment},
     window::Window,
 };
@@ -32,6 +32,8 @@ pub(super) struct Opened {
     pub(super) counts: Vec<(GroupId, Count)>,
     /// Bytes of all files.
     pub(super) bytes: u64,
+    /// What is before this place was set aside, if the log begins here; 0 if nothing was.
+    pub(super) damaged: u64,
 }
 
 /// Opens the log in `folder`, which is made if there is none.
@@ -67,6 +69,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened, StoreError> {
         ends: vec![0; PARTITIONS].into(),
         counts: Vec::new(),
         bytes: 0,
+        damaged: 0,
     };
     let bases: Vec<u64> = found.iter().map(|(base, ..)| *base).collect();
     for (at, (base, file, kind)) in found.into_iter().enumerate() {
@@ -107,7 +110,7 @@ impl Opened {
             },
             Kind::Newer(_) | Kind::Damaged => {
                 drop(file);
-                return self.quarantine(&path, base, length, next.is_none());
+                return self.quarantine(&path, base, length, next);
             }
         };
         if next.is_some() || self.file.is_none() {
@@ -134,12 +137,14 @@ impl Opened {
                 *end = segment.offset(u64::from(place)) + 1;
             }
         }
+        cover(&mut self.ends, &scan.holes);
         self.counts = scan.counts;
         Ok(())
     }
 
     /// Sets a file aside whose header cannot be read.
-    fn quarantine(&mut self, path: &Path, base: u64, length: u64, last: bool) -> io::Result<()> {
+    fn quarantine(&mut self, path: &Path, base: u64, length: u64, next: Option<u64>) -> io::Result<()> {
+        let last = next.is_none();
         let file = File::open(path)?;
         // The header is durable before anything follows it: without that the file is just not whole.
         if last && length < 1 << 20 && Window::new(&file, length).has_no_batch()? {
@@ -148,6 +153,9 @@ impl Opened {
         }
         let aside = path.with_extension("damaged");
         fs::rename(path, &aside)?;
+        if self.segments.is_empty() {
+            self.damaged = next.unwrap_or_else(|| base.saturating_add(length));
+        }
         count(|c| c.log_damaged.add(1));
         tracing::error!(
             segment = %aside.display(),
@@ -198,8 +206,15 @@ fn recover(
             *end = header.base + (u64::from(place) - head) + 1;
         }
     }
+    cover(&mut opened.ends, &scan.holes);
     opened.counts.clone_from(&scan.counts);
     Ok(Segment::scanned(path, *header, head, scan))
+}
+
+/// Whichever partition it was of: what is damaged counts, so that somebody reads that far and is told.
+fn cover(ends: &mut [u64], holes: &[Hole]) {
+    let last = holes.last().map_or(0, |(_, to)| *to);
+    ends.iter_mut().for_each(|end| *end = last.max(*end));
 }
 
 /// The bases of the segments in `folder`, in order.

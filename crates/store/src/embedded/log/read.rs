@@ -147,11 +147,16 @@ impl Shared {
             known: Arc::from([]),
         };
         for _ in 0..MAX_SEGMENTS {
+            let (end, durable) = (self.tails.end(partition), self.tails.durable());
             let Some((segment, first)) = self.segment(reader.slice.next) else {
-                // Nothing is there behind it.
+                // Nothing is there behind it, but something may have been.
+                if reader.slice.next >= end || reader.misses(MissingReason::Damaged, end) {
+                    reader.slice.next = reader.slice.next.max(durable);
+                }
                 break;
             };
-            match reader.read(&segment, first) {
+            let trimmed = first && segment.header.base != self.damaged;
+            match reader.read(&segment, trimmed) {
                 Ok(true) => {}
                 Ok(false) => break,
                 // Trimmed meanwhile; the next look finds another.
@@ -223,13 +228,13 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads on in this segment. True if all in it was read and the next may follow.
-    fn read(&mut self, segment: &Arc<Segment>, first: bool) -> io::Result<bool> {
+    /// Reads on in this segment; what is missing before it was `trimmed`, or else damaged. True if all in it was read and the next may follow.
+    fn read(&mut self, segment: &Arc<Segment>, trimmed: bool) -> io::Result<bool> {
         let header = &segment.header;
         if self.slice.next < header.base {
             // Between segments, or before the first: it matters if something of the partition was there.
             let until = header.ends[usize::from(self.partition.0) % PARTITIONS];
-            let reason = if first { MissingReason::Trimmed } else { MissingReason::Damaged };
+            let reason = if trimmed { MissingReason::Trimmed } else { MissingReason::Damaged };
             if until > self.slice.next && !self.misses(reason, until) {
                 return Ok(false);
             }
