@@ -71,7 +71,7 @@ pub use data_dir::{DataDir, Verify};
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedGroupState, EmbeddedLatest, EmbeddedLog, EmbeddedOptions,
     EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions,
-    LogStep, QueueGauges, QueueOptions, tool,
+    LogStep, QueueGauges, QueueOptions, fuzz_log, fuzz_log_frame, tool,
 };
 use gateway_core::{ClientId, Properties, QoS, Timestamp};
 pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};

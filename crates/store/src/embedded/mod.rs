@@ -43,7 +43,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
 pub use groups::EmbeddedGroupState;
-pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
+pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep, fuzz_log, fuzz_log_frame};
 pub use options::DurableOptions;
 pub use publisher::EmbeddedPublisher;
 pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};

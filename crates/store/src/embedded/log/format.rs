@@ -256,6 +256,13 @@ pub(super) fn put_batch(offset: u64, out: &mut Vec<u8>) {
     end_frame(out, start, offset);
 }
 
+/// Adds a frame of any body.
+pub(super) fn put_frame(tag: u8, body: &[u8], offset: u64, out: &mut Vec<u8>) {
+    let start = begin_frame(out, tag);
+    out.extend_from_slice(body);
+    end_frame(out, start, offset);
+}
+
 fn begin_frame(out: &mut Vec<u8>, tag: u8) -> usize {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME]);

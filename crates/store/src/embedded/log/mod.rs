@@ -8,6 +8,7 @@
 //! open        the start: headers and footers, the frames of the last segment, what was torn and is cut
 //! writer      the one thread that appends: encode, write, sync, show, tell
 //! tail        the last records in memory
+//! copy        a backup
 //! read        threads that read the disk, and remove segments that nobody needs
 //! ```
 //!
@@ -18,7 +19,9 @@
 
 #[cfg(test)]
 mod bench;
+mod copy;
 mod format;
+mod fuzz;
 mod open;
 mod read;
 mod segment;
@@ -49,7 +52,9 @@ use crate::{
     Bounds, BoxFuture, DataDir, LogFull, LogWatcher, Mark, PartitionedLog, ReadLimit, Reading, StoreError,
     StoreHealth,
 };
+pub(super) use copy::copy;
 use format::Count;
+pub use fuzz::{fuzz_log, fuzz_log_frame};
 use read::{Readers, Request};
 use segment::Segment;
 use tail::Tails;

@@ -174,3 +174,18 @@ fn a_newer_format_is_refused_and_nothing_is_changed() {
     fs::write(&name, text).unwrap();
     assert_eq!(texts(&open(dir.path(), &small()), 1), ["kept"]);
 }
+
+#[test]
+fn a_backup_of_a_running_log_has_what_was_durable_before_it() {
+    let (dir, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let log = open(dir.path(), &small());
+    for n in 0..60 {
+        assert!(append(&log, 1, &n.to_string()));
+    }
+    let copied = super::copy(&dir.path().join("log"), &target.path().join("log")).unwrap();
+    assert_eq!(copied.map(|bytes| bytes > 6_000), Some(true));
+    let backup = open(target.path(), &small());
+    assert_eq!((backup.id(), texts(&backup, 1)), (log.id(), texts(&log, 1)));
+    let absent = target.path().join("absent");
+    assert_eq!(super::copy(&absent, &target.path().join("to")).unwrap(), None);
+}

@@ -11,7 +11,7 @@ use std::{fs, io, path::Path, thread, time::Duration};
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
-    fields, format, message,
+    fields, format, log, message,
     open::{Existing, existing, in_use},
     publisher,
     queues::audit,
@@ -235,6 +235,12 @@ pub fn backup(
         } else {
             fs::remove_dir(&to).map_err(|e| failed(store, &e))?;
         }
+    }
+    // After the groups: none of them may be further than its log.
+    let (from, to) = (path.join("log"), target.join("log"));
+    let bytes = log::copy(&from, &to).map_err(|e| failed("log", &e))?;
+    if let Some(bytes) = bytes {
+        reports.push(StoreReport { store: "log", records: 0, damaged: 0, bytes, problem: None });
     }
     // What a gateway keeps beside the stores: the mark below which no version is used again.
     for entry in fs::read_dir(path).map_err(|e| unusable(&e))? {
