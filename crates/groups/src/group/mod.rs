@@ -257,6 +257,10 @@ impl Group {
             self.waiting += usize::from(state.wait(one.key, waiting));
         }
         state.cancel_read();
+        // It has credit again.
+        if let Some(owner) = state.owner {
+            self.wake(owner);
+        }
     }
 
     /// So many remembered places are gone.

@@ -277,10 +277,9 @@ impl Group {
     fn deliver_lagging(&mut self, index: u8, key: u64, record: LogRecord) {
         let state = &mut self.partitions[usize::from(index)];
         let Some(lagging) = state.lagging.get_mut(&key) else { return };
-        let mut attempts = 0;
+        let (mut attempts, mut forgotten) = (0, 0);
         if let Some(first) = lagging.todo.pop_front_if(|first| first.offset == record.offset) {
-            attempts = first.attempts;
-            self.waiting -= 1;
+            (attempts, forgotten) = (first.attempts, 1);
         } else {
             lagging.scan = Some(record.offset + 1).filter(|&scan| scan < state.read);
         }
@@ -288,6 +287,7 @@ impl Group {
             lagging.blocked = Some(record.offset);
         }
         self.ready(index, Ready { key, attempts, cost: cost(&record), record });
+        self.forgot(forgotten);
     }
 
     /// What was remembered of a key before this place is not there any more.

@@ -312,6 +312,9 @@ impl Group {
             let waiting = Waiting { offset: one.record.offset, attempts: one.attempts };
             self.waiting += usize::from(state.wait(key, waiting));
         }
+        if let Some(owner) = state.owner {
+            self.wake(owner);
+        }
     }
 
     /// A message is given up: from [`Self::given_up`] on it is the caller's to keep a copy.

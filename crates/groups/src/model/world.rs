@@ -220,7 +220,9 @@ impl World {
             self.tell_all();
         }
         let key = self.consumers[at].key;
-        self.awake.remove(&key.number);
+        if most > 0 {
+            self.awake.remove(&key.number);
+        }
         let room = Room { messages: most, bytes: 200 + self.random.below(2_000) };
         let taken = match self.group.take(key, self.now, room) {
             Ok(taken) => taken,
@@ -419,6 +421,8 @@ impl World {
                         self.group.tick(self.now);
                         self.check();
                     }
+                    // What is being given up may hold others up.
+                    None if self.find_dying() => {}
                     None => break,
                 }
             }
