@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{ByteSize, Config, Span, validate::Check};
 
 /// `[groups]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Groups {
     /// Offer them; needs `store.enabled`.

@@ -1,6 +1,10 @@
 //! What operators learn about the stores on disk and about certificates.
 
-use std::{path::PathBuf, sync::Arc, time::SystemTime};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::SystemTime,
+};
 
 use gateway_core::metrics::{Gauge, escape_label};
 use store::{
@@ -9,11 +13,15 @@ use store::{
 };
 use tokio::sync::watch;
 
-use crate::{abuse::Bans, tls::TlsStore};
+use super::groups;
+use crate::{abuse::Bans, groups::Groups, tls::TlsStore};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {
     pub(super) durable: Option<Durable>,
+    /// The engines of consumer groups, and the groups once they have begun.
+    pub(super) engines: Option<groups::Opened>,
+    pub(super) groups: OnceLock<Arc<Groups>>,
     /// Latest values on this disk: all, or those that the database did not take.
     pub(super) latest: Option<Arc<EmbeddedLatest>>,
     pub(super) set_aside: Vec<PathBuf>,
@@ -53,13 +61,21 @@ impl StoreWatch {
             durable.retained.note_closed();
             durable.publisher.note_closed();
         }
+        if let Some(engines) = &self.engines {
+            engines.note_closed();
+        }
+    }
+
+    /// The health of all stores on this disk that others wait for, by name.
+    fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
+        let durable = self.durable.as_ref().map(Durable::health).into_iter().flatten();
+        durable.chain(self.engines.as_ref().map(groups::Opened::health).into_iter().flatten())
     }
 
     /// What is wrong, a line each; nothing if all is well.
     pub(super) fn problems(&self) -> String {
         let mut text = String::new();
-        let health = self.durable.as_ref().map(Durable::health);
-        for (name, health) in health.into_iter().flatten() {
+        for (name, health) in self.health() {
             match health {
                 StoreHealth::Sound => {}
                 StoreHealth::Failing => text.push_str(&format!("store: failing: {name}\n")),
@@ -100,12 +116,15 @@ impl StoreWatch {
             let label = format!("use=\"{}\",file=\"{}\"", escape_label(&name), escape_label(&file));
             all.push(("gateway_certificate_days_left", help, label, (days * 100.0).floor() / 100.0));
         }
-        let Some(durable) = &self.durable else { return all };
-        for (name, health) in durable.health() {
+        for (name, health) in self.health() {
             let label = format!("store=\"{name}\"");
             let sound = u64::from(health == StoreHealth::Sound);
             all.push(gauge("gateway_store_healthy", "1 while the store takes writes", label, sound));
         }
+        if let (Some(engines), Some(groups)) = (&self.engines, self.groups.get()) {
+            all.extend(engines.gauges(groups));
+        }
+        let Some(durable) = &self.durable else { return all };
         let queues = durable.queues.gauges();
         let waiting = queues.waiting_bytes as u64;
         all.push(gauge("gateway_store_waiting_bytes", "Bytes of messages not yet on disk", none(), waiting));

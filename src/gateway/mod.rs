@@ -3,6 +3,7 @@
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
 
 mod banned;
+mod groups;
 mod health;
 mod history;
 mod latest;
@@ -272,6 +273,10 @@ impl Gateway {
             && tokio::time::timeout_at(end, stores.flush()).await.is_err()
         {
             warn!("sessions and queues not completely written before the deadline");
+        }
+        if let Some(groups) = self.watch.groups.get() {
+            // What was answered is written.
+            groups.stop().await;
         }
         self.tasks.shutdown().await;
         self.watch.note_closed();

@@ -3,7 +3,7 @@
 use std::{
     net::{SocketAddr, TcpListener},
     path::Path,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -13,7 +13,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
 use super::{
-    Builder, Gateway, StartError, banned,
+    Builder, Gateway, StartError, banned, groups,
     health::StoreWatch,
     latest,
     revoked::{self, RevokedCertificates},
@@ -124,9 +124,19 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     };
     let durable = stores.as_ref().map(stores::Opened::watched);
     let records = durable.as_ref().map(|durable| Arc::clone(&durable.publisher) as Arc<dyn PublisherStore>);
+    let engines = match &directory {
+        Some(directory) if config.has_groups() => Some(groups::open(&config, directory)?),
+        _ => None,
+    };
     let watch = Arc::new(StoreWatch {
-        set_aside: aside.into_iter().chain(stores.iter().flat_map(stores::Opened::set_aside)).collect(),
+        set_aside: aside
+            .into_iter()
+            .chain(stores.iter().flat_map(stores::Opened::set_aside))
+            .chain(engines.iter().filter_map(groups::Opened::set_aside))
+            .collect(),
         durable,
+        engines: engines.clone(),
+        groups: OnceLock::new(),
         latest: on_disk,
         database: remote.map(|latest| latest.condition()),
         tls: Arc::clone(&tls),
@@ -152,7 +162,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         latest: latest.clone(),
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
-        log: None,
+        log: engines.as_ref().map(groups::Opened::for_broker),
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),
         tenants: config.tenants.clone(),
@@ -165,6 +175,16 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
+    // Before anything is published: what they want is appended from now on.
+    let consumers = match &engines {
+        Some(engines) => {
+            let all = engines.start(&config, &broker).await?;
+            let _ = watch.groups.set(Arc::clone(&all));
+            Ok(all)
+        }
+        None if config.store.enabled => Err("groups.enabled"),
+        None => Err("store.enabled"),
+    };
     let (shards, threads) = net::start_shards(config.effective_shards(), &shared)?;
     let revoked = RevokedCertificates::new(&tls, bound.iter().map(BoundListener::name));
     let (draining, drain) = watch::channel(false);
@@ -193,6 +213,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Arc::clone(&reloads),
         authority.clone(),
         records,
+        consumers.clone(),
         drain.clone(),
     );
     let grpc_task = Some(tokio::spawn(serving));
@@ -208,6 +229,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             drain,
             stop.clone(),
         ));
+    }
+    if consumers.is_ok() {
+        let broker = broker.clone();
+        tasks.spawn(async move { broker.append_events(grpc::encode_event).await });
     }
     tasks.spawn(service::run_ticks(broker.clone(), Arc::clone(&bans), clock_mark.clone()));
     if let Some(sys) = sys {
@@ -361,6 +386,7 @@ fn grpc_config(config: &Config) -> grpc::GrpcConfig {
         max_calls: config.grpc.max_calls,
         keepalive_interval: config.grpc.keepalive_interval.0,
         keepalive_timeout: config.grpc.keepalive_timeout.0,
+        groups: config.groups,
         ..grpc::GrpcConfig::default()
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     auth::Authority,
     backends::{Backends, MetricsDenied},
     config::Config,
+    groups::Groups,
     grpc,
     reload::Reloads,
     telemetry::{Denied, HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
@@ -42,12 +43,13 @@ pub(super) async fn run_grpc(
     reloads: Arc<Reloads>,
     authority: Option<Arc<Authority>>,
     store: Option<Arc<dyn PublisherStore>>,
+    groups: Result<Arc<Groups>, &'static str>,
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
     let set_trace = Arc::new(set_trace);
-    let hooks = grpc::Hooks { set_trace, latest, backends, reloads, authority, bans, store };
+    let hooks = grpc::Hooks { set_trace, latest, backends, reloads, authority, bans, store, groups };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }

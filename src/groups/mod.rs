@@ -30,9 +30,10 @@ use groups::{
     AckId, AckResult, Credit, Group, Identity, MemberOptions, MemberStatus, Nack, Pending, Progress, Room,
     Totals,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use store::{Epoch, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
 use thiserror::Error;
+use tokio::task::JoinSet;
 
 pub use definition::{Definition, Filter, Order, WhenFull};
 pub use letters::DeadLetter;
@@ -199,6 +200,8 @@ pub struct Groups {
     names: RwLock<BTreeMap<String, Arc<Live>>>,
     /// Held by who makes, changes or deletes a group.
     changing: tokio::sync::Mutex<Registry>,
+    /// Those of the groups, and the upkeep.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// The records that are no group's: under the number that no group has.
@@ -239,11 +242,12 @@ impl Groups {
             table,
             names: RwLock::new(BTreeMap::new()),
             changing: tokio::sync::Mutex::new(registry),
+            tasks: Mutex::default(),
         });
         for id in ids.into_iter().filter(|&id| id != NOBODY) {
             groups.restore(id).await?;
         }
-        tokio::spawn(upkeep::run(Arc::downgrade(&groups)));
+        groups.tasks.lock().spawn(upkeep::run(Arc::downgrade(&groups)));
         Ok(groups)
     }
 
@@ -308,8 +312,13 @@ impl Groups {
         let live = Arc::new(live);
         self.table.insert(id, Arc::clone(&live));
         self.names.write().insert(name, Arc::clone(&live));
-        tokio::spawn(Arc::clone(&live).write_all());
-        tokio::spawn(Arc::clone(&live).tick_all());
+        {
+            let mut tasks = self.tasks.lock();
+            // Those of groups that were deleted.
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(Arc::clone(&live).write_all());
+            tasks.spawn(Arc::clone(&live).tick_all());
+        }
         live
     }
 
@@ -403,11 +412,17 @@ impl Groups {
         live.end();
     }
 
-    /// Ends all groups' tasks. What is acknowledged and not written comes again.
-    pub fn stop(&self) {
+    /// Ends all groups, and returns when nothing of them holds the stores any more but members that were not dropped. What is
+    /// acknowledged and not written comes again.
+    pub async fn stop(&self) {
         for live in self.table.all() {
             live.end();
         }
+        // The log knows the table, and the groups in it the log.
+        self.table.clear();
+        self.names.write().clear();
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
     }
 
     fn find(&self, name: &str) -> Result<Arc<Live>, GroupError> {

@@ -276,7 +276,7 @@ async fn after_a_restart_only_what_was_not_answered_comes() {
     some(&mut member, 4).await;
     member.acknowledge(&ids(2, 3)).expect("a member");
     answer(&mut member).await;
-    fixture.groups.stop();
+    fixture.groups.stop().await;
     drop(member);
     let groups = load(&fixture.log, &fixture.state).await;
     let mut member = groups.open("g", "a", Duration::ZERO, Credit::default()).expect("a member");

@@ -23,6 +23,10 @@ impl Table {
         self.0.write().remove(&id);
     }
 
+    pub(super) fn clear(&self) {
+        self.0.write().clear();
+    }
+
     pub(super) fn all(&self) -> Vec<Arc<Live>> {
         self.0.read().values().cloned().collect()
     }

@@ -36,7 +36,7 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 
-use crate::{abuse::Bans, auth::Authority};
+use crate::{abuse::Bans, auth::Authority, groups::Groups};
 
 use self::{
     proto::{
@@ -74,6 +74,11 @@ pub(crate) use self::{server::accept::GrpcTls, services::state::LatestValues};
 /// An event as the API shows it.
 pub(crate) fn event_to_proto(event: broker::Event) -> proto::gateway::v1::Event {
     messages::answers::event(event)
+}
+
+/// An event as it is appended for consumer groups.
+pub(crate) fn encode_event(event: broker::Event) -> Vec<u8> {
+    prost::Message::encode_to_vec(&messages::answers::event(event))
 }
 
 /// Connections that were accepted and wait for tonic.
@@ -118,6 +123,8 @@ pub(crate) struct GrpcConfig {
     pub keepalive_timeout: Duration,
     /// At shutdown, how long calls may finish before they are cut off.
     pub drain_timeout: Duration,
+    /// Bounds and defaults of consumer groups.
+    pub groups: crate::config::Groups,
 }
 
 impl Default for GrpcConfig {
@@ -137,6 +144,7 @@ impl Default for GrpcConfig {
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(20),
             drain_timeout: Duration::from_secs(5),
+            groups: crate::config::Groups::default(),
         }
     }
 }
@@ -161,6 +169,8 @@ pub(crate) struct Hooks {
     pub bans: Arc<Bans>,
     /// What the Publisher remembers, on disk; `None` without a data directory.
     pub store: Option<Arc<dyn PublisherStore>>,
+    /// Consumer groups, or the key of the configuration that switches them off.
+    pub groups: Result<Arc<Groups>, &'static str>,
 }
 
 /// Why the gRPC server stopped.

@@ -11,14 +11,16 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::proto::gateway::v1;
-use crate::backends::Unknown;
+use crate::{
+    backends::Unknown,
+    groups::{Ended, GroupError},
+};
 
 /// `ErrorInfo.domain` of every error.
 pub(super) const ERROR_DOMAIN: &str = "mqtt-server";
 
 /// Why a call, or one item of a batch, failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[cfg_attr(not(test), expect(dead_code, reason = "the services of groups come next"))]
 pub(super) enum Error {
     #[error("{field}: {problem}")]
     Invalid { field: String, problem: String },
@@ -322,6 +324,33 @@ impl From<StoreError> for Error {
                 Self::StoreDamaged
             }
         }
+    }
+}
+
+impl From<GroupError> for Error {
+    fn from(error: GroupError) -> Self {
+        match error {
+            GroupError::NotFound => Self::GroupNotFound,
+            GroupError::Exists => Self::GroupExists,
+            GroupError::TooManyGroups => Self::TooManyGroups,
+            GroupError::TooManyMembers => Self::TooManyMembers,
+            GroupError::EtagMismatch => Self::EtagMismatch,
+            GroupError::OutOfRange => Self::OldToken,
+            GroupError::BadToken => Self::invalid("token", "is not one of this gateway's tokens"),
+            GroupError::Gone => Self::GroupDeleted,
+            GroupError::Fenced => Self::Fenced,
+            GroupError::Damaged => {
+                tracing::error!("records of a group are damaged");
+                Self::StoreDamaged
+            }
+            GroupError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<Ended> for Error {
+    fn from(ended: Ended) -> Self {
+        GroupError::from(ended).into()
     }
 }
 

@@ -7,6 +7,7 @@ mod bans;
 mod client;
 mod devices;
 mod events;
+mod groups;
 mod harness;
 mod keys;
 mod publishing;

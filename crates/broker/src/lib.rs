@@ -65,7 +65,7 @@ pub use store::{QueueStore, QueueSummary};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use events::{Event, EventKind};
-pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event};
+pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};
 pub use retained::{RetainedCursor, RetainedPage};

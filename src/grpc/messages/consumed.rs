@@ -39,26 +39,38 @@ fn hex(out: &mut [u8], value: u64) {
     }
 }
 
+/// What was delivered.
+pub(in crate::grpc) enum Content<'a> {
+    Message(&'a Message<'a>),
+    /// An event, encoded.
+    Event(&'a [u8]),
+}
+
 /// A delivery on a stream.
 pub(in crate::grpc) struct Consumed<'a> {
     pub(in crate::grpc) delivery_id: u64,
     pub(in crate::grpc) attempt: u32,
     pub(in crate::grpc) deadline: Timestamp,
     pub(in crate::grpc) id: MessageId,
-    pub(in crate::grpc) message: &'a Message<'a>,
+    pub(in crate::grpc) content: Content<'a>,
 }
 
 impl Consumed<'_> {
     /// Appends `{ message }` of `ConsumeResponse`.
     pub(in crate::grpc) fn encode(&self, out: &mut Vec<u8>) {
-        let received = Received::new(self.message, true);
+        let received = match self.content {
+            Content::Message(message) => Ok(Received::new(message, true)),
+            Content::Event(event) => Err(event),
+        };
         let deadline = Time::new(self.deadline);
         let len = number_len(self.delivery_id)
             + number_len(u64::from(self.attempt))
             + 2
             + deadline.len
             + text_len(ID_BYTES)
-            + received.field_len();
+            + received
+                .as_ref()
+                .map_or_else(|event| 1 + varint_len(event.len() as u64) + event.len(), Received::field_len);
         let item = 1 + varint_len(len as u64) + len;
         out.reserve(item + 12);
         out.push(ITEMS);
@@ -71,7 +83,15 @@ impl Consumed<'_> {
         varint(out, u64::from(self.attempt));
         deadline.put(out, 4);
         text(out, 5, &self.id.0);
-        received.put(out, 6);
+        match received {
+            Ok(received) => received.put(out, 6),
+            // Also an empty one: it says which of the two this is.
+            Err(event) => {
+                out.push(delimited(7));
+                varint(out, event.len() as u64);
+                out.extend_from_slice(event);
+            }
+        }
     }
 }
 
@@ -101,7 +121,8 @@ mod tests {
             let deadline = Timestamp(40_000);
             let mut out = Vec::new();
             for attempt in [1, 300] {
-                Consumed { delivery_id, attempt, deadline, id, message: &message }.encode(&mut out);
+                Consumed { delivery_id, attempt, deadline, id, content: Content::Message(&message) }
+                    .encode(&mut out);
             }
             let decoded = v1::ConsumeResponse::decode(&out[..]).unwrap();
             assert_eq!(decoded.encode_to_vec(), out, "the canonical encoding");

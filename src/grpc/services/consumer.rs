@@ -1,59 +1,490 @@
 //! `gateway.v1.Consumer`: members of consumer groups.
+//!
+//! A stream has two halves, so that acknowledgements are heard while nothing can be sent: a task reads what the member says,
+//! and the response takes messages from the group and encodes them straight into the frame that goes out. Both know the member;
+//! when either ends, the stream does.
 
-use tonic::{Request, Response, Status};
-
-use crate::grpc::{
-    Context,
-    proto::{gateway::v1, server::consumer_server::Consumer},
-    status::Error,
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll, Waker},
+    time::Duration,
 };
+
+use ::groups::{AckId, AckResult, Credit, Delivery, IdRange, Nack, Ranges, Room};
+use broker::is_event;
+use gateway_core::{PARTITIONS, clock, metrics::count};
+use parking_lot::Mutex;
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, Sleep, sleep_until, timeout},
+};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::groups::{log_id, name, offered};
+use crate::{
+    groups::{Batch, Groups, Member},
+    grpc::{
+        Context,
+        messages::{
+            answers,
+            consumed::{Consumed, Content, MessageId},
+            convert, groups,
+        },
+        now,
+        proto::{
+            gateway::v1::{self, consume_item::Item},
+            server::consumer_server::Consumer,
+        },
+        server::{access::Call, deadline::deadline, request_size::too_large},
+        status::Error,
+        stream::{RawMessage, Slot},
+    },
+};
+
+/// Messages, and bytes of them, in a frame.
+const FRAME_MESSAGES: usize = 512;
+const FRAME_BYTES: usize = 64 << 10;
+/// Ids and ranges of one request.
+const MAX_IDS: usize = 10_000;
+/// How long a member with an id is waited for, if it does not say.
+const LEASE: Duration = Duration::from_secs(10);
+/// How long the first request is waited for.
+const FIRST: Duration = Duration::from_secs(10);
+/// What a Fetch may ask for.
+const MAX_FETCH: usize = 10_000;
+const DEFAULT_FETCH: usize = 100;
+const MAX_FETCH_BYTES: usize = 3 << 20;
+const MAX_FETCH_WAIT: Duration = Duration::from_secs(30);
 
 /// The service.
 pub(in crate::grpc) struct ConsumerService {
-    #[expect(dead_code, reason = "what it serves comes next")]
     pub(in crate::grpc) context: Context,
 }
 
-impl ConsumerService {
-    /// Whether groups are offered.
-    fn groups(&self) -> Result<(), Error> {
-        Err(Error::GroupsOff("groups.enabled"))
+/// What the half that reads tells the half that writes: how the stream ends.
+#[derive(Default)]
+struct Said {
+    ended: Option<Result<(), Status>>,
+    waker: Option<Waker>,
+}
+
+/// What a member says, until its stream ends.
+struct Hearing {
+    member: Arc<Mutex<Member>>,
+    said: Arc<Mutex<Said>>,
+    bounds: Credit,
+}
+
+impl Hearing {
+    async fn run(self, mut requests: Streaming<v1::ConsumeRequest>) {
+        let ended = loop {
+            match requests.message().await {
+                Ok(Some(request)) => {
+                    if let Err(error) = self.hear(request) {
+                        break Err(error.into());
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(status) => break Err(unread(status)),
+            }
+        };
+        let waker = {
+            let mut said = self.said.lock();
+            said.ended = Some(ended);
+            said.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
+
+    /// Does what one request says. Answers come with what the member gets.
+    fn hear(&self, request: v1::ConsumeRequest) -> Result<(), Error> {
+        use v1::consume_request::Action;
+
+        match request.action.ok_or_else(|| Error::invalid("action", "is missing"))? {
+            Action::Open(_) => return Err(Error::invalid("open", "was sent already")),
+            Action::Flow(flow) => self.member.lock().set_credit(credit(flow, self.bounds))?,
+            Action::Ack(ack) => {
+                let ranges = ranges("ack", &ack)?;
+                self.member.lock().acknowledge(&ranges)?;
+            }
+            Action::Nack(v1::Nack { which, delay, reason, dead_letter }) => {
+                groups::reason(&reason)?;
+                let ranges = ranges("nack.which", &which.unwrap_or_default())?;
+                let delay = groups::wait("nack.delay", delay)?;
+                self.member.lock().nack(&ranges, &Nack { delay, reason, dead_letter })?;
+            }
+            Action::Extend(v1::Extend { which, deadline }) => {
+                let ranges = ranges("extend.which", &which.unwrap_or_default())?;
+                let deadline = groups::wait("extend.deadline", deadline)?;
+                let deadline = deadline.ok_or_else(|| Error::invalid("extend.deadline", "is missing"))?;
+                self.member.lock().extend(&ranges, deadline)?;
+            }
+            Action::Drain(v1::Drain {}) => self.member.lock().drain()?,
+        }
+        Ok(())
+    }
+}
+
+/// What is answered to a request that could not be read.
+fn unread(status: Status) -> Status {
+    too_large(&status).map_or(status, Status::from)
+}
+
+fn ranges_to_proto(ranges: impl Iterator<Item = IdRange>) -> Vec<v1::DeliveryRange> {
+    ranges.map(|IdRange { first, last }| v1::DeliveryRange { first, last }).collect()
+}
+
+fn ranges(field: &str, ack: &v1::Ack) -> Result<Ranges, Error> {
+    if ack.delivery_ids.len() + ack.ranges.len() > MAX_IDS {
+        return Err(Error::invalid(field, format!("has more than {MAX_IDS} ids and ranges")));
+    }
+    if ack.ranges.iter().any(|range| range.first > range.last) {
+        return Err(Error::invalid(format!("{field}.ranges"), "has a range that ends before it begins"));
+    }
+    let single = ack.delivery_ids.iter().map(|id| IdRange { first: *id, last: *id });
+    let whole = ack.ranges.iter().map(|range| IdRange { first: range.first, last: range.last });
+    Ok(Ranges::of(single.chain(whole)))
+}
+
+fn credit(flow: v1::Flow, bounds: Credit) -> Credit {
+    let default = Credit::default();
+    let messages = match flow.max_outstanding_messages as usize {
+        0 => default.messages,
+        messages => messages,
+    };
+    let bytes = match usize::try_from(flow.max_outstanding_bytes).unwrap_or(usize::MAX) {
+        0 => default.bytes,
+        bytes => bytes,
+    };
+    Credit { messages: messages.min(bounds.messages), bytes: bytes.min(bounds.bytes) }
+}
+
+/// A stream of deliveries.
+pub(in crate::grpc) struct Consuming {
+    state: State,
+    /// What comes after what was sent: the end.
+    last: Option<Result<(), Status>>,
+    _slot: Slot,
+}
+
+enum State {
+    Opening(Pin<Box<dyn Future<Output = Result<Open, Status>> + Send>>),
+    Open(Box<Open>),
+    Ended,
+}
+
+/// A member with a stream.
+struct Open {
+    member: Arc<Mutex<Member>>,
+    said: Arc<Mutex<Said>>,
+    /// Ends the reading half.
+    hearing: AbortHandle,
+    group: Arc<Groups>,
+    /// Its name.
+    name: String,
+    /// For ids of messages.
+    log: u64,
+    heartbeat: Option<(Duration, Pin<Box<Sleep>>)>,
+    shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// The first item.
+    opened: Option<v1::Opened>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // With it the last handle of the member goes.
+        self.hearing.abort();
+    }
+}
+
+impl Open {
+    /// Adds what there is to a frame; how the stream ends after it, if it does.
+    fn poll_frame(&mut self, cx: &mut TaskContext<'_>, out: &mut Vec<u8>) -> Option<Result<(), Status>> {
+        if let Some(opened) = self.opened.take() {
+            item(out, Item::Opened(opened));
+        }
+        // Before the group is asked: what is over is not begun.
+        if self.shutdown.as_mut().poll(cx).is_ready() {
+            return Some(Err(Error::ShuttingDown.into()));
+        }
+        let polled = self.member.lock().poll_next(cx, Room { messages: FRAME_MESSAGES, bytes: FRAME_BYTES });
+        match polled {
+            Poll::Ready(Ok(batch)) => {
+                self.encode(out, &batch);
+                if batch.is_drained {
+                    return Some(Ok(()));
+                }
+            }
+            Poll::Ready(Err(ended)) => return Some(Err(Error::from(ended).into())),
+            Poll::Pending => {}
+        }
+        let mut said = self.said.lock();
+        match &mut said.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        said.ended.take()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>, batch: &Batch) {
+        for answer in &batch.answers {
+            let (ok, lost) = (ranges_to_proto(answer.ok.iter()), ranges_to_proto(answer.lost.iter()));
+            item(out, Item::AckResults(v1::AckResults { ok, lost }));
+        }
+        if !batch.revoked.is_empty() {
+            item(out, Item::Revoked(v1::Revoked { void: ranges_to_proto(batch.revoked.iter().copied()) }));
+        }
+        for gap in &batch.gaps {
+            item(out, Item::Gap(groups::gap(gap)));
+        }
+        let log = self.log;
+        for delivery in &batch.deliveries {
+            let id = MessageId::new(log, delivery.partition, delivery.record.offset);
+            let message = delivery.record.message.borrow();
+            let content = match is_event(&delivery.record) {
+                true => Content::Event(message.payload),
+                false => Content::Message(&message),
+            };
+            let Delivery { id: delivery_id, attempt, deadline, .. } = *delivery;
+            Consumed { delivery_id, attempt, deadline, id, content }.encode(out);
+        }
+        count(|c| c.grpc_delivered.add(batch.deliveries.len() as u64));
+    }
+
+    /// A heartbeat, if one is due.
+    fn poll_heartbeat(&mut self, cx: &mut TaskContext<'_>, out: &mut Vec<u8>) {
+        let Some((span, sleep)) = &mut self.heartbeat else { return };
+        if sleep.as_mut().poll(cx).is_ready() {
+            sleep.as_mut().reset(Instant::now() + *span);
+            // Registers for the next.
+            let _ = sleep.as_mut().poll(cx);
+            let time = Some(answers::time(clock::to_wall(now())));
+            let status = self.group.get(&self.name).ok().map(|info| groups::status(&info.status));
+            item(out, Item::Heartbeat(v1::GroupHeartbeat { time, status }));
+        }
+    }
+}
+
+impl Stream for Consuming {
+    type Item = Result<RawMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(last) = self.last.take() {
+            self.state = State::Ended;
+            return Poll::Ready(last.err().map(Err));
+        }
+        if let State::Opening(opening) = &mut self.state {
+            match std::task::ready!(opening.as_mut().poll(cx)) {
+                Ok(open) => self.state = State::Open(Box::new(open)),
+                Err(status) => {
+                    self.state = State::Ended;
+                    return Poll::Ready(Some(Err(status)));
+                }
+            }
+        }
+        let State::Open(open) = &mut self.state else { return Poll::Ready(None) };
+        let mut out = Vec::new();
+        let last = open.poll_frame(cx, &mut out);
+        if last.is_none() {
+            open.poll_heartbeat(cx, &mut out);
+        }
+        if !out.is_empty() {
+            self.last = last;
+            return Poll::Ready(Some(Ok(RawMessage(out.into()))));
+        }
+        match last {
+            Some(last) => {
+                self.state = State::Ended;
+                Poll::Ready(last.err().map(Err))
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn item(out: &mut Vec<u8>, item: Item) {
+    let item = v1::ConsumeItem { item: Some(item) };
+    // Fully qualified: the trait is only for encoding here.
+    prost::Message::encode_raw(&v1::ConsumeResponse { items: vec![item] }, out);
+}
+
+/// Reads the first request, and joins.
+async fn open(
+    context: Context,
+    call: Arc<Call>,
+    mut requests: Streaming<v1::ConsumeRequest>,
+) -> Result<Open, Status> {
+    let first = timeout(FIRST, requests.message()).await.map_err(|_| Error::RequestIncomplete)?;
+    let first = first.map_err(unread)?.and_then(|request| request.action);
+    let Some(v1::consume_request::Action::Open(first)) = first else {
+        return Err(Error::invalid("open", "is not the first request").into());
+    };
+    groups::member(&first.member_id)?;
+    let lease = groups::wait("open.lease", first.lease)?.unwrap_or(LEASE);
+    let heartbeat = convert::heartbeat(first.heartbeat_interval)?;
+    let all = Arc::clone(offered(&context)?);
+    let bounds = bounds(&context);
+    let credit = credit(first.flow.unwrap_or_default(), bounds);
+    let name = name(&context, &call, "open.group", first.group)?;
+    let (member_id, lease) = match first.member_id.is_empty() {
+        // Nobody else has it, so nobody can come back for what it had.
+        true => (format!("stream-{:032x}", random()), Duration::ZERO),
+        false => (first.member_id, lease),
+    };
+    let member = all.open(&name, &member_id, lease, credit).map_err(Error::from)?;
+    let opened = v1::Opened { member_id, partitions: PARTITIONS as u32, resumed: member.is_resumed() };
+    let member = Arc::new(Mutex::new(member));
+    let said = Arc::<Mutex<Said>>::default();
+    let hearing = Hearing { member: Arc::clone(&member), said: Arc::clone(&said), bounds };
+    let hearing = tokio::spawn(hearing.run(requests)).abort_handle();
+    let mut shutdown = context.shutdown.clone();
+    Ok(Open {
+        member,
+        said,
+        hearing,
+        group: all,
+        name,
+        log: log_id(&context),
+        heartbeat: heartbeat.map(|span| (span, Box::pin(sleep_until(Instant::now() + span)))),
+        shutdown: Box::pin(async move {
+            let _ = shutdown.wait_for(|stop| *stop).await;
+        }),
+        opened: Some(opened),
+    })
+}
+
+/// What a member may have unacknowledged at most.
+fn bounds(context: &Context) -> Credit {
+    let groups = &context.config.groups;
+    Credit { messages: groups.max_outstanding_messages, bytes: groups.max_outstanding_bytes.0 }
 }
 
 #[tonic::async_trait]
 impl Consumer for ConsumerService {
-    type ConsumeStream = tokio_stream::Empty<Result<crate::grpc::stream::RawMessage, Status>>;
+    type ConsumeStream = Consuming;
 
     async fn consume(
         &self,
-        _request: Request<tonic::Streaming<v1::ConsumeRequest>>,
+        request: Request<Streaming<v1::ConsumeRequest>>,
     ) -> Result<Response<Self::ConsumeStream>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        offered(&self.context)?;
+        let slot = self.context.streams.open(None)?;
+        // The answer begins at once: some clients wait for that before they say anything.
+        let opening = open(self.context.clone(), call, request.into_inner());
+        Ok(Response::new(Consuming { state: State::Opening(Box::pin(opening)), last: None, _slot: slot }))
     }
 
-    async fn fetch(
-        &self,
-        _request: Request<v1::FetchRequest>,
-    ) -> Result<Response<v1::FetchResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<v1::FetchResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let all = offered(&self.context)?;
+        let until = deadline(request.metadata(), MAX_FETCH_WAIT);
+        let request = request.into_inner();
+        let member = request.member_id;
+        groups::member(&member)?;
+        if member.is_empty() {
+            return Err(Error::invalid("member_id", "is empty").into());
+        }
+        let messages = match request.max_messages as usize {
+            0 => DEFAULT_FETCH,
+            messages if messages <= MAX_FETCH => messages,
+            _ => return Err(Error::invalid("max_messages", format!("is more than {MAX_FETCH}")).into()),
+        };
+        let bytes = match request.max_bytes as usize {
+            0 => MAX_FETCH_BYTES,
+            bytes if bytes <= MAX_FETCH_BYTES => bytes,
+            _ => return Err(Error::invalid("max_bytes", format!("is more than {MAX_FETCH_BYTES}")).into()),
+        };
+        let wait = groups::wait("wait", request.wait)?.unwrap_or_default();
+        if wait > MAX_FETCH_WAIT {
+            return Err(Error::invalid("wait", "is more than 30 s").into());
+        }
+        let name = name(&self.context, &call, "group", request.group)?;
+        let info = all.get(&name).map_err(Error::from)?;
+        let lease = Duration::from_millis(info.definition.ack_deadline);
+        let wait = wait.min(until.saturating_duration_since(Instant::now()));
+        let mut shutdown = self.context.shutdown.clone();
+        let room = Room { messages, bytes };
+        let batch = tokio::select! {
+            batch = all.fetch(&name, &member, lease, bounds(&self.context), room, wait) => batch,
+            _ = shutdown.wait_for(|stop| *stop) => return Err(Error::ShuttingDown.into()),
+        };
+        let Batch { deliveries, gaps, .. } = batch.map_err(Error::from)?;
+        count(|c| c.grpc_delivered.add(deliveries.len() as u64));
+        let log = log_id(&self.context);
+        Ok(Response::new(v1::FetchResponse {
+            messages: deliveries.iter().map(|delivery| groups::delivery(delivery, log)).collect(),
+            gaps: gaps.iter().map(groups::gap).collect(),
+            status: Some(groups::status(&info.status)),
+        }))
     }
 
     async fn acknowledge(
         &self,
-        _request: Request<v1::AcknowledgeRequest>,
+        request: Request<v1::AcknowledgeRequest>,
     ) -> Result<Response<v1::AcknowledgeResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let v1::AcknowledgeRequest { group, ack_ids } = request.into_inner();
+        let ids = Ids::parse(&ack_ids)?;
+        let name = name(&self.context, &call, "group", group)?;
+        let results = offered(&self.context)?.acknowledge(&name, &ids.valid).await.map_err(Error::from)?;
+        let results = ids.all(results);
+        Ok(Response::new(v1::AcknowledgeResponse { results }))
     }
 
     async fn modify_lease(
         &self,
-        _request: Request<v1::ModifyLeaseRequest>,
+        request: Request<v1::ModifyLeaseRequest>,
     ) -> Result<Response<v1::ModifyLeaseResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let v1::ModifyLeaseRequest { group, ack_ids, deadline, reason } = request.into_inner();
+        let ids = Ids::parse(&ack_ids)?;
+        groups::reason(&reason)?;
+        let span = groups::wait("deadline", deadline)?;
+        let span = span.ok_or_else(|| Error::invalid("deadline", "is missing"))?;
+        let name = name(&self.context, &call, "group", group)?;
+        let all = offered(&self.context)?;
+        let results = match span.is_zero() {
+            true => all.nack(&name, &ids.valid, &Nack { reason, ..Nack::default() }),
+            false => all.extend(&name, &ids.valid, span),
+        };
+        let results = ids.all(results.map_err(Error::from)?);
+        Ok(Response::new(v1::ModifyLeaseResponse { results }))
     }
+}
+
+/// The ids of deliveries in a request.
+struct Ids {
+    valid: Vec<AckId>,
+    /// Which of all are valid, in order.
+    is_valid: Vec<bool>,
+}
+
+impl Ids {
+    fn parse(ids: &[String]) -> Result<Self, Error> {
+        if ids.len() > MAX_IDS {
+            return Err(Error::invalid("ack_ids", format!("has more than {MAX_IDS} entries")));
+        }
+        let parsed: Vec<Option<AckId>> = ids.iter().map(|id| id.parse().ok()).collect();
+        let is_valid = parsed.iter().map(Option::is_some).collect();
+        Ok(Self { valid: parsed.into_iter().flatten().collect(), is_valid })
+    }
+
+    /// The results of all, of which those of the valid ones are given.
+    fn all(&self, results: Vec<AckResult>) -> Vec<i32> {
+        let mut results = results.into_iter();
+        let result = |is_valid: &bool| if *is_valid { results.next() } else { None };
+        let all = self.is_valid.iter().map(result).collect::<Vec<_>>();
+        all.into_iter().map(|result| groups::ack_result(result.unwrap_or(AckResult::Invalid))).collect()
+    }
+}
+
+/// A number that nobody can guess and nobody else has.
+fn random() -> u128 {
+    let hasher = ahash::RandomState::new();
+    u128::from(hasher.hash_one(0)) << 64 | u128::from(ahash::RandomState::new().hash_one(1))
 }

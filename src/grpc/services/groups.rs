@@ -1,23 +1,78 @@
 //! `gateway.v1.Groups`: administration of consumer groups.
 
+use std::sync::Arc;
+
+use gateway_core::Partition;
 use tonic::{Request, Response, Status};
 
-use crate::grpc::{
-    Context,
-    proto::{gateway::v1, server::groups_server::Groups},
-    status::Error,
+use crate::{
+    groups::{Groups as All, Info, PendingMessage, Start},
+    grpc::{
+        Context,
+        messages::{
+            convert,
+            groups::{self, Update},
+            page::{PAGE_BYTES, Pages, fit},
+        },
+        proto::{gateway::v1, server::groups_server::Groups},
+        server::access::Call,
+        status::Error,
+    },
 };
 
 /// The service.
 pub(in crate::grpc) struct GroupsService {
-    #[expect(dead_code, reason = "what it serves comes next")]
     pub(in crate::grpc) context: Context,
 }
 
+/// The groups, if they are offered.
+pub(super) fn offered(context: &Context) -> Result<&Arc<All>, Error> {
+    match &context.hooks.groups {
+        Ok(groups) => Ok(groups),
+        Err(key) => Err(Error::GroupsOff(key)),
+    }
+}
+
+/// Names the log, for ids of messages.
+pub(super) fn log_id(context: &Context) -> u64 {
+    context.broker.log().map_or(0, |log| log.id())
+}
+
+/// A valid name of a group with which the caller may have to do. Of a caller without limits it is not asked whether there is
+/// one.
+pub(super) fn name(context: &Context, call: &Call, field: &str, name: String) -> Result<String, Error> {
+    let all = offered(context)?;
+    let name = groups::name(field, name)?;
+    call.about(&name);
+    if call.scope().is_all() {
+        return Ok(name);
+    }
+    match all.get(&name) {
+        Ok(info) if groups::in_scope(call.scope(), &info.definition.filter) => Ok(name),
+        // Nobody learns by it which groups others have.
+        _ => Err(call.out_of_scope(field, &name)),
+    }
+}
+
 impl GroupsService {
-    /// Whether groups are offered.
-    fn groups(&self) -> Result<(), Error> {
-        Err(Error::GroupsOff("groups.enabled"))
+    fn all(&self) -> Result<&Arc<All>, Error> {
+        offered(&self.context)
+    }
+
+    fn name(&self, call: &Call, name: String) -> Result<String, Error> {
+        self::name(&self.context, call, "name", name)
+    }
+
+    /// What would be answered to a group that is only to be checked.
+    fn validate(&self, definition: &crate::groups::Definition) -> Result<(), Error> {
+        let all = self.all()?;
+        let most = self.context.config.groups.max_groups;
+        match all.get(&definition.name) {
+            Ok(info) if info.definition == *definition => Ok(()),
+            Ok(_) => Err(Error::GroupExists),
+            Err(_) if all.list(None, most).len() >= most => Err(Error::TooManyGroups),
+            Err(_) => Ok(()),
+        }
     }
 }
 
@@ -25,89 +80,202 @@ impl GroupsService {
 impl Groups for GroupsService {
     async fn create_group(
         &self,
-        _request: Request<v1::CreateGroupRequest>,
+        request: Request<v1::CreateGroupRequest>,
     ) -> Result<Response<v1::CreateGroupResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let all = self.all()?;
+        let v1::CreateGroupRequest { group, start, validate_only } = request.into_inner();
+        let mut group = group.ok_or_else(|| Error::invalid("group", "is missing"))?;
+        group.name = groups::name("group.name", group.name)?;
+        call.about(&group.name);
+        let start = groups::position("start", start)?.unwrap_or(Start::Latest);
+        let context = &self.context;
+        let definition = groups::definition(group, &context.config.groups, context.broker.limits())?;
+        if !groups::in_scope(call.scope(), &definition.filter) {
+            return Err(call.out_of_scope("group.filter", &definition.name).into());
+        }
+        if validate_only {
+            self.validate(&definition)?;
+            return Ok(Response::new(v1::CreateGroupResponse::default()));
+        }
+        let (info, token) = all.create(definition, &start).await.map_err(Error::from)?;
+        Ok(Response::new(v1::CreateGroupResponse { group: Some(groups::group(&info)), token }))
     }
 
     async fn get_group(
         &self,
-        _request: Request<v1::GetGroupRequest>,
+        request: Request<v1::GetGroupRequest>,
     ) -> Result<Response<v1::GetGroupResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let name = self.name(&call, request.into_inner().name)?;
+        let info = self.all()?.get(&name).map_err(Error::from)?;
+        Ok(Response::new(v1::GetGroupResponse { group: Some(groups::group(&info)) }))
     }
 
     async fn list_groups(
         &self,
-        _request: Request<v1::ListGroupsRequest>,
+        request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let all = self.all()?;
+        let v1::ListGroupsRequest { page_size, page_token } = request.into_inner();
+        let limit = convert::page_size(page_size)?;
+        let pages = Pages::of("ListGroups", &v1::ListGroupsRequest::default());
+        let after = pages.start(&page_token)?;
+        let found = all.list(after.as_deref(), limit + 1);
+        let more = found.len() > limit;
+        let seen: &[Info] = &found[..found.len().min(limit)];
+        let in_scope = seen.iter().filter(|info| groups::in_scope(call.scope(), &info.definition.filter));
+        let (groups, cut) = fit(in_scope.map(groups::group), PAGE_BYTES);
+        let last = if cut { groups.last().map(|group| group.name.clone()) } else { None };
+        let last = last.or_else(|| seen.last().filter(|_| more).map(|info| info.definition.name.clone()));
+        let next_page_token = pages.token(last.as_deref());
+        Ok(Response::new(v1::ListGroupsResponse { groups, next_page_token }))
     }
 
     async fn update_group(
         &self,
-        _request: Request<v1::UpdateGroupRequest>,
+        request: Request<v1::UpdateGroupRequest>,
     ) -> Result<Response<v1::UpdateGroupResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let all = self.all()?;
+        let request = request.into_inner();
+        let mut group = request.group.ok_or_else(|| Error::invalid("group", "is missing"))?;
+        let (named, etag) = (std::mem::take(&mut group.name), std::mem::take(&mut group.etag));
+        let context = &self.context;
+        let update =
+            Update::new(group, request.update_mask, &context.config.groups, context.broker.limits())?;
+        let name = name(context, &call, "group.name", named)?;
+        if update.filter().is_some_and(|filter| !groups::in_scope(call.scope(), filter)) {
+            return Err(call.out_of_scope("group.filter", &name).into());
+        }
+        let info = all.get(&name).map_err(Error::from)?;
+        let mut definition = info.definition;
+        update.apply(&mut definition);
+        // What was read just now must be what is changed, or another change would be undone.
+        let info = match etag.as_str() {
+            "" => all.update(definition, Some(&info.etag)).await,
+            etag => all.update(definition, Some(etag)).await,
+        };
+        let info = info.map_err(Error::from)?;
+        Ok(Response::new(v1::UpdateGroupResponse { group: Some(groups::group(&info)) }))
     }
 
     async fn delete_group(
         &self,
-        _request: Request<v1::DeleteGroupRequest>,
+        request: Request<v1::DeleteGroupRequest>,
     ) -> Result<Response<v1::DeleteGroupResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let v1::DeleteGroupRequest { name, allow_missing } = request.into_inner();
+        let name = self.name(&call, name)?;
+        match self.all()?.delete(&name).await.map_err(Error::from) {
+            Err(Error::GroupNotFound) if allow_missing => {}
+            other => other?,
+        }
+        Ok(Response::new(v1::DeleteGroupResponse {}))
     }
 
     async fn seek_group(
         &self,
-        _request: Request<v1::SeekGroupRequest>,
+        request: Request<v1::SeekGroupRequest>,
     ) -> Result<Response<v1::SeekGroupResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let v1::SeekGroupRequest { name, to } = request.into_inner();
+        let to = groups::position("to", to)?.ok_or_else(|| Error::invalid("to", "is missing"))?;
+        let name = self.name(&call, name)?;
+        let previous_token = self.all()?.seek(&name, &to).await.map_err(Error::from)?;
+        Ok(Response::new(v1::SeekGroupResponse { previous_token }))
     }
 
     async fn list_members(
         &self,
-        _request: Request<v1::ListMembersRequest>,
+        request: Request<v1::ListMembersRequest>,
     ) -> Result<Response<v1::ListMembersResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let name = self.name(&call, request.into_inner().name)?;
+        let members = self.all()?.members(&name).map_err(Error::from)?;
+        let members = members.into_iter().map(groups::member_to_proto).collect();
+        Ok(Response::new(v1::ListMembersResponse { members }))
     }
 
     async fn list_pending(
         &self,
-        _request: Request<v1::ListPendingRequest>,
+        request: Request<v1::ListPendingRequest>,
     ) -> Result<Response<v1::ListPendingResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let mut request = request.into_inner();
+        let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
+        let token = std::mem::take(&mut request.page_token);
+        let pages = Pages::of("ListPending", &request);
+        let after = pages.start(&token)?.map(|after| place(&after)).transpose()?;
+        let name = self.name(&call, request.name)?;
+        let all = self.all()?;
+        let found = all.pending(&name, after, limit + 1).await.map_err(Error::from)?;
+        let more = found.len() > limit;
+        let seen = &found[..found.len().min(limit)];
+        let of_device = |message: &&PendingMessage| {
+            let client_id = message.record.as_ref().and_then(|record| record.message.client_id.as_ref());
+            request.device_id.is_empty() || client_id.is_some_and(|id| id.as_str() == request.device_id)
+        };
+        let log = log_id(&self.context);
+        let wanted = seen.iter().filter(of_device);
+        let (messages, cut) = fit(wanted.clone().map(|message| groups::pending(message, log)), PAGE_BYTES);
+        let last = if cut { wanted.clone().nth(messages.len().saturating_sub(1)) } else { None };
+        let last = last.or_else(|| seen.last().filter(|_| more));
+        let last =
+            last.map(|PendingMessage { pending, .. }| format!("{}.{}", pending.partition.0, pending.offset));
+        let next_page_token = pages.token(last.as_deref());
+        Ok(Response::new(v1::ListPendingResponse { messages, next_page_token }))
     }
 
     async fn list_dead_letters(
         &self,
-        _request: Request<v1::ListDeadLettersRequest>,
+        request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let mut request = request.into_inner();
+        let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
+        let token = std::mem::take(&mut request.page_token);
+        let pages = Pages::of("ListDeadLetters", &request);
+        let after = pages.start(&token)?.map(|after| after.parse::<u64>()).transpose();
+        let after = after.map_err(|_| Error::PageTokenInvalid)?;
+        let name = self.name(&call, request.name)?;
+        let found = self.all()?.dead_letters(&name, after, limit + 1).await.map_err(Error::from)?;
+        // A read ends early where letters are large: there may be more whenever there are some.
+        let seen = &found[..found.len().min(limit)];
+        let (dead_letters, _) = fit(seen.iter().map(groups::dead_letter), PAGE_BYTES);
+        let next_page_token = pages.token(dead_letters.last().map(|letter| letter.id.as_str()));
+        Ok(Response::new(v1::ListDeadLettersResponse { dead_letters, next_page_token }))
     }
 
     async fn requeue_dead_letters(
         &self,
-        _request: Request<v1::RequeueDeadLettersRequest>,
+        request: Request<v1::RequeueDeadLettersRequest>,
     ) -> Result<Response<v1::RequeueDeadLettersResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let v1::RequeueDeadLettersRequest { name, ids } = request.into_inner();
+        let ids = groups::letter_ids(&ids)?;
+        let name = self.name(&call, name)?;
+        let count = self.all()?.requeue(&name, &ids).await.map_err(Error::from)?;
+        Ok(Response::new(v1::RequeueDeadLettersResponse { count }))
     }
 
     async fn purge_dead_letters(
         &self,
-        _request: Request<v1::PurgeDeadLettersRequest>,
+        request: Request<v1::PurgeDeadLettersRequest>,
     ) -> Result<Response<v1::PurgeDeadLettersResponse>, Status> {
-        self.groups()?;
-        Err(Error::Internal.into())
+        let call = Call::of(request.extensions())?;
+        let v1::PurgeDeadLettersRequest { name, ids } = request.into_inner();
+        let ids = groups::letter_ids(&ids)?;
+        let name = self.name(&call, name)?;
+        let count = self.all()?.purge(&name, &ids).await.map_err(Error::from)?;
+        Ok(Response::new(v1::PurgeDeadLettersResponse { count }))
     }
+}
+
+/// Where a page of pending messages begins.
+fn place(text: &str) -> Result<(Partition, u64), Error> {
+    let (partition, offset) = text.split_once('.').ok_or(Error::PageTokenInvalid)?;
+    let partition = partition.parse().map_err(|_| Error::PageTokenInvalid)?;
+    Ok((Partition(partition), offset.parse().map_err(|_| Error::PageTokenInvalid)?))
 }

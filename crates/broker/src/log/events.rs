@@ -68,7 +68,12 @@ impl EventKind {
 
 /// Whether a record is an event, whose encoded form is the payload; otherwise it is a message.
 pub fn is_event(record: &LogRecord) -> bool {
-    record.message.kind == OriginKind::Server && record.message.topic.starts_with(TOPIC)
+    is_event_message(&record.message)
+}
+
+/// As [`is_event`], of a message that was in a record.
+pub fn is_event_message(message: &SharedMessage) -> bool {
+    message.kind == OriginKind::Server && message.topic.starts_with(TOPIC)
 }
 
 impl GroupFilter {

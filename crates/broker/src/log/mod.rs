@@ -31,7 +31,7 @@ use crate::{
     routing::{Options, Subscriber},
 };
 
-pub use events::{EventKinds, is_event};
+pub use events::{EventKinds, is_event, is_event_message};
 pub use selector::{InScope, Selector};
 
 /// Sets of more than one group that are remembered.

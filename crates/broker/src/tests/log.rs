@@ -72,6 +72,7 @@ impl PartitionedLog for TestLog {
     fn marks(&self, _: GroupId) -> Vec<Mark> {
         Vec::new()
     }
+    fn forget(&self, _: GroupId) {}
     fn bytes(&self) -> u64 {
         0
     }

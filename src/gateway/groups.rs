@@ -1,0 +1,161 @@
+//! The log of consumer groups and what is kept of them, on disk, and the groups themselves.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use broker::{Broker, EventKinds, GroupFilter, GroupLog, Selector};
+use gateway_core::{
+    GroupId, clock,
+    metrics::{Gauge, escape_label},
+};
+use store::{
+    DataDir, DurableOptions, EmbeddedGroupState, EmbeddedLog, GroupState as _, LogOptions,
+    PartitionedLog as _, StoreError, StoreHealth,
+};
+
+use super::StartError;
+use crate::{
+    config::Config,
+    groups::{Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Marker, Wants},
+};
+
+/// The engines.
+#[derive(Clone)]
+pub(super) struct Opened {
+    pub(super) log: Arc<EmbeddedLog>,
+    pub(super) state: Arc<EmbeddedGroupState>,
+    memory: usize,
+}
+
+/// Opens both in the data directory. Blocks on the disk.
+pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
+    let (waiting, cache) = config.log_memory();
+    let options = LogOptions { max_waiting_bytes: waiting.0, cache_bytes: cache.0, ..LogOptions::default() };
+    let log = Arc::new(EmbeddedLog::open(directory, &options)?);
+    // Records of groups are small: what members have outstanding bounds them.
+    let options = DurableOptions { max_waiting_bytes: waiting.0, ..DurableOptions::default() };
+    let state = Arc::new(EmbeddedGroupState::open(directory, &options)?);
+    Ok(Opened { log, state, memory: waiting.0 + cache.0 })
+}
+
+/// How often groups look for what they need not keep.
+const UPKEEP: Duration = Duration::from_secs(1);
+
+impl Opened {
+    /// Brings the groups back, so that from now on messages are appended for them.
+    pub(super) async fn start(&self, config: &Config, broker: &Broker) -> Result<Arc<Groups>, StartError> {
+        let options = GroupsOptions {
+            max_groups: config.groups.max_groups,
+            max_dead_letters: config.groups.max_dead_letters,
+            max_dead_letter_bytes: config.groups.max_dead_letter_bytes.0,
+            max_log_bytes: config.groups.max_bytes.0 as u64,
+            upkeep_interval: UPKEEP,
+            clock: clock::now,
+        };
+        let marker = Arc::new(Marking(broker.clone()));
+        let loaded = Groups::load(Arc::clone(&self.log) as _, Arc::clone(&self.state) as _, marker, options);
+        loaded.await.map_err(|error| match error {
+            GroupError::Store(error) => error.into(),
+            error => StartError::Store(StoreError::Damaged(error.to_string())),
+        })
+    }
+
+    /// The log as the broker needs it.
+    pub(super) fn for_broker(&self) -> GroupLog {
+        GroupLog { log: Arc::clone(&self.log) as _, memory: self.memory }
+    }
+
+    /// Where damaged files were moved.
+    pub(super) fn set_aside(&self) -> Option<PathBuf> {
+        self.state.set_aside().cloned()
+    }
+
+    /// Their health, by name.
+    pub(super) fn health(&self) -> [(&'static str, StoreHealth); 2] {
+        [("log", self.log.health()), ("groups", self.state.health())]
+    }
+
+    /// Nothing more is written.
+    pub(super) fn note_closed(&self) {
+        self.state.note_closed();
+    }
+}
+
+/// The broker marks messages as they are appended.
+struct Marking(Broker);
+
+impl Marker for Marking {
+    fn keep_for(&self, group: GroupId, filter: &Filter) {
+        self.0.keep_for(group, Arc::new(build(filter)));
+    }
+
+    fn keep_no_more_for(&self, group: GroupId) {
+        self.0.keep_no_more_for(group);
+    }
+
+    fn set_full(&self, group: GroupId, full: bool) {
+        self.0.set_full(group, full);
+    }
+
+    fn matcher(&self, filter: &Filter) -> Arc<Wants> {
+        let filter = build(filter);
+        Arc::new(move |message| filter.matches(message))
+    }
+}
+
+/// A filter as the broker wants it.
+fn build(filter: &Filter) -> GroupFilter {
+    let selector = Selector::new(!filter.include_backends)
+        .devices(filter.devices.clone(), filter.device_prefixes.clone())
+        .exclude(filter.exclude_devices.clone(), filter.exclude_topics.clone());
+    GroupFilter {
+        topics: filter.topics.clone(),
+        selector,
+        min_qos: filter.least_qos(),
+        events: filter.events.iter().fold(EventKinds::default(), |kinds, name| kinds.with(name)),
+    }
+}
+
+/// A gauge of each group: name, help, and what it shows.
+type GroupGauge = (&'static str, &'static str, fn(&Status) -> u64);
+
+const GAUGES: [GroupGauge; 8] = [
+    ("gateway_group_lag_messages", "Messages that a consumer group has not acknowledged", |status| {
+        status.lag_messages
+    }),
+    ("gateway_group_lag_bytes", "Bytes of these", |status| status.lag_bytes),
+    ("gateway_group_outstanding", "Messages delivered and not acknowledged", |status| {
+        status.outstanding as u64
+    }),
+    ("gateway_group_members", "Members, with those in their lease", |status| status.members as u64),
+    ("gateway_group_dead_letters", "Messages that were given up and are kept", |status| {
+        status.dead_letters as u64
+    }),
+    ("gateway_group_lost", "Messages removed unacknowledged since the group was made", |status| status.lost),
+    ("gateway_group_redelivered", "Deliveries that were not the first, since the start", |status| {
+        status.totals.redelivered
+    }),
+    ("gateway_group_oldest_seconds", "About the age of the oldest message not acknowledged", |status| {
+        status.oldest.map_or(0, |oldest| clock::now().0.saturating_sub(oldest.0) / 1000)
+    }),
+];
+
+impl Opened {
+    /// The log, and each group: as many as groups.max_groups allows.
+    pub(super) fn gauges(&self, groups: &Groups) -> Vec<Gauge> {
+        let memory = self.log.memory();
+        let bytes = |name, help, bytes: u64| (name, help, String::new(), bytes as f64);
+        let mut all = vec![
+            bytes("gateway_log_bytes", "Bytes of the log of consumer groups on the disk", self.log.bytes()),
+            bytes("gateway_log_waiting_bytes", "Bytes for that log not yet on disk", memory.waiting as u64),
+            bytes("gateway_log_cached_bytes", "Bytes of its last messages in memory", memory.cached as u64),
+        ];
+        let groups = groups.list(None, usize::MAX);
+        for (name, help, value) in GAUGES {
+            all.extend(groups.iter().map(|group| {
+                let label = format!("group=\"{}\"", escape_label(&group.definition.name));
+                (name, help, label, value(&group.status) as f64)
+            }));
+        }
+        all
+    }
+}
