@@ -95,6 +95,7 @@ fn every_figure_that_operators_are_promised_is_there_from_the_start() {
         "gateway_store_healthy{store=\"sessions\"}",
         "gateway_store_healthy{store=\"queues\"}",
         "gateway_store_healthy{store=\"retained\"}",
+        "gateway_store_healthy{store=\"publisher\"}",
         "gateway_store_set_aside",
         "gateway_store_waiting_bytes",
         "gateway_store_queued",

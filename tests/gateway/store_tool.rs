@@ -155,7 +155,10 @@ fn a_damaged_store_is_set_aside_and_shown_and_the_rest_starts() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("store: set aside: data/queues/data.mdb.damaged-"), "{answer}");
     assert_eq!(server.metric("gateway_store_set_aside"), 1);
-    assert_eq!(server.metric("gateway_store_healthy"), 3);
+    let page = server.http_get("/metrics").expect("read the metrics");
+    for store in ["sessions", "queues", "retained", "publisher"] {
+        assert!(page.contains(&format!("gateway_store_healthy{{store=\"{store}\"}} 1\n")), "{store}: {page}");
+    }
     assert_eq!(retained(&server).len(), 3);
     assert_eq!(server.metric("gateway_store_sessions"), 3);
 }
