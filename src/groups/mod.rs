@@ -402,6 +402,7 @@ impl Groups {
         let live = self.find(name)?;
         self.state.remove(live.id, live.epoch).await?;
         self.forget(&live);
+        self.log.forget(live.id);
         Ok(())
     }
 

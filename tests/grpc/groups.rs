@@ -1,6 +1,10 @@
 //! Groups and Consumer: what members get, keep and give back, across streams and restarts.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    path::Path,
+    time::Duration,
+};
 
 use mqtt_server::proto::gateway::v1::{
     self, consume_item::Item, consume_request::Action, consumed_message::Content,
@@ -11,6 +15,23 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming, transport::Channel};
 
 use crate::harness::*;
+
+/// A gateway with this data directory.
+async fn gateway(directory: &Path) -> Setup {
+    Setup::with(|config| config.data_dir = directory.join("data")).await
+}
+
+/// Stops a gateway, and waits until another may have its data directory.
+async fn stop(setup: Setup, directory: &Path) {
+    setup.gateway.shutdown().await;
+    let released = async {
+        // What serves streams that were open ends a moment later.
+        while store::DataDir::open(&directory.join("data")).is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("the release of the data directory", released).await;
+}
 
 impl Setup {
     fn groups(&self) -> GroupsClient<Channel> {
@@ -40,6 +61,11 @@ impl Setup {
         let Item::Opened(opened) = member.item().await else { panic!("not opened") };
         assert_eq!(opened.partitions, 256);
         member
+    }
+
+    async fn group_status(&self, name: &str) -> v1::GroupStatus {
+        let request = v1::GetGroupRequest { name: name.into() };
+        self.groups().get_group(request).await.unwrap().into_inner().group.unwrap().status.unwrap()
     }
 }
 
@@ -116,6 +142,33 @@ impl Member {
 fn payload(message: &v1::ConsumedMessage) -> String {
     let Some(Content::Message(received)) = &message.content else { panic!("{message:?}") };
     String::from_utf8(received.payload.to_vec()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_does_not_come_again_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = gateway(directory.path()).await;
+    setup.create(group("g")).await;
+    // Without a session that outlives it: that would outlive the gateway in this process, too.
+    let mut device = setup.raw("d", |connect| connect.session_expiry = None);
+    for text in ["first", "second"] {
+        device.publish_acked("up/1", text.as_bytes(), false);
+    }
+    let mut member = setup.join(open("g")).await;
+    let first = member.message().await;
+    assert_eq!((payload(&first), first.attempt, first.delivery_id), ("first".into(), 1, 1));
+    assert_eq!(member.payload().await, "second");
+    member.acknowledge(&[1]).await;
+    stop(setup, directory.path()).await;
+
+    let setup = gateway(directory.path()).await;
+    let mut member = setup.join(open("g")).await;
+    let again = member.message().await;
+    assert_eq!(payload(&again), "second", "and not the first");
+    assert_ne!(again.message_id, first.message_id);
+    member.acknowledge(&[again.delivery_id]).await;
+    assert_eq!(setup.group_status("g").await.lag_messages, 0);
+    setup.gateway.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
