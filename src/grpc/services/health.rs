@@ -7,13 +7,15 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 /// The service that reads latest values.
 const STATE: &str = "gateway.v1.State";
 
-pub(in crate::grpc) const SERVICES: [&str; 8] = [
+pub(in crate::grpc) const SERVICES: [&str; 10] = [
     "",
     "gateway.v1.Publisher",
     "gateway.v1.Subscriber",
     STATE,
     "gateway.v1.Devices",
     "gateway.v1.Events",
+    "gateway.v1.Groups",
+    "gateway.v1.Consumer",
     "gateway.v1.Security",
     "rpcserver.PublishedPacketService",
 ];
