@@ -58,9 +58,11 @@ impl GroupConfig {
         self.max_attempts != 0 && attempts >= self.max_attempts
     }
 
-    /// How many deliveries are counted of a message that was given back for another's sake: it is always delivered once more.
+    /// How many deliveries are counted of a message that was given back for another's sake: no more than before this one, so
+    /// that neither its pause grows nor it is given up for that; and one, since it was delivered.
     pub(crate) fn spared(&self, attempts: u32) -> u32 {
-        if self.max_attempts == 0 { attempts } else { attempts.min(self.max_attempts - 1) }
+        let counted = attempts.saturating_sub(1).max(1);
+        if self.max_attempts == 0 { counted } else { counted.min(self.max_attempts - 1) }
     }
 }
 

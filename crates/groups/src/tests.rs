@@ -53,3 +53,47 @@ fn who_keeps_up_gets_messages_without_a_read_and_settles_them() {
     group.acknowledge(member, &all()).expect("here");
     assert_eq!(group.changes()[0].floor, 7);
 }
+
+/// Reads what the member waits for from a log with these places, then takes it.
+fn read_and_take(group: &mut Group, member: MemberKey, places: &[u64], now: Timestamp) -> Taken {
+    for _ in 0..10 {
+        for read in group.wants(member, 10).expect("here") {
+            let found = places.iter().filter(|&&place| place >= read.from).take(read.records);
+            let records: Vec<LogRecord> = found.map(|&place| record(place, "d")).collect();
+            let next = records.last().map_or(read.from, |last| last.offset + 1);
+            group.feed(&read, records, next, None, |_| true);
+        }
+    }
+    group.take(member, now, ROOM).expect("here")
+}
+
+/// With the pause of each growing by what fails before it, a device with some bad messages stood still for hours.
+#[test]
+fn what_fails_before_a_message_neither_delays_it_nor_gives_it_up() {
+    let config = GroupConfig { max_attempts: 5, ..GroupConfig::default() };
+    let mut group = Group::new(identity(), config);
+    let member = join(&mut group, "a", 0).member;
+    let places = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    for offset in places {
+        group.appended(PARTITION, &record(offset, "d"));
+    }
+    let mut now = Timestamp(0);
+    // Each fails once, and takes back all behind it each time.
+    for failing in places {
+        let taken = read_and_take(&mut group, member, &places, now);
+        let id = taken.deliveries.iter().find(|delivery| delivery.record.offset == failing);
+        let id = id.expect("it comes, and is not given up").id;
+        let nack = Nack::default();
+        group.nack(member, &Ranges::of([IdRange { first: id, last: id }]), &nack, now).expect("here");
+        let due = group.tick(now).expect("it comes again");
+        // The second delivery of an unlucky one counts as one.
+        assert!(due <= now.plus_millis(2_000), "{failing} waits until {due:?} from {now:?}");
+        now = due;
+        group.tick(now);
+        let again = read_and_take(&mut group, member, &places, now);
+        assert_eq!(offsets(&again), [failing], "alone");
+        assert!(again.deliveries[0].attempt <= 3);
+        group.acknowledge(member, &all()).expect("here");
+    }
+    assert!(group.given_up(10).is_empty());
+}
