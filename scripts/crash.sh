@@ -5,6 +5,9 @@
 #   scripts/crash.sh ROUNDS      so many kills and so many power cuts in tests/crash, and so many runs of
 #                                `mqload offline --crash-at` against one data directory
 #   scripts/crash.sh ROUNDS mqload | tests     one of the two
+#   scripts/crash.sh ROUNDS groups             so many kills of the gateway, of members of a consumer group in Python, Go and
+#                                              Rust, or of both, while devices publish (scripts/groups); only when asked for.
+#                                              Needs what scripts/test.sh installs into .venv; without Go two languages do
 #
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
 # as far as timing allows), CRASH_BINARY=PATH (another build of the server).
@@ -17,13 +20,13 @@ rounds=${1:-50} part=${2:-all}
 profile=${PROFILE:-release}
 seed=${SEED:-$(date +%s)}
 case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests]" >&2; exit 2 ;; esac
-case $part in all | mqload | tests) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests]" >&2; exit 2 ;; esac
+case $part in all | mqload | tests | groups) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups]" >&2; exit 2 ;; esac
 
 release=()
 [ "$profile" = release ] && release=(--release)
 if [ "${SKIP_BUILD:-}" != 1 ]; then
   step "building the server" cargo build --locked "${release[@]}" --bin mqtt-server
-  step "building mqload" cargo build --locked --release -p mqload
+  step "building the load generators" cargo build --locked --release -p mqload -p grpcload
 fi
 binary=${CRASH_BINARY:-$root/target/$profile/mqtt-server}
 mqload=$root/target/release/mqload
@@ -120,7 +123,45 @@ run_tests() {
     cargo test --locked --test crash -- --nocapture --test-threads 1
 }
 
+# The Go member, into $work/member. Its generated code and modules come from the Go registry.
+build_go_member() {
+  local module=$work/go
+  command -v go >/dev/null || return 1
+  cp -r scripts/groups/gomember "$module"
+  mkdir -p "$module/generated" "$work/bin"
+  (
+    export GOBIN=$work/bin PATH=$work/bin:$PATH
+    go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.6 &&
+      go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1 &&
+      .venv/bin/python -m grpc_tools.protoc -Iproto --go_out="$module/generated" --go_opt=module=mqtt-server \
+        --go-grpc_out="$module/generated" --go-grpc_opt=module=mqtt-server proto/gateway/v1/*.proto &&
+      printf 'module mqtt-server\n\ngo 1.23\n' >"$module/generated/go.mod" &&
+      cd "$module" && go mod tidy && go build -o "$work/member" .
+  ) >"$work/go.log" 2>&1 || { tail -n 5 "$work/go.log" >&2; return 1; }
+}
+
+run_groups() {
+  .venv/bin/python -c 'import grpc_tools' 2>/dev/null || { echo ".venv has no grpcio-tools: run scripts/test.sh first" >&2; return 1; }
+  mkdir -p "$work/python" "$work/world"
+  .venv/bin/python -m grpc_tools.protoc -Iproto --python_out="$work/python" --grpc_python_out="$work/python" \
+    proto/gateway/v1/*.proto
+  local members=("python=$root/.venv/bin/python $root/scripts/groups/member.py" "rust=$root/target/release/grpcload member")
+  if build_go_member; then
+    members+=("go=$work/member")
+  else
+    skip "the member in Go" "Go, or its packages, could not be had"
+  fi
+  PYTHONPATH=$work/python .venv/bin/python scripts/groups/world.py "$binary" "$work/world" "$rounds" "$seed" \
+    "${members[@]}" || { tail -n 20 "$work"/world/*.log >&2; return 1; }
+}
+
 result=0
+if [ "$part" = groups ]; then
+  say "consumer groups: $rounds kills"
+  run_groups || result=1
+  report_skipped
+  exit $result
+fi
 if [ "$part" != mqload ]; then
   say "tests/crash: $rounds kills, $rounds power cuts"
   run_tests || result=1

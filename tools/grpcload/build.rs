@@ -2,7 +2,8 @@
 
 use std::error::Error;
 
-const PROTOS: [&str; 2] = ["gateway/v1/publisher.proto", "gateway/v1/subscriber.proto"];
+const PROTOS: [&str; 3] =
+    ["gateway/v1/groups.proto", "gateway/v1/publisher.proto", "gateway/v1/subscriber.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=../../proto");

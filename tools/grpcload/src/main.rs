@@ -1,7 +1,9 @@
 //! grpcload: how fast the gateway's gRPC streams are, and what they cost the
 //! gateway. Prints one JSON object; what it is for is in the README.
 
+mod consume;
 mod hold;
+mod member;
 mod procstat;
 
 use std::time::{Duration, Instant};
@@ -51,6 +53,10 @@ enum Command {
     Publish(Publish),
     /// Publish by PublishBatch, calls one after another on several connections
     Batch(Batch),
+    /// Consume as a member of a group and acknowledge; something else must publish, such as mqload
+    Consume(consume::Consume),
+    /// Write down what a member of a group gets, for scripts/groups/world.py
+    Member(member::Member),
     /// Send most of many large messages and wait
     Hold(hold::Hold),
 }
@@ -138,6 +144,8 @@ fn main() {
                 Command::Subscribe(args) => subscribe(&args).await,
                 Command::Publish(args) => publish(&args).await,
                 Command::Batch(args) => batch(&args).await,
+                Command::Consume(args) => consume::run(&args).await,
+                Command::Member(args) => member::run(&args).await,
                 Command::Hold(args) => hold::run(&args).await,
             }
         })
