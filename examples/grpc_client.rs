@@ -3,6 +3,8 @@
 //! ```text
 //! grpc_client subscribe --filter 'sensors/#' --device dev-1
 //! grpc_client publish --device dev-1 commands/led on
+//! grpc_client group readings --filter 'sensors/#'
+//! grpc_client consume readings --count 10
 //! grpc_client --ca certs/ca.crt --addr https://localhost:10000 --token @reader.token latest sensors/temperature
 //! ```
 
@@ -12,10 +14,14 @@ use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use mqtt_server::proto::gateway::v1::{
-    GetLatestRequest, Offline, PublishRequest, Qos, SubscribeRequest, Wait,
+    Ack, ConsumeRequest, ConsumedMessage, CreateGroupRequest, Drain, Filter, GetLatestRequest, Group,
+    Offline, Open, PublishRequest, Qos, SubscribeRequest, Wait, consume_item, consume_request::Action,
+    consumed_message::Content, consumer_client::ConsumerClient, groups_client::GroupsClient,
     publisher_client::PublisherClient, state_client::StateClient, subscribe_item::Item,
     subscriber_client::SubscriberClient,
 };
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Request, Status,
     metadata::AsciiMetadataValue,
@@ -100,6 +106,28 @@ enum Command {
         /// Payload.
         payload: String,
     },
+    /// Makes a consumer group: from now on the gateway keeps for it what matches. The same again does no harm.
+    Group {
+        /// Its name.
+        name: String,
+        /// Topic filter; may be repeated.
+        #[arg(short, long)]
+        filter: Vec<String>,
+    },
+    /// Prints messages of a group as one of its members, and acknowledges each once it is printed.
+    Consume {
+        /// The group.
+        group: String,
+        /// Name of this member; without it the gateway gives it one, for this stream only.
+        #[arg(short, long, default_value_t)]
+        member: String,
+        /// End after so many messages.
+        #[arg(short, long)]
+        count: Option<u64>,
+        /// Acknowledge nothing, as a member does that fails in the middle of its work.
+        #[arg(long)]
+        no_ack: bool,
+    },
     /// Prints the latest value of a topic.
     Latest {
         /// Of this device; without it, the newest of all devices.
@@ -162,6 +190,16 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
                 response.dropped
             );
             Ok(())
+        }
+        Command::Group { name, filter } => {
+            let filter = Some(Filter { topic_filters: filter, ..Filter::default() });
+            let group = Some(Group { name, filter, ..Group::default() });
+            let request = CreateGroupRequest { group, ..CreateGroupRequest::default() };
+            GroupsClient::new(channel).create_group(request).await?;
+            Ok(())
+        }
+        Command::Consume { group, member, count, no_ack } => {
+            consume(channel, group, member, count.unwrap_or(u64::MAX), no_ack).await
         }
         Command::Latest { device, topic } => {
             let request = GetLatestRequest { topic, device_id: device };
@@ -237,6 +275,58 @@ async fn subscribe(
         }
     }
     Ok(())
+}
+
+/// One member of a group. Its requests go out while answers come in.
+async fn consume(
+    channel: Caller,
+    group: String,
+    member_id: String,
+    count: u64,
+    no_ack: bool,
+) -> Result<(), Box<dyn Error>> {
+    let (say, said) = mpsc::channel(16);
+    let request = |action| ConsumeRequest { action: Some(action) };
+    say.send(request(Action::Open(Open { group, member_id, ..Open::default() }))).await?;
+    let mut stream = ConsumerClient::new(channel).consume(ReceiverStream::new(said)).await?.into_inner();
+    let mut left = count;
+    while let Some(response) = stream.message().await? {
+        let mut printed = Vec::new();
+        for item in response.items {
+            match item.item {
+                Some(consume_item::Item::Message(message)) if left > 0 => {
+                    print_consumed(&message);
+                    printed.push(message.delivery_id);
+                    left -= 1;
+                }
+                Some(consume_item::Item::Gap(gap)) => println!("-- {} messages missing", gap.count),
+                _ => {}
+            }
+        }
+        if no_ack && left == 0 {
+            return Ok(());
+        }
+        if !no_ack && !printed.is_empty() {
+            say.send(request(Action::Ack(Ack { delivery_ids: printed, ..Ack::default() }))).await?;
+            if left == 0 {
+                // The stream ends once that is on disk; what was delivered beyond the count goes to others.
+                say.send(request(Action::Drain(Drain {}))).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_consumed(delivery: &ConsumedMessage) {
+    let again = if delivery.attempt > 1 { format!(" (attempt {})", delivery.attempt) } else { String::new() };
+    match &delivery.content {
+        Some(Content::Message(message)) => {
+            let payload = String::from_utf8_lossy(&message.payload);
+            println!("{} {} {payload}{again}", message.device_id, message.topic);
+        }
+        Some(Content::Event(event)) => println!("{} {:?}{again}", event.device_id, event.detail),
+        None => {}
+    }
 }
 
 fn print_message(device: &str, topic: &str, payload: &[u8]) {
