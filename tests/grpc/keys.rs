@@ -78,21 +78,25 @@ async fn keys_outlive_the_process_where_there_is_a_store() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_call_joins_the_wait_of_the_first_even_if_that_is_gone() {
-    let setup = Setup::new().await;
+    // Of the gateway, not of the client, which would not wait for the answer.
+    let setup = Setup::with(|config| config.grpc.default_deadline = "100ms".parse().unwrap()).await;
+    let patient = |request: &v1::PublishRequest| {
+        let mut patient = tonic::Request::new(request.clone());
+        patient.set_timeout(LIMIT);
+        patient
+    };
     let mut client = tokio::task::block_in_place(|| setup.raw("dev", |_| {}));
     let request = keyed("k", acked(to_device("dev", "once")));
     let mut first = setup.publisher();
-    let asked = request.clone();
+    let asked = patient(&request);
     let first = tokio::spawn(async move { first.publish(asked).await });
     let got = tokio::task::block_in_place(|| client.next());
     assert_eq!(got, Got::Publish("cmd".to_owned(), b"once".to_vec()));
     first.abort();
     let mut second = setup.publisher();
-    let asked = request.clone();
+    let asked = patient(&request);
     let second = tokio::spawn(async move { second.publish(asked).await });
-    let mut short = tonic::Request::new(request.clone());
-    short.set_timeout(std::time::Duration::from_millis(200));
-    let error = setup.publisher().publish(short).await.unwrap_err();
+    let error = setup.publish(request.clone()).await.unwrap_err();
     assert_eq!(refusal(&error), (Code::DeadlineExceeded, "WAIT_INCOMPLETE".to_owned()));
     puback(&mut client, 1, 0);
     let answer = soon("an answer", second).await.unwrap().unwrap().into_inner();
