@@ -206,7 +206,8 @@ pub struct Groups {
 
 /// The records that are no group's: under the number that no group has.
 struct Registry {
-    epoch: Epoch,
+    /// Acquired when the first group is made: a start without groups writes nothing, and works on a full disk.
+    epoch: Option<Epoch>,
     /// The number of the next group.
     next: u32,
 }
@@ -227,13 +228,12 @@ impl Groups {
     ) -> Result<Arc<Self>, GroupError> {
         let table = Arc::new(Table::default());
         log.watch(Arc::clone(&table) as _);
-        let epoch = state.acquire(NOBODY).await?;
         let next = state.read(NOBODY, Bytes::from_static(NEXT), None, 1).await?;
         let next =
             next.first().and_then(|record| Some(u32::from_le_bytes(record.value.as_ref().try_into().ok()?)));
         let ids = state.groups().await?;
         let highest = ids.iter().map(|id| id.0).max().unwrap_or_default();
-        let registry = Registry { epoch, next: next.unwrap_or(1).max(highest.saturating_add(1)) };
+        let registry = Registry { epoch: None, next: next.unwrap_or(1).max(highest.saturating_add(1)) };
         let groups = Arc::new(Self {
             log,
             state,
@@ -340,7 +340,11 @@ impl Groups {
         let start = self.places(start).await?;
         let id = GroupId(registry.next);
         let next = Bytes::copy_from_slice(&(id.0 + 1).to_le_bytes());
-        self.state.write(NOBODY, registry.epoch, vec![put(Bytes::from_static(NEXT), next)]).await?;
+        let epoch = match registry.epoch {
+            Some(epoch) => epoch,
+            None => *registry.epoch.insert(self.state.acquire(NOBODY).await?),
+        };
+        self.state.write(NOBODY, epoch, vec![put(Bytes::from_static(NEXT), next)]).await?;
         registry.next += 1;
         let epoch = self.state.acquire(id).await?;
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();

@@ -194,7 +194,7 @@ fn the_command_line_says_what_is_wrong_with_a_token() {
         run(command.arg("token").args(args).arg("--file").arg(&file), Duration::from_secs(60))
     };
     for (args, problem) in [
-        (&["create", "--role", "root"][..], "use reader, publisher, operator or admin"),
+        (&["create", "--role", "root"][..], "use reader, publisher, consumer, operator or admin"),
         (&["create", "--role", "reader", "--topics", "a/#/b"], "'a/#/b' is not a topic filter"),
         (&["create", "--role", "reader", "--expires", "soon"], "write it like 90d"),
         (&["revoke", "abc"], "no token abc"),

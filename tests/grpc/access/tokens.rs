@@ -180,7 +180,7 @@ async fn a_broken_file_keeps_the_tokens_and_the_answer_names_the_line() {
     assert_eq!(refusal(&refused), (Code::FailedPrecondition, "NO_TOKENS".to_owned()));
     std::fs::write(&guarded.file, text).unwrap();
     let parts = admin.reload(v1::ReloadRequest {}).await.unwrap().into_inner().parts;
-    assert!(parts.iter().any(|part| part.name == "tokens" && part.summary == "4 tokens"), "{parts:?}");
+    assert!(parts.iter().any(|part| part.name == "tokens" && part.summary == "5 tokens"), "{parts:?}");
     let Open { mut messages, .. } = open;
     PublisherClient::new(guarded.channel("publisher")).publish(to("a", "still here")).await.unwrap();
     assert!(soon("a message", messages.message()).await.unwrap().is_some());
