@@ -11,6 +11,7 @@ use std::{
 use groups::{Answer, Credit, Delivery, Gap, IdRange, MemberKey, MemberOptions, Nack, Ranges, Read, Room};
 use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
 use thiserror::Error;
+use tokio::sync::Notify;
 
 use super::live::{Inner, Live};
 
@@ -20,6 +21,11 @@ const MOST_READS: usize = 4;
 const ROUNDS: usize = 8;
 /// A read that has failed is tried again after this.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Ranges in answers that were not taken yet, beyond which a member must not be heard: it does not read, or the disk stands still.
+const MOST_UNANSWERED: usize = 65_536;
+/// Answers of one write are one up to so many ranges: to merge them costs as much as there are.
+const MERGED: usize = 256;
 
 /// What a member is told.
 #[derive(Debug, Default)]
@@ -70,6 +76,10 @@ pub struct Member {
     reads: Vec<(Read, BoxFuture<'static, Result<Slice, StoreError>>)>,
     /// Answers, each with the number of the write that it waits for.
     answers: VecDeque<(u64, Answer)>,
+    /// Ranges in `answers`.
+    unanswered: usize,
+    /// Told when some of them were taken.
+    answered: Arc<Notify>,
 }
 
 impl Member {
@@ -88,6 +98,8 @@ impl Member {
             fetches: options.fetches,
             reads: Vec::new(),
             answers: VecDeque::new(),
+            unanswered: 0,
+            answered: Arc::default(),
         })
     }
 
@@ -154,7 +166,12 @@ impl Member {
         while let Some((number, _)) = self.answers.front()
             && self.live.is_written(*number)
         {
-            batch.answers.extend(self.answers.pop_front().map(|(_, answer)| answer));
+            let Some((_, answer)) = self.answers.pop_front() else { break };
+            self.unanswered -= size(&answer);
+            batch.answers.push(answer);
+        }
+        if !batch.answers.is_empty() {
+            self.answered.notify_one();
         }
         batch.is_drained = taken.is_drained && self.answers.is_empty();
         let mut brought = false;
@@ -217,13 +234,24 @@ impl Member {
             .map_err(|groups::Gone| Ended::Fenced)?;
         match self.answers.back_mut() {
             // Those of one write are one.
-            Some((last, before)) if *last == number => {
+            Some((last, before)) if *last == number && size(before) + size(&answer) <= MERGED => {
+                self.unanswered -= size(before);
                 before.ok = Ranges::of(before.ok.iter().chain(answer.ok.iter()));
                 before.lost = Ranges::of(before.lost.iter().chain(answer.lost.iter()));
+                self.unanswered += size(before);
             }
-            _ => self.answers.push_back((number, answer)),
+            _ => {
+                self.unanswered += size(&answer);
+                self.answers.push_back((number, answer));
+            }
         }
         Ok(())
+    }
+
+    /// What to wait for before the member is heard again: so many of its acknowledgements have no answer yet, or it has one and
+    /// does not take it. `None` if it may be heard now.
+    pub fn is_ahead(&self) -> Option<Arc<Notify>> {
+        (self.unanswered > MOST_UNANSWERED).then(|| Arc::clone(&self.answered))
     }
 
     /// Gives back.
@@ -285,6 +313,11 @@ impl Drop for Member {
         });
         self.live.timer.notify_one();
     }
+}
+
+/// What an answer counts for.
+fn size(answer: &Answer) -> usize {
+    1 + answer.ok.len() + answer.lost.len()
 }
 
 fn feed(live: &Live, read: &Read, slice: Slice) {

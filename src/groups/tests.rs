@@ -358,3 +358,23 @@ async fn a_group_that_is_deleted_ends_its_members_and_stays_away() {
     let groups = load(&fixture.log, &fixture.state).await;
     assert!(groups.list(None, 10).is_empty());
 }
+
+/// Answers that nobody takes filled the memory: nothing held up a member that only acknowledges.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_takes_no_answers_is_not_heard_for_ever() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.create("group").await;
+    let mut member = fixture.open("group", "a", Duration::ZERO);
+    let sparse = Ranges::of((1..=10_000).map(|n| IdRange { first: 2 * n, last: 2 * n }));
+    let mut heard = 0;
+    while member.is_ahead().is_none() {
+        member.acknowledge(&sparse).expect("a member");
+        heard += 1;
+        assert!(heard <= 7, "it is held up");
+    }
+    let answered = member.is_ahead().expect("held up");
+    let batch = timeout(LONG, member.next(ROOM)).await.expect("in time").expect("a member");
+    assert_eq!(batch.answers.iter().map(|answer| answer.lost.len()).sum::<usize>(), 10_000 * heard);
+    timeout(LONG, answered.notified()).await.expect("it is told");
+    assert!(member.is_ahead().is_none());
+}

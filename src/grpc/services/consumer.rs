@@ -80,6 +80,12 @@ struct Hearing {
 impl Hearing {
     async fn run(self, mut requests: Streaming<v1::ConsumeRequest>) {
         let ended = loop {
+            // A member that acknowledges and takes no answers would fill the memory.
+            let ahead = self.member.lock().is_ahead();
+            if let Some(answered) = ahead {
+                answered.notified().await;
+                continue;
+            }
             match requests.message().await {
                 Ok(Some(request)) => {
                     if let Err(error) = self.hear(request) {
