@@ -6,7 +6,7 @@ use codec::{AckKind, reason};
 use gateway_core::{Commit, QoS, QueueOp};
 
 use super::{
-    Begin, Disk, Env, Outbound,
+    Begin, Disk, Env, Outbound, Reply,
     inflight::{Stage, Unacked},
     outbound::answered,
 };
@@ -48,16 +48,17 @@ impl Outbound {
         Ok(true)
     }
 
-    /// PUBREC: appends PUBREL, 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What is on
-    /// disk must say so before PUBREL goes: then the caller appends it, when the commit is done.
+    /// PUBREC: PUBREL is to follow, with 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What
+    /// is on disk must say so before PUBREL goes. The caller sends it behind the answers before it, also where it waits for
+    /// nothing: PUBRELs keep the order of their PUBRECs [MQTT-4.6.0-4].
     pub(crate) fn handle_pubrec(
         &mut self,
         id: u16,
         code: u8,
         env: &Env<'_>,
-    ) -> Result<Option<Arc<Commit>>, WrongStep> {
+    ) -> Result<Option<Reply>, WrongStep> {
         let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
-        let mut held = None;
+        let mut after = None;
         if let Some(rare) = &mut self.rare
             && let Some((place, entry)) = rare.inflight.get_mut(id)
         {
@@ -71,26 +72,20 @@ impl Outbound {
                         return Ok(None);
                     }
                     let released = Self::release(delivery, place, env);
-                    held = released.commit.clone();
+                    after = released.commit.clone();
                     rare.inflight.release(id, released);
                     rare.settle(env.budget);
                     release = reason::SUCCESS;
                 }
                 Stage::Release(released) => {
-                    held = released.commit.clone();
+                    after = released.commit.clone();
                     release = reason::SUCCESS;
                 }
                 Stage::Publish(_) => return Err(WrongStep),
             }
         }
-        if code >= 0x80 {
-            return Ok(None);
-        }
-        if let Some(commit) = held.filter(|commit| commit.result().is_none()) {
-            return Ok(Some(commit));
-        }
-        self.append_ack(AckKind::PubRel, id, release);
-        Ok(None)
+        let reply = Reply { kind: AckKind::PubRel, packet_id: id, code: release, after };
+        Ok((code < 0x80).then_some(reply))
     }
 
     /// PUBCOMP. False if the id is not in flight.
@@ -139,9 +134,10 @@ impl Outbound {
         }
     }
 
-    /// PUBREL: forgets the id and appends PUBCOMP [MQTT-4.3.3-11]. An id on disk must be gone there first: the client
-    /// may use it again after PUBCOMP. Then the caller appends that, when the commit is done.
-    pub(crate) fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Option<Arc<Commit>> {
+    /// PUBREL: forgets the id; PUBCOMP is to follow [MQTT-4.3.3-11]. An id on disk must be gone there first: the client may
+    /// use it again after PUBCOMP.
+    pub(crate) fn handle_pubrel(&mut self, id: u16, env: &Env<'_>) -> Reply {
+        let reply = |code, after| Reply { kind: AckKind::PubComp, packet_id: id, code, after };
         let rare = self.rare();
         let known = rare.received.remove(&id);
         rare.forgetting.retain(|(_, commit)| commit.result().is_none());
@@ -150,15 +146,14 @@ impl Outbound {
             journal.submit(QueueOp::Forget { queue, packet_id: id, commit: Arc::clone(&commit) });
             rare.forgetting.retain(|(other, _)| *other != id);
             rare.forgetting.push((id, Arc::clone(&commit)));
-            return Some(commit);
+            return reply(reason::SUCCESS, Some(commit));
         }
         // Sent again on another connection.
         let forgetting = rare.forgetting.iter().find(|(other, _)| *other == id && known.is_none());
         if let Some((_, commit)) = forgetting {
-            return Some(Arc::clone(commit));
+            return reply(reason::SUCCESS, Some(Arc::clone(commit)));
         }
         let code = if known.is_some() { reason::SUCCESS } else { reason::PACKET_IDENTIFIER_NOT_FOUND };
-        self.append_ack(AckKind::PubComp, id, code);
-        None
+        reply(code, None)
     }
 }

@@ -7,7 +7,7 @@ use gateway_core::{
     Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
 };
 
-use super::budgets::Purse;
+use super::{append_reply, budgets::Purse};
 use crate::{Begin, Env, LinkParams, Outbound};
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
@@ -156,7 +156,9 @@ impl World {
             }
             5 => {
                 self.unacknowledged.remove(&id);
-                assert!(self.outbound.handle_pubrec(id, 0, &env).is_ok(), "a client that keeps to the rules");
+                let reply =
+                    self.outbound.handle_pubrec(id, 0, &env).expect("a client that keeps to the rules");
+                append_reply(&mut self.outbound, &reply.expect("success is answered"));
             }
             _ => {
                 assert!(self.outbound.handle_pubcomp(id, &env).is_ok(), "a client that keeps to the rules");
@@ -213,7 +215,8 @@ impl World {
             }
         } else {
             let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
-            self.outbound.handle_pubrel(id, &env);
+            let reply = self.outbound.handle_pubrel(id, &env);
+            append_reply(&mut self.outbound, &reply);
             self.inbound.remove(&id);
         }
     }

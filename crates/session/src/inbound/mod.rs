@@ -238,19 +238,11 @@ impl Inbound {
         effort.spend(Effort::STEP);
         let step = owner.outbound(|out, env| match kind {
             AckKind::PubAck => out.handle_puback(packet_id, code, env).map(|_| None),
-            AckKind::PubRec => {
-                let held = out.handle_pubrec(packet_id, code, env);
-                held.map(|held| held.map(|held| (AckKind::PubRel, held)))
-            }
-            AckKind::PubRel => Ok(out.handle_pubrel(packet_id, env).map(|held| (AckKind::PubComp, held))),
+            AckKind::PubRec => out.handle_pubrec(packet_id, code, env),
+            AckKind::PubRel => Ok(Some(out.handle_pubrel(packet_id, env))),
             AckKind::PubComp => out.handle_pubcomp(packet_id, env).map(|_| None),
         })?;
-        let reply = step.map_err(Violation::from)?.map(|(kind, held)| Reply {
-            kind,
-            packet_id,
-            code: reason::SUCCESS,
-            after: Some(held),
-        });
+        let reply = step.map_err(Violation::from)?;
         Ok(reply.map_or(Effect::Done, Effect::Reply))
     }
 

@@ -113,8 +113,8 @@ impl World {
                 Begin::Exceeded => panic!("the client has {IDS} identifiers"),
             },
             Step::Release => {
-                let held = self.with(|outbound, env| outbound.handle_pubrel(id, env));
-                self.answers.push_back(Answer::PubComp(id, held));
+                let reply = self.with(|outbound, env| outbound.handle_pubrel(id, env));
+                self.answers.push_back(Answer::PubComp(id, reply.after));
             }
         }
     }

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use codec::{AckKind, Packet, encode_ack};
+use codec::Packet;
 use gateway_core::{
     Commit, Durability, Journal, Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, QueueOp, Receipt,
     Timestamp, Yielded,
@@ -17,7 +17,10 @@ use gateway_core::{
 };
 
 use super::disk::Disk;
-use crate::{Env, Left, LinkParams, Load, Outbound, fuzz::Purse};
+use crate::{
+    Env, Left, LinkParams, Load, Outbound, Reply,
+    fuzz::{Purse, append_reply},
+};
 
 const QUEUE: QueueId = QueueId(7);
 /// The shared group of some deliveries, on disk and in memory.
@@ -78,7 +81,9 @@ struct World {
     /// Places of those that are still on disk here, because the store has refused to move them so far.
     staying: Vec<u64>,
     /// PUBREL packets that wait for the disk.
-    steps: VecDeque<(u16, Arc<Commit>)>,
+    steps: VecDeque<Reply>,
+    /// PUBREC packets of this connection without their PUBREL, in order.
+    unreleased: VecDeque<u16>,
 }
 
 impl World {
@@ -114,6 +119,7 @@ impl World {
             moved: Vec::new(),
             staying: Vec::new(),
             steps: VecDeque::new(),
+            unreleased: VecDeque::new(),
         }
     }
 
@@ -230,13 +236,11 @@ impl World {
             }
         }
         while self.outbound.is_online()
-            && let Some((id, commit)) = self.steps.front()
-            && commit.result().is_some()
+            && let Some(reply) = self.steps.front()
+            && reply.after.as_ref().is_none_or(|commit| commit.result().is_some())
         {
-            let mut bytes = Vec::new();
-            encode_ack(AckKind::PubRel, *id, 0, self.protocol, &mut bytes);
+            append_reply(&mut self.outbound, reply);
             self.steps.pop_front();
-            self.outbound.append(&bytes);
         }
         let trimmed = std::mem::take(&mut self.disk.0.lock().trimmed);
         for message in trimmed {
@@ -269,6 +273,7 @@ impl World {
         self.answers.clear();
         self.open.clear();
         self.steps.clear();
+        self.unreleased.clear();
     }
 
     /// Another member has them, once that is committed.

@@ -20,6 +20,14 @@ impl World {
                 Packet::Publish(publish) => self.receive(&publish),
                 Packet::PubRel(ack) => {
                     self.held.remove(&ack.packet_id);
+                    // What was released on an earlier connection is released again without a PUBREC.
+                    if self.unreleased.contains(&ack.packet_id) {
+                        assert_eq!(
+                            self.unreleased.pop_front(),
+                            Some(ack.packet_id),
+                            "PUBREL overtook another"
+                        );
+                    }
                     self.answers.push_back((7, ack.packet_id));
                 }
                 other => panic!("unexpected {other:?}"),
@@ -72,10 +80,9 @@ impl World {
                 assert_eq!(self.with(|outbound, env| outbound.handle_puback(id, 0, env)), Ok(true));
             }
             5 => {
-                let held = self.with(|outbound, env| outbound.handle_pubrec(id, 0, env));
-                if let Some(held) = held.expect("the next step") {
-                    self.steps.push_back((id, held));
-                }
+                let reply = self.with(|outbound, env| outbound.handle_pubrec(id, 0, env));
+                self.steps.extend(reply.expect("the next step"));
+                self.unreleased.push_back(id);
             }
             _ => {
                 self.open.remove(&id);
