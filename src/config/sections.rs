@@ -189,6 +189,10 @@ pub struct Grpc {
     pub idempotency_keys: u32,
     /// For how long they are.
     pub idempotency_time: Span,
+    /// Messages with `deliver_at` that wait for their time; more are refused.
+    pub scheduled_messages: u32,
+    /// Their bytes.
+    pub scheduled_bytes: ByteSize,
     /// How often connections are pinged.
     pub keepalive_interval: Span,
     /// A connection that leaves a ping unanswered for this long is closed.
@@ -213,6 +217,8 @@ impl Default for Grpc {
             max_calls: 20_000,
             idempotency_keys: 100_000,
             idempotency_time: Span(Duration::from_mins(10)),
+            scheduled_messages: 100_000,
+            scheduled_bytes: ByteSize(64 << 20),
             keepalive_interval: Span(Duration::from_secs(30)),
             keepalive_timeout: Span(Duration::from_secs(20)),
         }

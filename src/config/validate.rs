@@ -309,6 +309,7 @@ impl Config {
             ("max_calls_per_connection", grpc.max_calls_per_connection),
             ("max_calls", grpc.max_calls),
             ("idempotency_keys", grpc.idempotency_keys),
+            ("scheduled_messages", grpc.scheduled_messages),
         ] {
             check.positive(&format!("grpc.{name}"), number, number == 0);
         }
@@ -321,6 +322,7 @@ impl Config {
         ] {
             check.positive(name, time, time.0.is_zero());
         }
+        check.positive("grpc.scheduled_bytes", grpc.scheduled_bytes, grpc.scheduled_bytes.0 == 0);
         check.positive("http.max_connections", self.http.max_connections, self.http.max_connections == 0);
         check.positive("http.header_timeout", self.http.header_timeout, self.http.header_timeout.0.is_zero());
         check.positive(

@@ -375,6 +375,8 @@ fn grpc_config(config: &Config) -> grpc::GrpcConfig {
         max_streams: config.grpc.max_streams as usize,
         max_keys: config.grpc.idempotency_keys as usize,
         key_time: config.grpc.idempotency_time.0,
+        max_scheduled: config.grpc.scheduled_messages as usize,
+        scheduled_bytes: config.grpc.scheduled_bytes.0,
         max_connections: config.grpc.max_connections as usize,
         max_connections_per_address: match config.grpc.max_connections_per_address {
             0 => usize::MAX,

@@ -58,6 +58,7 @@ use self::{
         publisher::{
             PublisherService,
             keys::{KeyOptions, Keys},
+            scheduled::{Schedule, ScheduleOptions},
         },
         security::SecurityService,
         state::StateService,
@@ -117,6 +118,9 @@ pub(crate) struct GrpcConfig {
     /// Idempotency keys that are remembered at once, and for how long.
     pub max_keys: usize,
     pub key_time: Duration,
+    /// Messages that wait for their time, and their bytes.
+    pub max_scheduled: usize,
+    pub scheduled_bytes: usize,
     /// Interval of HTTP/2 pings.
     pub keepalive_interval: Duration,
     /// A connection that leaves a ping unanswered for this long is closed.
@@ -141,6 +145,8 @@ impl Default for GrpcConfig {
             wait_timeout: Duration::from_secs(10),
             max_keys: 100_000,
             key_time: Duration::from_mins(10),
+            max_scheduled: 100_000,
+            scheduled_bytes: 64 << 20,
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(20),
             drain_timeout: Duration::from_secs(5),
@@ -195,6 +201,7 @@ struct Context {
     hooks: Hooks,
     streams: Arc<Streams>,
     keys: Arc<Keys>,
+    schedule: Arc<Schedule>,
     shutdown: watch::Receiver<bool>,
 }
 
@@ -210,9 +217,11 @@ pub(crate) async fn serve(
     shutdown: watch::Receiver<bool>,
 ) -> Result<(), GrpcError> {
     let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
+    let schedule = open_schedule(&config, &hooks, &broker, &shutdown).await?;
     let context = Context {
         broker,
         keys,
+        schedule,
         config,
         hooks,
         streams: Arc::new(Streams::new(config.max_streams)),
@@ -251,6 +260,21 @@ async fn open_keys(
         }
     });
     Ok(keys)
+}
+
+/// Reads the messages that wait for their time, and publishes each when it comes, until `shutdown`.
+async fn open_schedule(
+    config: &GrpcConfig,
+    hooks: &Hooks,
+    broker: &Broker,
+    shutdown: &watch::Receiver<bool>,
+) -> Result<Arc<Schedule>, GrpcError> {
+    let options = ScheduleOptions { most: config.max_scheduled, bytes: config.scheduled_bytes };
+    let (store, reader) = (hooks.store.clone(), broker.clone());
+    let opened = tokio::task::spawn_blocking(move || Schedule::open(options, store, &reader)).await;
+    let schedule = opened.map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))??;
+    tokio::spawn(Arc::clone(&schedule).run(broker.clone(), shutdown.clone()));
+    Ok(schedule)
 }
 
 /// Where calls are charged, and for what at most.

@@ -116,6 +116,12 @@ pub(super) enum Error {
     KeyReused,
     #[error("a message with this key was published before, and what became of it is no longer known")]
     OutcomeLost,
+    #[error("deliver_at needs a data directory: store.enabled is false")]
+    ScheduleOff,
+    #[error("as many messages wait for their time as grpc.scheduled_messages and grpc.scheduled_bytes allow")]
+    ScheduleFull,
+    #[error("no message with this id waits for its time")]
+    ScheduleNotFound,
     #[error("internal error")]
     Internal,
 }
@@ -154,6 +160,7 @@ impl Error {
     /// The gRPC code.
     pub(super) fn code(&self) -> Code {
         match self {
+            Self::ScheduleNotFound => Code::NotFound,
             Self::Invalid { .. } | Self::PageTokenInvalid | Self::PageTokenMismatch => Code::InvalidArgument,
             Self::DeviceNotFound
             | Self::ValueNotFound
@@ -172,6 +179,7 @@ impl Error {
             | Self::BanInFile
             | Self::GroupsOff(_)
             | Self::GroupDeleted
+            | Self::ScheduleOff
             | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
@@ -184,6 +192,7 @@ impl Error {
             | Self::TooManyMembers
             | Self::SlowConsumer
             | Self::RequestTooLarge
+            | Self::ScheduleFull
             | Self::RetainedQuota => Code::ResourceExhausted,
             Self::Deadline(_) | Self::Late | Self::RequestIncomplete => Code::DeadlineExceeded,
             Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
@@ -246,6 +255,9 @@ impl Error {
             Self::TooManyMembers => "TOO_MANY_MEMBERS",
             Self::KeyReused => "IDEMPOTENCY_KEY_REUSED",
             Self::OutcomeLost => "OUTCOME_LOST",
+            Self::ScheduleOff => "SCHEDULE_NEEDS_STORE",
+            Self::ScheduleFull => "SCHEDULE_FULL",
+            Self::ScheduleNotFound => "SCHEDULE_NOT_FOUND",
             Self::Internal => "INTERNAL",
         }
     }
@@ -277,6 +289,7 @@ impl Error {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
             Self::GroupsOff(key) => HashMap::from([("key".to_owned(), (*key).to_owned())]),
+            Self::ScheduleOff => HashMap::from([("key".to_owned(), "store.enabled".to_owned())]),
             Self::RoleDenied { role } => HashMap::from([("role".to_owned(), role.to_string())]),
             _ => HashMap::new(),
         }
@@ -427,6 +440,9 @@ mod tests {
             (Error::TooManyMembers, Code::ResourceExhausted, "TOO_MANY_MEMBERS"),
             (Error::KeyReused, Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"),
             (Error::OutcomeLost, Code::Unknown, "OUTCOME_LOST"),
+            (Error::ScheduleOff, Code::FailedPrecondition, "SCHEDULE_NEEDS_STORE"),
+            (Error::ScheduleFull, Code::ResourceExhausted, "SCHEDULE_FULL"),
+            (Error::ScheduleNotFound, Code::NotFound, "SCHEDULE_NOT_FOUND"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];
         for (error, code, reason) in table {

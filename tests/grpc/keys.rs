@@ -21,7 +21,7 @@ async fn batch(setup: &Setup, requests: Vec<v1::PublishRequest>) -> Vec<v1::publ
 
 fn response(result: &v1::publish_result::Result) -> v1::PublishResponse {
     match result {
-        v1::publish_result::Result::Response(response) => *response,
+        v1::publish_result::Result::Response(response) => response.clone(),
         error => panic!("{error:?}"),
     }
 }
@@ -45,7 +45,7 @@ async fn one_key_publishes_once_by_call_batch_and_stream() {
     while let Some(answer) = soon("a result", stream.message()).await.unwrap() {
         results.extend(answer.results.into_iter().filter_map(|result| result.result?.result));
     }
-    assert_eq!(results.iter().map(response).collect::<Vec<_>>(), [first, first]);
+    assert_eq!(results.iter().map(response).collect::<Vec<_>>(), [first.clone(), first.clone()]);
 
     let error = setup.publish(keyed("order 7", acked(to_device("dev", "refund")))).await.unwrap_err();
     assert_eq!(refusal(&error), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED".to_owned()));

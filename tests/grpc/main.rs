@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic like the tests")]
 
 mod access;
+mod acked;
 mod bans;
 #[path = "../support/client.rs"]
 mod client;
@@ -10,7 +11,9 @@ mod events;
 mod groups;
 mod harness;
 mod keys;
+mod many;
 mod publishing;
+mod scheduled;
 mod state;
 mod streams;
 #[path = "../support/mod.rs"]

@@ -99,6 +99,9 @@ pub trait Session: Target {
     /// Memory is short and the session holds much: drops what is on disk or what its overflow policy allows, else ends
     /// the connection.
     fn give_back(&self) {}
+
+    /// Tells whoever waits for messages that are in memory and have expired. Looks at no others.
+    fn tell_expired(&self) {}
 }
 
 /// Queue figures of one session.

@@ -410,6 +410,13 @@ impl Outbound {
         shared
     }
 
+    /// Tells whoever waits for a message that is in memory and has expired, before the window has room again and it is dropped.
+    /// Returns how many deliveries were looked at: each once in its life.
+    pub fn tell_expired(&mut self, now: Timestamp) -> usize {
+        let Some(rare) = self.rare.as_mut() else { return 0 };
+        rare.pending.tell_expired(now, |delivery| dropped(delivery.receipt(), DropReason::Expired))
+    }
+
     /// Bytes on the budget.
     pub fn held(&self) -> usize {
         self.rare.as_ref().map_or(0, |rare| rare.held())

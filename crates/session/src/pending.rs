@@ -1,6 +1,9 @@
 //! Deliveries that wait: for the in-flight window, for room in the out-buffer, or for a connection.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use gateway_core::{Message, Offer, QoS, QueueId, Receipt, SharedMessage, Timestamp, Yielded};
 
@@ -66,6 +69,11 @@ impl Delivery {
         self.message.is_expired(now) || self.until.is_some_and(|at| at <= now)
     }
 
+    /// When whoever waits for it is to be told that its message has expired.
+    fn tells_expiry(&self) -> Option<Timestamp> {
+        self.receipt().and(self.message.expires)
+    }
+
     /// Where to report, if somebody waits for this delivery.
     pub(super) fn receipt(&self) -> Option<&Arc<Receipt>> {
         self.message.receipt.as_ref().filter(|_| self.awaited != Awaited::No)
@@ -94,6 +102,16 @@ pub(super) struct Pending {
     queue: VecDeque<Delivery>,
     bytes: usize,
     qos0: usize,
+    /// There is one while somebody waits for a delivery that expires.
+    due: Option<Box<Due>>,
+}
+
+/// Which deliveries expire while somebody waits for them, so that a look at the clock does not have to look at all.
+#[derive(Debug, Default)]
+struct Due {
+    /// When each expires, and its place: its index plus what has left the front since this is here.
+    places: BTreeSet<(Timestamp, u64)>,
+    left: u64,
 }
 
 impl Pending {
@@ -126,12 +144,23 @@ impl Pending {
     pub(super) fn push(&mut self, delivery: Delivery) {
         self.bytes += delivery.message.cost();
         self.qos0 += usize::from(delivery.qos == QoS::AtMostOnce);
+        if let Some(at) = delivery.tells_expiry() {
+            let due = self.due.get_or_insert_default();
+            due.places.insert((at, due.left + self.queue.len() as u64));
+        }
         self.queue.push_back(delivery);
     }
 
     pub(super) fn pop(&mut self) -> Option<Delivery> {
         let delivery = self.queue.pop_front()?;
         self.forget(&delivery);
+        if let Some(due) = &mut self.due {
+            if let Some(at) = delivery.tells_expiry() {
+                due.places.remove(&(at, due.left));
+            }
+            due.left += 1;
+            self.due.take_if(|due| due.places.is_empty());
+        }
         if self.queue.is_empty() && self.queue.capacity() > 64 {
             self.queue = VecDeque::new();
         }
@@ -158,7 +187,37 @@ impl Pending {
             }
         }
         self.queue = kept;
+        self.place_again();
         taken
+    }
+
+    /// Calls `tell` for each delivery that has expired and that somebody waits for: after it, nobody does. It stays where it
+    /// is until it is its turn to be dropped. Returns how many that were: no other is looked at.
+    pub(super) fn tell_expired(&mut self, now: Timestamp, tell: impl Fn(&Delivery)) -> usize {
+        let Some(due) = &mut self.due else { return 0 };
+        let mut told = 0;
+        while let Some((_, place)) = due.places.first().copied().filter(|(at, _)| *at <= now) {
+            due.places.pop_first();
+            told += 1;
+            let index = usize::try_from(place - due.left).unwrap_or(usize::MAX);
+            if let Some(delivery) = self.queue.get_mut(index) {
+                tell(delivery);
+                delivery.awaited = Awaited::No;
+            }
+        }
+        self.due.take_if(|due| due.places.is_empty());
+        told
+    }
+
+    /// Deliveries have left from between others.
+    fn place_again(&mut self) {
+        if self.due.take().is_none() {
+            return;
+        }
+        let mut due = Box::<Due>::default();
+        let at = |(index, delivery): (usize, &Delivery)| Some((delivery.tells_expiry()?, index as u64));
+        due.places.extend(self.queue.iter().enumerate().filter_map(at));
+        self.due = Some(due).filter(|due| !due.places.is_empty());
     }
 
     /// Takes out, in order, what is or may become durable behind the last delivery of a shared group.
@@ -177,11 +236,82 @@ impl Pending {
         if self.queue.is_empty() {
             self.queue = VecDeque::new();
         }
+        self.place_again();
         taken
     }
 
     fn forget(&mut self, delivery: &Delivery) {
         self.bytes -= delivery.message.cost();
         self.qos0 -= usize::from(delivery.qos == QoS::AtMostOnce);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gateway_core::Origin;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn delivery(expires: Option<u64>, group: u32) -> (Delivery, Arc<Receipt>) {
+        let receipt = Arc::<Receipt>::default();
+        let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
+        (message.receipt, message.expires) = (Some(&receipt), expires.map(Timestamp));
+        let offer = Offer {
+            qos: QoS::AtLeastOnce,
+            retain: false,
+            ids: &[],
+            group,
+            group_queue: QueueId::NONE,
+            queue_offline: true,
+        };
+        (Delivery::keep(&message, QoS::AtLeastOnce, offer), receipt)
+    }
+
+    proptest! {
+        /// Whatever leaves the queue from wherever: those that have expired are told, and nobody else is.
+        #[test]
+        fn what_is_told_is_what_has_expired(steps in proptest::collection::vec((0..8_u8, 0..60_u64), 1..80)) {
+            let mut pending = Pending::default();
+            let mut list: Vec<(Option<u64>, u32, Arc<Receipt>)> = Vec::new();
+            let mut clock = 0;
+            for (step, argument) in steps {
+                match step {
+                    0..=3 => {
+                        let (expires, group) = ((argument % 4 > 0).then_some(clock + argument), (argument % 3) as u32 / 2);
+                        let (delivery, receipt) = delivery(expires, group);
+                        pending.push(delivery);
+                        list.push((expires, group, receipt));
+                    }
+                    4 => {
+                        let popped = pending.pop().is_some();
+                        assert_eq!(popped, !list.is_empty());
+                        list.drain(..usize::from(popped));
+                    }
+                    5 if argument < 20 => {
+                        pending.extract(|delivery| delivery.group != 0);
+                        list.retain(|(_, group, _)| *group == 0);
+                    }
+                    6 if argument < 20 => {
+                        pending.take_end();
+                        let keep = list.iter().rposition(|(_, group, _)| *group != 0).map_or(0, |last| last + 1);
+                        list.truncate(keep);
+                    }
+                    _ => {
+                        clock += argument / 4;
+                        pending.tell_expired(Timestamp(clock), |delivery| {
+                            delivery.receipt().unwrap().update(|state| state.dropped += 1);
+                        });
+                        for (expires, _, receipt) in &list {
+                            let expired = expires.is_some_and(|at| at <= clock);
+                            assert_eq!(receipt.state().dropped, u32::from(expired));
+                        }
+                    }
+                }
+                assert_eq!(pending.len(), list.len());
+                let untold = list.iter().any(|(at, _, receipt)| at.is_some() && receipt.state().dropped == 0);
+                assert_eq!(pending.due.is_some(), untold, "nothing is kept that nobody waits for");
+            }
+        }
     }
 }

@@ -159,3 +159,34 @@ fn a_group_message_handed_to_another_member_counts_as_sent_once() {
     let handed = offline.out.yield_shared(&Bench::env(&offline.limits));
     assert!(handed[0].message.receipt.is_none(), "nobody waits for what was queued");
 }
+
+/// Rules out that each of many waits for one device looks at all that waits there.
+#[test]
+fn ten_thousand_waits_that_end_look_at_each_message_once() {
+    let mut bench = Bench::online(1);
+    let receipts: Vec<Arc<Receipt>> = (0..1_000).map(|_| Arc::default()).collect();
+    for (index, receipt) in receipts.iter().enumerate() {
+        let mut message = Message::new("t", b"payload", Timestamp(1), Origin::BACKEND);
+        (message.qos, message.receipt) = (QoS::AtLeastOnce, Some(receipt));
+        message.expires = (index > 0).then_some(Timestamp(1_000 + index as u64));
+        let offer = Offer {
+            qos: QoS::AtLeastOnce,
+            retain: false,
+            ids: &[],
+            group: 0,
+            group_queue: QueueId::NONE,
+            queue_offline: true,
+        };
+        assert_eq!(bench.out.offer(&message, offer, &Bench::env(&bench.limits)), Outcome::Sent);
+    }
+    let looked: usize = (0..10_000).map(|now| bench.out.tell_expired(Timestamp(now))).sum();
+    assert_eq!(looked, 999);
+    assert!(receipts[1..].iter().all(|receipt| receipt.state().reason == Some(DropReason::Expired)));
+
+    bench.write();
+    let late = Env { now: Timestamp(10_000), ..Bench::env(&bench.limits) };
+    assert_eq!(bench.out.handle_puback(1, 0, &late), Ok(true));
+    assert_eq!(bench.out.sizes(), (0, 0, 0, 999), "dropped when it is their turn");
+    assert!(receipts[1..].iter().all(|receipt| receipt.state().dropped == 1), "and told once");
+    assert_eq!(receipts[0].state().acked, 1);
+}

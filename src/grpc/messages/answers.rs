@@ -34,7 +34,7 @@ pub(in crate::grpc) fn time(at: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds, nanos }
 }
 
-fn qos_to_proto(qos: QoS) -> i32 {
+pub(in crate::grpc) fn qos_to_proto(qos: QoS) -> i32 {
     let qos = match qos {
         QoS::AtMostOnce => v1::Qos::AtMostOnce,
         QoS::AtLeastOnce => v1::Qos::AtLeastOnce,
@@ -86,6 +86,16 @@ pub(in crate::grpc) fn publish_response(
         dropped: published.dropped + lost,
         reason_code: waited.code.filter(|_| wait == Wait::Acked).map(u32::from),
         rejected,
+        schedule_id: String::new(),
+    }
+}
+
+/// A message that waits for its time.
+pub(in crate::grpc) fn scheduled_response(id: &str) -> v1::PublishResponse {
+    v1::PublishResponse {
+        outcome: v1::Outcome::Scheduled.into(),
+        schedule_id: id.to_owned(),
+        ..v1::PublishResponse::default()
     }
 }
 

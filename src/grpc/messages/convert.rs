@@ -9,7 +9,7 @@ use gateway_core::{
     Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, parse_shared,
 };
 
-use super::encode;
+use super::{answers, encode};
 use crate::config::Limits;
 use crate::grpc::{
     proto::gateway::v1,
@@ -57,6 +57,8 @@ pub(in crate::grpc) struct Publication {
     pub(in crate::grpc) expiry: Option<u32>,
     pub(in crate::grpc) wait: Wait,
     pub(in crate::grpc) offline: broker::Offline,
+    /// By the wall clock.
+    pub(in crate::grpc) deliver_at: Option<Timestamp>,
 }
 
 impl Publication {
@@ -111,6 +113,10 @@ pub(in crate::grpc) fn publication(
     if wait == Wait::Durable && qos == QoS::AtMostOnce {
         return Err(Error::invalid("wait", "DURABLE needs qos 1 or 2"));
     }
+    let deliver_at = time("deliver_at", request.deliver_at)?;
+    if deliver_at.is_some() && matches!(wait, Wait::Sent | Wait::Acked) {
+        return Err(Error::invalid("wait", "cannot be longer than DURABLE with deliver_at"));
+    }
     Ok(Publication {
         device: request.device_id,
         topic: request.topic,
@@ -121,7 +127,28 @@ pub(in crate::grpc) fn publication(
         expiry: request.expiry_seconds,
         wait,
         offline,
+        deliver_at,
     })
+}
+
+/// The request that [`publication`] takes for this one, but for what is waited for and when it is to be delivered.
+pub(in crate::grpc) fn request(publication: &Publication) -> v1::PublishRequest {
+    let offline = match publication.offline {
+        broker::Offline::Queue => v1::Offline::Queue,
+        broker::Offline::Fail => v1::Offline::Fail,
+        broker::Offline::Drop => v1::Offline::Drop,
+    };
+    v1::PublishRequest {
+        device_id: publication.device.clone(),
+        topic: publication.topic.clone(),
+        payload: publication.payload.clone(),
+        qos: answers::qos_to_proto(publication.qos),
+        retain: publication.retain,
+        properties: publication.properties.as_deref().map(answers::properties_to_proto),
+        expiry_seconds: publication.expiry,
+        offline: offline.into(),
+        ..v1::PublishRequest::default()
+    }
 }
 
 /// Validates a retained message.

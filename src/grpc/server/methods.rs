@@ -49,6 +49,9 @@ const METHODS: &[Method] = &[
     Method::asks("/gateway.v1.Publisher/Publish", Roles::PUBLISH),
     Method::asks("/gateway.v1.Publisher/PublishBatch", Roles::PUBLISH),
     Method::stays("/gateway.v1.Publisher/PublishStream", Roles::PUBLISH),
+    Method::stays("/gateway.v1.Publisher/PublishToDevices", Roles::PUBLISH),
+    Method::asks("/gateway.v1.Publisher/ListScheduled", Roles::READ),
+    Method::administers("/gateway.v1.Publisher/CancelScheduled", Roles::CLEAR),
 
     Method::stays("/gateway.v1.Subscriber/Subscribe", Roles::READ),
 

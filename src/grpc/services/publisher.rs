@@ -4,16 +4,22 @@
 //! routed    a message that was routed, and the wait for what becomes of it
 //! keys      messages that are published once however often they are asked for
 //! stream    PublishStream at work
+//! many      PublishToDevices at work
+//! scheduled messages that are published later
 //! ```
 
 pub(in crate::grpc) mod keys;
+mod many;
 mod routed;
+pub(in crate::grpc) mod scheduled;
 mod stream;
 
 use std::{pin::Pin, sync::Arc};
 
 use broker::{Broker, DirectOutcome, Published, Routing, Shortage, Spread, Turn};
-use gateway_core::{Commit, Durability, Effort, Outcome, Receipt, Timestamp, metrics::count};
+use gateway_core::{
+    Commit, Durability, Effort, Outcome, Receipt, SharedMessage, Timestamp, clock, metrics::count,
+};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -23,15 +29,26 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::{
     keys::{Claim, Key, Keyed, Keys},
+    many::{Many, ManyRun},
     routed::Routed,
+    scheduled::{Entry, Schedule},
     stream::PublishRun,
 };
 use crate::grpc::{
     Context,
-    messages::convert::{self, MAX_BATCH, Publication, Wait},
+    messages::{
+        answers,
+        convert::{self, MAX_BATCH, Publication, Wait},
+        page::Pages,
+    },
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
-    server::{access::Call, calls::Standing, deadline::deadline, purse::Purse},
+    server::{
+        access::Call,
+        calls::Standing,
+        deadline::{deadline, within},
+        purse::Purse,
+    },
     status::{Error, drop_error},
 };
 
@@ -83,6 +100,7 @@ impl Issued {
 async fn publish(
     broker: &Broker,
     keys: &Arc<Keys>,
+    schedule: &Arc<Schedule>,
     call: &Call,
     request: v1::PublishRequest,
     at: Timestamp,
@@ -99,18 +117,45 @@ async fn publish(
     let publication = convert::publication(request, broker.limits())?;
     turn.effort.spend(Effort::REQUEST);
     check_scope(call, &publication)?;
-    let Some(key) = key else { return route(broker, &publication, at, turn).await.map(Issued::Own) };
+    let Some(key) = key else {
+        let routed = match publication.deliver_at {
+            None => route(broker, &publication, at, turn).await?,
+            Some(time) => routed_later(schedule.accept(publication, time, |_| None)?),
+        };
+        return Ok(Issued::Own(routed));
+    };
     turn.effort.spend(Effort::REQUEST);
     let flight = match keys.claim(key)? {
         Claim::First(flight) => flight,
         Claim::Before(keyed) => return Ok(Issued::Keyed(keyed)),
     };
-    match route(broker, &publication, at, turn).await {
+    let routed = match publication.deliver_at {
+        None => route(broker, &publication, at, turn).await,
+        Some(time) => {
+            let record = |id: &str| Some(flight.record(&answers::scheduled_response(id)));
+            schedule.accept(publication, time, record).map(routed_later)
+        }
+    };
+    match routed {
         Ok(routed) => Ok(Issued::Keyed(flight.land(routed))),
         Err(error) => {
             flight.refuse(&error);
             Err(error)
         }
+    }
+}
+
+/// What is known of a message that waits for its time, once it is on disk.
+fn routed_later((id, commit): (String, Arc<Commit>)) -> Routed {
+    commit.done();
+    let published = Published::default();
+    Routed {
+        published,
+        wait: Wait::Durable,
+        receipt: None,
+        commit: Some(commit),
+        scheduled: Some(id),
+        expiry: None,
     }
 }
 
@@ -126,14 +171,10 @@ async fn route(
     at: Timestamp,
     turn: &mut Turn,
 ) -> Result<Routed, Error> {
-    let receipt = matches!(publication.wait, Wait::Sent | Wait::Acked).then(Arc::<Receipt>::default);
+    let receipt = receipt(publication);
     let mut message = publication.message(at);
     message.receipt = receipt.as_ref();
-    message.durability = match publication.wait {
-        Wait::Durable => Durability::Always,
-        // Nobody waits for the disk.
-        _ => broker.durability(&publication.topic, None).max(Durability::Interval),
-    };
+    message.durability = durability(broker, publication);
     let (published, commit) = match &publication.device {
         None => match broker.publish_some(&message, turn) {
             Routing::Done(published) => (published, message.issued().cloned()),
@@ -144,6 +185,56 @@ async fn route(
             (direct(outcome)?, message.issued().cloned())
         }
     };
+    let expires = message.expires;
+    drop(message);
+    let routed = routed(publication, published, receipt, commit)?;
+    let device = publication.device.as_deref();
+    Ok(match device.zip(expires) {
+        None => routed,
+        Some((device, at)) => routed.until(broker, device, at),
+    })
+}
+
+/// Hands to one device what is shared by all that get it.
+fn route_to_device(
+    broker: &Broker,
+    publication: &Publication,
+    shared: &Arc<SharedMessage>,
+    device: &str,
+    turn: &mut Turn,
+) -> Result<Routed, Error> {
+    let receipt = receipt(publication);
+    let awaited = receipt.as_ref().map(|receipt| shared.with_receipt(Arc::clone(receipt)));
+    let mut message = awaited.as_ref().unwrap_or(shared).borrow();
+    message.durability = durability(broker, publication);
+    let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
+    let commit = message.issued().cloned();
+    let routed = routed(publication, direct(outcome)?, receipt, commit)?;
+    Ok(match message.expires {
+        None => routed,
+        Some(at) => routed.until(broker, device, at),
+    })
+}
+
+/// What is told how far a message comes, if somebody waits for that.
+fn receipt(publication: &Publication) -> Option<Arc<Receipt>> {
+    matches!(publication.wait, Wait::Sent | Wait::Acked).then(Arc::<Receipt>::default)
+}
+
+fn durability(broker: &Broker, publication: &Publication) -> Durability {
+    match publication.wait {
+        Wait::Durable => Durability::Always,
+        // Nobody waits for the disk.
+        _ => broker.durability(&publication.topic, None).max(Durability::Interval),
+    }
+}
+
+fn routed(
+    publication: &Publication,
+    published: Published,
+    receipt: Option<Arc<Receipt>>,
+    commit: Option<Arc<Commit>>,
+) -> Result<Routed, Error> {
     if let Some(commit) = &commit {
         commit.done();
     }
@@ -151,7 +242,14 @@ async fn route(
         return Err(refused(refusal));
     }
     count(|c| c.grpc_published.add(1));
-    Ok(Routed { published, wait: publication.wait, receipt: receipt.filter(|_| published.sent > 0), commit })
+    Ok(Routed {
+        published,
+        wait: publication.wait,
+        receipt: receipt.filter(|_| published.sent > 0),
+        commit,
+        scheduled: None,
+        expiry: None,
+    })
 }
 
 /// Hands a message to the rest of its receivers.
@@ -203,6 +301,7 @@ const MESSAGES_PER_FLUSH: usize = 256;
 async fn publish_all(
     broker: &Broker,
     keys: &Arc<Keys>,
+    schedule: &Arc<Schedule>,
     call: &Call,
     requests: Vec<v1::PublishRequest>,
 ) -> Vec<Result<Issued, Error>> {
@@ -213,13 +312,23 @@ async fn publish_all(
         if turn.effort.is_spent() {
             pause(&mut turn).await;
         }
-        issued.push(publish(broker, keys, call, request, at, &mut turn).await);
+        issued.push(publish(broker, keys, schedule, call, request, at, &mut turn).await);
         if issued.len().is_multiple_of(MESSAGES_PER_FLUSH) {
             turn.flush();
         }
     }
     turn.flush();
     issued
+}
+
+impl PublisherService {
+    /// That of the connection of a request.
+    fn purse<T>(&self, request: &Request<T>) -> Arc<Purse> {
+        match request.extensions().get::<Arc<Standing>>() {
+            Some(standing) => Arc::clone(standing.purse()),
+            None => Purse::new(Arc::clone(self.context.broker.account())),
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -231,9 +340,9 @@ impl Publisher for PublisherService {
         let call = Call::of(request.extensions())?;
         let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
         let issued = {
-            let Context { broker, keys, .. } = &self.context;
+            let Context { broker, keys, schedule, .. } = &self.context;
             let mut turn = Turn::default();
-            let issued = publish(broker, keys, &call, request.into_inner(), now(), &mut turn).await;
+            let issued = publish(broker, keys, schedule, &call, request.into_inner(), now(), &mut turn).await;
             turn.flush();
             issued?
         };
@@ -249,8 +358,8 @@ impl Publisher for PublisherService {
         let requests = request.into_inner().requests;
         check_batch(&requests)?;
         let mut results = Vec::with_capacity(requests.len());
-        let Context { broker, keys, .. } = &self.context;
-        for issued in publish_all(broker, keys, &call, requests).await {
+        let Context { broker, keys, schedule, .. } = &self.context;
+        for issued in publish_all(broker, keys, schedule, &call, requests).await {
             results.push(to_result(match issued {
                 Ok(issued) => issued.finish(deadline, &self.context.shutdown).await,
                 Err(error) => Err(error),
@@ -268,10 +377,7 @@ impl Publisher for PublisherService {
         let call = Call::of(request.extensions())?;
         let slot = self.context.streams.open(None)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
-        let purse = match request.extensions().get::<Arc<Standing>>() {
-            Some(standing) => Arc::clone(standing.purse()),
-            None => Purse::new(Arc::clone(self.context.broker.account())),
-        };
+        let purse = self.purse(&request);
         let run = PublishRun::new(self.context.clone(), call, sender.clone(), purse);
         tokio::spawn(async move {
             let _slot = slot;
@@ -285,6 +391,101 @@ impl Publisher for PublisherService {
         });
         // From here on the answer's bytes are charged.
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|(response, _)| response))))
+    }
+
+    async fn list_scheduled(
+        &self,
+        request: Request<v1::ListScheduledRequest>,
+    ) -> Result<Response<v1::ListScheduledResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let mut request = request.into_inner();
+        let (size, token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
+        let limit = convert::page_size(size)?;
+        let pages = Pages::of("ListScheduled", &request);
+        let after = pages.start(&token)?;
+        let after = after.as_deref().map(|after| place(after).ok_or(Error::PageTokenInvalid)).transpose()?;
+        let wanted = |entry: &Entry| {
+            let device = entry.publication.device.as_deref();
+            is_in_scope(&call, entry) && (request.device_id.is_empty() || device == Some(&*request.device_id))
+        };
+        let (found, next) = self.context.schedule.list(after, limit, wanted);
+        let next = next.map(|(at, id)| format!("{} {id}", at.0));
+        let messages = found.into_iter().map(|(id, entry)| scheduled_to_proto(id, &entry)).collect();
+        let next_page_token = pages.token(next.as_deref());
+        Ok(Response::new(v1::ListScheduledResponse { messages, next_page_token }))
+    }
+
+    async fn cancel_scheduled(
+        &self,
+        request: Request<v1::CancelScheduledRequest>,
+    ) -> Result<Response<v1::CancelScheduledResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (metadata, _, request) = request.into_parts();
+        let id = request.schedule_id;
+        call.about(&id);
+        let schedule = &self.context.schedule;
+        // Whoever may not have to do with it does not learn of it.
+        if !schedule.get(&id).is_some_and(|entry| is_in_scope(&call, &entry)) {
+            return Err(Error::ScheduleNotFound.into());
+        }
+        let cancelled = schedule.cancel(&id);
+        within(&metadata, self.context.config.wait_timeout, cancelled).await?;
+        Ok(Response::new(v1::CancelScheduledResponse {}))
+    }
+
+    type PublishToDevicesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::PublishToDevicesResponse, Status>> + Send>>;
+
+    async fn publish_to_devices(
+        &self,
+        request: Request<v1::PublishToDevicesRequest>,
+    ) -> Result<Response<Self::PublishToDevicesStream>, Status> {
+        let call = Call::of(request.extensions())?;
+        // Without one each device has the default, counted from its own message.
+        let end = request.metadata().contains_key("grpc-timeout");
+        let end = end.then(|| deadline(request.metadata(), self.context.config.wait_timeout));
+        let purse = self.purse(&request);
+        let many = Many::new(request.into_inner(), &self.context, &call)?;
+        let slot = self.context.streams.open(None)?;
+        let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
+        let run = ManyRun::new(self.context.clone(), call, sender.clone(), many, end, purse);
+        tokio::spawn(async move {
+            let _slot = slot;
+            let ended = tokio::select! {
+                biased;
+                () = sender.closed() => return,
+                result = run.run() => result,
+            };
+            if let Err(status) = ended {
+                let _ = sender.send((Err(status), None)).await;
+            }
+        });
+        // From here on the answer's bytes are charged.
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|(response, _)| response))))
+    }
+}
+
+/// Where a page begins.
+fn place(text: &str) -> Option<(Timestamp, u64)> {
+    let (at, id) = text.split_once(' ')?;
+    Some((Timestamp(at.parse().ok()?), id.parse().ok()?))
+}
+
+fn is_in_scope(call: &Call, entry: &Entry) -> bool {
+    let device = entry.publication.device.as_deref();
+    call.scope().has_topic(&entry.publication.topic) && device.is_none_or(|id| call.scope().has_device(id))
+}
+
+fn scheduled_to_proto(schedule_id: String, entry: &Entry) -> v1::ScheduledMessage {
+    let Entry { publication, at, created, .. } = entry;
+    v1::ScheduledMessage {
+        schedule_id,
+        device_id: publication.device.clone(),
+        topic: publication.topic.clone(),
+        qos: answers::qos_to_proto(publication.qos),
+        payload_bytes: publication.payload.len() as u64,
+        deliver_time: Some(answers::time(clock::to_wall(*at))),
+        create_time: Some(answers::time(clock::to_wall(*created))),
     }
 }
 
@@ -337,7 +538,9 @@ mod tests {
         let call = Call::unlimited();
         let options = keys::KeyOptions { most: 1, time: Duration::from_secs(1) };
         let keys = Keys::open(options, None, broker.account(), watch::channel(false).1).unwrap();
-        let mut all = pin!(publish_all(&broker, &keys, &call, vec![request; MAX_BATCH]));
+        let options = scheduled::ScheduleOptions { most: 1, bytes: 1 };
+        let schedule = Schedule::open(options, None, &broker).unwrap();
+        let mut all = pin!(publish_all(&broker, &keys, &schedule, &call, vec![request; MAX_BATCH]));
         let mut polls = 1;
         // Outside of a runtime a task that yields is woken at once.
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());

@@ -478,6 +478,10 @@ impl Session for Device {
         }
     }
 
+    fn tell_expired(&self) {
+        self.slot.lock().out.tell_expired(clock::now());
+    }
+
     fn queue(&self) -> QueueInfo {
         let (inflight, pending, pending_bytes, dropped) = self.slot.lock().out.sizes();
         QueueInfo { inflight, pending, pending_bytes, dropped }

@@ -140,6 +140,13 @@ impl Broker {
         DirectOutcome::Done(outcome)
     }
 
+    /// Tells whoever waits for messages to a device that have expired in memory: they are dropped when it is their turn.
+    pub fn tell_expired(&self, device: &str) {
+        if let Some(session) = self.inner.session(device) {
+            session.tell_expired();
+        }
+    }
+
     /// Gives a shared group's messages to other members, or to the group's queue [MQTT-4.8.2-4].
     /// `from` is the durable queue that they were in: they leave it once they are submitted to another.
     pub fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {

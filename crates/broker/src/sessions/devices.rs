@@ -114,6 +114,23 @@ impl Broker {
         (next < end).then_some(next)
     }
 
+    /// Calls `visit` with the client id of each session, under no lock and in steps: at most 256 from `start`, 1 at first.
+    /// Returns where to go on, `None` at the end. A session that is opened after the walk began may be missing.
+    pub fn ids_step(&self, start: u32, mut visit: impl FnMut(&str)) -> Option<u32> {
+        let (sessions, end) = {
+            let slots = self.inner.slots.read();
+            (slots.sessions(start, TURN), slots.end())
+        };
+        for (_, session) in sessions {
+            let core = session.core();
+            if !core.state.lock().ended {
+                visit(core.client_id().as_str());
+            }
+        }
+        let next = start.saturating_add(TURN);
+        (next < end).then_some(next)
+    }
+
     /// Gauges for metrics and `$SYS`.
     pub fn gauges(&self) -> Gauges {
         let inner = &*self.inner;

@@ -227,6 +227,13 @@ counters! {
     backend_streams_expired: "gateway_backend_streams_ended_total", "Streams whose caller lost its rights", "reason=\"expired\"";
     audit_suppressed: "gateway_audit_suppressed_total", "Lines left out of the audit log: one address was denied too often", "";
     grpc_published: "gateway_grpc_published_total", "Messages published by backends", "";
+    grpc_fanout_devices: "gateway_grpc_fanout_devices_total", "Devices that one message to many was given to", "";
+    grpc_scheduled_accepted: "gateway_grpc_scheduled_total", "Messages with a time to be published at, by what became of them", "result=\"accepted\"";
+    grpc_scheduled_refused: "gateway_grpc_scheduled_total", "Messages with a time to be published at, by what became of them", "result=\"refused\"";
+    grpc_scheduled_cancelled: "gateway_grpc_scheduled_total", "Messages with a time to be published at, by what became of them", "result=\"cancelled\"";
+    grpc_scheduled_published: "gateway_grpc_scheduled_total", "Messages with a time to be published at, by what became of them", "result=\"published\"";
+    grpc_scheduled_late: "gateway_grpc_scheduled_total", "Messages with a time to be published at, by what became of them", "result=\"late\"";
+    grpc_scheduled_failed: "gateway_grpc_scheduled_total", "Messages with a time to be published at, by what became of them", "result=\"failed\"";
     grpc_keys_joined: "gateway_grpc_keys_total", "Publishes whose idempotency key was known", "result=\"joined\"";
     grpc_keys_answered: "gateway_grpc_keys_total", "Publishes whose idempotency key was known", "result=\"answered\"";
     grpc_keys_reused: "gateway_grpc_keys_total", "Publishes whose idempotency key was known", "result=\"other_content\"";

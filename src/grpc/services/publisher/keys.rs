@@ -14,6 +14,8 @@
 //! refused is forgotten, so that the same key may try again. If the answer cannot be written the call fails although the message
 //! is published; the key is then known in memory, and the next call with it only writes the answer again.
 //!
+//! A message with a `deliver_at` has none of these windows: its record and that of its key are one transaction.
+//!
 //! A claim is followed by a task of its own, which outlives the call: a call that is cancelled, or whose deadline comes, leaves
 //! its key behind, and the next one joins the wait. The task ends when nobody waits and the key is no longer remembered.
 
@@ -282,13 +284,13 @@ impl Keys {
         });
         match &known.state {
             State::Waiting(progress) => Ok(Keyed(progress.clone())),
-            State::Answered(response) => Ok(Keyed(watch::channel(Progress::Told(Ok(*response))).1)),
+            State::Answered(response) => Ok(Keyed(watch::channel(Progress::Told(Ok(response.clone()))).1)),
             State::Lost => Err(Error::OutcomeLost),
             State::Unwritten(response) => {
                 let (progress, seen) = watch::channel(Progress::Routing);
                 let Known { content, since, number, .. } = *known;
                 let claimed = Claimed { id: key.id, content, since, number };
-                let (keys, response) = (Arc::clone(self), *response);
+                let (keys, response) = (Arc::clone(self), response.clone());
                 tokio::spawn(async move { keys.record(claimed, response, progress).await });
                 Ok(Keyed(seen))
             }
@@ -407,7 +409,8 @@ impl Keys {
                 commit.wait().await.is_ok()
             }
         };
-        let state = if written { State::Answered(response) } else { State::Unwritten(response) };
+        let state =
+            if written { State::Answered(response.clone()) } else { State::Unwritten(response.clone()) };
         self.change(&claimed, Some(state), None, None);
         let told = if written { Ok(response) } else { Err(Error::StoreRefused) };
         progress.send_replace(Progress::Told(told));
@@ -469,11 +472,17 @@ impl Flight {
             None => watch::channel(Progress::Routed(Arc::clone(&routed))),
         };
         let claimed = Claimed { ..self.claimed };
-        if routed.ready().is_none() {
+        // The record of one that is scheduled is on its way with the message.
+        if routed.ready().is_none() && routed.scheduled.is_none() {
             self.keys.note_accepted(&claimed, None);
         }
         tokio::spawn(Arc::clone(&self.keys).follow(claimed, routed, progress));
         Keyed(seen)
+    }
+
+    /// The record of this answer, to be written together with the message.
+    pub(super) fn record(&self, response: &v1::PublishResponse) -> PublisherChange {
+        record(&self.claimed, Some(response))
     }
 
     /// Nothing was published.

@@ -104,6 +104,8 @@ fn routed(wait: Wait, receipt: Option<Arc<Receipt>>) -> Routed {
         wait,
         receipt,
         commit: None,
+        scheduled: None,
+        expiry: None,
     }
 }
 

@@ -1,9 +1,9 @@
 //! A message that was routed, and the wait for what becomes of it.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use broker::Published;
-use gateway_core::{Commit, Receipt, ReceiptState, Refused};
+use broker::{Broker, Published};
+use gateway_core::{Commit, Receipt, ReceiptState, Refused, Timestamp, clock};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -22,9 +22,38 @@ pub(super) struct Routed {
     pub(super) receipt: Option<Arc<Receipt>>,
     /// What must be on disk first.
     pub(super) commit: Option<Arc<Commit>>,
+    /// The id of a message that waits for its time.
+    pub(super) scheduled: Option<String>,
+    /// When its only receiver need not have it any more.
+    pub(super) expiry: Option<Box<Expiry>>,
+}
+
+/// The end of a message to one device.
+pub(super) struct Expiry {
+    pub(super) broker: Broker,
+    pub(super) device: String,
+    pub(super) at: Timestamp,
+}
+
+impl Expiry {
+    /// Waits for it, and has the session tell if the message still waits there: else nobody would be told before the device
+    /// takes something again. Then never ready.
+    async fn pass(&self) -> Infallible {
+        let left = self.at.0.saturating_sub(clock::now().0);
+        tokio::time::sleep(Duration::from_millis(left)).await;
+        self.broker.tell_expired(&self.device);
+        std::future::pending().await
+    }
 }
 
 impl Routed {
+    /// The same, to one device until then.
+    pub(super) fn until(mut self, broker: &Broker, device: &str, at: Timestamp) -> Self {
+        let expiry = || Expiry { broker: broker.clone(), device: device.to_owned(), at };
+        self.expiry = self.receipt.as_ref().map(|_| Box::new(expiry()));
+        self
+    }
+
     /// What is known now; `None` if it must be waited for.
     pub(super) fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
         if let Some(commit) = &self.commit {
@@ -40,6 +69,9 @@ impl Routed {
     }
 
     fn response(&self, state: Option<ReceiptState>) -> Result<v1::PublishResponse, Error> {
+        if let Some(id) = &self.scheduled {
+            return Ok(answers::scheduled_response(id));
+        }
         Ok(answers::publish_response(self.published, self.wait, state))
     }
 
@@ -82,7 +114,18 @@ impl Routed {
                 .and_then(|()| self.response(None));
         }
         match &self.receipt {
-            Some(receipt) => self.response(Some(receipt.wait(|state| self.is_done(state)).await)),
+            Some(receipt) => {
+                let told = receipt.wait(|state| self.is_done(state));
+                let state = match &self.expiry {
+                    None => told.await,
+                    Some(expiry) => tokio::select! {
+                        biased;
+                        state = told => state,
+                        never = expiry.pass() => match never {},
+                    },
+                };
+                self.response(Some(state))
+            }
             None => self.response(None),
         }
     }
@@ -99,8 +142,6 @@ impl Routed {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use gateway_core::DropReason;
 
     use super::*;
@@ -109,8 +150,14 @@ mod tests {
     async fn a_wait_ends_with_all_online_receivers_or_at_the_deadline() {
         let receipt = Arc::new(Receipt::default());
         let published = Published { matched: 3, sent: 2, queued: 1, ..Published::default() };
-        let routed =
-            Routed { published, wait: Wait::Acked, receipt: Some(Arc::clone(&receipt)), commit: None };
+        let routed = Routed {
+            published,
+            wait: Wait::Acked,
+            receipt: Some(Arc::clone(&receipt)),
+            commit: None,
+            scheduled: None,
+            expiry: None,
+        };
         assert!(routed.ready().is_none());
         receipt.update(|state| state.sent = 2);
         let deadline = Instant::now() + Duration::from_secs(1);

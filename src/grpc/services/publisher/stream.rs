@@ -136,8 +136,8 @@ impl PublishRun {
         self.started = true;
         check_batch(&frame.requests)?;
         let deadline = Instant::now() + self.context.config.wait_timeout;
-        let Context { broker, keys, .. } = &self.context;
-        for issued in publish_all(broker, keys, &self.call, frame.requests).await {
+        let Context { broker, keys, schedule, .. } = &self.context;
+        for issued in publish_all(broker, keys, schedule, &self.call, frame.requests).await {
             self.pending.push_back(match issued {
                 Ok(issued) => match issued.ready() {
                     Some(result) => Unanswered::Done(result),

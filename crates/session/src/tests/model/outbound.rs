@@ -152,7 +152,9 @@ impl World {
             30 if argument < 32 => self.fail_load(),
             // The budget is used up for a while, by others.
             31 => self.purse.limit.set(if argument < 64 { 0 } else { usize::MAX }),
-            _ => {}
+            _ => {
+                self.outbound.tell_expired(self.now);
+            }
         }
         self.load();
         self.go_on();
