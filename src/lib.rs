@@ -18,12 +18,14 @@
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
 //! crates/groups        consumer groups without log, disk and clock: who gets what, and what is settled
+//! crates/shadow        documents of device shadows: what an update makes of them, and what is told about it
 //! crates/store         traits and backends of what outlives the process
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; this crate uses
-//! all. What they cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; shadow
+//! uses nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in
+//! `tests/repository/layers.rs`.
 
 mod abuse;
 pub mod auth;

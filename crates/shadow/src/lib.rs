@@ -1,0 +1,65 @@
+//! What a device shadow is, without a store, topics' routing and a clock: documents and requests in, documents and answers
+//! out.
+//!
+//! Words:
+//!
+//! - A *shadow* is a document about a device: what backends want it to be (*desired*) and what it says it is (*reported*).
+//!   The unnamed one is the *classic* shadow; a device may have some with names besides.
+//! - The *delta* is what is desired and not reported. It is computed, never stored.
+//! - *Metadata* has the time of each value. It does not count for the size of the document.
+//! - The *version* grows by one with every accepted update, also one that changes nothing, and with the deletion.
+//!
+//! Topics, documents and answers have the shape that AWS IoT documents for its shadows, so that firmware written for it
+//! works unchanged.
+//!
+//! What holds:
+//!
+//! - A value that was not named by an update keeps its value and its time.
+//! - Reporting the delta leaves none.
+//! - Numbers keep every digit they came with.
+//! - Work and memory are bounded by [`Limits`], whatever the bytes are.
+//!
+//! Must not know: tokio, stores, MQTT's packets, gRPC.
+
+mod answer;
+mod json;
+mod rejection;
+mod request;
+mod state;
+#[cfg(test)]
+mod tests;
+mod topics;
+
+pub use answer::{Context, Snapshot};
+pub use json::{Json, JsonError, Object};
+pub use rejection::Rejection;
+pub use request::{Patch, Update, client_token};
+pub use state::State;
+pub use topics::{Operation, PrefixError, Topics, is_name, operation};
+
+/// The longest token of a request, in bytes.
+pub const MAX_CLIENT_TOKEN: usize = 64;
+
+/// The longest name of a shadow, in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// How large a document may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of its desired and reported sections together, as compact JSON.
+    pub bytes: usize,
+    /// Levels below a section: `{"a":1}` has one.
+    pub depth: usize,
+}
+
+impl Limits {
+    /// Bytes of a request that is looked at: one that fills a document, with room for white space and what is around it.
+    pub fn request_bytes(&self) -> usize {
+        self.bytes.saturating_mul(2).saturating_add(1024)
+    }
+
+    /// Levels of a request: those of a section, and `state`, `desired` and the request around it.
+    fn request_depth(&self) -> usize {
+        self.depth.saturating_add(2)
+    }
+}
