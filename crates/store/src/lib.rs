@@ -8,6 +8,7 @@
 //! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
 //! publisher                      trait: what the gRPC Publisher must not forget
+//! shadows                        trait: documents of device shadows
 //! log group_state                traits: what consumer groups read, and how far they are
 //! data_dir clock_mark            the directory and its lock, where its time goes on
 //! embedded                       all of them in LMDB, one environment (folder) each:
@@ -18,6 +19,7 @@
 //!   sessions queues retained publisher   tables and writers; `queues` has readers of its own
 //!   write read                       latest values
 //!   groups log                       state of consumer groups, and their log in segment files
+//!   shadows                          device shadows
 //!   tool                             check, compact, back up, export, import
 //! ```
 //!
@@ -37,6 +39,8 @@ mod memory;
 mod memory_group_state;
 #[cfg(any(test, feature = "test-util"))]
 mod memory_log;
+#[cfg(any(test, feature = "test-util"))]
+mod memory_shadows;
 mod page;
 mod publisher;
 mod queues;
@@ -45,6 +49,7 @@ mod retained;
 mod scylla;
 mod server_id;
 mod sessions;
+mod shadows;
 #[cfg(test)]
 #[cfg(feature = "lmdb")]
 mod spill_tests;
@@ -55,6 +60,8 @@ mod suite;
 mod suite_group_state;
 #[cfg(test)]
 mod suite_log;
+#[cfg(test)]
+mod suite_shadows;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -70,8 +77,8 @@ pub use data_dir::{DataDir, Verify};
 #[cfg(feature = "lmdb")]
 pub use embedded::{
     CommitHook, DurableOptions, EmbeddedGroupState, EmbeddedLatest, EmbeddedLog, EmbeddedOptions,
-    EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, LogHook, LogMemory, LogOptions,
-    LogStep, QueueGauges, QueueOptions, fuzz_log, fuzz_log_frame, tool,
+    EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, EmbeddedShadows, LogHook,
+    LogMemory, LogOptions, LogStep, QueueGauges, QueueOptions, fuzz_log, fuzz_log_frame, tool,
 };
 use gateway_core::{ClientId, Properties, QoS, Timestamp};
 pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};
@@ -90,6 +97,8 @@ pub use memory::MemoryLatest;
 pub use memory_group_state::MemoryGroupState;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_log::{MemoryLog, MemoryLogOptions};
+#[cfg(any(test, feature = "test-util"))]
+pub use memory_shadows::MemoryShadows;
 pub use page::{PageBuilder, PageToken, Selection};
 pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
@@ -98,6 +107,7 @@ pub use retained::{LoadedRetained, RetainedStore};
 pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
+pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, Put, ShadowRecord, ShadowStore};
 pub use versions::{VersionClock, VersionMark, version_offset};
 pub use watch::{Watch, WatchSelector};
 

@@ -187,6 +187,7 @@ counters! {
     store_refused_retained: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"retained\"";
     store_refused_groups: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"groups\"";
     store_refused_publisher: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"publisher\"";
+    store_refused_shadows: "gateway_store_refused_total", "Changes that a store did not take, as too many wait", "store=\"shadows\"";
     store_entries_written: "gateway_store_entries_written_total", "Entries of durable queues written", "";
     store_entries_settled: "gateway_store_entries_settled_total", "Entries of durable queues acknowledged before they were written, and never written", "";
     store_entries_removed: "gateway_store_entries_removed_total", "Entries of durable queues removed", "";

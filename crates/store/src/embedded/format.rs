@@ -31,6 +31,7 @@ const STORES: &[Store] = &[
     ("retained", &["retained"], &[]),
     ("groups", &["groups"], &[]),
     ("publisher", &["answers", "scheduled"], &[]),
+    ("shadows", &["shadows"], &[]),
 ];
 
 fn upgrades(store: &str) -> &'static [Upgrade] {

@@ -27,6 +27,7 @@ mod record;
 mod reserve;
 mod retained;
 mod sessions;
+mod shadows;
 #[cfg(test)]
 mod tests;
 pub mod tool;
@@ -49,6 +50,7 @@ pub use publisher::EmbeddedPublisher;
 pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
 pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
+pub use shadows::EmbeddedShadows;
 
 use super::{
     BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, SpillStore, StoreError,

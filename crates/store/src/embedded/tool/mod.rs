@@ -15,7 +15,7 @@ use super::{
     open::{Existing, existing, in_use},
     publisher,
     queues::audit,
-    record, sessions,
+    record, sessions, shadows,
 };
 use crate::{DataDir, StoreError, data_dir::sync_directory};
 
@@ -56,6 +56,7 @@ const STORES: &[(&str, &[Checked])] = &[
             ("scheduled", false, |_, value| publisher::is_sound(value)),
         ],
     ),
+    ("shadows", &[("shadows", true, shadows::is_sound)]),
 ];
 
 /// Most tables of one environment, with room for those of newer versions.

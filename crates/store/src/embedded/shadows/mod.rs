@@ -1,0 +1,196 @@
+//! Shadows in LMDB: one writer thread with group commit, reads on the blocking pool.
+//!
+//! Table `shadows`: device, NUL, name -> the record (see `record`). Neither has a NUL, so a device's records are neighbours,
+//! in the order of their names.
+//!
+//! Every write of a commit is checked against what the writes before it leave; one whose version is not there changes nothing
+//! and holds up no other.
+
+mod record;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::{ops::Bound, path::PathBuf, sync::Arc};
+
+use gateway_core::metrics::count;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::{
+    DurableOptions,
+    committer::{Committer, Lazy},
+    environment::{Environment, Table},
+    keys,
+};
+use crate::{
+    BoxFuture, DataDir, MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, Put, ShadowRecord, ShadowStore, StoreError,
+    StoreHealth,
+};
+pub(super) use record::is_sound;
+use work::{Op, ShadowWork, Submitted};
+
+/// Reads at once; more wait.
+const READERS: usize = 4;
+
+/// A read ends after so many bytes of documents.
+const MAX_READ: usize = 4 << 20;
+
+/// A [`ShadowStore`] in the data directory.
+pub struct EmbeddedShadows {
+    environment: Arc<Environment>,
+    table: Table,
+    committer: Committer<ShadowWork>,
+    readers: Arc<Semaphore>,
+}
+
+impl EmbeddedShadows {
+    /// Opens the store in the folder `shadows` of the data directory. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
+    pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
+        let environment = Arc::new(Environment::open(directory, options.environment("shadows", 1))?);
+        let table = environment.open_tables(|txn| environment.env.create_database(txn, Some("shadows")))?;
+        let (work, inboxes) = ShadowWork::new(table, options.max_waiting_bytes);
+        let committer =
+            Committer::start("shadows-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
+        Ok(Self { environment, table, committer, readers: Arc::new(Semaphore::new(READERS)) })
+    }
+
+    /// Where a damaged file was moved at open, if there was one.
+    pub fn set_aside(&self) -> Option<&PathBuf> {
+        self.environment.set_aside()
+    }
+
+    /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Dropping
+    /// the last handle does the same.
+    pub fn note_closed(&self) {
+        self.environment.note_closed();
+    }
+
+    /// Its health.
+    pub fn health(&self) -> StoreHealth {
+        self.committer.health()
+    }
+
+    async fn write(
+        &self,
+        op: impl FnOnce(oneshot::Sender<Result<Put, StoreError>>) -> Op,
+    ) -> Result<Put, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.committer.submit(Submitted::new(op(reply)), true);
+        answer.await.map_err(|_| super::closed())?
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&heed::RoTxn<'_, heed::WithoutTls>) -> Result<T, heed::Error> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let permit = Arc::clone(&self.readers).acquire_owned().await.map_err(|_| super::closed())?;
+        let environment = Arc::clone(&self.environment);
+        // The permit goes with the read: a caller that gave up must not make room for one more that hangs.
+        let read = move || {
+            let _permit = permit;
+            environment.reading(read)
+        };
+        tokio::task::spawn_blocking(read)
+            .await
+            .map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))?
+    }
+}
+
+impl ShadowStore for EmbeddedShadows {
+    fn get<'a>(
+        &'a self,
+        device: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<ShadowRecord>, StoreError>> {
+        let (table, key) = (self.table, key(device, name));
+        Box::pin(async move {
+            let Some(key) = key else { return Ok(None) };
+            let found = self.read(move |txn| {
+                Ok(table.get(txn, &key)?.map(|value| (record::decode(&key, value, true), key.clone())))
+            });
+            match found.await? {
+                None => Ok(None),
+                Some((Some(record), _)) => Ok(Some(record)),
+                // To be told apart from one that is not there: it would begin at version 1 again.
+                Some((None, key)) => {
+                    report_damage(&key);
+                    Err(StoreError::Damaged("the record of a shadow".to_owned()))
+                }
+            }
+        })
+    }
+
+    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<Put, StoreError>> {
+        Box::pin(async move {
+            let Some(key) = key(record.device.as_str(), &record.name) else { return Err(too_long()) };
+            let mut value = Vec::new();
+            record::encode(&record, &mut value);
+            let is_removal = record.document.is_none();
+            self.write(|reply| Op::Put { key, value, expected, is_removal, reply }).await
+        })
+    }
+
+    fn forget<'a>(
+        &'a self,
+        device: &'a str,
+        name: &'a str,
+        version: u64,
+    ) -> BoxFuture<'a, Result<Put, StoreError>> {
+        Box::pin(async move {
+            let Some(key) = key(device, name) else { return Ok(Put::Conflict) };
+            self.write(|reply| Op::Forget { key, version, reply }).await
+        })
+    }
+
+    fn list<'a>(
+        &'a self,
+        device: &'a str,
+        after: Option<&'a str>,
+        limit: usize,
+        documents: bool,
+    ) -> BoxFuture<'a, Result<Vec<ShadowRecord>, StoreError>> {
+        let table = self.table;
+        let (prefix, after) = (keys::name(device, ""), after.map(|after| keys::name(device, after)));
+        Box::pin(self.read(move |txn| {
+            let begin = match &after {
+                Some(after) => Bound::Excluded(&after[..]),
+                None => Bound::Included(&prefix[..]),
+            };
+            let (mut records, mut bytes) = (Vec::new(), 0);
+            for entry in table.range(txn, &(begin, Bound::Unbounded))? {
+                let (key, value) = entry?;
+                if !key.starts_with(&prefix) || records.len() >= limit || bytes > MAX_READ {
+                    break;
+                }
+                match record::decode(key, value, documents) {
+                    Some(record) => {
+                        bytes += if documents { value.len() } else { 0 };
+                        records.push(record);
+                    }
+                    None => report_damage(key),
+                }
+            }
+            Ok(records)
+        }))
+    }
+}
+
+/// `None` if a name is too long to be one, or empty.
+fn key(device: &str, name: &str) -> Option<Vec<u8>> {
+    let fits = (1..=MAX_SHADOW_DEVICE).contains(&device.len()) && name.len() <= MAX_SHADOW_NAME;
+    fits.then(|| keys::name(device, name))
+}
+
+fn too_long() -> StoreError {
+    StoreError::Unavailable("the name of a shadow or of its device is too long".to_owned())
+}
+
+/// Counts and says that a record cannot be read.
+fn report_damage(key: &[u8]) {
+    count(|c| c.store_damaged_records.add(1));
+    let key = String::from_utf8_lossy(key);
+    gateway_core::error_limited!(%key, "stored shadow is damaged");
+}
