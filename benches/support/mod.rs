@@ -40,6 +40,7 @@ pub fn broker() -> Broker {
         history: None,
         stores: None,
         log: None,
+        reserved: Vec::new(),
         durability: broker::DurabilityRules::default(),
         judge_will: None,
         tenants: Default::default(),

@@ -43,6 +43,7 @@ use std::{
 
 use bytes::Bytes;
 
+pub(crate) use access::rules::Excess;
 pub use access::{Method, Principal, Subject};
 pub(crate) use asked::Asked;
 pub use authorizer::{Authorizer, Grant, Subscribing};

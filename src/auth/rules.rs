@@ -19,7 +19,7 @@ use access::{
     rules::{Asked, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
-use broker::Account;
+use broker::{Account, ReservedTopics};
 use gateway_core::{ClientId, QoS, SharedMessage, matches, parse_shared};
 use session::{GATED, Gate, TooManyGranted};
 use tracing::info;
@@ -38,6 +38,8 @@ pub(crate) struct Authority {
     decides: Decides,
     /// Asked where the rules say nothing.
     authorizer: Option<Arc<RemoteAuthorizer>>,
+    /// What every device may do without a rule that says so.
+    reserved: ReservedTopics,
     /// A denied PUBLISH that no acknowledgement can tell of ends its connection.
     pub(crate) closes: bool,
 }
@@ -60,7 +62,9 @@ struct RulesFile {
 impl Authority {
     /// Has the embedding program decide, and nobody else.
     pub(crate) fn of_program(program: Arc<dyn Authorizer>, closes: bool) -> Arc<Self> {
-        Arc::new(Self { decides: Decides::Program(program), authorizer: None, closes })
+        // It denies what it does not allow, these topics too.
+        let reserved = ReservedTopics::default();
+        Arc::new(Self { decides: Decides::Program(program), authorizer: None, reserved, closes })
     }
 
     /// Reads the rules.
@@ -70,17 +74,18 @@ impl Authority {
     pub(crate) fn open(
         path: Option<PathBuf>,
         authorizer: Option<Arc<RemoteAuthorizer>>,
+        reserved: ReservedTopics,
         closes: bool,
     ) -> Result<Arc<Self>, Vec<String>> {
         let file = RulesFile { path, rules: ArcSwap::default(), version: AtomicU32::new(0) };
         file.reload()?;
-        Ok(Arc::new(Self { decides: Decides::Rules(file), authorizer, closes }))
+        Ok(Arc::new(Self { decides: Decides::Rules(file), authorizer, reserved, closes }))
     }
 
     /// What may be published to a topic.
     pub(crate) fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
         match &self.decides {
-            Decides::Rules(file) => file.rules.load().publish(subject, topic),
+            Decides::Rules(file) => self.or_own(file.rules.load().publish(subject, topic), subject, topic),
             Decides::Program(program) => program.publish(subject, topic),
         }
     }
@@ -88,7 +93,7 @@ impl Authority {
     /// Whether messages of a topic may be received.
     pub(crate) fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
         match &self.decides {
-            Decides::Rules(file) => file.rules.load().receive(subject, topic),
+            Decides::Rules(file) => self.or_own(file.rules.load().receive(subject, topic), subject, topic),
             Decides::Program(program) => program.receive(subject, topic),
         }
     }
@@ -96,8 +101,19 @@ impl Authority {
     /// Whether a subscription is granted.
     pub(crate) fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
         match &self.decides {
-            Decides::Rules(file) => file.rules.load().subscribe(subject, filter),
+            Decides::Rules(file) => match file.rules.load().subscribe(subject, filter) {
+                Subscribing::DENIED if self.reserved.owns(subject.client_id, filter) => Subscribing::Allowed,
+                said => said,
+            },
             Decides::Program(program) => program.subscribe(subject, filter),
+        }
+    }
+
+    /// What no rule names is allowed where the topic is reserved for this device.
+    fn or_own(&self, grant: Grant, subject: &Subject<'_>, topic: &str) -> Grant {
+        match grant.is_unnamed() && self.reserved.owns(subject.client_id, topic) {
+            true => Grant::ALLOWED,
+            false => grant,
         }
     }
 
@@ -116,7 +132,9 @@ impl Authority {
     /// Why somebody may do something by the rules of this moment, or may not.
     pub(crate) fn explain(&self, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
         let program = match &self.decides {
-            Decides::Rules(file) => return file.rules.load().explain(subject, asked),
+            Decides::Rules(file) => {
+                return self.explain_own(file.rules.load().explain(subject, asked), subject, asked);
+            }
             Decides::Program(program) => program,
         };
         let allowed = match *asked {
@@ -133,6 +151,26 @@ impl Authority {
             line: 0,
             lines: vec![format!("{said} by the program that embeds the gateway")],
         }
+    }
+
+    /// What the gateway itself says about its topics, whatever the rules do.
+    fn explain_own(&self, rules: Explanation, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
+        let Explanation { allowed, line, mut lines } = rules;
+        let own = |topic: &str| !allowed && line == 0 && self.reserved.owns(subject.client_id, topic);
+        let (allowed, said) = match *asked {
+            Asked::Publish { topic, .. } if self.reserved.is_foreign(subject.client_id, topic) => {
+                (false, "denied: the topic is reserved, and not for this device")
+            }
+            Asked::Publish { topic, .. } if own(topic) => {
+                (true, "allowed: the topic is reserved for this device")
+            }
+            Asked::Subscribe { filter } if own(filter) => {
+                (true, "allowed: its topics are reserved for this device")
+            }
+            _ => return Explanation { allowed, line, lines },
+        };
+        lines.push(said.to_owned());
+        Explanation { allowed, line: 0, lines }
     }
 
     /// What the user's service says about something that no rule names, and in words; `None` if no service is asked.
@@ -238,13 +276,14 @@ impl RulesFile {
 pub(crate) fn open_rules(
     config: &Config,
     authorizer: Option<Arc<RemoteAuthorizer>>,
+    reserved: ReservedTopics,
 ) -> Result<Option<Arc<Authority>>, ConfigError> {
     let path = config.authorization.rules.clone();
     if path.is_none() && authorizer.is_none() {
         return Ok(None);
     }
     let closes = config.authorization.denied_publish == DeniedPublish::Close;
-    let opened = Authority::open(path, authorizer, closes);
+    let opened = Authority::open(path, authorizer, reserved, closes);
     opened.map(Some).map_err(|mistakes| {
         let problem = |mistake: &String| Problem::new("authorization.rules", "", mistake, "correct the file");
         ConfigError(mistakes.iter().map(problem).collect())
@@ -365,5 +404,37 @@ impl Gate for Receiving {
         if self.granted.set_of(filter).remove(filter) {
             self.recent.forget(-Granted::cost(filter));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use access::{Principal, Subject, rules::Asked};
+
+    use super::*;
+
+    #[test]
+    fn reserved_topics_need_no_rule_and_obey_one_that_denies() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rules.toml");
+        let rules = "[[rules]]\ndeny = \"all\"\ntopics = [\"own/%c/secret/#\"]\n";
+        fs::write(&path, rules).unwrap();
+        let reserved = ReservedTopics::new(["own/"]);
+        let authority = Authority::open(Some(path), None, reserved, false).unwrap();
+        let principal = Principal::default();
+        let subject = Subject { client_id: "d", listener: "default", principal: &principal };
+        // Topic, and whether it is allowed.
+        let cases = [("own/d/a", true), ("own/d/secret/a", false), ("own/e/a", false), ("other/d/a", false)];
+        for (topic, allowed) in cases {
+            assert_eq!(authority.publish(&subject, topic).is_allowed(), allowed, "{topic}");
+            assert_eq!(authority.receive(&subject, topic).is_allowed(), allowed, "{topic}");
+            let subscribing = authority.subscribe(&subject, topic);
+            assert_eq!(!matches!(subscribing, Subscribing::Denied(_)), allowed, "{topic}");
+            let asked = Asked::Publish { topic, qos: QoS::AtLeastOnce, retain: false, bytes: 1 };
+            assert_eq!(authority.explain(&subject, &asked).allowed, allowed, "{topic}");
+            assert_eq!(authority.explain(&subject, &Asked::Subscribe { filter: topic }).allowed, allowed);
+        }
+        assert!(authority.subscribe(&subject, "own/e/#") == Subscribing::DENIED);
+        assert!(matches!(authority.subscribe(&subject, "own/+/a"), Subscribing::Denied(_)));
     }
 }

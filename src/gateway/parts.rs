@@ -77,7 +77,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             if let Some(service) = &service {
                 reloads.add(service.reloads());
             }
-            let authority = auth::open_rules(&config, service)?;
+            let authority = auth::open_rules(&config, service, broker::ReservedTopics::default())?;
             if let Some(authority) = authority.as_ref().filter(|_| config.authorization.rules.is_some()) {
                 reloads.add(Arc::clone(authority) as _);
             }
@@ -163,6 +163,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         log: engines.as_ref().map(groups::Opened::for_broker),
+        reserved: Vec::new(),
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),
         tenants: config.tenants.clone(),

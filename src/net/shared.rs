@@ -163,6 +163,7 @@ mod tests {
             history: None,
             stores: None,
             log: None,
+            reserved: Vec::new(),
             durability: broker::DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

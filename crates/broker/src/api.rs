@@ -28,6 +28,8 @@ pub struct BrokerConfig {
     pub stores: Option<Stores>,
     /// The log that messages for consumer groups are appended to; with `None` there are no groups.
     pub log: Option<GroupLog>,
+    /// The parts of the gateway that own topics to which devices publish.
+    pub reserved: Vec<Arc<dyn super::Reserved>>,
     /// Which messages are acknowledged when.
     pub durability: DurabilityRules,
     /// Decides about each will when it is to be published; with `None` all are.

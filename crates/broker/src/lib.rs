@@ -8,6 +8,7 @@
 //! sessions   open, close and end sessions; find, list and describe them; publish wills
 //! shared     shared groups and what waits in them
 //! log        which consumer groups want a message, and its append to their log
+//! reserved   topics that a part of the gateway answers
 //! retained   the last message of each topic, and its replay to new subscriptions
 //! durable    what outlives the process: restore it, and move messages between queues on disk
 //! parties    quotas that several connections share: those of identities and of tenants
@@ -31,6 +32,7 @@ mod half_hash;
 mod log;
 mod memory;
 mod parties;
+mod reserved;
 mod retained;
 mod routing;
 mod sessions;
@@ -68,6 +70,7 @@ pub use events::{Event, EventKind};
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};
+pub use reserved::{Reserved, ReservedTopics, Taken, is_one_level};
 pub use retained::{RetainedCursor, RetainedPage};
 pub use routing::{MatchCache, Routing, Spread, StreamHandle};
 pub use sessions::{Aftermath, SessionCore};
@@ -94,6 +97,8 @@ struct Inner {
     index: Index,
     /// The receiver of what consumer groups want.
     log: Option<Arc<log::LogTarget>>,
+    /// Those who own topics.
+    reserved: Option<reserved::Parts>,
     slots: Slots,
     registry: Registry,
     /// The slot where the next look for large holders of memory begins.
@@ -151,6 +156,7 @@ impl Broker {
             history,
             stores,
             log,
+            reserved,
             durability,
             judge_will,
             tenants,
@@ -188,6 +194,7 @@ impl Broker {
             judge_will,
             index: Index::new(hasher.clone()),
             log,
+            reserved: reserved::Parts::new(reserved),
             slots,
             registry: Registry::new(hasher.clone()),
             shed_from: AtomicU32::new(0),

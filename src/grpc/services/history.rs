@@ -75,6 +75,7 @@ mod tests {
             history: on.then(|| History::new(Arc::clone(&store) as _, options)),
             stores: None,
             log: None,
+            reserved: Vec::new(),
             durability: DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

@@ -530,6 +530,7 @@ mod tests {
             history: None,
             stores: None,
             log: None,
+            reserved: Vec::new(),
             durability: Default::default(),
             judge_will: None,
             tenants: Default::default(),

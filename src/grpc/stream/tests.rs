@@ -38,6 +38,7 @@ fn broker(limits: Limits) -> Broker {
         history: None,
         stores: None,
         log: None,
+        reserved: Vec::new(),
         durability: broker::DurabilityRules::default(),
         judge_will: None,
         tenants: Default::default(),

@@ -12,9 +12,9 @@ use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, P
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
-use crate::net::{device::Device, shard::Work};
+use crate::net::{Shared, device::Device, shard::Work};
 use crate::{
-    auth::{Authority, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
+    auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
     telemetry::trace_clients,
 };
 
@@ -251,7 +251,11 @@ impl Owner for Owned<'_> {
 
     #[inline]
     fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit {
-        match &self.device.shared.authority {
+        let Shared { authority, broker, .. } = &*self.device.shared;
+        if broker.is_foreign(self.device.core().client_id().as_str(), topic) {
+            return self.refuse_foreign(topic);
+        }
+        match authority {
             None => Permit::Granted,
             Some(authority) => self.ask(authority, topic, publish),
         }
@@ -290,6 +294,15 @@ impl Owner for Owned<'_> {
 }
 
 impl Owned<'_> {
+    /// A topic that the gateway answers, and not for this device.
+    #[cold]
+    fn refuse_foreign(&self, topic: &str) -> Permit {
+        count(|c| c.reserved_foreign.add(1));
+        log_denied(self.device, self.epoch, "publish", topic, Refused { line: 0, why: Excess::Topic });
+        let closes = self.device.shared.authority.as_ref().is_some_and(|authority| authority.closes);
+        if closes { Permit::Closed } else { Permit::Dropped }
+    }
+
     /// Whether the rules allow a message.
     fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> Permit {
         let core = self.device.core();

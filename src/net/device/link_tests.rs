@@ -50,6 +50,7 @@ pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
         history: None,
         stores: None,
         log: None,
+        reserved: Vec::new(),
         durability: broker::DurabilityRules::default(),
         judge_will: None,
         tenants: Default::default(),

@@ -8,9 +8,12 @@ const PLACE: &str = "{client_id}";
 
 /// Namespaces.
 impl Broker {
-    /// Whether `filter`, shared or not, lies in the namespace of `client_id`. Always true in broker mode.
+    /// Whether `filter`, shared or not, lies in the namespace of `client_id`, or in its reserved topics. Always true in broker
+    /// mode.
     pub fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
-        !self.inner.non_broker || allows(&self.inner.namespace, client_id, filter)
+        !self.inner.non_broker
+            || allows(&self.inner.namespace, client_id, filter)
+            || self.inner.reserved.as_ref().is_some_and(|parts| parts.topics.owns(client_id, filter))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
 
 /// Publishing.
 impl Broker {
-    /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers.
+    /// Routes one message by MQTT rules, unless it is a device's to a topic that a part of the gateway owns: retained store, latest value and history (devices only), subscribers.
     ///
     /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds the
     /// memory budget used up; QoS 0 is left to each target. The result counts each delivery as its target took it; what
@@ -44,6 +44,9 @@ impl Broker {
         parties: Option<Parties>,
         turn: &mut Turn,
     ) -> Routing {
+        if let Some(taken) = self.take_reserved(message, turn) {
+            return taken;
+        }
         match self.admit(message, parties, turn) {
             Ok(withheld) => self.route_some(message, withheld, turn),
             Err(refusal) => Routing::Done(Published { refused: Some(refusal), ..Published::default() }),

@@ -198,6 +198,9 @@ impl Broker {
     pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
         let mut left = false;
         let core = session.core();
+        if let Some(parts) = &self.inner.reserved {
+            parts.connected(core.client_id());
+        }
         let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {

@@ -7,6 +7,7 @@ mod log;
 mod non_broker;
 mod parties;
 mod publishing;
+mod reserved;
 mod retained;
 mod sessions;
 mod shared;
@@ -263,7 +264,7 @@ impl Bench {
     }
 
     fn with_stores(limits: Limits, non_broker: bool, stores: Option<Stores>) -> Self {
-        Self::with_log(limits, non_broker, stores, None)
+        Self::with_parts(limits, non_broker, stores, None, Vec::new())
     }
 
     fn with_log(
@@ -271,6 +272,16 @@ impl Bench {
         non_broker: bool,
         stores: Option<Stores>,
         log: Option<Arc<dyn store::PartitionedLog>>,
+    ) -> Self {
+        Self::with_parts(limits, non_broker, stores, log, Vec::new())
+    }
+
+    fn with_parts(
+        limits: Limits,
+        non_broker: bool,
+        stores: Option<Stores>,
+        log: Option<Arc<dyn store::PartitionedLog>>,
+        reserved: Vec<Arc<dyn Reserved>>,
     ) -> Self {
         let broker = Broker::new(BrokerConfig {
             limits: Arc::new(limits),
@@ -281,6 +292,7 @@ impl Bench {
             history: None,
             stores,
             log: log.map(|log| GroupLog { log, memory: 1 << 20 }),
+            reserved,
             durability: DurabilityRules::default(),
             judge_will: None,
             tenants: Default::default(),

@@ -16,6 +16,7 @@ fn bench_with(identity: Quotas, full: Quotas, stores: Option<Stores>) -> Bench {
         history: None,
         stores,
         log: None,
+        reserved: Vec::new(),
         durability: DurabilityRules::default(),
         judge_will: None,
         tenants: BTreeMap::from([("full".to_owned(), full), ("*".to_owned(), any)]),

@@ -74,6 +74,7 @@ fn judged(disk: &Arc<Disk>, judge_will: Option<Arc<JudgeWill>>) -> Bench {
         history: None,
         stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
         log: None,
+        reserved: Vec::new(),
         durability: DurabilityRules::default(),
         judge_will,
         tenants: Default::default(),

@@ -133,6 +133,7 @@ counters! {
     refused_store: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"store\"";
     refused_not_accepted: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"not_accepted\"";
     refused_not_authorized: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"not_authorized\"";
+    reserved_foreign: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"reserved_topic\"";
     yields: "mqtt_yields_total", "Times a connection had more to do than it may at once and let others go first", "";
     rate_limited: "mqtt_rate_limit_pauses_total", "Times reading of a client was paused by its rate limit", "";
     subscribe_refused: "mqtt_subscriptions_refused_total", "Filters refused", "";
