@@ -20,7 +20,7 @@ use gateway_core::{GroupId, LogRecord, Message, PARTITIONS, Partition, Timestamp
 use groups::{Group, Progress};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
-use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange};
+use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange, StateError};
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
@@ -36,7 +36,7 @@ pub type Wants = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 /// One group.
 pub(super) struct Live {
     pub(super) id: GroupId,
-    pub(super) epoch: Epoch,
+    owner: Owner,
     pub(super) log: Arc<dyn PartitionedLog>,
     pub(super) state: Arc<dyn GroupState>,
     pub(super) clock: fn() -> Timestamp,
@@ -45,13 +45,41 @@ pub(super) struct Live {
     dirty: Notify,
     /// Deadlines may have come nearer.
     pub(super) timer: Notify,
-    /// The last write that is done.
-    written: watch::Sender<u64>,
+    written: watch::Sender<Written>,
     /// It is being deleted, or the gateway stops.
     pub(super) ended: AtomicBool,
     /// Messages of the group that were appended, since the log began.
     pub(super) appended: AtomicU64,
     pub(super) appended_bytes: AtomicU64,
+}
+
+/// Whose a group is. It is this gateway's as soon as something of it was written: the start writes nothing, so that it works
+/// on a full disk.
+pub(super) struct Owner {
+    /// The epoch in which its records were read.
+    seen: Epoch,
+    own: tokio::sync::Mutex<Option<Epoch>>,
+}
+
+impl Owner {
+    /// Of a group whose records were read in the epoch `seen`.
+    pub(super) fn later(seen: Epoch) -> Self {
+        Self { seen, own: tokio::sync::Mutex::new(None) }
+    }
+
+    /// Of a group that is this gateway's.
+    pub(super) fn now(own: Epoch) -> Self {
+        Self { seen: own, own: tokio::sync::Mutex::new(Some(own)) }
+    }
+}
+
+/// How far the writer is.
+#[derive(Debug, Clone, Copy, Default)]
+struct Written {
+    /// The last write that is done.
+    done: u64,
+    /// The next has failed, and is tried again.
+    stuck: bool,
 }
 
 pub(super) struct Inner {
@@ -62,6 +90,10 @@ pub(super) struct Inner {
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
     /// The number of the next write.
     write: u64,
+    /// How many there were before this process.
+    writes: u64,
+    /// What the counts must be for the first write, if the group was read and not made: nobody has written since.
+    first: Option<Expect>,
     /// Members that wait for a write: its number, theirs.
     awaited: BTreeSet<(u64, u64)>,
     /// Changes that are not in the logic: the definition, letters.
@@ -79,6 +111,9 @@ pub(super) const DEFINITION: &[u8] = b"d";
 const PROGRESS: u8 = b'p';
 const COUNTS: &[u8] = b"t";
 
+/// After so many failures of a write those who wait for it are told.
+const TRIES: u32 = 3;
+
 /// Calls of one member at once that are woken.
 const MOST_WAKERS: usize = 16;
 
@@ -86,7 +121,7 @@ impl Live {
     #[expect(clippy::too_many_arguments, reason = "made in one place")]
     pub(super) fn new(
         id: GroupId,
-        epoch: Epoch,
+        owner: Owner,
         log: Arc<dyn PartitionedLog>,
         state: Arc<dyn GroupState>,
         clock: fn() -> Timestamp,
@@ -94,7 +129,7 @@ impl Live {
         wants: Arc<Wants>,
         logic: Group,
         letters: Letters,
-        counts: Counts,
+        (counts, first): (Counts, Option<Expect>),
     ) -> Self {
         let floors = Partition::all().map(|partition| logic.floor(partition)).collect();
         let last = log.marks(id).last().map_or((0, 0), |mark| (mark.messages, mark.bytes));
@@ -105,6 +140,8 @@ impl Live {
             letters,
             wakers: HashMap::default(),
             write: 1,
+            writes: counts.writes,
+            first,
             awaited: BTreeSet::new(),
             changes: Vec::new(),
             floors,
@@ -114,14 +151,14 @@ impl Live {
         };
         Self {
             id,
-            epoch,
+            owner,
             log,
             state,
             clock,
             inner: Mutex::new(inner),
             dirty: Notify::new(),
             timer: Notify::new(),
-            written: watch::Sender::new(0),
+            written: watch::Sender::default(),
             ended: AtomicBool::new(false),
             appended: AtomicU64::new(last.0),
             appended_bytes: AtomicU64::new(last.1),
@@ -161,15 +198,36 @@ impl Live {
         });
     }
 
-    /// Resolves when the write of this number is done. `None` if the group ends before.
-    pub(super) async fn written(&self, number: u64) -> Option<()> {
+    /// Resolves when the write of this number is done.
+    ///
+    /// # Errors
+    /// [`GroupError::Gone`] if the group ends before; [`GroupError::Store`] if the disk does not take it: it is tried again, but
+    /// nobody knows for how long.
+    pub(super) async fn written(&self, number: u64) -> Result<(), GroupError> {
         let mut written = self.written.subscribe();
-        written.wait_for(|&done| done >= number || self.is_ended()).await.ok()?;
-        (*self.written.borrow() >= number).then_some(())
+        let over = |written: &Written| written.done >= number || written.stuck || self.is_ended();
+        let now = *written.wait_for(over).await.map_err(|_| GroupError::Gone)?;
+        if now.done >= number {
+            Ok(())
+        } else if self.is_ended() {
+            Err(GroupError::Gone)
+        } else {
+            let text = "the disk does not take changes of groups";
+            Err(GroupError::Store(store::StoreError::Unavailable(text.to_owned())))
+        }
     }
 
     pub(super) fn is_written(&self, number: u64) -> bool {
-        *self.written.borrow() >= number
+        self.written.borrow().done >= number
+    }
+
+    /// The epoch to write under; begun with the first call.
+    pub(super) async fn own(&self) -> Result<Epoch, StateError> {
+        let mut own = self.owner.own.lock().await;
+        if let Some(own) = *own {
+            return Ok(own);
+        }
+        Ok(*own.insert(self.state.acquire(self.id, self.owner.seen).await?))
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -196,11 +254,21 @@ impl Live {
                 continue;
             };
             let mut pause = Duration::from_millis(50);
+            let mut tries = 0;
             loop {
-                match self.state.write(self.id, self.epoch, write.changes.clone()).await {
+                let written = match self.own().await {
+                    Ok(epoch) => self.state.write(self.id, epoch, write.changes.clone()).await,
+                    Err(error) => Err(error),
+                };
+                match written {
                     Ok(()) => break,
-                    Err(store::StateError::Store(error)) => {
+                    Err(StateError::Store(error)) => {
                         warn!(group = self.id.0, %error, "group is not written, trying again");
+                        tries += 1;
+                        // One failure may have made room: a full disk keeps some for this.
+                        if tries == TRIES {
+                            self.written.send_modify(|written| written.stuck = true);
+                        }
                     }
                     Err(error) => {
                         warn!(group = self.id.0, %error, "group is not this gateway's any more");
@@ -213,7 +281,7 @@ impl Live {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(5));
             }
-            self.written.send_replace(write.number);
+            self.written.send_replace(Written { done: write.number, stuck: false });
             let wakers: Vec<Waker> = {
                 let mut inner = self.inner.lock();
                 for (partition, floor) in write.floors {
@@ -347,18 +415,21 @@ impl Inner {
             floors.push((change.partition, change.floor));
             changes.push(put(progress_key(change.partition), change.record));
         }
-        changes.push(self.counts_change());
+        let expect = self.first.take().unwrap_or(Expect::Any);
+        changes.push(StateChange { expect, ..self.counts_change() });
         let number = self.write;
         self.write += 1;
         Some(Write { number, changes, floors })
     }
 
-    fn counts_change(&self) -> StateChange {
+    /// How much is settled. Part of every write.
+    pub(super) fn counts_change(&self) -> StateChange {
         let totals = self.logic.totals();
         let counts = Counts {
             messages: self.base + totals.settled + totals.given_up + totals.lost,
             bytes: self.base_bytes + totals.settled_bytes,
             lost: self.lost + totals.lost,
+            writes: self.writes + self.write,
         };
         put(Bytes::from_static(COUNTS), counts.encode())
     }
@@ -388,11 +459,13 @@ pub(super) struct Counts {
     pub(super) messages: u64,
     pub(super) bytes: u64,
     pub(super) lost: u64,
+    /// Tells two records apart that are otherwise the same.
+    pub(super) writes: u64,
 }
 
 impl Counts {
     fn encode(self) -> Bytes {
-        Bytes::from([self.messages, self.bytes, self.lost].map(u64::to_le_bytes).concat())
+        Bytes::from([self.messages, self.bytes, self.lost, self.writes].map(u64::to_le_bytes).concat())
     }
 
     fn decode(bytes: &[u8]) -> Self {
@@ -400,15 +473,28 @@ impl Counts {
             let bytes = bytes.get(8 * at..8 * at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map_or(0, u64::from_le_bytes)
         };
-        Self { messages: number(0), bytes: number(1), lost: number(2) }
+        Self { messages: number(0), bytes: number(1), lost: number(2), writes: number(3) }
     }
+}
+
+/// Reads how much of a group is settled, and what it must still be when the group is written. Before anything else is read of
+/// the group: every write changes it.
+pub(super) async fn load_counts(
+    state: &Arc<dyn GroupState>,
+    group: GroupId,
+) -> Result<(Counts, Option<Expect>), GroupError> {
+    let counts = state.read(group, Bytes::from_static(COUNTS), None, 1).await?;
+    Ok(match counts.into_iter().next() {
+        Some(record) => (Counts::decode(&record.value), Some(Expect::Value(record.value))),
+        None => (Counts::default(), Some(Expect::Absent)),
+    })
 }
 
 /// Reads how far a group is.
 pub(super) async fn load_progress(
     state: &Arc<dyn GroupState>,
     group: GroupId,
-) -> Result<(Vec<(Partition, Progress)>, Counts), GroupError> {
+) -> Result<Vec<(Partition, Progress)>, GroupError> {
     let mut all = Vec::new();
     let mut after = None;
     loop {
@@ -421,7 +507,5 @@ pub(super) async fn load_progress(
             all.push((Partition(partition), progress));
         }
     }
-    let counts = state.read(group, Bytes::from_static(COUNTS), None, 1).await?;
-    let counts = counts.first().map(|record| Counts::decode(&record.value)).unwrap_or_default();
-    Ok((all, counts))
+    Ok(all)
 }

@@ -31,7 +31,7 @@ use groups::{
     Totals,
 };
 use parking_lot::{Mutex, RwLock};
-use store::{Epoch, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
+use store::{Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
@@ -43,7 +43,7 @@ pub use member::{Batch, Ended, Member};
 use self::{
     definition::Kept,
     letters::Letters,
-    live::{Counts, DEFINITION, Live, definition_change, load_progress, put},
+    live::{Counts, DEFINITION, Live, Owner, definition_change, load_counts, load_progress, put},
     watching::Table,
 };
 
@@ -252,17 +252,22 @@ impl Groups {
     }
 
     async fn restore(&self, id: GroupId) -> Result<(), GroupError> {
-        let epoch = self.state.acquire(id).await?;
+        // Nothing is written here: the disk may be full.
+        let seen = self.state.epoch(id).await?;
+        let counts = load_counts(&self.state, id).await?;
         let definition = self.state.read(id, Bytes::from_static(DEFINITION), None, 1).await?;
         let Some(definition) = definition.first() else {
             // Its removal, or its making, was cut short.
-            return Ok(self.state.remove(id, epoch).await?);
+            if let Err(error) = self.clear(id, seen).await {
+                tracing::warn!(group = id.0, %error, "what is left of a group that was deleted stays for now");
+            }
+            return Ok(());
         };
         let mut kept: Kept = serde_json::from_slice(&definition.value).map_err(|_| GroupError::Damaged)?;
         if kept.born.len() != PARTITIONS || kept.start.len() != PARTITIONS {
             return Err(GroupError::Damaged);
         }
-        let (mut progress, counts) = load_progress(&self.state, id).await?;
+        let mut progress = load_progress(&self.state, id).await?;
         if kept.log != self.log.id() {
             tracing::warn!(group = kept.definition.name, "the log is another one, group begins at its start");
             let starts: Vec<u64> =
@@ -281,21 +286,27 @@ impl Groups {
             }
         }
         let filter = kept.definition.filter.clone();
-        self.serve(id, epoch, kept, progress, letters, counts);
+        self.serve(id, Owner::later(seen), kept, progress, letters, counts);
         self.marker.keep_for(id, &filter);
         Ok(())
+    }
+
+    async fn clear(&self, id: GroupId, seen: Epoch) -> Result<(), GroupError> {
+        let epoch = self.state.acquire(id, seen).await?;
+        Ok(self.state.remove(id, epoch).await?)
     }
 
     fn serve(
         &self,
         id: GroupId,
-        epoch: Epoch,
+        owner: Owner,
         kept: Kept,
         progress: Vec<(Partition, Progress)>,
         letters: Letters,
-        counts: Counts,
+        counts: (Counts, Option<Expect>),
     ) -> Arc<Live> {
-        let identity = Identity { group: id, epoch: epoch.0, generation: kept.generation, seed: kept.seed };
+        let life = ahash::RandomState::new().hash_one(id) as u32;
+        let identity = Identity { group: id, life, generation: kept.generation, seed: kept.seed };
         let mut logic = Group::new(identity, kept.definition.config());
         let mut places: Vec<Progress> = kept.start.iter().map(|&start| Progress::at(start)).collect();
         for (partition, progress) in progress {
@@ -308,7 +319,7 @@ impl Groups {
         let name = kept.definition.name.clone();
         let wants = self.marker.matcher(&kept.definition.filter);
         let (log, state) = (Arc::clone(&self.log), Arc::clone(&self.state));
-        let live = Live::new(id, epoch, log, state, self.options.clock, kept, wants, logic, letters, counts);
+        let live = Live::new(id, owner, log, state, self.options.clock, kept, wants, logic, letters, counts);
         let live = Arc::new(live);
         self.table.insert(id, Arc::clone(&live));
         self.names.write().insert(name, Arc::clone(&live));
@@ -342,11 +353,11 @@ impl Groups {
         let next = Bytes::copy_from_slice(&(id.0 + 1).to_le_bytes());
         let epoch = match registry.epoch {
             Some(epoch) => epoch,
-            None => *registry.epoch.insert(self.state.acquire(NOBODY).await?),
+            None => *registry.epoch.insert(self.acquire(NOBODY).await?),
         };
         self.state.write(NOBODY, epoch, vec![put(Bytes::from_static(NEXT), next)]).await?;
         registry.next += 1;
-        let epoch = self.state.acquire(id).await?;
+        let epoch = self.acquire(id).await?;
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
         let filter = definition.filter.clone();
         let kept = Kept {
@@ -360,19 +371,25 @@ impl Groups {
             born: ends,
         };
         let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes);
-        let live = self.serve(id, epoch, kept, Vec::new(), letters, Counts::default());
+        let owner = Owner::now(epoch);
+        let live = self.serve(id, owner, kept, Vec::new(), letters, (Counts::default(), None));
         self.marker.keep_for(id, &filter);
         // What became durable meanwhile without the group's number is its by the filter.
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
-        let change = live.with(|inner| {
+        let changes = live.with(|inner| {
             inner.kept.born = ends;
-            definition_change(&inner.kept)
+            vec![definition_change(&inner.kept), inner.counts_change()]
         });
-        if let Err(error) = self.state.write(id, epoch, vec![change]).await {
+        if let Err(error) = self.state.write(id, epoch, changes).await {
             self.forget(&live);
             return Err(error.into());
         }
         Ok((info(&live), token(self.log.id(), &start)))
+    }
+
+    async fn acquire(&self, id: GroupId) -> Result<Epoch, GroupError> {
+        let last = self.state.epoch(id).await?;
+        Ok(self.state.acquire(id, last).await?)
     }
 
     /// Changes a group. Its name and what its messages are in order with do not change.
@@ -392,7 +409,7 @@ impl Groups {
         });
         let number = live.redefine(number?, self.marker.matcher(&filter));
         self.marker.keep_for(live.id, &filter);
-        live.written(number).await.ok_or(GroupError::Gone)?;
+        live.written(number).await?;
         Ok(info(&live))
     }
 
@@ -404,7 +421,7 @@ impl Groups {
     pub async fn delete(&self, name: &str) -> Result<(), GroupError> {
         let _changing = self.changing.lock().await;
         let live = self.find(name)?;
-        self.state.remove(live.id, live.epoch).await?;
+        self.state.remove(live.id, live.own().await?).await?;
         self.forget(&live);
         self.log.forget(live.id);
         Ok(())
@@ -479,7 +496,7 @@ impl Groups {
             inner.keep();
             (before, Live::wait_number(inner))
         });
-        live.written(number).await.ok_or(GroupError::Gone)?;
+        live.written(number).await?;
         Ok(token(self.log.id(), &before))
     }
 
@@ -562,7 +579,7 @@ impl Groups {
             let results: Vec<AckResult> = ids.iter().map(|id| inner.logic.acknowledge_id(id, now)).collect();
             (results, Live::wait_number(inner))
         });
-        live.written(number).await.ok_or(GroupError::Gone)?;
+        live.written(number).await?;
         Ok(results)
     }
 
@@ -681,7 +698,7 @@ impl Groups {
             inner.changes.extend(removed);
             (count, Live::wait_number(inner))
         });
-        live.written(number).await.ok_or(GroupError::Gone)?;
+        live.written(number).await?;
         Ok(count)
     }
 
@@ -692,7 +709,7 @@ impl Groups {
             inner.changes.extend(removed);
             (is_removed, Live::wait_number(inner))
         });
-        live.written(number).await.ok_or(GroupError::Gone)?;
+        live.written(number).await?;
         Ok(removed)
     }
 }

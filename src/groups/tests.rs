@@ -378,3 +378,69 @@ async fn a_member_that_takes_no_answers_is_not_heard_for_ever() {
     timeout(LONG, answered.notified()).await.expect("it is told");
     assert!(member.is_ahead().is_none());
 }
+
+/// Two messages with a member, of which the first is acknowledged; and what they are called.
+async fn half_settled(fixture: &Fixture) -> (Member, Vec<Delivery>) {
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    fixture.append(group, 1, "1");
+    fixture.append(group, 1, "2");
+    let taken = some(&mut member, 2).await;
+    member.acknowledge(&ids(1, 1)).expect("a member");
+    answer(&mut member).await;
+    (member, taken)
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_a_full_disk_groups_start_and_refuse_acks_until_there_is_room() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    drop(half_settled(&fixture).await);
+    fixture.groups.stop().await;
+    fixture.state.fail(true);
+    let groups = load(&fixture.log, &fixture.state).await;
+    let mut member = groups.open("g", "a", Duration::ZERO, Credit::default()).expect("a member");
+    let again = messages(&mut member).await;
+    assert_eq!(texts(&again), ["2"]);
+    let names = [again[0].ack_id];
+    let refused = timeout(LONG, groups.acknowledge("g", &names)).await.expect("in time");
+    assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");
+    fixture.state.fail(false);
+    let settled = async {
+        while groups.acknowledge("g", &names).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LONG, settled).await.expect("in time");
+    groups.stop().await;
+    let groups = load(&fixture.log, &fixture.state).await;
+    assert_eq!(groups.get("g").expect("a group").status.lag_messages, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_overtaken_since_its_start_settles_nothing() {
+    for same_epoch in [true, false] {
+        let fixture = Fixture::new(MemoryLogOptions::default()).await;
+        let (mut member, _) = half_settled(&fixture).await;
+        let late = load(&fixture.log, &fixture.state).await;
+        let mut of_late = late.open("g", "b", Duration::ZERO, Credit::default()).expect("a member");
+        let taken = messages(&mut of_late).await;
+        assert_eq!(texts(&taken), ["2"]);
+        if same_epoch {
+            // By the owner from before, who is not fenced yet.
+            member.acknowledge(&ids(2, 2)).expect("a member");
+            answer(&mut member).await;
+        } else {
+            let next = load(&fixture.log, &fixture.state).await;
+            let mut of_next = next.open("g", "c", Duration::ZERO, Credit::default()).expect("a member");
+            messages(&mut of_next).await;
+            of_next.acknowledge(&ids(1, 1)).expect("a member");
+            answer(&mut of_next).await;
+        }
+        let nack = Nack { delay: Some(Duration::ZERO), ..Nack::default() };
+        of_late.nack(&ids(1, 1), &nack).expect("a member");
+        let refused = timeout(LONG, late.acknowledge("g", &[taken[0].ack_id])).await.expect("in time");
+        assert!(refused.is_err(), "{refused:?}");
+        let groups = load(&fixture.log, &fixture.state).await;
+        assert_eq!(groups.get("g").expect("a group").status.lag_messages, 0, "what was settled is");
+    }
+}

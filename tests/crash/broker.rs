@@ -75,6 +75,11 @@ impl Broker {
         fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
     }
 
+    /// Where its gRPC is.
+    pub(crate) fn grpc(&self) -> std::net::SocketAddr {
+        local(self.grpc)
+    }
+
     /// The port of a listener that the test's TOML names, with port 0.
     pub(crate) fn listener(&self, name: &str) -> u16 {
         logged_port(&self.log(), name).unwrap_or_else(|| panic!("no listener {name}"))

@@ -13,6 +13,7 @@ mod broker;
 mod client;
 mod clock;
 mod disk;
+mod full;
 mod history;
 mod model;
 mod model_tests;

@@ -75,8 +75,8 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 pub struct Identity {
     /// Its number.
     pub group: GroupId,
-    /// Grows with every owner of the group, so that nothing of an earlier process is taken for something of this one.
-    pub epoch: u64,
+    /// Of this life of it, drawn by chance: nothing of an earlier process is taken for something of this one.
+    pub life: u32,
     /// Grows with every seek.
     pub generation: u32,
     /// Drawn by chance when the group is made, and kept: who may choose the ids of devices cannot choose which share a key.

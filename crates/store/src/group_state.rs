@@ -9,13 +9,18 @@ use super::{BoxFuture, StoreError, StoreHealth};
 /// Keeps small records of groups: what they are, how far they are, what they gave up.
 ///
 /// The records of one group are changed by whoever has acquired it, and only as long as nobody else has: every acquisition
-/// begins another *epoch*, and a change under an older one is refused as a whole.
+/// begins another *epoch*, and a change under an older one is refused as a whole. Whoever acquires says which epoch it knows:
+/// so the acquisition may be left until there is something to write, and a start needs none.
 pub trait GroupState: Send + Sync {
     /// Every group that has records, in order of its number. For the start.
     fn groups(&self) -> BoxFuture<'static, Result<Vec<GroupId>, StoreError>>;
 
-    /// Begins a new epoch of the group, which may have no records yet. Durable when it returns `Ok`.
-    fn acquire(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>>;
+    /// The last epoch of the group that began; the first there is if none did.
+    fn epoch(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>>;
+
+    /// Begins the epoch behind `after`, of a group which may have no records yet; [`StateError::Fenced`] if `after` is not its
+    /// last. Durable when it returns `Ok`.
+    fn acquire(&self, group: GroupId, after: Epoch) -> BoxFuture<'static, Result<Epoch, StateError>>;
 
     /// Makes all of `changes` or none; durable when it returns `Ok`. Writes of one group are made in the order of the calls.
     /// Dropped before it is done, it may or may not be made.
@@ -43,7 +48,7 @@ pub trait GroupState: Send + Sync {
     fn health(&self) -> StoreHealth;
 }
 
-/// Counts the owners that a group has had.
+/// Counts the owners that a group has had; 0 is that of a group which had none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Epoch(pub u64);
 

@@ -133,12 +133,20 @@ impl GroupState for MemoryGroupState {
         Box::pin(async move { Ok(groups) })
     }
 
-    fn acquire(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>> {
+    fn epoch(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>> {
+        let epoch = self.0.lock().epochs.get(&group).copied().unwrap_or_default();
+        Box::pin(async move { Ok(epoch) })
+    }
+
+    fn acquire(&self, group: GroupId, after: Epoch) -> BoxFuture<'static, Result<Epoch, StateError>> {
         let mut state = self.0.lock();
-        let result = if state.failing {
-            Err(unavailable())
+        let failing = state.failing;
+        let epoch = state.epochs.entry(group).or_default();
+        let result = if failing {
+            Err(unavailable().into())
+        } else if *epoch != after {
+            Err(StateError::Fenced)
         } else {
-            let epoch = state.epochs.entry(group).or_default();
             epoch.0 += 1;
             Ok(*epoch)
         };

@@ -22,6 +22,12 @@ fn expecting(change: StateChange, value: Option<&str>) -> StateChange {
     StateChange { expect, ..change }
 }
 
+/// Acquires the group from whoever has it.
+pub(super) async fn own(state: &dyn GroupState, group: GroupId) -> Epoch {
+    let last = state.epoch(group).await.unwrap();
+    state.acquire(group, last).await.unwrap()
+}
+
 /// Keys and values of all records with this prefix, read `limit` at a time.
 pub(super) async fn records(
     state: &dyn GroupState,
@@ -54,23 +60,30 @@ pub(super) async fn run(state: &dyn GroupState) {
 
 async fn writes_need_the_epoch(state: &dyn GroupState) {
     assert!(matches!(state.write(G, Epoch(1), vec![set("a", "0")]).await, Err(StateError::Fenced)));
-    let first = state.acquire(G).await.unwrap();
+    assert_eq!(state.epoch(G).await.unwrap(), Epoch(0));
+    let first = own(state, G).await;
     assert_eq!(state.groups().await.unwrap(), [], "a group has no records by being acquired");
     state.write(G, first, vec![set("a", "1")]).await.unwrap();
-    let second = state.acquire(G).await.unwrap();
+    let second = own(state, G).await;
     assert!(second > first);
+    assert_eq!(state.epoch(G).await.unwrap(), second);
+    // Who began before somebody else did comes too late, and does no harm to who was in time.
+    for late in [Epoch(0), first] {
+        assert!(matches!(state.acquire(G, late).await, Err(StateError::Fenced)));
+    }
+    assert_eq!(state.epoch(G).await.unwrap(), second);
     assert!(matches!(state.write(G, first, vec![set("a", "2")]).await, Err(StateError::Fenced)));
     assert!(matches!(state.remove(G, first).await, Err(StateError::Fenced)));
     assert_eq!(records(state, G, "", 10).await, [("a".into(), "1".into())]);
     state.write(G, second, vec![set("a", "2")]).await.unwrap();
-    let other = state.acquire(OTHER).await.unwrap();
+    let other = own(state, OTHER).await;
     state.write(OTHER, other, vec![set("a", "other")]).await.unwrap();
     assert_eq!(state.groups().await.unwrap(), [G, OTHER]);
     assert_eq!(records(state, G, "", 10).await, [("a".into(), "2".into())]);
 }
 
 async fn a_write_is_made_whole_or_not_at_all(state: &dyn GroupState) {
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(state, G).await;
     for wrong in [
         expecting(set("b", "1"), Some("0")),
         expecting(set("a", "1"), None),
@@ -95,7 +108,7 @@ async fn a_write_is_made_whole_or_not_at_all(state: &dyn GroupState) {
 }
 
 async fn records_are_read_by_prefix_in_order(state: &dyn GroupState) {
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(state, G).await;
     let long = "k".repeat(400);
     let mut changes: Vec<_> = (0..50).rev().map(|n| set(&format!("p/{n:02}"), &n.to_string())).collect();
     changes.extend([set("o", ""), set("q", ""), set("p", ""), set(&long, "long")]);
@@ -120,7 +133,7 @@ async fn records_are_read_by_prefix_in_order(state: &dyn GroupState) {
 }
 
 async fn writes_are_made_in_the_order_of_the_calls(state: &dyn GroupState) {
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(state, G).await;
     state.write(G, epoch, vec![set("n", "0")]).await.unwrap();
     let step = |n: u32| {
         let change = expecting(set("n", &(n + 1).to_string()), Some(&n.to_string()));
@@ -134,7 +147,7 @@ async fn writes_are_made_in_the_order_of_the_calls(state: &dyn GroupState) {
 }
 
 async fn a_group_is_removed_under_its_epoch(state: &dyn GroupState) {
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(state, G).await;
     for part in 0..25 {
         let changes = (0..1_000).map(|n| set(&format!("x/{part}/{n}"), "x")).collect();
         state.write(G, epoch, changes).await.unwrap();
@@ -142,7 +155,7 @@ async fn a_group_is_removed_under_its_epoch(state: &dyn GroupState) {
     state.remove(G, epoch).await.unwrap();
     assert_eq!(records(state, G, "", 100).await, []);
     assert_eq!(state.groups().await.unwrap(), [OTHER]);
-    let later = state.acquire(G).await.unwrap();
+    let later = own(state, G).await;
     assert!(later > epoch, "an epoch is never given twice");
 }
 
@@ -159,7 +172,7 @@ mod tests {
     #[tokio::test]
     async fn memory_that_is_held_and_fails() {
         let state = MemoryGroupState::new();
-        let epoch = state.acquire(G).await.unwrap();
+        let epoch = own(&state, G).await;
         state.hold(true);
         let (first, second) =
             (state.write(G, epoch, vec![set("a", "1")]), state.write(G, epoch, vec![set("a", "2")]));

@@ -86,7 +86,7 @@ impl Group {
             members: Vec::new(),
             names: HashMap::default(),
             numbers: HashMap::default(),
-            next_number: identity.epoch.saturating_mul(1 << 32) + 1,
+            next_number: (u64::from(identity.life) << 32) + 1,
             extended: BTreeSet::new(),
             delayed: BTreeSet::new(),
             waiting: 0,

@@ -278,13 +278,13 @@ impl World {
         self.reads.clear();
         self.consumers.clear();
         self.awake.clear();
-        self.epoch += 1;
+        self.life += 1;
         self.now = Timestamp(self.now.0 + 1_000);
         for entry in self.log.values_mut().flatten() {
             entry.is_settling = false;
             entry.is_dying = false;
         }
-        self.group = Group::new(identity(self.epoch, self.generation), self.config);
+        self.group = Group::new(identity(self.life, self.generation), self.config);
         for (&partition, record) in &self.disk {
             let progress = Progress::decode(record).expect("own record");
             assert_eq!(progress.encode(), *record);

@@ -81,7 +81,7 @@ pub(super) struct World {
     pub(super) reads: Vec<Read>,
     pub(super) consumers: Vec<Consumer>,
     pub(super) awake: BTreeSet<u64>,
-    pub(super) epoch: u64,
+    pub(super) life: u32,
     pub(super) generation: u32,
     pub(super) names: u64,
     pub(super) letters: Vec<Place>,
@@ -141,7 +141,7 @@ impl World {
             reads: Vec::new(),
             consumers: Vec::new(),
             awake: BTreeSet::new(),
-            epoch: 1,
+            life: 1,
             generation: 1,
             names: 0,
             letters: Vec::new(),
@@ -501,6 +501,6 @@ impl World {
     }
 }
 
-pub(super) fn identity(epoch: u64, generation: u32) -> Identity {
-    Identity { group: GroupId(1), epoch, generation, seed: 7 }
+pub(super) fn identity(life: u32, generation: u32) -> Identity {
+    Identity { group: GroupId(1), life, generation, seed: 7 }
 }

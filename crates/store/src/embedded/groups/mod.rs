@@ -125,8 +125,14 @@ impl GroupState for EmbeddedGroupState {
         }))
     }
 
-    fn acquire(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>> {
-        let answer = self.submit(|reply| Op::Acquire { group, reply });
+    fn epoch(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>> {
+        let table = self.table;
+        let read = move |txn: &heed::RoTxn<'_, heed::WithoutTls>| work::epoch(table, txn, group);
+        Box::pin(Self::read_table(Arc::clone(&self.readers), Arc::clone(&self.environment), read))
+    }
+
+    fn acquire(&self, group: GroupId, after: Epoch) -> BoxFuture<'static, Result<Epoch, StateError>> {
+        let answer = self.submit(|reply| Op::Acquire { group, after, reply });
         Box::pin(async move { answer.await.map_err(|_| super::closed())? })
     }
 

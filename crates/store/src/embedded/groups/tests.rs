@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::*;
-use crate::suite_group_state::{self, records, set};
+use crate::suite_group_state::{self, own, records, set};
 
 const G: GroupId = GroupId(7);
 
@@ -27,7 +27,7 @@ async fn records_and_epochs_are_there_after_a_restart() {
     let mut last = Epoch(0);
     for round in 0..3 {
         let state = open(dir.path(), &DurableOptions::default());
-        let epoch = state.acquire(G).await.unwrap();
+        let epoch = own(&state, G).await;
         assert!(epoch > last);
         assert!(matches!(state.write(G, last, vec![set("a", "old")]).await, Err(StateError::Fenced)));
         last = epoch;
@@ -44,10 +44,10 @@ async fn a_failed_commit_is_told_and_changes_nothing() {
     let disk = Arc::clone(&fails);
     let hook = move || if disk.load(SeqCst) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) };
     let state = open(dir.path(), &DurableOptions { hook: Some(Arc::new(hook)), ..DurableOptions::default() });
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(&state, G).await;
     fails.store(true, SeqCst);
     assert!(matches!(state.write(G, epoch, vec![set("a", "1")]).await, Err(StateError::Store(_))));
-    assert!(state.acquire(G).await.is_err());
+    assert!(state.acquire(G, epoch).await.is_err());
     assert_eq!(state.health(), StoreHealth::Failing);
     assert_eq!(records(&state, G, "", 10).await, []);
     fails.store(false, SeqCst);
@@ -70,7 +70,7 @@ async fn what_waits_is_bounded() {
         ..DurableOptions::default()
     };
     let state = open(dir.path(), &options);
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(&state, G).await;
     let stopped = gate.lock();
     let value = "x".repeat(1_000);
     let writes: Vec<_> = (0..1_000).map(|_| state.write(G, epoch, vec![set("a", &value)])).collect();
@@ -90,7 +90,7 @@ async fn what_waits_is_bounded() {
 async fn a_damaged_record_is_left_out_and_is_not_what_was_expected() {
     let dir = tempfile::tempdir().unwrap();
     let state = open(dir.path(), &DurableOptions::default());
-    let epoch = state.acquire(G).await.unwrap();
+    let epoch = own(&state, G).await;
     state.write(G, epoch, vec![set("a", "1"), set("b", "1")]).await.unwrap();
     let damage = |txn: &mut heed::RwTxn<'_>, name: &[u8]| {
         let key = key(G, if name.is_empty() { EPOCH } else { RECORD }, name);
@@ -104,5 +104,5 @@ async fn a_damaged_record_is_left_out_and_is_not_what_was_expected() {
     assert!(matches!(state.write(G, epoch, vec![expected]).await, Err(StateError::Conflict)));
     state.environment.writing(|txn| damage(txn, b"")).unwrap();
     assert!(matches!(state.write(G, epoch, vec![set("a", "2")]).await, Err(StateError::Fenced)));
-    assert!(state.acquire(G).await.unwrap() > epoch);
+    assert!(own(&state, G).await > epoch);
 }

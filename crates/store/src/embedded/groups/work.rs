@@ -30,7 +30,8 @@ const BATCH_BYTES: usize = 8 << 20;
 pub(super) enum Op {
     Acquire {
         group: GroupId,
-        reply: oneshot::Sender<Result<Epoch, StoreError>>,
+        after: Epoch,
+        reply: oneshot::Sender<Result<Epoch, StateError>>,
     },
     Write {
         group: GroupId,
@@ -106,7 +107,7 @@ impl Submitted {
     fn fail(self, error: StoreError) {
         // Whoever is gone wants no answer.
         match self.op {
-            Op::Acquire { reply, .. } => drop(reply.send(Err(error))),
+            Op::Acquire { reply, .. } => drop(reply.send(Err(error.into()))),
             Op::Write { reply, .. } => drop(reply.send(Err(error.into()))),
             Op::Remove { reply, .. } => drop(reply.send(Err(error.into()))),
         }
@@ -120,10 +121,26 @@ impl Submitted {
         };
         match (self.op, done) {
             (Op::Acquire { reply, .. }, Done::Acquired(epoch)) => drop(reply.send(Ok(epoch))),
+            (Op::Acquire { reply, .. }, _) => drop(reply.send(refusal.map(|()| Epoch::default()))),
             (Op::Write { reply, .. }, _) => drop(reply.send(refusal)),
             (Op::Remove { reply, .. }, Done::Removed(removed)) => drop(reply.send(Ok(removed))),
             (Op::Remove { reply, .. }, _) => drop(reply.send(refusal.map(|()| 0))),
-            (Op::Acquire { .. }, _) => {}
+        }
+    }
+}
+
+/// The last epoch of a group.
+pub(super) fn epoch(table: Table, txn: &RoTxn<'_>, group: GroupId) -> Result<Epoch, heed::Error> {
+    let value = table.get(txn, &key(group, EPOCH, b""))?;
+    let epoch = value.map(|value| fields::open(value).and_then(|mut input| input.u64()));
+    match epoch {
+        None => Ok(Epoch(0)),
+        Some(Some(epoch)) => Ok(Epoch(epoch)),
+        Some(None) => {
+            count(|c| c.store_damaged_records.add(1));
+            gateway_core::error_limited!(group = group.0, "stored epoch of a group is damaged");
+            // Nobody has one so high: it is acquired anew.
+            Ok(Epoch(u64::MAX >> 1))
         }
     }
 }
@@ -172,21 +189,6 @@ impl StateWork {
         self.ops.drain(..planned).map(move |op| (op, done.next())).collect::<Vec<_>>().into_iter()
     }
 
-    fn epoch(&self, txn: &RoTxn<'_>, group: GroupId) -> Result<Epoch, heed::Error> {
-        let value = self.table.get(txn, &key(group, EPOCH, b""))?;
-        let epoch = value.map(|value| fields::open(value).and_then(|mut input| input.u64()));
-        match epoch {
-            None => Ok(Epoch(0)),
-            Some(Some(epoch)) => Ok(Epoch(epoch)),
-            Some(None) => {
-                count(|c| c.store_damaged_records.add(1));
-                gateway_core::error_limited!(group = group.0, "stored epoch of a group is damaged");
-                // Nobody has one so high: it is acquired anew.
-                Ok(Epoch(u64::MAX >> 1))
-            }
-        }
-    }
-
     fn set_key(&mut self, group: GroupId, name: &[u8]) {
         self.key.clear();
         self.key.extend_from_slice(&group.0.to_be_bytes());
@@ -233,16 +235,17 @@ impl StateWork {
 
     fn make(&mut self, txn: &mut RwTxn<'_>, op: &Op) -> Result<Done, heed::Error> {
         match op {
-            Op::Acquire { group, .. } => {
-                let epoch = Epoch(self.epoch(txn, *group)?.0.saturating_add(1));
+            Op::Acquire { group, after, .. } if epoch(self.table, txn, *group)? != *after => Ok(Done::Fenced),
+            Op::Acquire { group, after, .. } => {
+                let epoch = Epoch(after.0.saturating_add(1));
                 fields::begin(&mut self.value);
                 self.value.extend_from_slice(&epoch.0.to_le_bytes());
                 fields::seal(&mut self.value);
                 self.table.put(txn, &key(*group, EPOCH, b""), &self.value)?;
                 Ok(Done::Acquired(epoch))
             }
-            Op::Write { group, epoch, .. } | Op::Remove { group, epoch, .. }
-                if self.epoch(txn, *group)? != *epoch =>
+            Op::Write { group, epoch: own, .. } | Op::Remove { group, epoch: own, .. }
+                if epoch(self.table, txn, *group)? != *own =>
             {
                 Ok(Done::Fenced)
             }
