@@ -25,6 +25,7 @@ mod non_broker;
 mod provider;
 mod quotas;
 mod restart;
+mod rpcs;
 mod rules;
 mod rules_tool;
 mod rules_waiting;

@@ -261,7 +261,7 @@ pub(in crate::grpc) fn subscribe(request: v1::SubscribeRequest, limits: &Limits)
         buffer,
         batch,
         linger: linger(request.linger)?,
-        heartbeat: heartbeat(request.heartbeat_interval)?,
+        heartbeat: heartbeat("heartbeat_interval", request.heartbeat_interval)?,
     })
 }
 
@@ -294,10 +294,13 @@ pub(in crate::grpc) fn linger(proto: Option<prost_types::Duration>) -> Result<Li
 }
 
 /// Validates `heartbeat_interval`.
-pub(in crate::grpc) fn heartbeat(proto: Option<prost_types::Duration>) -> Result<Option<Duration>, Error> {
-    let span = span("heartbeat_interval", proto)?;
+pub(in crate::grpc) fn heartbeat(
+    field: &str,
+    proto: Option<prost_types::Duration>,
+) -> Result<Option<Duration>, Error> {
+    let span = span(field, proto)?;
     if span.is_some_and(|span| span < MIN_HEARTBEAT) {
-        return Err(Error::invalid("heartbeat_interval", "is less than 100 ms"));
+        return Err(Error::invalid(field, "is less than 100 ms"));
     }
     Ok(span)
 }

@@ -60,10 +60,10 @@ pub(in crate::grpc) fn name(field: &str, name: String) -> Result<String, Error> 
 }
 
 /// Validates the name of a member.
-pub(in crate::grpc) fn member(member: &str) -> Result<(), Error> {
+pub(in crate::grpc) fn member(field: &str, member: &str) -> Result<(), Error> {
     if member.len() > MAX_MEMBER || member.contains(char::is_control) {
         return Err(Error::invalid(
-            "member_id",
+            field,
             format!("is longer than {MAX_MEMBER} bytes, or has control characters"),
         ));
     }
@@ -71,9 +71,9 @@ pub(in crate::grpc) fn member(member: &str) -> Result<(), Error> {
 }
 
 /// Validates the reason of a nack.
-pub(in crate::grpc) fn reason(reason: &str) -> Result<(), Error> {
+pub(in crate::grpc) fn reason(field: &str, reason: &str) -> Result<(), Error> {
     if reason.len() > MAX_REASON {
-        return Err(Error::invalid("reason", format!("is longer than {MAX_REASON} bytes")));
+        return Err(Error::invalid(field, format!("is longer than {MAX_REASON} bytes")));
     }
     Ok(())
 }

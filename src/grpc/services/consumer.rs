@@ -118,7 +118,7 @@ impl Hearing {
                 self.member.lock().acknowledge(&ranges)?;
             }
             Action::Nack(v1::Nack { which, delay, reason, dead_letter }) => {
-                groups::reason(&reason)?;
+                groups::reason("nack.reason", &reason)?;
                 let ranges = ranges("nack.which", &which.unwrap_or_default())?;
                 let delay = groups::wait("nack.delay", delay)?;
                 self.member.lock().nack(&ranges, &Nack { delay, reason, dead_letter })?;
@@ -329,9 +329,9 @@ async fn open(
     let Some(v1::consume_request::Action::Open(first)) = first else {
         return Err(Error::invalid("open", "is not the first request").into());
     };
-    groups::member(&first.member_id)?;
+    groups::member("open.member_id", &first.member_id)?;
     let lease = groups::wait("open.lease", first.lease)?.unwrap_or(LEASE);
-    let heartbeat = convert::heartbeat(first.heartbeat_interval)?;
+    let heartbeat = convert::heartbeat("open.heartbeat_interval", first.heartbeat_interval)?;
     let all = Arc::clone(offered(&context)?);
     let bounds = bounds(&context);
     let credit = credit(first.flow.unwrap_or_default(), bounds);
@@ -391,7 +391,7 @@ impl Consumer for ConsumerService {
         let until = deadline(request.metadata(), MAX_FETCH_WAIT);
         let request = request.into_inner();
         let member = request.member_id;
-        groups::member(&member)?;
+        groups::member("member_id", &member)?;
         if member.is_empty() {
             return Err(Error::invalid("member_id", "is empty").into());
         }
@@ -449,7 +449,7 @@ impl Consumer for ConsumerService {
         let call = Call::of(request.extensions())?;
         let v1::ModifyLeaseRequest { group, ack_ids, deadline, reason } = request.into_inner();
         let ids = Ids::parse(&ack_ids)?;
-        groups::reason(&reason)?;
+        groups::reason("reason", &reason)?;
         let span = groups::wait("deadline", deadline)?;
         let span = span.ok_or_else(|| Error::invalid("deadline", "is missing"))?;
         let name = name(&self.context, &call, "group", group)?;

@@ -6,7 +6,7 @@ use gateway_core::Partition;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    groups::{Groups as All, Info, PendingMessage, Start},
+    groups::{GroupError, Groups as All, Info, PendingMessage, Start},
     grpc::{
         Context,
         messages::{
@@ -98,7 +98,7 @@ impl Groups for GroupsService {
             self.validate(&definition)?;
             return Ok(Response::new(v1::CreateGroupResponse::default()));
         }
-        let (info, token) = all.create(definition, &start).await.map_err(Error::from)?;
+        let (info, token) = all.create(definition, &start).await.map_err(|error| at("start.token", error))?;
         Ok(Response::new(v1::CreateGroupResponse { group: Some(groups::group(&info)), token }))
     }
 
@@ -183,7 +183,7 @@ impl Groups for GroupsService {
         let v1::SeekGroupRequest { name, to } = request.into_inner();
         let to = groups::position("to", to)?.ok_or_else(|| Error::invalid("to", "is missing"))?;
         let name = self.name(&call, name)?;
-        let previous_token = self.all()?.seek(&name, &to).await.map_err(Error::from)?;
+        let previous_token = self.all()?.seek(&name, &to).await.map_err(|error| at("to.token", error))?;
         Ok(Response::new(v1::SeekGroupResponse { previous_token }))
     }
 
@@ -270,6 +270,14 @@ impl Groups for GroupsService {
         let name = self.name(&call, name)?;
         let count = self.all()?.purge(&name, &ids).await.map_err(Error::from)?;
         Ok(Response::new(v1::PurgeDeadLettersResponse { count }))
+    }
+}
+
+/// An error of a call whose position has its token in `field`.
+fn at(field: &str, error: GroupError) -> Error {
+    match error {
+        GroupError::BadToken => Error::invalid(field, "is not one of this gateway's tokens"),
+        error => error.into(),
     }
 }
 

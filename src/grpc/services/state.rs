@@ -343,7 +343,7 @@ impl State for StateService {
         let latest = Arc::clone(self.latest()?);
         let pace = Pace {
             linger: convert::linger(request.linger)?,
-            heartbeat: convert::heartbeat(request.heartbeat_interval)?,
+            heartbeat: convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?,
         };
         let options = StreamOptions {
             form: Form::Latest,

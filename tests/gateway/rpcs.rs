@@ -1,0 +1,328 @@
+//! Every RPC, and every reason with which one can fail, as backends in Python and Go see them.
+//!
+//! tests/interop/rpcs/table.json has the rows. Here are the gateways and devices that it needs, and what holds the table against
+//! the protos and the code. The programs that walk it are walk.py (grpcio) and walk.go (grpc-go); they know no service by name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
+use gateway_core::Protocol;
+use prost::Message as _;
+use prost_types::{FileDescriptorProto, FileDescriptorSet};
+use rumqttc::v5::{
+    AsyncClient, Event, MqttOptions,
+    mqttbytes::{
+        QoS,
+        v5::{ConnectProperties, Packet},
+    },
+};
+use serde_json::{Value, json};
+use tokio::{runtime::Runtime, sync::mpsc};
+
+use crate::{
+    client::{Client, hello},
+    support::{Server, need, on_path, python, root, run, skipped},
+};
+
+/// Only a failing test takes so long.
+const LIMIT: Duration = Duration::from_secs(240);
+
+fn folder() -> PathBuf {
+    root().join("tests/interop/rpcs")
+}
+
+fn table() -> Value {
+    let text = fs::read_to_string(folder().join("table.json")).expect("read the table");
+    serde_json::from_str(&text).expect("the table is JSON")
+}
+
+/// What the programs make messages from: our services, those of tools, and the details of errors. Each file once, after those
+/// that it needs.
+fn descriptors() -> FileDescriptorSet {
+    let sets = [
+        mqtt_server::proto::DESCRIPTORS,
+        tonic_health::pb::FILE_DESCRIPTOR_SET,
+        tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+        tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+        tonic_types::pb::FILE_DESCRIPTOR_SET,
+    ];
+    let mut file: Vec<FileDescriptorProto> = Vec::new();
+    for set in sets {
+        for found in FileDescriptorSet::decode(set).expect("descriptors").file {
+            if !file.iter().any(|known| known.name == found.name) {
+                file.push(found);
+            }
+        }
+    }
+    FileDescriptorSet { file }
+}
+
+/// As in the table: `gateway.v1.Publisher/Publish`.
+fn methods() -> BTreeSet<String> {
+    let mut methods = BTreeSet::new();
+    for file in descriptors().file {
+        for service in &file.service {
+            for method in &service.method {
+                methods.insert(format!("{}.{}/{}", file.package(), service.name(), method.name()));
+            }
+        }
+    }
+    methods
+}
+
+/// The rows, with those within steps.
+fn rows(table: &Value) -> Vec<&Value> {
+    fn add<'a>(row: &'a Value, rows: &mut Vec<&'a Value>) {
+        rows.push(row);
+        for step in row["steps"].as_array().into_iter().flatten() {
+            if step["row"].is_object() {
+                add(&step["row"], rows);
+            }
+        }
+    }
+    let mut all = Vec::new();
+    for row in table["rows"].as_array().expect("rows") {
+        add(row, &mut all);
+    }
+    all
+}
+
+fn keys(table: &Value, name: &str) -> BTreeSet<String> {
+    table[name].as_object().expect("an object").keys().cloned().collect()
+}
+
+/// Says which have no row yet.
+fn report<'a>(what: &str, missing: impl Iterator<Item = &'a String>) {
+    for missing in missing {
+        eprintln!("{what}: {missing} has no row in tests/interop/rpcs/table.json");
+    }
+}
+
+/// A service that nobody has tried from outside.
+#[test]
+fn each_rpc_has_a_row_in_which_it_succeeds() {
+    let table = table();
+    let succeeds = |row: &&&Value| row["code"].is_null() && row["types"].is_null();
+    let tried: BTreeSet<String> = rows(&table)
+        .iter()
+        .filter(succeeds)
+        .map(|row| row["call"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    let explained = keys(&table, "never_ok");
+    let untried: BTreeSet<String> = methods().difference(&tried).cloned().collect();
+    assert!(explained.is_subset(&untried), "never_ok explains what has a row: {explained:?}");
+    report("RPCs", untried.difference(&explained));
+}
+
+/// Every reason of the code: the words to which `fn reason` maps.
+fn reasons() -> BTreeSet<String> {
+    let mut reasons = BTreeSet::new();
+    for file in ["src/grpc/status.rs", "src/backends/mod.rs"] {
+        let text = fs::read_to_string(root().join(file)).expect("read the code");
+        let (_, body) = text.split_once("fn reason(").expect("where reasons are");
+        let (body, _) = body.split_once("\n    }\n").expect("its end");
+        reasons
+            .extend(body.split("=> \"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+    }
+    reasons
+}
+
+/// A reason that callers may branch on and that no caller has seen.
+#[test]
+fn each_reason_has_a_row_or_it_is_said_why_not() {
+    let table = table();
+    let given: BTreeSet<String> =
+        rows(&table).iter().filter_map(|row| Some(row["reason"].as_str()?.to_owned())).collect();
+    let explained = keys(&table, "not_provoked");
+    let known = reasons();
+    assert!(known.len() > 45 && known.contains("CREDENTIALS_REVOKED"), "{known:?}");
+    let missing: BTreeSet<String> = known.difference(&given).cloned().collect();
+    assert!(explained.is_subset(&missing), "not_provoked explains what has a row: {explained:?}");
+    report("reasons", missing.difference(&explained));
+    assert!(given.is_subset(&known), "rows with reasons that nothing gives: {given:?}");
+}
+
+/// A field that is misspelt checks nothing.
+#[test]
+fn the_table_has_no_field_that_nobody_reads() {
+    let table = table();
+    let fields = keys(&table, "fields");
+    for row in rows(&table) {
+        let unknown: Vec<_> =
+            row.as_object().expect("a row").keys().filter(|key| !fields.contains(*key)).collect();
+        assert!(unknown.is_empty(), "{unknown:?} in {row}");
+    }
+}
+
+/// The gateways of the table, their tokens and devices. All of it ends with this.
+struct World {
+    servers: BTreeMap<String, Server>,
+    /// Where the file for the programs is.
+    dir: tempfile::TempDir,
+    /// Serves the devices that answer.
+    _runtime: Runtime,
+    _silent: Vec<Client>,
+}
+
+impl World {
+    fn start(table: &Value) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        fs::write(at("bans"), "[[bans]]\nclient_id = \"banned\"\nreason = \"test\"\n").expect("write bans");
+        let mut tokens = BTreeMap::new();
+        for (name, token) in table["tokens"].as_object().expect("tokens") {
+            tokens.insert(name.clone(), add_token(&dir.path().join("tokens"), name, token));
+        }
+        let runtime = Runtime::new().expect("a runtime");
+        let (mut servers, mut silent) = (BTreeMap::new(), Vec::new());
+        for (name, gateway) in table["gateways"].as_object().expect("gateways") {
+            let toml = gateway["toml"].as_str().unwrap_or_default();
+            let toml = toml.replace("{bans}", &at("bans")).replace("{tokens}", &at("tokens"));
+            let mut server = Server::start_with(&[], &toml);
+            let devices: Vec<&str> =
+                gateway["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            if devices.contains(&"away") {
+                // It has not been seen since the start, but its session is there.
+                drop(silent_device(&server, "away"));
+                server = server.stop_and_restart(&[], &toml);
+            }
+            for device in devices {
+                match device {
+                    "away" => {}
+                    "mute" | "small" => silent.push(silent_device(&server, device)),
+                    answering => runtime.block_on(answering_device(&server, answering)),
+                }
+            }
+            servers.insert(name.clone(), server);
+        }
+        fs::write(at("descriptors"), descriptors().encode_to_vec()).expect("write descriptors");
+        let gateway =
+            |server: &Server| json!({ "grpc": server.ports.grpc, "pid": server.pid(), "ca": server.ca() });
+        let gateways: BTreeMap<&String, Value> =
+            servers.iter().map(|(name, server)| (name, gateway(server))).collect();
+        let world = json!({ "gateways": gateways, "tokens": tokens, "descriptors": at("descriptors") });
+        fs::write(at("world"), world.to_string()).expect("write the world");
+        Self { servers, dir, _runtime: runtime, _silent: silent }
+    }
+
+    /// Runs a program over the table, and stops the gateways.
+    fn walk(mut self, mut command: Command) {
+        command.arg(folder().join("table.json")).arg(self.dir.path().join("world"));
+        let (success, output) = run(&mut command, LIMIT);
+        eprintln!("{output}");
+        assert!(success, "{command:?} failed; its output is above");
+        for (name, server) in &mut self.servers {
+            assert!(server.stop(), "{name} did not stop cleanly");
+            let log = server.log();
+            let errors: Vec<&str> = log.lines().filter(|line| line.contains("panicked")).collect();
+            assert!(errors.is_empty(), "{name} logged {errors:#?}");
+        }
+    }
+}
+
+/// Adds a token to the file and returns its secret.
+fn add_token(file: &Path, name: &str, token: &Value) -> String {
+    let list = |key: &str| -> Option<Vec<String>> {
+        Some(token[key].as_array()?.iter().filter_map(|one| Some(one.as_str()?.to_owned())).collect())
+    };
+    let role =
+        Role::ALL.into_iter().find(|role| Some(role.as_str()) == token["role"].as_str()).expect("a role");
+    let scope = Scope::new(list("topics"), list("devices")).expect("a scope");
+    let (secret, _) = mint().expect("a token");
+    let grant = Grant {
+        id: name.to_owned(),
+        role,
+        scope,
+        created: 0,
+        expires: token["expires"].as_u64(),
+        note: String::new(),
+        hash: hash(&secret),
+    };
+    let text = fs::read_to_string(file).unwrap_or_default();
+    fs::write(file, Tokens::with(&text, &grant).expect("a file of tokens")).expect("write the tokens");
+    secret
+}
+
+/// Subscribed to `NAME/#`, and acknowledges nothing; `small` takes no packet of more than 100 bytes.
+fn silent_device(server: &Server, name: &str) -> Client {
+    let mut connect = hello(Protocol::V5, name);
+    connect.clean_start = false;
+    connect.session_expiry = Some(600);
+    connect.maximum_packet_size = (name == "small").then_some(100);
+    let mut client = Client::connect_with(server.ports.tcp, connect);
+    client.subscribe_with(&format!("{name}/#"), gateway_core::QoS::AtLeastOnce, None);
+    client
+}
+
+/// Subscribed to `NAME/#`, has published `NAME/state` and `NAME/mode`, and publishes what it gets on `NAME/ask` to `NAME/told`.
+async fn answering_device(server: &Server, name: &str) {
+    let mut options = MqttOptions::new(name, "127.0.0.1", server.ports.tcp);
+    options.set_clean_start(false);
+    let properties = ConnectProperties { session_expiry_interval: Some(600), ..ConnectProperties::new() };
+    options.set_connect_properties(properties);
+    let (client, mut events) = AsyncClient::new(options, 100);
+    client.subscribe(format!("{name}/#"), QoS::AtLeastOnce).await.expect("subscribe");
+    for topic in ["state", "mode"] {
+        client.publish(format!("{name}/{topic}"), QoS::AtLeastOnce, false, "on").await.expect("publish");
+    }
+    let (ready, mut is_ready) = mpsc::channel(1);
+    let (asked, told) = (format!("{name}/ask"), format!("{name}/told"));
+    tokio::spawn(async move {
+        let mut acknowledged = 0;
+        while let Ok(event) = events.poll().await {
+            match event {
+                Event::Incoming(Packet::PubAck(_)) => {
+                    acknowledged += 1;
+                    if acknowledged == 2 {
+                        let _ = ready.send(()).await;
+                    }
+                }
+                Event::Incoming(Packet::Publish(publish)) if publish.topic == asked.as_bytes() => {
+                    let _ = client.publish(told.as_str(), QoS::AtLeastOnce, false, publish.payload).await;
+                }
+                _ => {}
+            }
+        }
+    });
+    let ready = tokio::time::timeout(LIMIT, is_ready.recv());
+    ready.await.expect("the device in time").expect("a connection");
+}
+
+#[test]
+fn grpcio_sees_each_rpc_and_error_as_the_table_says() {
+    let python = python();
+    if !need("the Python environment .venv", python.is_some()) {
+        return;
+    }
+    let mut command = Command::new(python.unwrap_or_default());
+    command.arg(folder().join("walk.py")).env("PYTHONDONTWRITEBYTECODE", "1");
+    World::start(&table()).walk(command);
+}
+
+/// Go is not among what the tests need: where it is missing, or its modules cannot be fetched, this checks nothing.
+#[test]
+fn grpc_go_sees_each_rpc_and_error_as_the_table_says() {
+    if !on_path("go") {
+        return skipped("Go");
+    }
+    let go = |arguments: &[&str]| {
+        let mut command = Command::new("go");
+        command.current_dir(folder()).args(arguments);
+        run(&mut command, LIMIT)
+    };
+    let (fetched, output) = go(&["mod", "download"]);
+    if !fetched {
+        eprintln!("{output}");
+        return skipped("what proxy.golang.org has of grpc-go");
+    }
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("walk-rpcs");
+    let (built, output) = go(&["build", "-o", &program.display().to_string(), "."]);
+    assert!(built, "{output}");
+    World::start(&table()).walk(Command::new(program));
+}
