@@ -16,6 +16,7 @@ mod publishing;
 mod scheduled;
 mod state;
 mod streams;
+mod subscribing;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;
