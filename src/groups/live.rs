@@ -28,6 +28,7 @@ use super::{
     GroupError,
     definition::{Definition, Kept},
     letters::Letters,
+    waypoints::Waypoints,
 };
 
 /// Whether a message that was appended before the group was made would have been its.
@@ -104,6 +105,8 @@ pub(super) struct Inner {
     pub(super) base: u64,
     pub(super) base_bytes: u64,
     pub(super) lost: u64,
+    /// Places between those that the log counts at.
+    pub(super) waypoints: Waypoints,
 }
 
 /// Keys of a group's records.
@@ -148,6 +151,7 @@ impl Live {
             base: counts.messages.min(last.0),
             base_bytes: counts.bytes.min(last.1),
             lost: counts.lost,
+            waypoints: Waypoints::default(),
         };
         Self {
             id,
@@ -188,9 +192,16 @@ impl Live {
     /// Messages have become durable; `records` are all that did, of which some are the group's.
     pub(super) fn appended(&self, records: &[(Partition, LogRecord)], own: &[usize]) {
         let bytes: usize = own.iter().map(|&at| records[at].1.message.cost()).sum();
-        self.appended.fetch_add(own.len() as u64, Relaxed);
-        self.appended_bytes.fetch_add(bytes as u64, Relaxed);
+        let messages_before = self.appended.fetch_add(own.len() as u64, Relaxed);
+        let bytes_before = self.appended_bytes.fetch_add(bytes as u64, Relaxed);
         self.with(|inner| {
+            let Definition { retention_bytes, retention_age, .. } = inner.kept.definition;
+            let own_records = own.iter().map(|&at| &records[at].1);
+            inner.waypoints.note(
+                (retention_bytes, retention_age),
+                own_records,
+                (messages_before, bytes_before),
+            );
             for &at in own {
                 let (partition, record) = &records[at];
                 inner.logic.appended(*partition, record);

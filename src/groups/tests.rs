@@ -444,3 +444,129 @@ async fn who_was_overtaken_since_its_start_settles_nothing() {
         assert_eq!(groups.get("g").expect("a group").status.lag_messages, 0, "what was settled is");
     }
 }
+
+/// A group of which `change` says what it keeps.
+async fn keeping(fixture: &Fixture, change: impl FnOnce(&mut Definition)) -> GroupId {
+    let mut wanted = definition("g");
+    change(&mut wanted);
+    fixture.groups.create(wanted, &Start::Latest).await.expect("a group").0.id
+}
+
+/// All that a member gets in one go, and the gaps before it.
+async fn all(member: &mut Member) -> (usize, Vec<Delivery>) {
+    let (mut gaps, mut all) = (0, Vec::new());
+    while let Ok(batch) = timeout(Duration::from_secs(1), member.next(ROOM)).await {
+        let batch = batch.expect("a member");
+        gaps += batch.gaps.len();
+        all.extend(batch.deliveries);
+    }
+    (gaps, all)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_over_its_bytes_loses_the_oldest_and_no_more() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let cost = 10_000;
+    let group = keeping(&fixture, |wanted| wanted.retention_bytes = 10 * cost).await;
+    let text = "x".repeat(cost as usize - 200);
+    for number in 0..100 {
+        fixture.append(group, 1, &format!("{number} {text}"));
+    }
+    fixture.groups.keep_up().await;
+    let status = fixture.groups.get("g").expect("a group").status;
+    assert!((8..=10).contains(&status.lag_messages), "{status:?}");
+    assert_eq!(status.lost + status.lag_messages, 100, "{status:?}");
+    assert!(status.lag_bytes <= 10 * cost, "{status:?}");
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    let (gaps, left) = all(&mut member).await;
+    assert_eq!(gaps, 1, "told to who comes later");
+    let numbers: Vec<String> =
+        texts(&left).iter().filter_map(|text| Some(text.split_once(' ')?.0.to_owned())).collect();
+    let expected: Vec<String> = (status.lost..100).map(|number| number.to_string()).collect();
+    assert_eq!(numbers, expected, "the newest, in order");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_is_told_of_the_gap_that_retention_makes() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group =
+        keeping(&fixture, |wanted| (wanted.retention_age, wanted.ack_deadline) = (60_000, 3_600_000)).await;
+    let few = Credit { messages: 2, ..Credit::default() };
+    let mut member = fixture.groups.open("g", "a", Duration::ZERO, few).expect("a member");
+    for number in 0..10 {
+        fixture.append(group, 1, &number.to_string());
+        if number == 1 {
+            some(&mut member, 2).await;
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    // The first two it has; those that came more than a minute ago and that it has not are gone.
+    fixture.groups.keep_up().await;
+    fixture.groups.keep_up().await;
+    let (gaps, more) = all(&mut member).await;
+    assert_eq!((gaps, more.len()), (1, 0), "told once");
+    let status = fixture.groups.get("g").expect("a group").status;
+    assert!((1..=4).contains(&status.lost), "{status:?}");
+    member.acknowledge(&ids(1, 2)).expect("a member");
+    let (_, left) = all(&mut member).await;
+    assert_eq!(texts(&left)[0], (2 + status.lost).to_string(), "and then what is left");
+    assert_eq!(fixture.groups.get("g").expect("a group").status.lag_messages, 8 - status.lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_settled_stays_for_its_replay_and_no_longer() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = keeping(&fixture, |wanted| wanted.replay_age = 60_000).await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    for text in ["1", "2"] {
+        fixture.append(group, 1, text);
+    }
+    let taken = some(&mut member, 2).await;
+    member.acknowledge(&ids(1, 2)).expect("a member");
+    answer(&mut member).await;
+    fixture.groups.keep_up().await;
+    fixture.groups.seek("g", &Start::Earliest).await.expect("moved");
+    assert_eq!(texts(&some(&mut member, 2).await), ["1", "2"], "they come again");
+    member.acknowledge(&ids(3, 4)).expect("a member");
+    answer(&mut member).await;
+    tokio::time::sleep(Duration::from_secs(70)).await;
+    fixture.groups.keep_up().await;
+    assert!(fixture.log.bounds(taken[0].partition).start > taken[1].record.offset, "nothing needs them");
+    fixture.groups.seek("g", &Start::Earliest).await.expect("moved");
+    assert_eq!(all(&mut member).await.1.len(), 0);
+}
+
+/// What a member that is slow loses must not be hidden by what another has settled meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_one_member_loses_counts_whatever_others_have_settled() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let cost = 10_000;
+    let group = keeping(&fixture, |wanted| {
+        (wanted.retention_bytes, wanted.ack_deadline) = (10 * cost, 3_600_000);
+    })
+    .await;
+    let few = Credit { messages: 1, ..Credit::default() };
+    let mut slow = fixture.groups.open("g", "slow", Duration::ZERO, few).expect("a member");
+    let mut fast = fixture.open("g", "fast", Duration::ZERO);
+    let text = "x".repeat(cost as usize - 200);
+    let (mut settled, mut of_slow) = (0, 0);
+    for number in 0..50 {
+        for device in 0..4 {
+            fixture.append(group, device, &format!("{number} {text}"));
+        }
+        let (_, got) = all(&mut fast).await;
+        settled += got.len();
+        let which = got.iter().map(|delivery| IdRange { first: delivery.id, last: delivery.id });
+        fast.acknowledge(&Ranges::of(which)).expect("a member");
+        of_slow += all(&mut slow).await.1.len();
+    }
+    assert!(settled >= 50 && of_slow == 1, "{settled} {of_slow}");
+    fixture.groups.keep_up().await;
+    let status = fixture.groups.get("g").expect("a group").status;
+    let left = { all(&mut fast).await };
+    assert_eq!(left.1.len(), 0);
+    assert_eq!(status.lost + status.lag_messages + settled as u64, 200, "{status:?}");
+    drop(slow);
+    let (_, rest) = all(&mut fast).await;
+    assert_eq!(status.lost + rest.len() as u64 + settled as u64, 200, "{status:?}, and {} come", rest.len());
+}

@@ -1,10 +1,10 @@
 //! Now and then: what no group needs is freed, what is too old or too much is given up, and groups without members move on
 //! over what is not theirs.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, atomic::Ordering::Relaxed};
 
-use gateway_core::{Partition, Timestamp};
-use store::{Mark, ReadLimit, Reading};
+use gateway_core::{LogRecord, Partition, Timestamp};
+use store::{Mark, ReadLimit, Reading, Slice};
 
 use super::{
     Groups, WhenFull,
@@ -13,6 +13,8 @@ use super::{
 
 /// Records that are looked at for one partition at a time.
 const LOOK: ReadLimit = ReadLimit { records: 256, bytes: 1 << 20 };
+/// Lost messages that are counted one by one in a round, for each group.
+const MOST_COUNTED: usize = 100_000;
 
 pub(super) async fn run(groups: Weak<Groups>) {
     loop {
@@ -30,7 +32,7 @@ impl Groups {
         let all = self.table.all();
         let is_full = self.log.bytes() > self.options.max_log_bytes;
         for live in &all {
-            self.retain(live, now, is_full);
+            self.retain(live, now, is_full).await;
             self.move_on(live).await;
             live.with(|inner| inner.logic.touch());
         }
@@ -38,33 +40,114 @@ impl Groups {
     }
 
     /// Gives up what is too old or too much.
-    fn retain(&self, live: &Arc<Live>, now: Timestamp, is_full: bool) {
+    async fn retain(&self, live: &Arc<Live>, now: Timestamp, is_full: bool) {
         let marks = live.log.marks(live.id);
-        let Some(end) = marks.last().cloned() else { return };
-        let full = live.with(|inner| {
+        let look = |inner: &mut Inner| {
             let definition = &inner.kept.definition;
             let (age, bytes, when) =
                 (definition.retention_age, definition.retention_bytes, definition.when_full);
-            if age > 0 {
-                let old = marks.iter().rfind(|mark| mark.time.plus_millis(age) <= now);
-                give_up(live, inner, old);
-            }
+            let old = if age > 0 { inner.waypoints.aged(age, now, &marks) } else { None };
             let (_, held) = live.lag(inner);
             let too_much = bytes > 0 && held > bytes;
             if when == WhenFull::Refuse {
-                return too_much || is_full;
+                return (old, too_much || is_full);
             }
-            if too_much {
-                give_up(live, inner, marks.iter().find(|mark| end.bytes - mark.bytes <= bytes));
-            }
-            if is_full {
-                // One step at a time, until there is room.
-                let first = marks.first().map_or(0, |mark| mark.offset);
-                give_up(live, inner, marks.iter().find(|mark| mark.offset > first));
-            }
-            false
-        });
+            let over = if too_much { inner.waypoints.keeping(bytes, &marks) } else { None };
+            // One step at a time, until there is room.
+            let first = marks.first().map_or(0, |mark| mark.offset);
+            let step = if is_full { marks.iter().find(|mark| mark.offset > first) } else { None };
+            let places = old.into_iter().chain(over).chain(step.cloned());
+            (places.max_by_key(|mark| mark.offset), false)
+        };
+        let (place, full) = live.with(look);
+        if let Some(place) = place {
+            self.give_up(live, &place).await;
+        }
         self.marker.set_full(live.id, full);
+    }
+
+    /// What is before the mark is lost to the group, as far as it is not settled and no member has it.
+    async fn give_up(&self, live: &Arc<Live>, mark: &Mark) {
+        // Where nobody has read beyond the mark, all behind it is left, and the rest is lost. Elsewhere it is counted one by one.
+        let waiting: Vec<Partition> = live.with(|inner| {
+            inner.waypoints.forget_before(mark.offset);
+            let logic = &inner.logic;
+            let waits =
+                |partition: &Partition| logic.floor(*partition) < mark.offset && !logic.is_idle(*partition);
+            Partition::all().filter(waits).collect()
+        });
+        if waiting.is_empty() {
+            return;
+        }
+        let is_beyond =
+            |inner: &mut Inner| Partition::all().any(|partition| inner.logic.place(partition) > mark.offset);
+        let counted = match live.with(is_beyond) {
+            true => Some(self.unread(live, &waiting, mark.offset).await),
+            false => None,
+        };
+        live.with(|inner| {
+            // Of what was counted, a member may have read some meanwhile.
+            let unread = counted.map(|counted| {
+                let left = |(partition, offset, _): &&(Partition, u64, u64)| {
+                    *offset >= inner.logic.place(*partition)
+                };
+                let left = counted.iter().filter(left);
+                left.fold((0, 0), |(messages, bytes), (_, _, cost)| (messages + 1, bytes + cost))
+            });
+            for &partition in &waiting {
+                inner.logic.raise(partition, mark.offset);
+            }
+            let unread = unread.unwrap_or_else(|| {
+                let had = |partition: &Partition| inner.logic.outstanding_before(*partition, mark.offset);
+                let had: usize = waiting.iter().map(had).sum();
+                let (lag, lag_bytes) = live.lag(inner);
+                let left = live.appended.load(Relaxed).saturating_sub(mark.messages) + had as u64;
+                let left_bytes = live.appended_bytes.load(Relaxed).saturating_sub(mark.bytes);
+                (lag.saturating_sub(left), lag_bytes.saturating_sub(left_bytes))
+            });
+            inner.base += unread.0;
+            inner.base_bytes += unread.1;
+            inner.lost += unread.0;
+        });
+    }
+
+    /// The group's messages before a place that nobody has read: where they are, and what they cost. Each is read once in its
+    /// life for this; after very many the rest is not counted.
+    async fn unread(
+        &self,
+        live: &Arc<Live>,
+        partitions: &[Partition],
+        until: u64,
+    ) -> Vec<(Partition, u64, u64)> {
+        let mut found = Vec::new();
+        for &partition in partitions {
+            let mut place = live.with(|inner| inner.logic.place(partition));
+            while place < until && found.len() < MOST_COUNTED {
+                let Some((slice, own)) = self.look(live, partition, place).await else { break };
+                let own = own.into_iter().map(|at| &slice.records[at]).filter(|record| record.offset < until);
+                found.extend(own.map(|record| (partition, record.offset, record.message.cost() as u64)));
+                place = slice.next.max(place + 1);
+            }
+        }
+        found
+    }
+
+    /// What is in a partition from a place on, and which of it is the group's.
+    async fn look(&self, live: &Arc<Live>, partition: Partition, place: u64) -> Option<(Slice, Vec<usize>)> {
+        let slice = match self.log.read(partition, place, LOOK) {
+            Reading::Now(slice) => slice,
+            Reading::Later(slice) => slice.await.ok()?,
+        };
+        let own = live.with(|inner| {
+            let born = inner.kept.born.get(usize::from(partition.0)).copied().unwrap_or_default();
+            let is_own = |record: &LogRecord| {
+                record.groups.binary_search(&live.id).is_ok()
+                    || (record.offset < born && (inner.wants)(&record.message.borrow()))
+            };
+            let own = slice.records.iter().enumerate().filter(|(_, record)| is_own(record));
+            own.map(|(at, _)| at).collect()
+        });
+        Some((slice, own))
     }
 
     /// Partitions that nobody reads, or in which nothing is the group's, must not keep the log from being trimmed.
@@ -76,20 +159,9 @@ impl Groups {
                 (idle && inner.logic.place(partition) < end).then(|| inner.logic.place(partition))
             });
             let Some(place) = place else { continue };
-            let slice = match self.log.read(partition, place, LOOK) {
-                Reading::Now(slice) => slice,
-                Reading::Later(slice) => match slice.await {
-                    Ok(slice) => slice,
-                    Err(_) => continue,
-                },
-            };
+            let Some((slice, own)) = self.look(live, partition, place).await else { continue };
             live.with(|inner| {
-                let born = inner.kept.born.get(usize::from(partition.0)).copied().unwrap_or_default();
-                let own = slice.records.iter().position(|record| {
-                    record.groups.binary_search(&live.id).is_ok()
-                        || (record.offset < born && (inner.wants)(&record.message.borrow()))
-                });
-                let next = own.map_or(slice.next, |at| slice.records[at].offset);
+                let next = own.first().map_or(slice.next, |&at| slice.records[at].offset);
                 inner.logic.pass(partition, place, next);
             });
         }
@@ -119,28 +191,4 @@ impl Groups {
 /// The last place before which everything is older than `age`.
 fn replay(marks: &[Mark], now: Timestamp, age: u64) -> u64 {
     marks.iter().rfind(|mark| mark.time.plus_millis(age) <= now).map_or(0, |mark| mark.offset)
-}
-
-/// What is before the mark is lost to the group, as far as it is not settled.
-fn give_up(live: &Live, inner: &mut Inner, mark: Option<&Mark>) {
-    let Some(mark) = mark else { return };
-    let mut raised = false;
-    for partition in Partition::all() {
-        // One in which nothing waits loses nothing.
-        if inner.logic.floor(partition) < mark.offset && !inner.logic.is_idle(partition) {
-            inner.logic.raise(partition, mark.offset);
-            raised = true;
-        }
-    }
-    if raised {
-        // Messages before the mark that were never seen: about.
-        let (lag, lag_bytes) = live.lag(inner);
-        let left = live.appended.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(mark.messages);
-        let left_bytes =
-            live.appended_bytes.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(mark.bytes);
-        let lost = lag.saturating_sub(left);
-        inner.base += lost;
-        inner.base_bytes += lag_bytes.saturating_sub(left_bytes);
-        inner.lost += lost;
-    }
 }

@@ -1,7 +1,7 @@
-//! Groups and Consumer: what members get, keep and give back, across streams and restarts.
+//! Groups and Consumer: what members get, keep and give back, across streams and restarts. Their bounds are in groups_bounds.rs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeSet, VecDeque},
     path::Path,
     time::Duration,
 };
@@ -34,21 +34,21 @@ async fn stop(setup: Setup, directory: &Path) {
 }
 
 impl Setup {
-    fn groups(&self) -> GroupsClient<Channel> {
+    pub(crate) fn groups(&self) -> GroupsClient<Channel> {
         GroupsClient::new(self.channel.clone())
     }
 
-    fn consumer(&self) -> ConsumerClient<Channel> {
+    pub(crate) fn consumer(&self) -> ConsumerClient<Channel> {
         ConsumerClient::new(self.channel.clone())
     }
 
-    async fn create(&self, group: v1::Group) -> v1::Group {
+    pub(crate) async fn create(&self, group: v1::Group) -> v1::Group {
         let request = v1::CreateGroupRequest { group: Some(group), ..Default::default() };
         let created = soon("a group", self.groups().create_group(request)).await.unwrap();
         created.into_inner().group.unwrap()
     }
 
-    async fn join(&self, open: v1::Open) -> Member {
+    pub(crate) async fn join(&self, open: v1::Open) -> Member {
         let (sender, requests) = mpsc::channel(100);
         sender.send(request(Action::Open(open))).await.unwrap();
         let stream = soon("a stream", self.consumer().consume(ReceiverStream::new(requests))).await;
@@ -63,7 +63,7 @@ impl Setup {
         member
     }
 
-    async fn group_status(&self, name: &str) -> v1::GroupStatus {
+    pub(crate) async fn group_status(&self, name: &str) -> v1::GroupStatus {
         let request = v1::GetGroupRequest { name: name.into() };
         self.groups().get_group(request).await.unwrap().into_inner().group.unwrap().status.unwrap()
     }
@@ -73,16 +73,16 @@ fn request(action: Action) -> v1::ConsumeRequest {
     v1::ConsumeRequest { action: Some(action) }
 }
 
-fn group(name: &str) -> v1::Group {
+pub(crate) fn group(name: &str) -> v1::Group {
     let filter = v1::Filter { topic_filters: vec!["up/#".into()], ..Default::default() };
     v1::Group { name: name.into(), filter: Some(filter), ..Default::default() }
 }
 
-fn open(name: &str) -> v1::Open {
+pub(crate) fn open(name: &str) -> v1::Open {
     v1::Open { group: name.into(), ..Default::default() }
 }
 
-struct Member {
+pub(crate) struct Member {
     sender: mpsc::Sender<v1::ConsumeRequest>,
     stream: Streaming<v1::ConsumeResponse>,
     items: Vec<Item>,
@@ -91,7 +91,7 @@ struct Member {
 }
 
 impl Member {
-    async fn item(&mut self) -> Item {
+    pub(crate) async fn item(&mut self) -> Item {
         while self.items.is_empty() {
             let response = soon("an item", self.stream.message()).await.unwrap().expect("the stream goes on");
             self.items = response.items.into_iter().rev().filter_map(|item| item.item).collect();
@@ -100,7 +100,7 @@ impl Member {
     }
 
     /// The next message, whatever else comes before.
-    async fn message(&mut self) -> v1::ConsumedMessage {
+    pub(crate) async fn message(&mut self) -> v1::ConsumedMessage {
         if let Some(message) = self.early.pop_front() {
             return message;
         }
@@ -111,16 +111,16 @@ impl Member {
         }
     }
 
-    async fn payload(&mut self) -> String {
+    pub(crate) async fn payload(&mut self) -> String {
         payload(&self.message().await)
     }
 
-    async fn say(&self, action: Action) {
+    pub(crate) async fn say(&self, action: Action) {
         self.sender.send(request(action)).await.unwrap();
     }
 
     /// Acknowledges these, and waits until that is on disk.
-    async fn acknowledge(&mut self, ids: &[u64]) {
+    pub(crate) async fn acknowledge(&mut self, ids: &[u64]) {
         self.say(Action::Ack(v1::Ack { delivery_ids: ids.to_vec(), ranges: Vec::new() })).await;
         let mut left: BTreeSet<u64> = ids.iter().copied().collect();
         while !left.is_empty() {
@@ -139,7 +139,7 @@ impl Member {
     }
 }
 
-fn payload(message: &v1::ConsumedMessage) -> String {
+pub(crate) fn payload(message: &v1::ConsumedMessage) -> String {
     let Some(Content::Message(received)) = &message.content else { panic!("{message:?}") };
     String::from_utf8(received.payload.to_vec()).unwrap()
 }
@@ -340,81 +340,4 @@ async fn without_a_disk_there_are_no_groups_and_it_is_said_why() {
         assert_eq!(refusal(&refused), (Code::FailedPrecondition, "GROUPS_DISABLED".into()));
         assert!(refused.message().contains(key), "{refused:?}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_poisoned_device_holds_up_nobody_and_its_letters_come_back() {
-    let setup = Setup::new().await;
-    setup.create(v1::Group { max_attempts: 3, ..group("g") }).await;
-    // One in the partition of the poisoned device, and others elsewhere.
-    let partition = |device: &str| gateway_core::Partition::of(Some(device), "up/x");
-    let beside = (0..).map(|n| format!("beside-{n}")).find(|name| partition(name) == partition("poisoned"));
-    let names = [beside.unwrap(), "one".into(), "two".into()];
-    let poisoned = setup.device("poisoned").await;
-    for text in ["bad 1", "bad 2"] {
-        poisoned.send("up/x", text).await;
-    }
-    for name in &names {
-        let device = setup.device(name).await;
-        for n in 0..10 {
-            device.send("up/x", &format!("{name} {n}")).await;
-        }
-    }
-    let mut member = setup.join(open("g")).await;
-    let (mut attempts, mut others) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
-    while attempts.len() < 6 || others.values().map(Vec::len).sum::<usize>() < 30 {
-        let message = member.message().await;
-        let text = payload(&message);
-        if text.starts_with("bad") {
-            attempts.push((text, message.attempt));
-            let which = Some(v1::Ack { delivery_ids: vec![message.delivery_id], ranges: Vec::new() });
-            let delay = Some(prost_types::Duration::default());
-            let nack = v1::Nack { which, delay, reason: "poison".into(), dead_letter: false };
-            member.say(Action::Nack(nack)).await;
-        } else {
-            member.acknowledge(&[message.delivery_id]).await;
-            let (name, _) = text.rsplit_once(' ').unwrap();
-            others.entry(name.to_owned()).or_default().push(text);
-        }
-    }
-    for name in &names {
-        let all: Vec<String> = (0..10).map(|n| format!("{name} {n}")).collect();
-        assert_eq!(others[name], all, "each once and in order");
-    }
-    attempts.retain(|(_, attempt)| *attempt == 3);
-    assert_eq!(attempts, [("bad 1".to_owned(), 3), ("bad 2".to_owned(), 3)], "one after the other");
-
-    let list = v1::ListDeadLettersRequest { name: "g".into(), ..Default::default() };
-    let letters = soon("both letters", async {
-        loop {
-            let letters = setup.groups().list_dead_letters(list.clone()).await.unwrap().into_inner();
-            if letters.dead_letters.len() == 2 {
-                return letters.dead_letters;
-            }
-        }
-    });
-    let letters = letters.await;
-    let content = |letter: &v1::DeadLetter| match &letter.content {
-        Some(v1::dead_letter::Content::Message(message)) => {
-            String::from_utf8_lossy(&message.payload).into_owned()
-        }
-        other => panic!("{other:?}"),
-    };
-    let told: Vec<_> =
-        letters.iter().map(|each| (content(each), each.attempts, each.reason.as_str())).collect();
-    assert_eq!(told, [("bad 1".into(), 3, "poison"), ("bad 2".into(), 3, "poison")]);
-
-    let ids: Vec<String> = letters.iter().map(|letter| letter.id.clone()).collect();
-    let requeue = v1::RequeueDeadLettersRequest { name: "g".into(), ids };
-    let count = setup.groups().requeue_dead_letters(requeue.clone()).await.unwrap().into_inner().count;
-    assert_eq!(count, 2);
-    for text in ["bad 1", "bad 2"] {
-        let message = member.message().await;
-        assert_eq!((payload(&message), message.attempt), (text.into(), 1), "as a new one, and to this group");
-        member.acknowledge(&[message.delivery_id]).await;
-    }
-    let count = setup.groups().requeue_dead_letters(requeue).await.unwrap().into_inner().count;
-    assert_eq!(count, 0, "not there any more");
-    let status = setup.group_status("g").await;
-    assert_eq!((status.lag_messages, status.dead_letters), (0, 0));
 }

@@ -9,6 +9,7 @@ mod client;
 mod devices;
 mod events;
 mod groups;
+mod groups_bounds;
 mod harness;
 mod keys;
 mod many;
@@ -16,7 +17,6 @@ mod publishing;
 mod scheduled;
 mod state;
 mod streams;
-mod subscribing;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;

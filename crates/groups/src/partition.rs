@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 
 use super::{
     lagging::{Lagging, Waiting, insert},
+    member::Gap,
     outstanding::Outstanding,
     progress::Progress,
 };
@@ -76,6 +77,8 @@ pub(crate) struct PartitionState {
     /// Is in its owner's queue of partitions with messages.
     pub(crate) listed: bool,
     pub(crate) dirty: bool,
+    /// What was lost while nobody had the partition: told to whoever has it next.
+    pub(crate) gap: Option<Gap>,
     /// The floor of what was written last.
     pub(crate) written: u64,
 }

@@ -1,7 +1,8 @@
 //! Who may call what: roles, scopes, tokens that end, and client certificates.
 
-pub(crate) mod audit;
+mod audit;
 mod certificates;
+mod groups;
 mod jwt;
 mod raw;
 mod roles;

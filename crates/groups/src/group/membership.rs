@@ -251,6 +251,9 @@ impl Group {
         (state.listed, state.queued, state.owner) = (false, false, owner);
         if let Some(member) = owner.and_then(|owner| self.members[owner as usize].as_mut()) {
             member.partitions += 1;
+            if let Some(gap) = state.gap.take() {
+                member.add_gap(gap);
+            }
         }
         state.foreign = state.out.iter().filter(|entry| Some(entry.member) != owner).count();
         let is_handover = owner.is_some() && state.foreign > 0;

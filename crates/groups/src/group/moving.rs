@@ -32,6 +32,7 @@ impl Group {
             state.again.clear();
             state.lagging.clear();
             state.dying.clear();
+            state.gap = None;
             state.read = to(partition);
             state.end = state.end.max(state.read);
             self.forgot(waiting);
@@ -56,6 +57,7 @@ impl Group {
         let state = &mut self.partitions[usize::from(index)];
         let mut owner = state.owner.and_then(|owner| self.members[owner as usize].as_mut());
         let mut lost = 0;
+        let skips = state.read < floor;
         let mut ready = std::mem::take(&mut state.ready);
         ready.retain(|one: &Ready| {
             let stays = one.record.offset >= floor;
@@ -88,12 +90,18 @@ impl Group {
         state.read = state.read.max(floor);
         state.end = state.end.max(state.read);
         state.cancel_read();
-        if let Some(owner) = state.owner {
+        // Once: what members have from before may stay for long.
+        if skips || lost > 0 {
             let gap = Gap { partition, from, until: floor, reason: GapReason::Removed };
-            if let Some(member) = self.member_mut(owner) {
-                member.add_gap(gap);
+            match state.owner {
+                Some(owner) => {
+                    if let Some(member) = self.member_mut(owner) {
+                        member.add_gap(gap);
+                    }
+                    self.wake(owner);
+                }
+                None => state.gap = Some(state.gap.map_or(gap, |first| Gap { from: first.from, ..gap })),
             }
-            self.wake(owner);
         }
         self.totals.lost += lost as u64;
         self.forgot(forgotten);
@@ -121,6 +129,12 @@ impl Group {
     /// Whether the partition has no member to read it.
     pub fn is_unowned(&self, partition: Partition) -> bool {
         self.at(partition.0).owner.is_none()
+    }
+
+    /// Messages from before this place that members have: not lost, they may still settle them.
+    pub fn outstanding_before(&self, partition: Partition, place: u64) -> usize {
+        let out = &self.at(partition.0).out;
+        out.len() - out.from(place).count()
     }
 
     /// Whether nothing of the partition waits, as far as is known.

@@ -1,0 +1,179 @@
+//! What bounds a group: retention, a group that refuses, credit, sizes; and what an operator sees of it.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
+
+use gateway_core::{Protocol, QoS};
+use mqtt_server::proto::gateway::v1::{self, consume_item::Item, consume_request::Action};
+
+use crate::{
+    client::{Client, Got},
+    groups::{group, open, payload},
+    harness::*,
+};
+
+impl Setup {
+    /// The rows of a page of metrics that name this group.
+    fn metrics_of(&self, group: &str) -> Vec<String> {
+        let mut stream = TcpStream::connect(self.gateway.address("http").unwrap()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let label = format!("group=\"{group}\"");
+        page.lines().filter(|line| line.contains(&label)).map(str::to_owned).collect()
+    }
+}
+
+/// Publishes at QoS 1 until the answer is this one; how many were taken meanwhile.
+fn until_answered(device: &mut Client, topic: &str, refused: bool) -> usize {
+    let mut taken = 0;
+    let deadline = std::time::Instant::now() + LIMIT;
+    loop {
+        assert!(std::time::Instant::now() < deadline, "never answered so");
+        device.publish(topic, b"x", QoS::AtLeastOnce, false);
+        match device.next() {
+            Got::PubAck(0x97) if refused => return taken,
+            Got::PubAck(code) if code < 0x80 => {
+                taken += 1;
+                if !refused {
+                    return taken;
+                }
+            }
+            Got::PubAck(0x97) => {}
+            other => panic!("{other:?}"),
+        }
+        // Groups look at what they keep once a second.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_group_that_refuses_says_so_until_there_is_room() {
+    let setup = Setup::new().await;
+    let full = v1::Group { retention_bytes: 1, when_full: v1::WhenFull::Refuse.into(), ..group("g") };
+    setup.create(full).await;
+    let mut device = setup.raw("d", |_| {});
+    let taken = until_answered(&mut device, "up/1", true);
+    assert!(taken >= 1);
+    device.publish("other", b"x", QoS::AtLeastOnce, false);
+    assert!(
+        matches!(device.next(), Got::PubAck(code) if code < 0x80),
+        "what the group does not want goes on"
+    );
+    let mut old = Client::connect(setup.mqtt, Protocol::V4, "old");
+    old.publish("up/old", b"x", QoS::AtLeastOnce, false);
+    assert_eq!(old.next(), Got::Closed, "3.1.1 has no other way to say it");
+
+    let mut member = setup.join(open("g")).await;
+    for number in 0..taken {
+        let message = member.message().await;
+        assert_eq!(payload(&message), "x", "{number}");
+        member.acknowledge(&[message.delivery_id]).await;
+    }
+    assert_eq!(setup.group_status("g").await.lag_messages, 0, "nothing that was refused is in the group");
+    until_answered(&mut device, "up/1", false);
+    assert_eq!(member.payload().await, "x");
+    assert_eq!(setup.group_status("g").await.lost, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_over_its_bytes_keeps_the_newest_and_tells_of_the_gap() {
+    const SENT: u64 = 100;
+    let setup = Setup::new().await;
+    setup.create(v1::Group { retention_bytes: 30_000, ..group("g") }).await;
+    let mut device = setup.raw("d", |_| {});
+    for number in 0..SENT {
+        let text = format!("{number:04}{}", "x".repeat(1_000));
+        device.publish_acked("up/1", text.as_bytes(), false);
+    }
+    let kept = async {
+        loop {
+            let status = setup.group_status("g").await;
+            if status.lag_bytes <= 30_000 {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let status = soon("the oldest to go", kept).await;
+    assert_eq!(status.lost + status.lag_messages, SENT, "{status:?}");
+    assert!(status.lag_messages > 20, "{status:?}: no more than there must");
+    let mut member = setup.join(open("g")).await;
+    let Item::Gap(gap) = member.item().await else { panic!("no gap") };
+    assert_eq!(gap.reason(), v1::GapReason::Retention);
+    for number in status.lost..SENT {
+        assert_eq!(member.payload().await[..4], format!("{number:04}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_and_a_stream_take_no_more_bytes_than_they_say() {
+    let setup = Setup::new().await;
+    setup.create(group("g")).await;
+    let mut device = setup.raw("d", |_| {});
+    for _ in 0..6 {
+        device.publish_acked("up/1", &[b'x'; 10_000], false);
+    }
+    let fetch = |max_bytes| v1::FetchRequest {
+        group: "g".into(),
+        member_id: "m".into(),
+        max_bytes,
+        wait: Some(prost_types::Duration { seconds: 30, nanos: 0 }),
+        ..Default::default()
+    };
+    for (most, expected) in [(1, 1), (25_000, 2)] {
+        let fetched = soon("a fetch", setup.consumer().fetch(fetch(most))).await.unwrap().into_inner();
+        assert_eq!(fetched.messages.len(), expected, "within {most} bytes");
+        let ack_ids = fetched.messages.into_iter().map(|message| message.ack_id).collect();
+        let settle = v1::AcknowledgeRequest { group: "g".into(), ack_ids };
+        let settled = soon("an answer", setup.consumer().acknowledge(settle)).await.unwrap().into_inner();
+        assert!(settled.results().all(|result| result == v1::AckResult::Ok));
+    }
+    let request = v1::FetchRequest { max_bytes: (3 << 20) + 1, ..fetch(0) };
+    let refused = setup.consumer().fetch(request).await.unwrap_err();
+    assert_eq!(refusal(&refused), (tonic::Code::InvalidArgument, "INVALID_FIELD".to_owned()));
+
+    // The member of the fetches keeps its partitions; the stream is the same one.
+    let flow = Some(v1::Flow { max_outstanding_bytes: 25_000, ..Default::default() });
+    let heartbeat_interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
+    let mut member =
+        setup.join(v1::Open { member_id: "m".into(), flow, heartbeat_interval, ..open("g") }).await;
+    let mut ids = vec![member.message().await.delivery_id, member.message().await.delivery_id];
+    for _ in 0..3 {
+        let Item::Heartbeat(heartbeat) = member.item().await else { panic!("more than its credit") };
+        assert_eq!(heartbeat.status.unwrap().outstanding, 2);
+    }
+    member.say(Action::Ack(v1::Ack { delivery_ids: std::mem::take(&mut ids), ranges: Vec::new() })).await;
+    member.message().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_of_a_group_are_there_as_long_as_the_group() {
+    let setup = Setup::new().await;
+    setup.create(group("g.1")).await;
+    setup.device("d").await.send("up/x", "one").await;
+    let mut member = setup.join(open("g.1")).await;
+    member.message().await;
+    let mut rows = setup.metrics_of("g.1");
+    rows.sort();
+    let expected = [
+        "gateway_group_dead_letters{group=\"g.1\"} 0",
+        "gateway_group_lag_bytes{group=\"g.1\"}",
+        "gateway_group_lag_messages{group=\"g.1\"} 1",
+        "gateway_group_lost{group=\"g.1\"} 0",
+        "gateway_group_members{group=\"g.1\"} 1",
+        "gateway_group_oldest_seconds{group=\"g.1\"}",
+        "gateway_group_outstanding{group=\"g.1\"} 1",
+        "gateway_group_redelivered{group=\"g.1\"} 0",
+    ];
+    assert_eq!(rows.len(), expected.len(), "{rows:?}");
+    for (row, expected) in rows.iter().zip(expected) {
+        assert!(row.starts_with(expected), "{row}, not {expected}");
+    }
+    let delete = v1::DeleteGroupRequest { name: "g.1".into(), allow_missing: false };
+    setup.groups().delete_group(delete).await.unwrap();
+    assert_eq!(setup.metrics_of("g.1"), Vec::<String>::new());
+}
