@@ -44,7 +44,7 @@ pub use member::{Batch, Ended, Member};
 use self::{
     definition::Kept,
     letters::Letters,
-    live::{Counts, DEFINITION, Live, Owner, definition_change, load_counts, load_progress, put},
+    live::{Counts, DEFINITION, Inner, Live, Owner, definition_change, load_counts, load_progress, put},
     watching::Table,
 };
 
@@ -215,6 +215,11 @@ struct Registry {
 
 const NOBODY: GroupId = GroupId(0);
 const NEXT: &[u8] = b"n";
+
+/// Deliveries that one step under a group's lock settles.
+const STEP: usize = 64;
+/// Searches of the log at once.
+const SEARCHES: usize = 16;
 
 impl Groups {
     /// Brings back all groups, and begins to serve them. Before the first message is appended.
@@ -508,8 +513,14 @@ impl Groups {
             Start::Earliest => bounds.map(|bounds| bounds.start).collect(),
             Start::Time(time) => {
                 let mut places = Vec::with_capacity(PARTITIONS);
-                for partition in Partition::all() {
-                    places.push(self.log.find(partition, *time).await?);
+                let all: Vec<Partition> = Partition::all().collect();
+                // Each looks into a file: some at once, and not all.
+                for some in all.chunks(SEARCHES) {
+                    let searches: Vec<_> =
+                        some.iter().map(|&partition| self.log.find(partition, *time)).collect();
+                    for search in searches {
+                        places.push(search.await?);
+                    }
                 }
                 places
             }
@@ -576,10 +587,8 @@ impl Groups {
     pub async fn acknowledge(&self, group: &str, ids: &[AckId]) -> Result<Vec<AckResult>, GroupError> {
         let live = self.find(group)?;
         let now = (self.options.clock)();
-        let (results, number) = live.with(|inner| {
-            let results: Vec<AckResult> = ids.iter().map(|id| inner.logic.acknowledge_id(id, now)).collect();
-            (results, Live::wait_number(inner))
-        });
+        let results = in_steps(&live, ids, |inner, id| inner.logic.acknowledge_id(id, now));
+        let number = live.with(|inner| Live::wait_number(inner));
         live.written(number).await?;
         Ok(results)
     }
@@ -591,7 +600,7 @@ impl Groups {
     pub fn extend(&self, group: &str, ids: &[AckId], time: Duration) -> Result<Vec<AckResult>, GroupError> {
         let now = (self.options.clock)();
         let live = self.find(group)?;
-        let results = live.with(|inner| ids.iter().map(|id| inner.logic.extend_id(id, time, now)).collect());
+        let results = in_steps(&live, ids, |inner, id| inner.logic.extend_id(id, time, now));
         live.timer.notify_one();
         Ok(results)
     }
@@ -603,7 +612,7 @@ impl Groups {
     pub fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
         let now = (self.options.clock)();
         let live = self.find(group)?;
-        let results = live.with(|inner| ids.iter().map(|id| inner.logic.nack_id(id, nack, now)).collect());
+        let results = in_steps(&live, ids, |inner, id| inner.logic.nack_id(id, nack, now));
         live.timer.notify_one();
         Ok(results)
     }
@@ -713,6 +722,19 @@ impl Groups {
         live.written(number).await?;
         Ok(removed)
     }
+}
+
+/// Does something with each delivery, of which there may be many: others come to the group's lock in between.
+fn in_steps(
+    live: &Live,
+    ids: &[AckId],
+    mut act: impl FnMut(&mut Inner, &AckId) -> AckResult,
+) -> Vec<AckResult> {
+    let mut results = Vec::with_capacity(ids.len());
+    for step in ids.chunks(STEP) {
+        live.with(|inner| results.extend(step.iter().map(|id| act(inner, id))));
+    }
+    results
 }
 
 fn info(live: &Live) -> Info {

@@ -122,6 +122,12 @@ pub(super) enum Error {
     ScheduleFull,
     #[error("no message with this id waits for its time")]
     ScheduleNotFound,
+    #[error("the rules do not allow the device this subscription")]
+    FilterNotAllowed,
+    #[error("{0} are not available")]
+    FilterUnsupported(&'static str),
+    #[error("the device has as many subscriptions as its limits or quotas allow")]
+    SubscriptionQuota,
     #[error("internal error")]
     Internal,
 }
@@ -180,6 +186,8 @@ impl Error {
             | Self::GroupsOff(_)
             | Self::GroupDeleted
             | Self::ScheduleOff
+            | Self::FilterNotAllowed
+            | Self::FilterUnsupported(_)
             | Self::HistoryOff => Code::FailedPrecondition,
             Self::QueueFull
             | Self::MemoryBudget
@@ -193,6 +201,7 @@ impl Error {
             | Self::SlowConsumer
             | Self::RequestTooLarge
             | Self::ScheduleFull
+            | Self::SubscriptionQuota
             | Self::RetainedQuota => Code::ResourceExhausted,
             Self::Deadline(_) | Self::Late | Self::RequestIncomplete => Code::DeadlineExceeded,
             Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
@@ -258,6 +267,9 @@ impl Error {
             Self::ScheduleOff => "SCHEDULE_NEEDS_STORE",
             Self::ScheduleFull => "SCHEDULE_FULL",
             Self::ScheduleNotFound => "SCHEDULE_NOT_FOUND",
+            Self::FilterNotAllowed => "FILTER_NOT_ALLOWED",
+            Self::FilterUnsupported(_) => "FILTER_NOT_SUPPORTED",
+            Self::SubscriptionQuota => "SUBSCRIPTION_QUOTA",
             Self::Internal => "INTERNAL",
         }
     }
@@ -443,6 +455,9 @@ mod tests {
             (Error::ScheduleOff, Code::FailedPrecondition, "SCHEDULE_NEEDS_STORE"),
             (Error::ScheduleFull, Code::ResourceExhausted, "SCHEDULE_FULL"),
             (Error::ScheduleNotFound, Code::NotFound, "SCHEDULE_NOT_FOUND"),
+            (Error::FilterNotAllowed, Code::FailedPrecondition, "FILTER_NOT_ALLOWED"),
+            (Error::FilterUnsupported("x"), Code::FailedPrecondition, "FILTER_NOT_SUPPORTED"),
+            (Error::SubscriptionQuota, Code::ResourceExhausted, "SUBSCRIPTION_QUOTA"),
             (Error::Internal, Code::Internal, "INTERNAL"),
         ];
         for (error, code, reason) in table {

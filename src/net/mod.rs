@@ -5,6 +5,7 @@
 //! connection   the task of a connection: reads, has the session handle frames, does what that leaves, ends
 //! device       a session as all threads see it: out-buffer and link behind one lock; flush writes
 //! layers       TLS and WebSocket
+//! errands      what connections do for subscriptions that they have not asked for
 //! evict        ends connections that may no longer be
 //! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
 //! ```
@@ -16,6 +17,7 @@
 mod accept;
 mod connection;
 mod device;
+mod errands;
 mod evict;
 mod layers;
 mod shard;

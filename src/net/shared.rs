@@ -16,7 +16,7 @@ use gateway_core::{QueueId, Timestamp};
 use session::{Disk, Env};
 use tokio::sync::watch;
 
-use super::{accept::unauthenticated::Unauthenticated, device::Device, evict::Judges};
+use super::{accept::unauthenticated::Unauthenticated, device::Device, errands::Errands, evict::Judges};
 use crate::{
     abuse::Guard,
     auth::{Authenticator, Authority},
@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub response_information: String,
     /// Connections in all, handshakes included.
     pub house: Arc<House>,
+    /// What backends ask of connections.
+    pub(super) errands: Errands,
     /// Who decides whether a connection may stay.
     pub(super) judges: Judges,
     /// Those who have not authenticated.
@@ -87,6 +89,7 @@ impl Shared {
             guard,
             response_information,
             house,
+            errands: Errands::default(),
             judges: Judges::default(),
             unauthenticated,
             door,

@@ -1,7 +1,7 @@
 //! Groups and Consumer: what members get, keep and give back, across streams and restarts. Their bounds are in groups_bounds.rs.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     path::Path,
     time::Duration,
 };
@@ -340,4 +340,81 @@ async fn without_a_disk_there_are_no_groups_and_it_is_said_why() {
         assert_eq!(refusal(&refused), (Code::FailedPrecondition, "GROUPS_DISABLED".into()));
         assert!(refused.message().contains(key), "{refused:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poisoned_device_holds_up_nobody_and_its_letters_come_back() {
+    let setup = Setup::new().await;
+    setup.create(v1::Group { max_attempts: 3, ..group("g") }).await;
+    // One in the partition of the poisoned device, and others elsewhere.
+    let partition = |device: &str| gateway_core::Partition::of(Some(device), "up/x");
+    let beside = (0..).map(|n| format!("beside-{n}")).find(|name| partition(name) == partition("poisoned"));
+    let names = [beside.unwrap(), "one".into(), "two".into()];
+    let poisoned = setup.device("poisoned").await;
+    for text in ["bad 1", "bad 2"] {
+        poisoned.send("up/x", text).await;
+    }
+    for name in &names {
+        let device = setup.device(name).await;
+        for n in 0..10 {
+            device.send("up/x", &format!("{name} {n}")).await;
+        }
+    }
+    let mut member = setup.join(open("g")).await;
+    let (mut attempts, mut others) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
+    while attempts.len() < 6 || others.values().map(Vec::len).sum::<usize>() < 30 {
+        let message = member.message().await;
+        let text = payload(&message);
+        if text.starts_with("bad") {
+            attempts.push((text, message.attempt));
+            let which = Some(v1::Ack { delivery_ids: vec![message.delivery_id], ranges: Vec::new() });
+            let delay = Some(prost_types::Duration::default());
+            let nack = v1::Nack { which, delay, reason: "poison".into(), dead_letter: false };
+            member.say(Action::Nack(nack)).await;
+        } else {
+            member.acknowledge(&[message.delivery_id]).await;
+            let (name, _) = text.rsplit_once(' ').unwrap();
+            others.entry(name.to_owned()).or_default().push(text);
+        }
+    }
+    for name in &names {
+        let all: Vec<String> = (0..10).map(|n| format!("{name} {n}")).collect();
+        assert_eq!(others[name], all, "each once and in order");
+    }
+    attempts.retain(|(_, attempt)| *attempt == 3);
+    assert_eq!(attempts, [("bad 1".to_owned(), 3), ("bad 2".to_owned(), 3)], "one after the other");
+
+    let list = v1::ListDeadLettersRequest { name: "g".into(), ..Default::default() };
+    let letters = soon("both letters", async {
+        loop {
+            let letters = setup.groups().list_dead_letters(list.clone()).await.unwrap().into_inner();
+            if letters.dead_letters.len() == 2 {
+                return letters.dead_letters;
+            }
+        }
+    });
+    let letters = letters.await;
+    let content = |letter: &v1::DeadLetter| match &letter.content {
+        Some(v1::dead_letter::Content::Message(message)) => {
+            String::from_utf8_lossy(&message.payload).into_owned()
+        }
+        other => panic!("{other:?}"),
+    };
+    let told: Vec<_> =
+        letters.iter().map(|each| (content(each), each.attempts, each.reason.as_str())).collect();
+    assert_eq!(told, [("bad 1".into(), 3, "poison"), ("bad 2".into(), 3, "poison")]);
+
+    let ids: Vec<String> = letters.iter().map(|letter| letter.id.clone()).collect();
+    let requeue = v1::RequeueDeadLettersRequest { name: "g".into(), ids };
+    let count = setup.groups().requeue_dead_letters(requeue.clone()).await.unwrap().into_inner().count;
+    assert_eq!(count, 2);
+    for text in ["bad 1", "bad 2"] {
+        let message = member.message().await;
+        assert_eq!((payload(&message), message.attempt), (text.into(), 1), "as a new one, and to this group");
+        member.acknowledge(&[message.delivery_id]).await;
+    }
+    let count = setup.groups().requeue_dead_letters(requeue).await.unwrap().into_inner().count;
+    assert_eq!(count, 0, "not there any more");
+    let status = setup.group_status("g").await;
+    assert_eq!((status.lag_messages, status.dead_letters), (0, 0));
 }

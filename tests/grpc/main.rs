@@ -17,6 +17,7 @@ mod publishing;
 mod scheduled;
 mod state;
 mod streams;
+mod subscribing;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;

@@ -117,6 +117,8 @@ pub struct SubscribeRequest<'a> {
 pub struct Subscribed {
     /// Granted QoS.
     pub qos: QoS,
+    /// Whether it replaces one of the same filter.
+    pub existed: bool,
     /// Retained messages to replay after the SUBACK, paced by the connection.
     pub replay: Option<RetainedCursor>,
     /// Messages are waiting in the queue of the group that was joined: call [`super::Broker::online`] to get them.

@@ -9,7 +9,7 @@ use std::{
 use gateway_core::{Commit, Effort, Message, Offer, Outcome, QoS, SharedMessage, Yielded};
 use store::QueueSummary;
 
-use super::{Charge, MatchCache, SessionCore};
+use super::{Charge, MatchCache, RetainedCursor, SessionCore};
 
 /// Result of [`Target::deliver`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +102,32 @@ pub trait Session: Target {
 
     /// Tells whoever waits for messages that are in memory and have expired. Looks at no others.
     fn tell_expired(&self) {}
+
+    /// Has the connection do what goes with a subscription that somebody else than the client has made or removed. Does not
+    /// wait.
+    ///
+    /// # Errors
+    /// There is no connection, or it has too much to do; gives back what is not done.
+    fn take_errand(&self, errand: Errand) -> Result<(), Errand> {
+        Err(errand)
+    }
+
+    /// Lets the session get what is allowed it by somebody whom its rules do not know. Whether that is new; `None` if it can
+    /// have no more of these.
+    fn grant(&self, _filter: &str) -> Option<bool> {
+        Some(false)
+    }
+
+    /// Takes that back.
+    fn withdraw(&self, _filter: &str) {}
+}
+
+/// What a connection does for a subscription that it has not asked for.
+pub enum Errand {
+    /// It was made: these retained messages are sent, as the connection has room for them.
+    Replay(RetainedCursor),
+    /// That of this filter was removed: no more retained messages are sent for it.
+    EndReplay(Box<str>),
 }
 
 /// Queue figures of one session.

@@ -466,6 +466,15 @@ pub(in crate::grpc) fn known<E: TryFrom<i32>>(value: i32, field: &str) -> Result
     E::try_from(value).map_err(|_| Error::invalid(field, format!("{value} is not a known value")))
 }
 
+/// A QoS of which less may be granted; QoS 1 if none is said.
+pub(in crate::grpc) fn wanted_qos(value: i32) -> Result<QoS, Error> {
+    Ok(match known(value, "qos")? {
+        v1::Qos::AtMostOnce => QoS::AtMostOnce,
+        v1::Qos::Unspecified | v1::Qos::AtLeastOnce => QoS::AtLeastOnce,
+        v1::Qos::ExactlyOnce => QoS::ExactlyOnce,
+    })
+}
+
 fn qos(value: i32, limits: &Limits) -> Result<QoS, Error> {
     let qos = match known(value, "qos")? {
         v1::Qos::Unspecified => QoS::from_bits(limits.max_qos.min(1)).unwrap_or_default(),

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use access::backends::{Grant, Scope};
+use access::backends::{Grant, Scope, covers};
 use broker::InScope;
 use gateway_core::metrics::count;
 use hyper::body::{Frame, SizeHint};
@@ -116,6 +116,13 @@ impl Call {
     /// Some topic that `filter` matches must be in scope; what it matches besides is left out by whoever answers.
     pub(in crate::grpc) fn check_filter(&self, field: &str, filter: &str) -> Result<(), Error> {
         if self.scope().meets(filter) { Ok(()) } else { Err(self.out_of_scope(field, filter)) }
+    }
+
+    /// Every topic that `filter` matches must be in scope, if it is a filter.
+    pub(in crate::grpc) fn check_whole_filter(&self, field: &str, filter: &str) -> Result<(), Error> {
+        let own = self.scope().topics();
+        let within = own.is_none_or(|own| own.iter().any(|own| covers(own, filter)));
+        if within { Ok(()) } else { Err(self.out_of_scope(field, filter)) }
     }
 
     /// The part of `filters` that is in scope, as filters. Each must have such a part unless there are wildcards in it, and

@@ -70,6 +70,8 @@ const METHODS: &[Method] = &[
     Method::asks("/gateway.v1.Devices/ListDevices", Roles::READ),
     Method::asks("/gateway.v1.Devices/GetDevice", Roles::READ),
     Method::asks("/gateway.v1.Devices/ListSubscriptions", Roles::READ),
+    Method::administers("/gateway.v1.Devices/SubscribeDevice", Roles::OPERATE),
+    Method::administers("/gateway.v1.Devices/UnsubscribeDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/DisconnectDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/DeleteDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/SetDeviceTrace", Roles::OPERATE),

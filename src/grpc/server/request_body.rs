@@ -39,7 +39,7 @@ const FIELD: usize = 96;
 /// How many times the allowed bytes a message may take when decoded.
 const MOST: usize = 4;
 /// The calls with many requests.
-const STREAMING: [&str; 2] = ["/PublishStream", "/ServerReflectionInfo"];
+const STREAMING: [&str; 3] = ["/PublishStream", "/Consume", "/ServerReflectionInfo"];
 
 /// Bounds of a request.
 #[derive(Debug, Clone, Copy)]
@@ -290,8 +290,11 @@ mod tests {
     use tonic::Code;
     use tonic_types::StatusExt as _;
 
+    use prost::Message as _;
+
     use super::super::purse::Purse;
     use super::*;
+    use crate::grpc::proto::DESCRIPTORS;
 
     const MIB: usize = 1 << 20;
     const BATCH: &str = "/gateway.v1.Publisher/PublishBatch";
@@ -361,6 +364,17 @@ mod tests {
     }
 
     /// Rules out that requests under way take memory that is on no account: 100 of 4 MB on each of ten connections did.
+    #[test]
+    fn calls_with_many_requests_may_be_silent_between_them_and_no_others() {
+        let descriptors = prost_types::FileDescriptorSet::decode(DESCRIPTORS).unwrap();
+        let methods =
+            descriptors.file.iter().flat_map(|file| &file.service).flat_map(|service| &service.method);
+        for method in methods {
+            let listed = STREAMING.iter().any(|path| path[1..] == *method.name());
+            assert_eq!(listed, method.client_streaming(), "{}", method.name());
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn half_a_request_is_charged_by_what_has_come_until_it_is_late() {
         let half = &message(0, &[0; 2 * MIB])[..MIB];

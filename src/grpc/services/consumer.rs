@@ -324,7 +324,11 @@ async fn open(
     call: Arc<Call>,
     mut requests: Streaming<v1::ConsumeRequest>,
 ) -> Result<Open, Status> {
-    let first = timeout(FIRST, requests.message()).await.map_err(|_| Error::RequestIncomplete)?;
+    let mut shutdown = context.shutdown.clone();
+    let first = tokio::select! {
+        first = timeout(FIRST, requests.message()) => first.map_err(|_| Error::RequestIncomplete)?,
+        _ = shutdown.wait_for(|stop| *stop) => return Err(Error::ShuttingDown.into()),
+    };
     let first = first.map_err(unread)?.and_then(|request| request.action);
     let Some(v1::consume_request::Action::Open(first)) = first else {
         return Err(Error::invalid("open", "is not the first request").into());
@@ -347,7 +351,6 @@ async fn open(
     let said = Arc::<Mutex<Said>>::default();
     let hearing = Hearing { member: Arc::clone(&member), said: Arc::clone(&said), bounds };
     let hearing = tokio::spawn(hearing.run(requests)).abort_handle();
-    let mut shutdown = context.shutdown.clone();
     Ok(Open {
         member,
         said,

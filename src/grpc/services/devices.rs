@@ -1,4 +1,10 @@
 //! `gateway.v1.Devices`.
+//!
+//! ```text
+//! subscribing  subscriptions that backends make for devices
+//! ```
+
+mod subscribing;
 
 use std::sync::Arc;
 
@@ -211,6 +217,41 @@ impl Devices for DevicesService {
         let last = subscriptions.last().filter(|_| more || cut).map(|last| last.topic_filter.as_str());
         let next_page_token = pages.token(last);
         Ok(Response::new(v1::ListSubscriptionsResponse { subscriptions, next_page_token }))
+    }
+
+    async fn subscribe_device(
+        &self,
+        request: Request<v1::SubscribeDeviceRequest>,
+    ) -> Result<Response<v1::SubscribeDeviceResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (metadata, _, request) = request.into_parts();
+        self.check_id(&call, &request.device_id)?;
+        let subscribing = subscribing::subscribe(&self.context, &call, &request);
+        let response = within(&metadata, self.context.config.wait_timeout, subscribing).await?;
+        tracing::info!(
+            client_id = request.device_id,
+            filter = request.topic_filter,
+            "subscription made by a backend"
+        );
+        Ok(Response::new(response))
+    }
+
+    async fn unsubscribe_device(
+        &self,
+        request: Request<v1::UnsubscribeDeviceRequest>,
+    ) -> Result<Response<v1::UnsubscribeDeviceResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (metadata, _, request) = request.into_parts();
+        self.check_id(&call, &request.device_id)?;
+        let unsubscribing = subscribing::unsubscribe(&self.context, &call, &request);
+        let existed = within(&metadata, self.context.config.wait_timeout, unsubscribing).await?;
+        tracing::info!(
+            client_id = request.device_id,
+            filter = request.topic_filter,
+            existed,
+            "subscription removed by a backend"
+        );
+        Ok(Response::new(v1::UnsubscribeDeviceResponse { existed }))
     }
 
     async fn disconnect_device(

@@ -19,7 +19,7 @@ use crate::net::{
 impl Connection {
     /// Looks at the link: is it still ours, must it end, is there something that only we can write?
     pub(super) fn poll_link(&mut self, effort: &mut Effort, cx: &mut Context<'_>) -> Result<(), End> {
-        let (want_write, direct, group_queues) = {
+        let (want_write, direct, elsewhere) = {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
             let backlogged = slot.out.buffered() >= BACKLOG || self.io.is_backlogged();
             if std::mem::replace(&mut self.backlogged, backlogged) && !backlogged {
@@ -32,11 +32,12 @@ impl Connection {
             }
             // Whoever needs it asks again in this poll.
             link.notify_room = false;
-            let group_queues = std::mem::take(&mut link.group_queues);
-            (link.sending.is_left(), matches!(link.writer, Writer::Direct(_)), group_queues)
+            let elsewhere = std::mem::take(&mut link.elsewhere);
+            (link.sending.is_left(), matches!(link.writer, Writer::Direct(_)), elsewhere)
         };
-        if group_queues {
+        if elsewhere {
             self.rare().group_queues = true;
+            self.do_errands();
         }
         if direct && !want_write {
             return Ok(());

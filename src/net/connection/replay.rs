@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use broker::{RetainedCursor, Session, Target};
+use broker::{Errand, RetainedCursor, Session, Target};
 use gateway_core::{Bucket, Durability, Effort, Timestamp, clock};
 use tokio::time::Sleep;
 
@@ -123,6 +123,16 @@ impl Connection {
     pub(in crate::net) fn begin_replay(&mut self, cursor: RetainedCursor, now: Timestamp) {
         let rate = self.device.shared.limits.retained_scan_rate;
         self.rare().replays.get_or_insert_with(|| Box::new(Replays::new(rate, now))).add(cursor);
+    }
+
+    /// Does what was asked of the connection for subscriptions that are not its own doing.
+    pub(in crate::net) fn do_errands(&mut self) {
+        for errand in self.device.take_errands(self.epoch) {
+            match errand {
+                Errand::Replay(cursor) => self.begin_replay(cursor, clock::now()),
+                Errand::EndReplay(filter) => self.end_replay(&filter),
+            }
+        }
     }
 
     /// Sends no more of the retained messages for this filter.

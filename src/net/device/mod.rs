@@ -20,8 +20,8 @@ use std::{
 };
 
 use broker::{
-    Account, Charge, CloseReason, Delivered, MemoryKind, QueueInfo, QueueSummary, Session, SessionCore,
-    Target,
+    Account, Charge, CloseReason, Delivered, Errand, MemoryKind, QueueInfo, QueueSummary, Session,
+    SessionCore, Target,
 };
 use codec::reason;
 use gateway_core::{
@@ -65,8 +65,8 @@ pub(in crate::net) struct Link {
     pub(in crate::net) sending: Sending,
     /// The owner wants to be woken when there is room again.
     pub(in crate::net) notify_room: bool,
-    /// The queue of a shared group has something for the owner.
-    pub(in crate::net) group_queues: bool,
+    /// Something waits elsewhere for the owner: in the queue of a shared group, or among the errands.
+    pub(in crate::net) elsewhere: bool,
     pub(in crate::net) close: Option<CloseReason>,
 }
 
@@ -140,7 +140,7 @@ impl Link {
             unsent: None,
             sending: Sending::default(),
             notify_room: false,
-            group_queues: false,
+            elsewhere: false,
             close: None,
         }
     }
@@ -205,6 +205,9 @@ impl Device {
             link.close = Some(reason);
         }
         let mut old = slot.link.replace(link);
+        if let Some(old) = &old {
+            let _ = self.take_errands(old.epoch);
+        }
         let lost = old.as_mut().map_or(0, |old| old.take_unsent(&mut slot.out));
         let env = self.env(now);
         slot.out.detach(&env);
@@ -212,6 +215,11 @@ impl Device {
         self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         slot.out.attach(params, connack, &env);
         Ok(old)
+    }
+
+    /// What was asked of the connection of `epoch` since it was asked last. Nothing is once it has left the link.
+    pub(in crate::net) fn take_errands(&self, epoch: u32) -> Vec<Errand> {
+        self.shared.errands.take((self.core.slot(), epoch))
     }
 
     /// The connection of `epoch` is gone. Returns its link if it still owned the session.
@@ -235,6 +243,7 @@ impl Device {
 
     fn take_link(&self, slot: &mut Slot) -> Option<Link> {
         let mut link = slot.link.take()?;
+        let _ = self.take_errands(link.epoch);
         let lost = link.take_unsent(&mut slot.out);
         slot.out.detach(&self.env(clock::now()));
         slot.out.note_lost(lost);
@@ -359,7 +368,7 @@ impl Target for Device {
         let waker = {
             let mut slot = self.slot.lock();
             slot.link.as_mut().map(|link| {
-                link.group_queues = true;
+                link.elsewhere = true;
                 link.waker.clone()
             })
         };
@@ -480,6 +489,32 @@ impl Session for Device {
 
     fn tell_expired(&self) {
         self.slot.lock().out.tell_expired(clock::now());
+    }
+
+    fn take_errand(&self, errand: Errand) -> Result<(), Errand> {
+        let waker = {
+            let mut slot = self.slot.lock();
+            let Some(link) = slot.link.as_mut().filter(|link| link.close.is_none()) else {
+                return Err(errand);
+            };
+            // Under the lock: who takes the link forgets what is there by then.
+            self.shared.errands.add((self.core.slot(), link.epoch), errand)?;
+            link.elsewhere = true;
+            link.waker.clone()
+        };
+        waker.wake();
+        Ok(())
+    }
+
+    fn grant(&self, filter: &str) -> Option<bool> {
+        let mut slot = self.slot.lock();
+        slot.out.gate().map_or(Some(false), |gate| gate.grant(filter).ok())
+    }
+
+    fn withdraw(&self, filter: &str) {
+        if let Some(gate) = self.slot.lock().out.gate() {
+            gate.withdraw(filter);
+        }
     }
 
     fn queue(&self) -> QueueInfo {

@@ -40,7 +40,7 @@ fn token(server: &Server, args: &[&str]) -> String {
 }
 
 /// A channel to a server that may present a certificate.
-pub(super) async fn channel(server: &Server, identity: Option<Identity>) -> Channel {
+pub(crate) async fn channel(server: &Server, identity: Option<Identity>) -> Channel {
     let ca = Certificate::from_pem(fs::read(server.ca()).unwrap());
     let mut tls = ClientTlsConfig::new().ca_certificate(ca).domain_name("localhost");
     if let Some(identity) = identity {

@@ -1,6 +1,6 @@
 //! Who may call what: roles, scopes, tokens that end, and client certificates.
 
-mod audit;
+pub(crate) mod audit;
 mod certificates;
 mod groups;
 mod jwt;

@@ -37,6 +37,8 @@ const ROWS: &[(&str, &[Role])] = &[
     ("/gateway.v1.Devices/ListDevices", READ),
     ("/gateway.v1.Devices/ListSubscriptions", READ),
     ("/gateway.v1.Devices/SetDeviceTrace", OPERATE),
+    ("/gateway.v1.Devices/SubscribeDevice", OPERATE),
+    ("/gateway.v1.Devices/UnsubscribeDevice", OPERATE),
     ("/gateway.v1.Events/WatchEvents", READ),
     ("/gateway.v1.Groups/CreateGroup", ADMINISTER),
     ("/gateway.v1.Groups/DeleteGroup", ADMINISTER),

@@ -2,9 +2,11 @@
 //! gateway. Prints one JSON object; what it is for is in the README.
 
 mod consume;
+mod fetch;
 mod hold;
 mod member;
 mod procstat;
+mod seen;
 
 use std::time::{Duration, Instant};
 
@@ -55,6 +57,8 @@ enum Command {
     Batch(Batch),
     /// Consume as a member of a group and acknowledge; something else must publish, such as mqload
     Consume(consume::Consume),
+    /// Fetch as a member of a group without a stream, and acknowledge; messages must be waiting
+    Fetch(fetch::Fetch),
     /// Write down what a member of a group gets, for scripts/groups/world.py
     Member(member::Member),
     /// Send most of many large messages and wait
@@ -145,6 +149,7 @@ fn main() {
                 Command::Publish(args) => publish(&args).await,
                 Command::Batch(args) => batch(&args).await,
                 Command::Consume(args) => consume::run(&args).await,
+                Command::Fetch(args) => fetch::run(&args).await,
                 Command::Member(args) => member::run(&args).await,
                 Command::Hold(args) => hold::run(&args).await,
             }

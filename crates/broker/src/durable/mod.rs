@@ -76,13 +76,18 @@ pub(crate) struct Durable {
 impl Stores {
     /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
     pub async fn flush(&self) {
-        // A read is answered after everything submitted before it, even of a queue that does not exist. Sessions come
-        // last: a will leaves its session's record only once it is safe elsewhere.
-        let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
+        // Sessions come last: a will leaves its session's record only once it is safe elsewhere.
+        self.flush_queues().await;
         let sessions = Commit::new();
         self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
         let _ = self.flush_retained().await;
         let _ = sessions.wait().await;
+    }
+
+    /// Waits until all changes of queues are on disk, or were refused. Cancel safe.
+    pub async fn flush_queues(&self) {
+        // A read is answered after everything submitted before it, even of a queue that does not exist.
+        let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
     }
 
     /// Waits until all changes of retained messages are on disk. Cancel safe.

@@ -5,15 +5,19 @@
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use gateway_core::{Message, Offer, QueueId, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{
+    DropReason, Durability, Effort, Message, Offer, Outcome, QueueId, SharedMessage, Timestamp, clock,
+    metrics::count,
+};
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 use super::{Found, Scanned};
-use crate::{Broker, Inner, Parties, RetainError, routing::Options};
+use crate::{Broker, Inner, Parties, RetainError, Session, Target, Turn, routing::Options};
 
 /// Topics looked at under one lock.
 const SCAN: usize = 1000;
@@ -128,6 +132,39 @@ impl RetainedCursor {
             Scanned::End => self.done = true,
         }
         scanned
+    }
+
+    /// Queues for a session without a connection what the cursor yields, as if it had one: until the end, or until the queue
+    /// takes no more. Others have their turn in between. Cancel safe: what was queued stays.
+    pub async fn queue_for(mut self, broker: &Broker, session: &Arc<dyn Session>) {
+        let mut turn = Turn::default();
+        loop {
+            if turn.effort.is_spent() {
+                turn.flush();
+                turn.effort.renew();
+                tokio::task::yield_now().await;
+            }
+            let now = clock::now();
+            let most = turn.effort.affords(Effort::TOPIC);
+            let mut left = most;
+            let next = poll_fn(|cx| self.poll_next(broker, now, &mut left, cx)).await;
+            turn.effort.spend(Effort::NODE);
+            turn.effort.spend_each(Effort::TOPIC, most - left);
+            let Some(next) = next else { return };
+            let Some(message) = next else { continue };
+            let mut message = message.borrow();
+            // Nobody waits for a replay: it was acknowledged when it was published.
+            message.durability = Durability::Interval;
+            message.received = now;
+            turn.effort.spend(Effort::DELIVERY);
+            let delivered = session.deliver(&message, Offer { queue_offline: true, ..self.offer() });
+            if delivered.flush {
+                turn.dirty.push(Arc::clone(session) as Arc<dyn Target>);
+            }
+            if delivered.outcome == Outcome::Dropped(DropReason::QueueFull) {
+                return;
+            }
+        }
     }
 
     /// How to offer what [`Self::poll_next`] yields: with RETAIN, whatever the subscription says [MQTT-3.3.1-8].

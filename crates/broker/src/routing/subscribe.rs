@@ -177,7 +177,7 @@ impl Broker {
             replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
         let group = inner.index.groups_of(&[reference]).pop();
         let group_queue = group.as_ref().is_some_and(|group| group.has_queued());
-        Ok(Subscribed { qos, replay, group_queue, members: group.map_or(0, |group| group.len()) })
+        Ok(Subscribed { qos, existed, replay, group_queue, members: group.map_or(0, |group| group.len()) })
     }
 
     /// Restores a subscription of an earlier process: no event, no retained messages, nothing written.

@@ -14,6 +14,11 @@ const PAGE_DESCRIBED: u32 = 2 * 1024;
 
 /// What operators see.
 impl Broker {
+    /// The session of a device.
+    pub fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.inner.session(client_id)
+    }
+
     /// One device.
     pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
         let session = self.inner.session(client_id)?;

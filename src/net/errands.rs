@@ -1,0 +1,72 @@
+//! What connections do for subscriptions that they have not asked for, from when a backend says so until their next poll.
+//!
+//! It lies here and not with the connection, which thus costs nothing where nobody does that. What a connection has not taken
+//! when it ends is forgotten: the retained messages of a subscription of its own would not come either.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use ahash::RandomState;
+use broker::Errand;
+use parking_lot::Mutex;
+
+/// Most at once, and most of one connection. Each takes its own at its next poll.
+const MOST: usize = 1_024;
+const MOST_OF_ONE: usize = 64;
+
+/// A session's slot and the epoch of its connection.
+type Key = (u32, u32);
+
+/// What waits for all connections of a gateway.
+#[derive(Default)]
+pub(super) struct Errands {
+    waiting: Mutex<HashMap<Key, Vec<Errand>, RandomState>>,
+    /// How many. Changed under the lock; read without it by those of whom nothing can have been asked since they looked.
+    count: AtomicUsize,
+}
+
+impl Errands {
+    /// Adds one; gives it back if there are too many.
+    pub(super) fn add(&self, key: Key, errand: Errand) -> Result<(), Errand> {
+        let mut waiting = self.waiting.lock();
+        let all = self.count.load(Relaxed);
+        if all >= MOST || waiting.get(&key).is_some_and(|own| own.len() >= MOST_OF_ONE) {
+            return Err(errand);
+        }
+        waiting.entry(key).or_default().push(errand);
+        self.count.store(all + 1, Relaxed);
+        Ok(())
+    }
+
+    /// Takes those of a connection, in order. One that nobody has anything for pays a look at a number.
+    pub(super) fn take(&self, key: Key) -> Vec<Errand> {
+        if self.count.load(Relaxed) == 0 {
+            return Vec::new();
+        }
+        let mut waiting = self.waiting.lock();
+        let taken = waiting.remove(&key).unwrap_or_default();
+        self.count.store(self.count.load(Relaxed) - taken.len(), Relaxed);
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rules out a backend that fills the memory by way of connections that stand still.
+    #[test]
+    fn errands_are_bounded_for_one_connection_and_for_all() {
+        let errands = Errands::default();
+        let errand = || Errand::EndReplay("a".into());
+        let taken = (0..MOST_OF_ONE + 1).filter(|_| errands.add((1, 1), errand()).is_ok()).count();
+        assert_eq!(taken, MOST_OF_ONE);
+        let others = (0..MOST as u32).filter(|slot| errands.add((slot + 2, 1), errand()).is_ok()).count();
+        assert_eq!(others, MOST - MOST_OF_ONE);
+        assert_eq!(errands.take((1, 2)).len(), 0, "another connection of the session");
+        assert_eq!(errands.take((1, 1)).len(), MOST_OF_ONE);
+        assert!(errands.add((1, 1), errand()).is_ok());
+    }
+}
