@@ -223,7 +223,7 @@ step "documentation tests" cargo test --locked --doc
 step "building the examples" cargo build --locked --examples
 step "building the tests" cargo test --locked --lib --bins --tests --no-run
 
-# Another set of features builds the package again, not its dependencies.
+# Another set of features: builds the package again, and what the exporter brings.
 step "OTLP export" cargo test --locked --features otel --test otel
 # About a minute of one core when cold: their dependencies have fewer features than the package's own.
 step "tests of the load generators" cargo test --locked --quiet -p mqload -p grpcload --bins

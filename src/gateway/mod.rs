@@ -283,6 +283,7 @@ impl Gateway {
         if let Some(mark) = self.clock_mark.take() {
             service::keep_clock(&mark).await;
         }
+        self.broker.release_sessions();
         info!("stopped");
     }
 

@@ -1,6 +1,7 @@
 //! Devices: list, get, disconnect, trace.
 
 use mqtt_server::{internals::trace_clients, proto::gateway::v1};
+use rumqttc::v5::mqttbytes::QoS;
 use tonic::Code;
 
 use crate::{client::Got, harness::*};
@@ -24,6 +25,32 @@ async fn devices_are_listed_and_disconnected() {
     until(&mut events, |detail| matches!(detail, v1::event::Detail::Disconnected(_))).await;
     let unknown = setup.devices().disconnect_device(disconnect("stranger")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
+}
+
+/// The failure: sessions held the broker as it held them, so an embedding program could not open its data directory again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_lets_go_of_sessions_and_of_their_directory() {
+    let setup = Setup::with(|config| config.store.enabled = true).await;
+    let device = setup.device("dev").await;
+    device.client.subscribe("$share/group/#", QoS::AtLeastOnce).await.unwrap();
+    soon("its place in the group", async {
+        let request = || v1::GetDeviceRequest { device_id: "dev".to_owned(), ..Default::default() };
+        while setup
+            .devices()
+            .get_device(request())
+            .await
+            .unwrap()
+            .into_inner()
+            .device
+            .unwrap()
+            .subscription_count
+            == 0
+        {}
+    })
+    .await;
+    let setup = setup.restarted(|config| config.store.enabled = true).await;
+    let list = setup.devices_page(v1::ListDevicesRequest::default()).await.unwrap();
+    assert_eq!(list.devices.len(), 1, "its session is back");
 }
 
 #[tokio::test(flavor = "multi_thread")]

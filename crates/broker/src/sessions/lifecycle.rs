@@ -186,6 +186,16 @@ impl Broker {
         self.inner.online.load(Acquire) == 0 && self.inner.changes.load(Acquire) == 0
     }
 
+    /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
+    /// their directory. For the very end, when nothing is routed any more and the stores are flushed.
+    pub fn release_sessions(&self) {
+        self.inner.timers.clear();
+        for group in self.inner.index.groups() {
+            group.release_members();
+        }
+        self.inner.slots.clear();
+    }
+
     /// Until the guard is dropped, a session or connection may be ending, with a will to publish.
     fn change(&self) -> ChangeGuard<'_> {
         self.inner.changes.fetch_add(1, Relaxed);

@@ -58,6 +58,13 @@ impl Slots {
         drop(target);
     }
 
+    /// Lets go of all receivers.
+    pub(crate) fn clear(&self) {
+        let table = std::mem::take(&mut *self.targets.write());
+        // Not under the lock: receivers end here, and may look for others.
+        drop(table);
+    }
+
     /// The sessions among `count` slots from `from`.
     pub(crate) fn sessions(&self, from: u32, count: u32) -> Vec<Arc<dyn Session>> {
         self.targets.read().sessions(from, count).into_iter().map(|(_, session)| session).collect()

@@ -53,6 +53,12 @@ impl Timers {
         (*at <= now).then(|| (*at, Arc::clone(session)))
     }
 
+    /// Lets go of all sessions.
+    pub(crate) fn clear(&self) {
+        let due = std::mem::take(&mut *self.due.lock());
+        drop(due);
+    }
+
     /// The session whose deadline is nearest.
     pub(crate) fn first(&self) -> Option<Arc<dyn Session>> {
         self.due.lock().first_key_value().map(|(_, session)| Arc::clone(session))

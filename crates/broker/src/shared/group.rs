@@ -91,6 +91,12 @@ impl Group {
         }
     }
 
+    /// Lets go of its members, in memory only.
+    pub(crate) fn release_members(&self) {
+        let members = std::mem::replace(&mut *self.members.write(), Arc::from([]));
+        drop(members);
+    }
+
     /// Its durable queue, or none.
     pub(crate) fn stored_queue(&self) -> QueueId {
         QueueId(self.stored.load(Ordering::Acquire))
