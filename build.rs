@@ -11,7 +11,7 @@ use std::{
 
 use protox::prost::Message as _;
 
-const PROTOS: [&str; 9] = [
+const PROTOS: [&str; 10] = [
     "gateway/v1/common.proto",
     "gateway/v1/publisher.proto",
     "gateway/v1/subscriber.proto",
@@ -19,6 +19,7 @@ const PROTOS: [&str; 9] = [
     "gateway/v1/devices.proto",
     "gateway/v1/events.proto",
     "gateway/v1/groups.proto",
+    "gateway/v1/commands.proto",
     "gateway/v1/security.proto",
     "rpcserver/rpcserver.proto",
 ];

@@ -13,6 +13,7 @@
 //!   gateway            starts and stops everything
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
 //!   groups             consumer groups at work: log, logic and records joined
+//!   commands           requests to devices, and their answers
 //!   abuse auth backends config door reload shutdown telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
@@ -32,6 +33,7 @@ pub mod auth;
 mod backends;
 #[doc(hidden)]
 pub mod cli;
+mod commands;
 pub mod config;
 mod door;
 pub mod gateway;

@@ -109,7 +109,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
     auth::check_files(config)?;
-    auth::open_rules(config, None, broker::ReservedTopics::default())?;
+    auth::open_rules(config, None, config.reserved_topics())?;
     for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(notices) {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
     }

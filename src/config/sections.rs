@@ -466,6 +466,8 @@ pub struct Config {
     pub sys: Sys,
     /// `[groups]`.
     pub groups: super::Groups,
+    /// `[commands]`.
+    pub commands: super::Commands,
     /// `[bans]`.
     pub bans: super::Bans,
     /// `[limits]`.
@@ -508,6 +510,7 @@ impl Default for Config {
             store: Store::default(),
             sys: Sys::default(),
             groups: super::Groups::default(),
+            commands: super::Commands::default(),
             bans: super::Bans::default(),
             limits: super::Limits::default(),
             tenants: BTreeMap::new(),

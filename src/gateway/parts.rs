@@ -24,6 +24,7 @@ use crate::{
     abuse::{Bans, Guard},
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
+    commands::{self, Commands, CommandsOptions, Desk},
     config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
@@ -77,7 +78,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             if let Some(service) = &service {
                 reloads.add(service.reloads());
             }
-            let authority = auth::open_rules(&config, service, broker::ReservedTopics::default())?;
+            let authority = auth::open_rules(&config, service, config.reserved_topics())?;
             if let Some(authority) = authority.as_ref().filter(|_| config.authorization.rules.is_some()) {
                 reloads.add(Arc::clone(authority) as _);
             }
@@ -154,6 +155,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         false => None,
     };
 
+    let desk = config.commands.enabled.then(|| Desk::new(command_options(&config)));
     let broker = Broker::new(BrokerConfig {
         limits: Arc::new(config.limits.clone()),
         non_broker: config.non_broker,
@@ -163,7 +165,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         log: engines.as_ref().map(groups::Opened::for_broker),
-        reserved: Vec::new(),
+        reserved: desk.iter().map(commands::reserved).collect(),
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),
         tenants: config.tenants.clone(),
@@ -204,6 +206,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         });
     }
     addresses.push(("grpc".to_owned(), Address::Ip(grpc_socket.local_addr()?)));
+    let commands = match desk {
+        Some(desk) => Ok(Commands::new(broker.clone(), desk)),
+        None => Err("commands.enabled"),
+    };
     let serving = service::run_grpc(
         grpc_socket,
         grpc_tls,
@@ -215,6 +221,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         authority.clone(),
         records,
         consumers.clone(),
+        commands,
         drain.clone(),
     );
     let grpc_task = Some(tokio::spawn(serving));
@@ -368,6 +375,15 @@ fn take_or_bind(
     };
     socket.set_nonblocking(true)?;
     Ok(socket)
+}
+
+fn command_options(config: &Config) -> CommandsOptions {
+    let commands = &config.commands;
+    CommandsOptions {
+        prefix: commands.prefix(),
+        max_outstanding: commands.max_outstanding,
+        max_outstanding_per_device: commands.max_outstanding_per_device,
+    }
 }
 
 fn grpc_config(config: &Config) -> grpc::GrpcConfig {

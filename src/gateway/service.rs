@@ -25,6 +25,7 @@ use crate::{
     abuse::Bans,
     auth::Authority,
     backends::{Backends, MetricsDenied},
+    commands::Commands,
     config::Config,
     groups::Groups,
     grpc,
@@ -44,12 +45,14 @@ pub(super) async fn run_grpc(
     authority: Option<Arc<Authority>>,
     store: Option<Arc<dyn PublisherStore>>,
     groups: Result<Arc<Groups>, &'static str>,
+    commands: Result<Arc<Commands>, &'static str>,
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
     let set_trace = Arc::new(set_trace);
-    let hooks = grpc::Hooks { set_trace, latest, backends, reloads, authority, bans, store, groups };
+    let hooks =
+        grpc::Hooks { set_trace, latest, backends, reloads, authority, bans, store, groups, commands };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }

@@ -36,19 +36,20 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 
-use crate::{abuse::Bans, auth::Authority, groups::Groups};
+use crate::{abuse::Bans, auth::Authority, commands::Commands, groups::Groups};
 
 use self::{
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
         server::{
-            consumer_server::ConsumerServer, devices_server::DevicesServer, events_server::EventsServer,
-            groups_server::GroupsServer, publisher_server::PublisherServer, security_server::SecurityServer,
-            state_server::StateServer, subscriber_server::SubscriberServer,
+            commands_server::CommandsServer, consumer_server::ConsumerServer, devices_server::DevicesServer,
+            events_server::EventsServer, groups_server::GroupsServer, publisher_server::PublisherServer,
+            security_server::SecurityServer, state_server::StateServer, subscriber_server::SubscriberServer,
         },
     },
     server::{access::Access, calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
     services::{
+        commands::CommandsService,
         consumer::ConsumerService,
         devices::DevicesService,
         events::EventsService,
@@ -177,6 +178,8 @@ pub(crate) struct Hooks {
     pub store: Option<Arc<dyn PublisherStore>>,
     /// Consumer groups, or the key of the configuration that switches them off.
     pub groups: Result<Arc<Groups>, &'static str>,
+    /// Commands, likewise.
+    pub commands: Result<Arc<Commands>, &'static str>,
 }
 
 /// Why the gRPC server stopped.
@@ -395,6 +398,7 @@ fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcErro
         .add_service(service!(EventsServer, EventsService))
         .add_service(service!(GroupsServer, GroupsService))
         .add_service(service!(ConsumerServer, ConsumerService))
+        .add_service(service!(CommandsServer, CommandsService))
         .add_service(service!(SecurityServer, SecurityService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
 }

@@ -10,9 +10,10 @@ use thiserror::Error;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::proto::gateway::v1;
+use super::{messages::commands, proto::gateway::v1};
 use crate::{
     backends::Unknown,
+    commands::{Failure, Stage},
     groups::{Ended, GroupError},
 };
 
@@ -112,6 +113,10 @@ pub(super) enum Error {
     OldToken,
     #[error("the group has as many members as it may have")]
     TooManyMembers,
+    #[error("commands are switched off by {0}")]
+    CommandsOff(&'static str),
+    #[error("{why}")]
+    Command { why: Failure, stage: Stage },
     #[error("idempotency_key: stands for a request with other fields")]
     KeyReused,
     #[error("a message with this key was published before, and what became of it is no longer known")]
@@ -209,6 +214,8 @@ impl Error {
             Self::Unauthenticated(_) => Code::Unauthenticated,
             Self::RoleDenied { .. } | Self::OutOfScope { .. } => Code::PermissionDenied,
             Self::Unimplemented => Code::Unimplemented,
+            Self::CommandsOff(_) => Code::FailedPrecondition,
+            Self::Command { why, .. } => commands::code(*why),
             Self::KeyReused => Code::AlreadyExists,
             Self::OutcomeLost => Code::Unknown,
             Self::Internal => Code::Internal,
@@ -262,6 +269,8 @@ impl Error {
             Self::Fenced => "FENCED",
             Self::OldToken => "OLD_TOKEN",
             Self::TooManyMembers => "TOO_MANY_MEMBERS",
+            Self::CommandsOff(_) => "COMMANDS_DISABLED",
+            Self::Command { why, .. } => commands::reason(*why),
             Self::KeyReused => "IDEMPOTENCY_KEY_REUSED",
             Self::OutcomeLost => "OUTCOME_LOST",
             Self::ScheduleOff => "SCHEDULE_NEEDS_STORE",
@@ -283,6 +292,9 @@ impl Error {
             | Self::TooManyStreams
             | Self::TooManyCalls(_)
             | Self::StoreUnavailable => Some(Duration::from_secs(1)),
+            Self::Command { why, .. } if commands::code(*why) == Code::ResourceExhausted => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -300,7 +312,10 @@ impl Error {
             Self::Invalid { field, .. } | Self::OutOfScope { field } => {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
-            Self::GroupsOff(key) => HashMap::from([("key".to_owned(), (*key).to_owned())]),
+            Self::Command { why, stage } => commands::metadata(*why, *stage),
+            Self::GroupsOff(key) | Self::CommandsOff(key) => {
+                HashMap::from([("key".to_owned(), (*key).to_owned())])
+            }
             Self::ScheduleOff => HashMap::from([("key".to_owned(), "store.enabled".to_owned())]),
             Self::RoleDenied { role } => HashMap::from([("role".to_owned(), role.to_string())]),
             _ => HashMap::new(),

@@ -6,6 +6,7 @@ mod acked;
 mod bans;
 #[path = "../support/client.rs"]
 mod client;
+mod commands;
 mod devices;
 mod events;
 mod groups;

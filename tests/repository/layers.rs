@@ -21,7 +21,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("telemetry", &["config", "door", "reload"]),
     ("net", &["abuse", "auth", "config", "door", "telemetry", "tls"]),
     ("groups", &[]),
-    ("grpc", &["abuse", "auth", "backends", "config", "door", "groups", "reload", "tls"]),
+    ("commands", &[]),
+    ("grpc", &["abuse", "auth", "backends", "commands", "config", "door", "groups", "reload", "tls"]),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.

@@ -106,9 +106,9 @@ pub(in crate::grpc) fn publication(
         }
     }
     check_topic("topic", &request.topic, limits)?;
-    let qos = qos(request.qos, limits)?;
+    let qos = qos("qos", request.qos, limits)?;
     let properties = request.properties.map(|p| properties("properties", p)).transpose()?.flatten();
-    check_payload(&request.payload, properties.as_deref(), limits)?;
+    check_payload("payload", &request.payload, properties.as_deref(), limits)?;
     check_expiry(request.expiry_seconds)?;
     if wait == Wait::Durable && qos == QoS::AtMostOnce {
         return Err(Error::invalid("wait", "DURABLE needs qos 1 or 2"));
@@ -422,9 +422,15 @@ pub(in crate::grpc) fn check_client_ids(field: &str, ids: &[String], limits: &Li
     })
 }
 
-fn check_payload(payload: &[u8], properties: Option<&Properties>, limits: &Limits) -> Result<(), Error> {
+/// Validates payload and properties of a message, which are together in a packet.
+pub(in crate::grpc) fn check_payload(
+    field: &str,
+    payload: &[u8],
+    properties: Option<&Properties>,
+    limits: &Limits,
+) -> Result<(), Error> {
     if payload.len() > limits.max_packet_size.0 {
-        return Err(Error::invalid("payload", format!("is longer than {} bytes", limits.max_packet_size.0)));
+        return Err(Error::invalid(field, format!("is longer than {} bytes", limits.max_packet_size.0)));
     }
     if let Some(properties) = properties {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -437,7 +443,7 @@ fn check_payload(payload: &[u8], properties: Option<&Properties>, limits: &Limit
         }
         let claims_text = limits.validate_payload_format && properties.payload_format == Some(1);
         if claims_text && std::str::from_utf8(payload).is_err() {
-            return Err(Error::invalid("payload", "is not UTF-8 as properties.payload_format says"));
+            return Err(Error::invalid(field, "is not UTF-8 as properties.payload_format says"));
         }
     }
     Ok(())
@@ -475,15 +481,16 @@ pub(in crate::grpc) fn wanted_qos(value: i32) -> Result<QoS, Error> {
     })
 }
 
-fn qos(value: i32, limits: &Limits) -> Result<QoS, Error> {
-    let qos = match known(value, "qos")? {
+/// Validates a QoS; unspecified is 1, if the gateway has it.
+pub(in crate::grpc) fn qos(field: &str, value: i32, limits: &Limits) -> Result<QoS, Error> {
+    let qos = match known(value, field)? {
         v1::Qos::Unspecified => QoS::from_bits(limits.max_qos.min(1)).unwrap_or_default(),
         v1::Qos::AtMostOnce => QoS::AtMostOnce,
         v1::Qos::AtLeastOnce => QoS::AtLeastOnce,
         v1::Qos::ExactlyOnce => QoS::ExactlyOnce,
     };
     if qos as u8 > limits.max_qos {
-        return Err(Error::invalid("qos", format!("is above the gateway's maximum {}", limits.max_qos)));
+        return Err(Error::invalid(field, format!("is above the gateway's maximum {}", limits.max_qos)));
     }
     Ok(qos)
 }

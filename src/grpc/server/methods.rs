@@ -95,6 +95,8 @@ const METHODS: &[Method] = &[
     Method::asks("/gateway.v1.Consumer/Acknowledge", Roles::CONSUME),
     Method::asks("/gateway.v1.Consumer/ModifyLease", Roles::CONSUME),
 
+    Method::asks("/gateway.v1.Commands/Send", Roles::PUBLISH),
+
     Method::administers("/gateway.v1.Security/CreateToken", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),

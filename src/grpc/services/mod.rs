@@ -1,6 +1,7 @@
 //! The services of `gateway.v1`, and that of the precedent.
 
 mod bans;
+pub(super) mod commands;
 pub(super) mod consumer;
 pub(super) mod delete;
 pub(super) mod devices;

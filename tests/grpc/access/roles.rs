@@ -27,6 +27,7 @@ const ADMINISTER: &[Role] = &[Role::Admin];
 /// A row for every method, with the roles that may call it.
 #[rustfmt::skip]
 const ROWS: &[(&str, &[Role])] = &[
+    ("/gateway.v1.Commands/Send", PUBLISH),
     ("/gateway.v1.Consumer/Acknowledge", CONSUME),
     ("/gateway.v1.Consumer/Consume", CONSUME),
     ("/gateway.v1.Consumer/Fetch", CONSUME),

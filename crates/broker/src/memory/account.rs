@@ -41,11 +41,13 @@ pub enum MemoryKind {
     Unauthenticated,
     /// Set aside for the log of consumer groups, as long as there are groups: what waits for the disk, and the last messages.
     Log,
+    /// Commands that wait for their device or its reply, and replies that were not told yet.
+    Commands,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -59,6 +61,7 @@ impl MemoryKind {
         Self::Publisher,
         Self::Unauthenticated,
         Self::Log,
+        Self::Commands,
     ];
 
     /// As metrics name it.
@@ -77,6 +80,7 @@ impl MemoryKind {
             Self::Publisher => "publisher",
             Self::Unauthenticated => "unauthenticated",
             Self::Log => "log",
+            Self::Commands => "commands",
         }
     }
 
@@ -88,7 +92,7 @@ impl MemoryKind {
             // Each gRPC connection costs something whatever it sends, so that many could leave nothing for devices.
             Self::Sessions | Self::GrpcMessages => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
-            Self::Wills | Self::Log | Self::Publisher => 8,
+            Self::Wills | Self::Log | Self::Publisher | Self::Commands => 8,
             Self::Unauthenticated => 16,
         }
     }

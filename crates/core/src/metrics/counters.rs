@@ -97,6 +97,7 @@ counters! {
     memory_sessions: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"sessions\"";
     memory_grpc: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"grpc_messages\"";
     memory_publisher: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"publisher\"";
+    memory_commands: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"commands\"";
     memory_unauthenticated: "mqtt_memory_refused_total", "What was refused because memory is short or a quota is used up", "kind=\"unauthenticated\"";
     write_timeouts: "mqtt_write_timeouts_total", "Connections ended because a write made no progress", "";
     takeovers: "mqtt_takeovers_total", "Connections ended by another with the same client id", "";
@@ -128,6 +129,18 @@ counters! {
     groups_dropped_log: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"log\"";
     groups_dropped_full: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"group_full\"";
     groups_dropped_events: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"events\"";
+    commands_sent: "gateway_commands_sent_total", "Commands of calls of Send", "";
+    commands_replied: "gateway_commands_replied_total", "Replies of devices that callers got", "";
+    commands_failed_offline: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"offline\"";
+    commands_failed_timeout: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"timeout\"";
+    commands_failed_refused: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"refused\"";
+    commands_failed_limit: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"limit\"";
+    commands_failed_other: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"other\"";
+    commands_replies_duplicate: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"duplicate\"";
+    commands_replies_late: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"late\"";
+    commands_replies_unknown: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"unknown\"";
+    commands_replies_correlation: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"correlation\"";
+    commands_replies_malformed: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"malformed\"";
     no_match: "mqtt_messages_unmatched_total", "Messages without a subscriber", "";
     refused_memory: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"memory\"";
     refused_store: "mqtt_messages_refused_total", "Messages refused as a whole", "reason=\"store\"";

@@ -1,0 +1,301 @@
+//! Who waits for an answer, and who waits for a device: the part of the gateway to which the topics of commands belong.
+//!
+//! What a device publishes there is a reply to a command that went to it and has none yet, or it is worth nothing: it is
+//! acknowledged, dropped and counted. Invariants: a command has one reply at most; a call that has ended leaves nothing
+//! behind but its place in a list of a fixed length, by which a late reply is told from an unknown one.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use ahash::RandomState;
+use broker::{Account, Broker, Charge, MemoryKind, Reserved, Shortage, Taken, Turn};
+use bytes::Bytes;
+use gateway_core::{ClientId, Message, Properties, metrics::count};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::{CommandsOptions, Failure, RANDOM, REPLY, Reply, STATUS, Spec};
+
+/// Commands that have ended and are still known by their id.
+const REMEMBERED: usize = 16_384;
+/// Bytes counted for a command that waits, besides what it holds.
+const OVERHEAD: usize = 512;
+
+/// Takes the replies of devices.
+pub(crate) struct Desk {
+    pub(super) options: CommandsOptions,
+    calls: Mutex<Calls>,
+    /// Those who wait until a device has a connection, by device.
+    waiting: Mutex<HashMap<Arc<str>, Waiting, RandomState>>,
+    /// How many there are.
+    waiters: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Calls {
+    open: HashMap<Box<str>, Open, RandomState>,
+    per_device: HashMap<Arc<str>, usize, RandomState>,
+    ended: Ended,
+}
+
+/// Those who wait for one device: how many, and how they are told.
+type Waiting = (usize, Arc<Notify>);
+
+/// A command that waits for its reply.
+struct Open {
+    device: Arc<str>,
+    correlation: [u8; RANDOM],
+    /// None once it has its reply.
+    caller: Option<oneshot::Sender<Reply>>,
+}
+
+/// How commands have ended lately, by a hash of device and id.
+#[derive(Default)]
+struct Ended {
+    known: HashMap<u64, bool, RandomState>,
+    order: VecDeque<u64>,
+    hasher: RandomState,
+}
+
+impl Ended {
+    fn note(&mut self, device: &str, id: &str, replied: bool) {
+        let key = self.hasher.hash_one((device, id));
+        if self.known.insert(key, replied).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    /// Whether it had a reply; `None` if it is not known.
+    fn had_reply(&self, device: &str, id: &str) -> Option<bool> {
+        self.known.get(&self.hasher.hash_one((device, id))).copied()
+    }
+}
+
+/// A command that is waited for; dropped, it is no more.
+pub(super) struct Ticket {
+    desk: Arc<Desk>,
+    pub(super) id: String,
+    pub(super) correlation: [u8; RANDOM],
+    pub(super) reply: oneshot::Receiver<Reply>,
+    _charge: Charge,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut calls = self.desk.calls.lock();
+        let Some(open) = calls.open.remove(&*self.id) else { return };
+        calls.ended.note(&open.device, &self.id, open.caller.is_none());
+        if let Some(count) = calls.per_device.get_mut(&open.device) {
+            *count -= 1;
+            if *count == 0 {
+                calls.per_device.remove(&open.device);
+            }
+        }
+    }
+}
+
+/// Somebody who waits for a device to have a connection.
+pub(super) struct Waiter<'a> {
+    desk: &'a Desk,
+    device: Arc<str>,
+    pub(super) connected: Arc<Notify>,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.desk.waiting.lock();
+        if let Some((count, _)) = waiting.get_mut(&self.device) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.device);
+            }
+        }
+        self.desk.waiters.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A reply's topic behind the client id.
+struct Address<'a> {
+    id: &'a str,
+    /// The level behind `reply`, if there is one.
+    status: Option<u32>,
+}
+
+impl<'a> Address<'a> {
+    fn parse(rest: &'a str) -> Option<Self> {
+        let (id, rest) = rest.split_once('/')?;
+        let status = match rest.strip_prefix(REPLY)? {
+            "" => None,
+            status => Some(number(status.strip_prefix('/')?)?),
+        };
+        Some(Self { id, status })
+    }
+}
+
+/// A number as devices write it: digits, nothing else.
+fn number(text: &str) -> Option<u32> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// What a device says of how it went: the level of its topic, else its user property.
+fn status(address: &Address<'_>, properties: Option<&Properties>) -> u32 {
+    let said = || {
+        let user = &properties?.user;
+        number(&user.iter().find(|(name, _)| name == STATUS)?.1)
+    };
+    address.status.or_else(said).unwrap_or_default()
+}
+
+impl Desk {
+    /// Nobody waits yet.
+    pub(crate) fn new(options: CommandsOptions) -> Arc<Self> {
+        Arc::new(Self {
+            options,
+            calls: Mutex::default(),
+            waiting: Mutex::default(),
+            waiters: AtomicUsize::new(0),
+        })
+    }
+
+    /// Begins to wait for the reply to a command.
+    ///
+    /// # Errors
+    /// Too many wait, or there is no memory.
+    pub(super) fn open(self: &Arc<Self>, spec: &Spec, account: &Arc<Account>) -> Result<Ticket, Failure> {
+        let (id, correlation) = (super::random_id()?, super::random()?);
+        let mut charge = Charge::new(account, MemoryKind::Commands);
+        if !charge.set(OVERHEAD + spec.cost()) {
+            count(|c| c.memory_commands.add(1));
+            return Err(Failure::Memory);
+        }
+        let (caller, reply) = oneshot::channel();
+        let mut calls = self.calls.lock();
+        if calls.open.len() >= self.options.max_outstanding {
+            return Err(Failure::TooMany("commands.max_outstanding"));
+        }
+        let of_device = calls.per_device.entry(Arc::clone(&spec.device)).or_default();
+        if *of_device >= self.options.max_outstanding_per_device {
+            return Err(Failure::TooMany("commands.max_outstanding_per_device"));
+        }
+        *of_device += 1;
+        let open = Open { device: Arc::clone(&spec.device), correlation, caller: Some(caller) };
+        calls.open.insert(id.as_str().into(), open);
+        drop(calls);
+        Ok(Ticket { desk: Arc::clone(self), id, correlation, reply, _charge: charge })
+    }
+
+    /// Begins to wait for a connection of the device: whoever looks for one after this is told of a later one.
+    pub(super) fn wait_for(&self, device: &Arc<str>) -> Waiter<'_> {
+        self.waiters.fetch_add(1, SeqCst);
+        let mut waiting = self.waiting.lock();
+        let (count, connected) = waiting.entry(Arc::clone(device)).or_default();
+        *count += 1;
+        Waiter { desk: self, device: Arc::clone(device), connected: Arc::clone(connected) }
+    }
+
+    /// Gives a reply to the call that waits for it; `None` if none does.
+    fn give(
+        &self,
+        device: &str,
+        address: &Address<'_>,
+        message: &Message<'_>,
+        account: &Arc<Account>,
+    ) -> Option<Taken> {
+        let mut calls = self.calls.lock();
+        let open = calls.open.get_mut(address.id).filter(|open| &*open.device == device)?;
+        if open.caller.is_none() {
+            count(|c| c.commands_replies_duplicate.add(1));
+            return Some(Taken::Taken);
+        }
+        if !correlates(address, message, &open.correlation) {
+            count(|c| c.commands_replies_correlation.add(1));
+            return Some(Taken::Taken);
+        }
+        let Some(reply) = reply(address, message, account) else {
+            return Some(Taken::Refused(Shortage::Memory));
+        };
+        let caller = open.caller.take()?;
+        drop(calls);
+        match caller.send(reply) {
+            Ok(()) => count(|c| c.commands_replied.add(1)),
+            // It ended just now.
+            Err(_) => count(|c| c.commands_replies_late.add(1)),
+        }
+        Some(Taken::Taken)
+    }
+
+    /// Counts a reply that nobody waits for.
+    fn drop_reply(&self, device: &str, id: &str) {
+        let had_reply = self.calls.lock().ended.had_reply(device, id);
+        count(|c| match had_reply {
+            Some(true) => c.commands_replies_duplicate.add(1),
+            Some(false) => c.commands_replies_late.add(1),
+            None => c.commands_replies_unknown.add(1),
+        });
+    }
+}
+
+/// Whether a reply is one to this very command. Without a status in its topic the correlation data must be there; with one they
+/// must not be others.
+fn correlates(address: &Address<'_>, message: &Message<'_>, correlation: &[u8]) -> bool {
+    match message.properties.and_then(|properties| properties.correlation_data.as_deref()) {
+        Some(data) => data == correlation,
+        None => address.status.is_some(),
+    }
+}
+
+/// The reply that a message is; `None` without memory for it.
+fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<Reply> {
+    let mut charge = Charge::new(account, MemoryKind::Commands);
+    let properties = message.properties.cloned();
+    if !charge.set(message.payload.len() + properties.as_ref().map_or(0, |properties| properties.cost())) {
+        count(|c| c.memory_commands.add(1));
+        return None;
+    }
+    Some(Reply {
+        payload: Bytes::copy_from_slice(message.payload),
+        status: status(address, properties.as_deref()),
+        properties,
+        at: message.received,
+        _charge: Some(charge),
+    })
+}
+
+impl Reserved for Desk {
+    fn prefix(&self) -> &str {
+        &self.options.prefix
+    }
+
+    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, _turn: &mut Turn) -> Taken {
+        let device = message.origin.client_id.map_or("", ClientId::as_str);
+        let Some(address) = Address::parse(rest) else {
+            count(|c| c.commands_replies_malformed.add(1));
+            return Taken::Taken;
+        };
+        if let Some(taken) = self.give(device, &address, message, broker.account()) {
+            return taken;
+        }
+        self.drop_reply(device, address.id);
+        Taken::Taken
+    }
+
+    fn connected(&self, device: &ClientId) {
+        if self.waiters.load(SeqCst) == 0 {
+            return;
+        }
+        let connected = self.waiting.lock().get(device.as_str()).map(|(_, connected)| Arc::clone(connected));
+        if let Some(connected) = connected {
+            connected.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Commands: requests to devices, and their answers.
+//!
+//! ```text
+//! desk      who waits for an answer: takes the replies of devices from the broker, and gives each to its caller
+//! sending   one call of Send
+//! ```
+//!
+//! A command goes to its device on `{topic}/{client_id}/{id}/{name}`, with the response topic `{topic}/{client_id}/{id}/reply`
+//! and correlation data for MQTT 5. A device of MQTT 3 answers on `{topic}/{client_id}/{id}/reply/{status}`. Replies are taken
+//! where the broker would route them ([`broker::Reserved`]), so that nobody but the caller gets them. Of whom a reply is says
+//! the broker, which takes what is below the name of another from nobody; for what it is says its topic, and at MQTT 5 the
+//! correlation data.
+//!
+//! Knows no tonic and no proto. Nothing waits under a lock; the desk's is held for a lookup.
+
+mod desk;
+mod sending;
+
+use std::{sync::Arc, time::Duration};
+
+use aws_lc_rs::rand;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use broker::{Broker, Charge, Reserved};
+use bytes::Bytes;
+use gateway_core::{Message, Origin, Properties, QoS, Receipt, Timestamp};
+use thiserror::Error;
+
+pub(crate) use desk::Desk;
+
+/// Bytes of correlation data, and of an id of the gateway's making.
+const RANDOM: usize = 16;
+/// The user property in which a device of MQTT 5 says how it went.
+const STATUS: &str = "status";
+/// The level of a reply's topic behind the id. No command has this name.
+pub(crate) const REPLY: &str = "reply";
+
+/// What to send to whom. Valid: the device is one level of a topic, and so is the name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Spec {
+    /// Client id.
+    pub(crate) device: Arc<str>,
+    /// Last level of the topic.
+    pub(crate) name: String,
+    /// Payload.
+    pub(crate) payload: Bytes,
+    /// Properties, without response topic and correlation data.
+    pub(crate) properties: Option<Arc<Properties>>,
+    /// QoS.
+    pub(crate) qos: QoS,
+}
+
+impl Spec {
+    /// The topic of the command of this id.
+    fn topic(&self, prefix: &str, id: &str) -> String {
+        format!("{prefix}{}/{id}/{}", self.device, self.name)
+    }
+
+    /// Bytes held for it on the memory account.
+    fn cost(&self) -> usize {
+        let properties = self.properties.as_ref().map_or(0, |properties| properties.cost());
+        self.device.len() + self.name.len() + self.payload.len() + properties
+    }
+}
+
+/// What a device answered.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// Payload.
+    pub(crate) payload: Bytes,
+    /// Properties.
+    pub(crate) properties: Option<Arc<Properties>>,
+    /// What the device says of how it went; 0 if it says nothing.
+    pub(crate) status: u32,
+    /// When.
+    pub(crate) at: Timestamp,
+    /// Its bytes on the memory account.
+    pub(crate) _charge: Option<Charge>,
+}
+
+/// How far a command came that has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// It has not left the gateway.
+    Queued,
+    /// Handed to the operating system.
+    Sent,
+    /// Acknowledged by the device.
+    Delivered,
+}
+
+/// Why a command has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum Failure {
+    /// The device has no connection.
+    #[error("the device is offline")]
+    Offline,
+    /// Its time is over.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The device refused it, with this reason code.
+    #[error("the device refused the command")]
+    Refused(u8),
+    /// It is larger than the device takes.
+    #[error("the command is larger than the device takes")]
+    TooLarge,
+    /// The device's queue is full.
+    #[error("the device's queue is full")]
+    QueueFull,
+    /// Too many wait for answers, by this bound of the configuration.
+    #[error("too many commands wait for answers")]
+    TooMany(&'static str),
+    /// No memory.
+    #[error("the memory budget is used up")]
+    Memory,
+    /// The system gives no random numbers.
+    #[error("no random numbers")]
+    Random,
+    /// The gateway stops.
+    #[error("the gateway shuts down")]
+    ShuttingDown,
+}
+
+/// A failure, and how far the command came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Failed {
+    /// Why.
+    pub(crate) why: Failure,
+    /// How far.
+    pub(crate) stage: Stage,
+}
+
+/// Bounds.
+#[derive(Debug, Clone)]
+pub(crate) struct CommandsOptions {
+    /// What topics begin with, the last `/` included.
+    pub(crate) prefix: String,
+    /// Calls of Send at once.
+    pub(crate) max_outstanding: usize,
+    /// The same to one device.
+    pub(crate) max_outstanding_per_device: usize,
+}
+
+/// Commands of the gateway.
+pub(crate) struct Commands {
+    broker: Broker,
+    desk: Arc<Desk>,
+}
+
+impl Commands {
+    /// With the desk that the broker was made with.
+    pub(crate) fn new(broker: Broker, desk: Arc<Desk>) -> Arc<Self> {
+        Arc::new(Self { broker, desk })
+    }
+
+    /// The topic that a command of this device and name would have, but for its id.
+    pub(crate) fn topic_of(&self, spec: &Spec) -> String {
+        spec.topic(&self.desk.options.prefix, "id")
+    }
+
+    /// Hands a command to the device if it has a connection.
+    fn publish(
+        &self,
+        spec: &Spec,
+        id: &str,
+        correlation: [u8; RANDOM],
+        receipt: &Arc<Receipt>,
+        (now, expires): (Timestamp, Timestamp),
+    ) -> broker::DirectOutcome {
+        let prefix = &self.desk.options.prefix;
+        let topic = spec.topic(prefix, id);
+        let mut properties = spec.properties.as_deref().cloned().unwrap_or_default();
+        properties.response_topic = Some(format!("{prefix}{}/{id}/{REPLY}", spec.device));
+        properties.correlation_data = Some(Bytes::copy_from_slice(&correlation));
+        let properties = Arc::new(properties);
+        let mut message = Message::new(&topic, &spec.payload, now, Origin::BACKEND);
+        message.qos = spec.qos;
+        message.properties = Some(&properties);
+        message.receipt = Some(receipt);
+        message.direct = true;
+        // It is sent again by us, not by what the session keeps on disk.
+        message.durability = gateway_core::Durability::None;
+        message.expires = Some(expires);
+        let mut turn = broker::Turn::default();
+        let outcome = self.broker.publish_to_device(&spec.device, &message, broker::Offline::Fail, &mut turn);
+        turn.flush();
+        outcome
+    }
+}
+
+/// Nobody guesses it.
+fn random() -> Result<[u8; RANDOM], Failure> {
+    let mut bytes = [0; RANDOM];
+    rand::fill(&mut bytes).map_err(|_| Failure::Random)?;
+    Ok(bytes)
+}
+
+/// An id that nobody guesses, as text that is one level of a topic.
+pub(crate) fn random_id() -> Result<String, Failure> {
+    Ok(URL_SAFE_NO_PAD.encode(random()?))
+}
+
+/// The desk as the broker takes it.
+pub(crate) fn reserved(desk: &Arc<Desk>) -> Arc<dyn Reserved> {
+    Arc::clone(desk) as _
+}
+
+/// As a point of the gateway's clock.
+fn after(now: Timestamp, span: Duration) -> Timestamp {
+    now.plus_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! One call of Send: the command goes out, and its reply comes, or the call ends and with it the command.
+//!
+//! A command follows its device: where the session that had it ends before the device has acknowledged it, it is sent again to
+//! the next connection, under the same id. A session that goes on resends it itself. Once the device has it, only the reply
+//! counts.
+
+use std::{sync::Arc, time::Duration};
+
+use broker::{DirectOutcome, Shortage};
+use gateway_core::{DropReason, Outcome, QoS, Receipt, ReceiptState, clock, metrics::count};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use super::{Commands, Failed, Failure, Reply, Spec, Stage, after, desk::Ticket};
+
+/// How often one is sent again because its session has ended.
+const MOST_ATTEMPTS: usize = 16;
+
+/// What became of one attempt.
+enum Attempt {
+    /// The device has it, or may have it: only the reply counts.
+    Reached,
+    /// Its session is gone, and it has acknowledged nothing.
+    Lost,
+    Failed(Failure),
+}
+
+impl Commands {
+    /// Sends a command and waits for its reply. A device without a connection is waited for as long as `wait_for_device` says,
+    /// if it does. Cancel safe: a call that is dropped has ended.
+    ///
+    /// # Errors
+    /// Why there is no reply, and how far the command came.
+    pub(crate) async fn send(
+        &self,
+        spec: &Spec,
+        wait_for_device: Option<Duration>,
+        deadline: Instant,
+        shutdown: &watch::Receiver<bool>,
+    ) -> Result<Reply, Failed> {
+        let mut stage = Stage::Queued;
+        let opened = self.desk.open(spec, self.broker.account());
+        let mut ticket = opened.map_err(|why| self.failed(why, stage))?;
+        count(|c| c.commands_sent.add(1));
+        let mut shutdown = shutdown.clone();
+        let sending = self.deliver(spec, &mut ticket, wait_for_device, deadline, &mut stage);
+        let ended = tokio::select! {
+            biased;
+            ended = sending => ended,
+            // A sender that is gone counts as asking.
+            _ = shutdown.wait_for(|stop| *stop) => Err(Failure::ShuttingDown),
+        };
+        ended.map_err(|why| self.failed(why, stage))
+    }
+
+    fn failed(&self, why: Failure, stage: Stage) -> Failed {
+        count(|c| match why {
+            Failure::Offline => c.commands_failed_offline.add(1),
+            Failure::TimedOut => c.commands_failed_timeout.add(1),
+            Failure::Refused(_) | Failure::TooLarge => c.commands_failed_refused.add(1),
+            Failure::QueueFull | Failure::TooMany(_) | Failure::Memory => c.commands_failed_limit.add(1),
+            Failure::Random | Failure::ShuttingDown => c.commands_failed_other.add(1),
+        });
+        Failed { why, stage }
+    }
+
+    async fn deliver(
+        &self,
+        spec: &Spec,
+        ticket: &mut Ticket,
+        wait_for_device: Option<Duration>,
+        deadline: Instant,
+        stage: &mut Stage,
+    ) -> Result<Reply, Failure> {
+        let now = clock::now();
+        let expires = after(now, deadline.saturating_duration_since(Instant::now()));
+        let first_by = wait_for_device.map(|span| (Instant::now() + span).min(deadline));
+        let mut attempts = 0;
+        loop {
+            // Before the attempt: a connection that it does not meet is told.
+            let waiter = self.desk.wait_for(&spec.device);
+            let connected = waiter.connected.notified();
+            tokio::pin!(connected);
+            connected.as_mut().enable();
+            let receipt = Arc::<Receipt>::default();
+            let times = (clock::now(), expires);
+            let outcome = self.publish(spec, &ticket.id, ticket.correlation, &receipt, times);
+            let offline = match outcome {
+                DirectOutcome::Done(Outcome::Sent | Outcome::Queued) => {
+                    attempts += 1;
+                    let attempt = tokio::select! {
+                        biased;
+                        reply = &mut ticket.reply => return reply.map_err(|_| Failure::TimedOut),
+                        attempt = follow(&receipt, spec.qos, stage) => attempt,
+                        () = sleep_until(deadline) => return Err(Failure::TimedOut),
+                    };
+                    match attempt {
+                        Attempt::Failed(why) => return Err(why),
+                        Attempt::Lost if attempts < MOST_ATTEMPTS => false,
+                        Attempt::Reached | Attempt::Lost => {
+                            tokio::select! {
+                                biased;
+                                reply = &mut ticket.reply => return reply.map_err(|_| Failure::TimedOut),
+                                () = sleep_until(deadline) => return Err(Failure::TimedOut),
+                            }
+                        }
+                    }
+                }
+                DirectOutcome::Refused(Shortage::Memory) => return Err(Failure::Memory),
+                DirectOutcome::Done(Outcome::Dropped(reason)) => match failure(reason) {
+                    Some(why) => return Err(why),
+                    None => true,
+                },
+                // It keeps nothing of this on the disk.
+                DirectOutcome::Refused(Shortage::Store)
+                | DirectOutcome::Done(Outcome::Ignored)
+                | DirectOutcome::UnknownDevice
+                | DirectOutcome::DeviceOffline => true,
+            };
+            if !offline {
+                continue;
+            }
+            // Once it was sent the device is waited for as long as the call lasts.
+            let by = if attempts > 0 { deadline } else { first_by.ok_or(Failure::Offline)? };
+            tokio::select! {
+                biased;
+                reply = &mut ticket.reply => return reply.map_err(|_| Failure::TimedOut),
+                () = connected => {}
+                () = sleep_until(by) => {
+                    return Err(if attempts > 0 { Failure::TimedOut } else { Failure::Offline });
+                }
+            }
+        }
+    }
+}
+
+/// Waits until it is clear what becomes of an attempt, and notes how far it came. Cancel safe.
+async fn follow(receipt: &Receipt, qos: QoS, stage: &mut Stage) -> Attempt {
+    let mut seen = ReceiptState::default();
+    loop {
+        seen = receipt.wait(|state| *state != seen).await;
+        if seen.sent > 0 {
+            *stage = (*stage).max(Stage::Sent);
+        }
+        if seen.acked > 0 && qos > QoS::AtMostOnce {
+            *stage = Stage::Delivered;
+        }
+        if seen.rejected > 0 {
+            return Attempt::Failed(Failure::Refused(seen.code.unwrap_or_default()));
+        }
+        if seen.acked > 0 {
+            return Attempt::Reached;
+        }
+        if seen.dropped > 0 {
+            return match seen.reason.and_then(failure) {
+                Some(why) => Attempt::Failed(why),
+                None => Attempt::Lost,
+            };
+        }
+    }
+}
+
+/// The failure that a drop is; `None` where another connection may get it.
+fn failure(reason: DropReason) -> Option<Failure> {
+    match reason {
+        DropReason::QueueFull => Some(Failure::QueueFull),
+        DropReason::Memory => Some(Failure::Memory),
+        DropReason::TooLarge => Some(Failure::TooLarge),
+        DropReason::Expired => Some(Failure::TimedOut),
+        DropReason::Offline
+        | DropReason::ConnectionLost
+        | DropReason::SessionEnded
+        | DropReason::NotAuthorized => None,
+    }
+}

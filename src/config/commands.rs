@@ -1,0 +1,76 @@
+//! `[commands]`: requests to devices, and the topics that they and their answers have.
+
+use broker::ReservedTopics;
+use gateway_core::TopicName;
+use serde::{Deserialize, Serialize};
+
+use super::{Config, validate::Check};
+
+/// `[commands]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Commands {
+    /// Offer them. What begins with `topic` is the gateway's then.
+    pub enabled: bool,
+    /// What the topics of commands begin with, before `/{client_id}/{id}/{name}`: one level or several.
+    pub topic: String,
+    /// Commands at once that wait for their answer.
+    pub max_outstanding: usize,
+    /// The same to one device.
+    pub max_outstanding_per_device: usize,
+}
+
+impl Default for Commands {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            topic: "cmd".to_owned(),
+            max_outstanding: 10_000,
+            max_outstanding_per_device: 100,
+        }
+    }
+}
+
+/// Each is in memory, too.
+const MOST_STORED: usize = 1_000_000;
+
+impl Config {
+    /// The topics that devices may publish to only below their own name, and without a rule.
+    pub fn reserved_topics(&self) -> ReservedTopics {
+        let commands = self.commands.enabled.then(|| self.commands.prefix());
+        ReservedTopics::new(commands.iter().map(String::as_str))
+    }
+
+    pub(super) fn check_commands(&self, check: &mut Check) {
+        let commands = &self.commands;
+        let topic = &commands.topic;
+        if TopicName::check(topic).is_err()
+            || topic.split('/').any(str::is_empty)
+            || topic.starts_with("$SYS")
+            || topic.starts_with("$share")
+        {
+            check.fail(
+                "commands.topic",
+                topic,
+                "not the beginning of a topic: levels with text, no wildcard, not $SYS or $share",
+                "use cmd, or another level that no device publishes to",
+            );
+        }
+        for (key, value) in [
+            ("commands.max_outstanding", commands.max_outstanding),
+            ("commands.max_outstanding_per_device", commands.max_outstanding_per_device),
+        ] {
+            check.positive(key, value, value == 0);
+            if value > MOST_STORED {
+                check.fail(key, value, "more than works well", format!("use at most {MOST_STORED}"));
+            }
+        }
+    }
+}
+
+impl Commands {
+    /// What their topics begin with, the last `/` included.
+    pub fn prefix(&self) -> String {
+        format!("{}/", self.topic)
+    }
+}
