@@ -73,6 +73,19 @@ impl ReservedTopics {
         self.find(topic).is_some_and(|(_, behind)| own(client_id, behind).is_some())
     }
 
+    /// Whether a filter, shared or not, can match a topic of a part that is not of this device, where the part's prefix begins
+    /// with `$`: no wildcard in a filter's first level matches that [MQTT-4.7.2-1], so such a filter was made for it.
+    pub fn reaches_foreign(&self, client_id: &str, filter: &str) -> bool {
+        // Most filters begin with something else.
+        if self.0.is_empty() || !filter.starts_with('$') {
+            return false;
+        }
+        let Ok(shared) = parse_shared(filter) else { return false };
+        let filter = shared.map_or(filter, |(_, filter)| filter);
+        let mut private = self.0.iter().filter(|prefix| prefix.starts_with('$'));
+        private.any(|prefix| reaches(prefix, filter)) && !self.owns(client_id, filter)
+    }
+
     /// Whether a topic belongs to a part, but not to this device: it must not publish to it.
     #[inline]
     pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
@@ -83,6 +96,21 @@ impl ReservedTopics {
 /// Whether a device of this client id can have reserved topics: it must be one level of a topic, and no wildcard.
 pub fn is_one_level(client_id: &str) -> bool {
     !client_id.is_empty() && !client_id.bytes().any(|byte| matches!(byte, b'/' | b'+' | b'#' | 0))
+}
+
+/// Whether a filter can match topics that begin with this prefix.
+fn reaches(prefix: &str, filter: &str) -> bool {
+    let mut levels = filter.split('/');
+    for (place, own) in prefix.trim_end_matches('/').split('/').enumerate() {
+        match levels.next() {
+            Some("#") if place > 0 => return true,
+            Some("+") if place > 0 => {}
+            Some(level) if level == own => {}
+            _ => return false,
+        }
+    }
+    // The prefix itself is no topic of the part, but `prefix/#` matches it too.
+    levels.next().is_some()
 }
 
 /// What is behind the device's name in a topic behind its prefix.
@@ -184,6 +212,25 @@ mod tests {
         for (client_id, topic, owned, foreign) in cases {
             assert_eq!(topics.owns(client_id, topic), owned, "{client_id} owns {topic}");
             assert_eq!(topics.is_foreign(client_id, topic), foreign, "{client_id} and {topic}");
+        }
+        for (filter, foreign) in [
+            ("$aws/things/d/shadow/#", false),
+            ("$aws/things/d/#", false),
+            ("$share/g/$aws/things/d/shadow/#", false),
+            ("$aws/things/e/shadow/#", true),
+            ("$share/g/$aws/things/e/shadow/#", true),
+            ("$aws/things/+/shadow/#", true),
+            ("$aws/+/d/#", true),
+            ("$aws/things/#", true),
+            ("$aws/#", true),
+            ("$aws/things", false),
+            ("$aws/other/#", false),
+            ("$SYS/#", false),
+            ("#", false),
+            ("+/things/e/#", false),
+            ("cmd/#", false),
+        ] {
+            assert_eq!(topics.reaches_foreign("d", filter), foreign, "{filter}");
         }
         assert!(!ReservedTopics::default().owns("d", "cmd/d/1"));
         assert!(!ReservedTopics::default().is_foreign("d", "cmd/e/1"));
