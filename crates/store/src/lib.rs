@@ -104,10 +104,12 @@ pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};
 #[cfg(feature = "scylla")]
-pub use scylla::{Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, TtlRule};
+pub use scylla::{
+    Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, ScyllaShadows, TtlRule,
+};
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
-pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, Put, ShadowRecord, ShadowStore};
+pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
 pub use versions::{VersionClock, VersionMark, version_offset};
 pub use watch::{Watch, WatchSelector};
 

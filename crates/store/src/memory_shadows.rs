@@ -7,7 +7,7 @@ use gateway_core::ClientId;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{BoxFuture, Put, ShadowRecord, ShadowStore, StoreError};
+use super::{BoxFuture, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 
 type Key = (ClientId, Arc<str>);
 
@@ -54,16 +54,16 @@ impl MemoryShadows {
         key: Key,
         to: Option<ShadowRecord>,
         fits: impl FnOnce(Option<&ShadowRecord>) -> bool,
-    ) -> Put {
+    ) -> ShadowPut {
         let mut records = self.records.lock();
         if !fits(records.get(&key)) {
-            return Put::Conflict;
+            return ShadowPut::Conflict;
         }
         match to {
             Some(record) => records.insert(key, record),
             None => records.remove(&key),
         };
-        Put::Written
+        ShadowPut::Written
     }
 }
 
@@ -83,7 +83,7 @@ impl ShadowStore for MemoryShadows {
         })
     }
 
-    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<Put, StoreError>> {
+    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<ShadowPut, StoreError>> {
         Box::pin(async move {
             self.ready().await?;
             let key = (record.device.clone(), Arc::clone(&record.name));
@@ -96,7 +96,7 @@ impl ShadowStore for MemoryShadows {
         device: &'a str,
         name: &'a str,
         version: u64,
-    ) -> BoxFuture<'a, Result<Put, StoreError>> {
+    ) -> BoxFuture<'a, Result<ShadowPut, StoreError>> {
         Box::pin(async move {
             self.ready().await?;
             let is_left = |there: &ShadowRecord| there.version == version && there.document.is_none();

@@ -30,7 +30,7 @@ pub struct ShadowRecord {
 
 /// What became of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
+pub enum ShadowPut {
     /// It is made.
     Written,
     /// Nothing is changed: the stored version is another than expected.
@@ -48,8 +48,8 @@ pub trait ShadowStore: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Option<ShadowRecord>, StoreError>>;
 
     /// Writes the record if the stored one has the version `expected`; 0 is that there is none. Durable when it returns
-    /// [`Put::Written`]. After an error, and dropped before it is done, it may or may not be made.
-    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<Put, StoreError>>;
+    /// [`ShadowPut::Written`]. After an error, and dropped before it is done, it may or may not be made.
+    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<ShadowPut, StoreError>>;
 
     /// Removes what is left of a deleted shadow, if the stored record is one and has this version. Durable when it returns.
     fn forget<'a>(
@@ -57,7 +57,7 @@ pub trait ShadowStore: Send + Sync + 'static {
         device: &'a str,
         name: &'a str,
         version: u64,
-    ) -> BoxFuture<'a, Result<Put, StoreError>>;
+    ) -> BoxFuture<'a, Result<ShadowPut, StoreError>>;
 
     /// Records of the device in the order of their names, deleted ones included, behind the name `after` if given: at most
     /// `limit`, and fewer where they are large. None means that there are no more. Without `documents` they are left empty where

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use gateway_core::{ClientId, Timestamp};
 
-use super::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, Put, ShadowRecord, ShadowStore};
+use super::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
 
 pub(super) fn record(device: &str, name: &str, version: u64) -> ShadowRecord {
     ShadowRecord {
@@ -55,53 +55,53 @@ async fn every_field_comes_back(store: &dyn ShadowStore) {
     assert_eq!(store.get("a", "").await.unwrap(), None);
     for name in ["", "n", "n2"] {
         let record = record("a", name, 1);
-        assert_eq!(store.put(record.clone(), 0).await.unwrap(), Put::Written);
+        assert_eq!(store.put(record.clone(), 0).await.unwrap(), ShadowPut::Written);
         assert_eq!(store.get("a", name).await.unwrap(), Some(record));
     }
     assert_eq!(store.get("a", "n3").await.unwrap(), None);
     assert_eq!(store.get("b", "").await.unwrap(), None);
     let empty = ShadowRecord { document: Some(Bytes::new()), ..record("a", "", 2) };
-    assert_eq!(store.put(empty.clone(), 1).await.unwrap(), Put::Written);
+    assert_eq!(store.put(empty.clone(), 1).await.unwrap(), ShadowPut::Written);
     assert_eq!(store.get("a", "").await.unwrap(), Some(empty), "an empty document is one");
 }
 
 async fn a_write_needs_the_version_it_was_made_from(store: &dyn ShadowStore) {
     let first = record("v", "", 1);
-    assert_eq!(store.put(first.clone(), 7).await.unwrap(), Put::Conflict, "there is none");
+    assert_eq!(store.put(first.clone(), 7).await.unwrap(), ShadowPut::Conflict, "there is none");
     assert_eq!(store.get("v", "").await.unwrap(), None);
-    assert_eq!(store.put(first.clone(), 0).await.unwrap(), Put::Written);
+    assert_eq!(store.put(first.clone(), 0).await.unwrap(), ShadowPut::Written);
     for expected in [0, 2, u64::from(u32::MAX)] {
-        assert_eq!(store.put(record("v", "", 3), expected).await.unwrap(), Put::Conflict);
+        assert_eq!(store.put(record("v", "", 3), expected).await.unwrap(), ShadowPut::Conflict);
         assert_eq!(store.get("v", "").await.unwrap(), Some(first.clone()));
     }
-    assert_eq!(store.put(record("v", "", 2), 1).await.unwrap(), Put::Written);
-    assert_eq!(store.put(record("v", "", 2), 1).await.unwrap(), Put::Conflict, "not twice");
-    assert_eq!(store.put(record("v", "", 9), 2).await.unwrap(), Put::Written, "the caller counts");
+    assert_eq!(store.put(record("v", "", 2), 1).await.unwrap(), ShadowPut::Written);
+    assert_eq!(store.put(record("v", "", 2), 1).await.unwrap(), ShadowPut::Conflict, "not twice");
+    assert_eq!(store.put(record("v", "", 9), 2).await.unwrap(), ShadowPut::Written, "the caller counts");
     assert_eq!(store.get("v", "").await.unwrap(), Some(record("v", "", 9)));
 }
 
 async fn a_deleted_shadow_keeps_its_version_until_it_is_forgotten(store: &dyn ShadowStore) {
-    assert_eq!(store.put(record("d", "x", 1), 0).await.unwrap(), Put::Written);
-    assert_eq!(store.forget("d", "x", 1).await.unwrap(), Put::Conflict, "it is not deleted");
-    assert_eq!(store.put(deleted("d", "x", 2), 1).await.unwrap(), Put::Written);
+    assert_eq!(store.put(record("d", "x", 1), 0).await.unwrap(), ShadowPut::Written);
+    assert_eq!(store.forget("d", "x", 1).await.unwrap(), ShadowPut::Conflict, "it is not deleted");
+    assert_eq!(store.put(deleted("d", "x", 2), 1).await.unwrap(), ShadowPut::Written);
     assert_eq!(store.get("d", "x").await.unwrap(), Some(deleted("d", "x", 2)));
     assert_eq!(names(store, "d", 10).await, [("x".to_owned(), 2, false)]);
-    assert_eq!(store.put(record("d", "x", 1), 0).await.unwrap(), Put::Conflict);
-    assert_eq!(store.put(record("d", "x", 3), 2).await.unwrap(), Put::Written);
-    assert_eq!(store.put(deleted("d", "x", 4), 3).await.unwrap(), Put::Written);
-    assert_eq!(store.forget("d", "x", 3).await.unwrap(), Put::Conflict);
-    assert_eq!(store.forget("d", "x", 4).await.unwrap(), Put::Written);
-    assert_eq!(store.forget("d", "x", 4).await.unwrap(), Put::Conflict);
+    assert_eq!(store.put(record("d", "x", 1), 0).await.unwrap(), ShadowPut::Conflict);
+    assert_eq!(store.put(record("d", "x", 3), 2).await.unwrap(), ShadowPut::Written);
+    assert_eq!(store.put(deleted("d", "x", 4), 3).await.unwrap(), ShadowPut::Written);
+    assert_eq!(store.forget("d", "x", 3).await.unwrap(), ShadowPut::Conflict);
+    assert_eq!(store.forget("d", "x", 4).await.unwrap(), ShadowPut::Written);
+    assert_eq!(store.forget("d", "x", 4).await.unwrap(), ShadowPut::Conflict);
     assert_eq!(store.get("d", "x").await.unwrap(), None);
     assert_eq!(names(store, "d", 10).await, []);
-    assert_eq!(store.put(record("d", "x", 1), 0).await.unwrap(), Put::Written, "it begins anew");
+    assert_eq!(store.put(record("d", "x", 1), 0).await.unwrap(), ShadowPut::Written, "it begins anew");
 }
 
 async fn a_device_has_its_own_in_the_order_of_their_names(store: &dyn ShadowStore) {
     for device in ["l", "l/m", "l ", "k", "m"] {
         for number in (0..20).rev() {
             let name = if number == 0 { String::new() } else { format!("n{number:02}") };
-            assert_eq!(store.put(record(device, &name, 1), 0).await.unwrap(), Put::Written);
+            assert_eq!(store.put(record(device, &name, 1), 0).await.unwrap(), ShadowPut::Written);
         }
     }
     for limit in [1, 7, 100] {
@@ -119,7 +119,7 @@ async fn the_longest_names_and_a_large_document_fit(store: &dyn ShadowStore) {
     let (device, name) = ("d".repeat(MAX_SHADOW_DEVICE), "n".repeat(MAX_SHADOW_NAME));
     let document = Some(Bytes::from(vec![b'x'; 300_000]));
     let large = ShadowRecord { document, ..record(&device, &name, 1) };
-    assert_eq!(store.put(large.clone(), 0).await.unwrap(), Put::Written);
+    assert_eq!(store.put(large.clone(), 0).await.unwrap(), ShadowPut::Written);
     assert_eq!(store.get(&device, &name).await.unwrap(), Some(large.clone()));
     assert_eq!(store.list(&device, None, 9, true).await.unwrap(), [large]);
 }
@@ -131,7 +131,7 @@ async fn of_many_at_once_each_is_made_once(store: &Arc<dyn ShadowStore>) {
             loop {
                 let there = store.get("count", "").await.unwrap();
                 let version = there.map_or(0, |there| there.version);
-                if store.put(record("count", "", version + 1), version).await.unwrap() == Put::Written {
+                if store.put(record("count", "", version + 1), version).await.unwrap() == ShadowPut::Written {
                     break;
                 }
             }

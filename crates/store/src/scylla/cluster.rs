@@ -29,6 +29,7 @@ use super::{
     limit::{Limit, Permit},
     row,
     schema::{self, TableIds},
+    shadows,
     topics::KnownTopics,
     write::unhurried,
 };
@@ -84,6 +85,7 @@ pub(super) struct Connection {
     pub(super) list: PreparedStatement,
     pub(super) topics: PreparedStatement,
     pub(super) history: Statements,
+    pub(super) shadows: shadows::Statements,
 }
 
 impl Cluster {
@@ -265,6 +267,7 @@ impl Connection {
             topics: prepare(&session, of_device("topic, version, server", "device = ? LIMIT ?"), read)
                 .await?,
             history: Statements::prepare(&session, options).await?,
+            shadows: shadows::Statements::prepare(&session, options).await?,
             session,
             tables,
         })

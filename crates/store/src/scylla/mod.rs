@@ -1,7 +1,7 @@
 //! Latest values and history in Cassandra or Scylla.
 //!
 //! One driver session per process, made when it is first needed: the gateway starts while the database is away, and
-//! every write tries again. Writes are idempotent upserts of every column with the value's version as write
+//! every write tries again. Writes, but for those of shadows, are idempotent upserts of every column with the value's version as write
 //! timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
 //!
 //! ```text
@@ -12,6 +12,7 @@
 //! write latest      requests that write; which values of a batch go where
 //! read              one value, pages of values
 //! history           messages of a topic in order of time
+//! shadows           device shadows, by lightweight transactions
 //! ```
 
 mod cluster;
@@ -23,6 +24,7 @@ mod options;
 mod read;
 mod row;
 mod schema;
+mod shadows;
 #[cfg(test)]
 mod tests;
 mod topics;
@@ -33,6 +35,7 @@ use std::sync::Arc;
 use self::cluster::Cluster;
 pub use self::history::ScyllaHistory;
 pub use self::options::{Compression, Consistency, ScyllaOptions, TtlRule};
+pub use self::shadows::ScyllaShadows;
 use super::{BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, StoreError};
 
 /// A [`LatestStore`] in a Cassandra or Scylla cluster.

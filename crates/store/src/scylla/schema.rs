@@ -1,7 +1,7 @@
 //! Keyspace and tables, made by numbered migrations.
 //!
 //! Only what Cassandra 4.1 and 5 and Scylla all understand: text, blob, numbers and frozen collections, no secondary
-//! index, no materialized view, no counter, no lightweight transaction. Replication is a `NetworkTopologyStrategy` map.
+//! index, no materialized view, no counter; lightweight transactions for shadows alone. Replication is a `NetworkTopologyStrategy` map.
 //! Scylla divides keyspaces of that strategy into tablets, where it supports them; nothing here is among what tablets do
 //! not do, but there a replication factor cannot exceed the racks (nodes, if racks are not used) of a datacenter.
 //!
@@ -42,6 +42,10 @@ const MIGRATIONS: &[&[&str]] = &[
        PRIMARY KEY ((device, topic, bucket), received, version)) \
        WITH CLUSTERING ORDER BY (received DESC, version DESC) AND compaction = {'class': 'TimeWindowCompactionStrategy', \
        'compaction_window_unit': 'DAYS', 'compaction_window_size': '1'}",
+    ],
+    &[
+        "CREATE TABLE IF NOT EXISTS {}.shadows (device text, name text, version bigint, changed bigint, deleted boolean, \
+       document blob, PRIMARY KEY (device, name))",
     ],
 ];
 

@@ -20,7 +20,7 @@ use super::{
     write::{Plan, Put},
     *,
 };
-use crate::LatestQuery;
+use crate::{LatestQuery, ShadowPut, ShadowStore, suite_shadows};
 
 /// Past the test runner, which hides what passing tests print.
 fn say(line: &str) {
@@ -592,4 +592,41 @@ async fn history_that_the_database_refuses_is_dropped_and_fails_nothing_else() {
     };
     assert_eq!(history.page(query).await.unwrap().values.len(), 2);
     cql(&store, "DROP KEYSPACE {}").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_suite_of_shadows_passes_on_cassandra() {
+    let Some(options) = options("the suite of shadows on Cassandra") else { return };
+    let latest = with(&options, |_| {});
+    let store: Arc<dyn ShadowStore> = Arc::new(ScyllaShadows::new(&latest));
+    suite_shadows::run(&store).await;
+    cql(&latest, "DROP KEYSPACE {}").await;
+}
+
+/// One of two gateways would lose what the other did.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_gateways_that_change_a_shadow_at_once_lose_no_change() {
+    let Some(options) = options("two gateways and a shadow") else { return };
+    let (first, second) = (with(&options, |_| {}), with(&options, |_| {}));
+    // The keyspace is made by one of them.
+    first.get("t", Some("d")).await.unwrap();
+    let add = |store: ScyllaShadows| async move {
+        let mut conflicts = 0;
+        for _ in 0..20 {
+            loop {
+                let version = store.get("d", "").await.unwrap().map_or(0, |there| there.version);
+                match store.put(suite_shadows::record("d", "", version + 1), version).await.unwrap() {
+                    ShadowPut::Written => break,
+                    ShadowPut::Conflict => conflicts += 1,
+                }
+            }
+        }
+        conflicts
+    };
+    let both =
+        (tokio::spawn(add(ScyllaShadows::new(&first))), tokio::spawn(add(ScyllaShadows::new(&second))));
+    let conflicts = both.0.await.unwrap() + both.1.await.unwrap();
+    let last = ScyllaShadows::new(&first).get("d", "").await.unwrap().unwrap();
+    assert_eq!(last.version, 40, "{conflicts} conflicts");
+    cql(&first, "DROP KEYSPACE {}").await;
 }

@@ -23,7 +23,7 @@ use super::{
     keys,
 };
 use crate::{
-    BoxFuture, DataDir, MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, Put, ShadowRecord, ShadowStore, StoreError,
+    BoxFuture, DataDir, MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore, StoreError,
     StoreHealth,
 };
 pub(super) use record::is_sound;
@@ -75,8 +75,8 @@ impl EmbeddedShadows {
 
     async fn write(
         &self,
-        op: impl FnOnce(oneshot::Sender<Result<Put, StoreError>>) -> Op,
-    ) -> Result<Put, StoreError> {
+        op: impl FnOnce(oneshot::Sender<Result<ShadowPut, StoreError>>) -> Op,
+    ) -> Result<ShadowPut, StoreError> {
         let (reply, answer) = oneshot::channel();
         self.committer.submit(Submitted::new(op(reply)), true);
         answer.await.map_err(|_| super::closed())?
@@ -123,7 +123,7 @@ impl ShadowStore for EmbeddedShadows {
         })
     }
 
-    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<Put, StoreError>> {
+    fn put(&self, record: ShadowRecord, expected: u64) -> BoxFuture<'_, Result<ShadowPut, StoreError>> {
         Box::pin(async move {
             let Some(key) = key(record.device.as_str(), &record.name) else { return Err(too_long()) };
             let mut value = Vec::new();
@@ -138,9 +138,9 @@ impl ShadowStore for EmbeddedShadows {
         device: &'a str,
         name: &'a str,
         version: u64,
-    ) -> BoxFuture<'a, Result<Put, StoreError>> {
+    ) -> BoxFuture<'a, Result<ShadowPut, StoreError>> {
         Box::pin(async move {
-            let Some(key) = key(device, name) else { return Ok(Put::Conflict) };
+            let Some(key) = key(device, name) else { return Ok(ShadowPut::Conflict) };
             self.write(|reply| Op::Forget { key, version, reply }).await
         })
     }

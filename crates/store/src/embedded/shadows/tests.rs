@@ -30,7 +30,7 @@ async fn shadows_and_the_versions_of_deleted_ones_survive_a_restart() {
     drop(store);
     let store = open(dir.path(), &DurableOptions::default());
     assert_eq!(names(&store, "a", 9).await, [(String::new(), 1, true), ("x".to_owned(), 2, false)]);
-    assert_eq!(store.put(record("a", "x", 1), 0).await.unwrap(), Put::Conflict);
+    assert_eq!(store.put(record("a", "x", 1), 0).await.unwrap(), ShadowPut::Conflict);
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn a_failed_commit_is_told_and_changes_nothing() {
     assert_eq!(store.health(), StoreHealth::Failing);
     assert_eq!(store.get("a", "").await.unwrap().unwrap().version, 1, "reads go on");
     fails.store(false, SeqCst);
-    assert_eq!(store.put(record("a", "", 2), 1).await.unwrap(), Put::Written);
+    assert_eq!(store.put(record("a", "", 2), 1).await.unwrap(), ShadowPut::Written);
     assert_eq!(store.health(), StoreHealth::Sound);
 }
 
@@ -75,7 +75,7 @@ async fn what_waits_for_a_disk_that_stands_still_is_bounded() {
     assert!(matches!(refused, Err(StoreError::Unavailable(_))));
     drop(stalled);
     for put in waiting {
-        assert_eq!(put.await.unwrap(), Put::Written);
+        assert_eq!(put.await.unwrap(), ShadowPut::Written);
     }
 }
 
@@ -98,6 +98,6 @@ async fn a_damaged_shadow_is_not_taken_for_one_that_is_not_there() {
     }
     store.environment.writing(|txn| store.table.put(txn, &keys::name("a", ""), b"damaged")).unwrap();
     assert!(matches!(store.get("a", "").await, Err(StoreError::Damaged(_))));
-    assert_eq!(store.put(record("a", "", 1), 0).await.unwrap(), Put::Conflict);
+    assert_eq!(store.put(record("a", "", 1), 0).await.unwrap(), ShadowPut::Conflict);
     assert_eq!(names(&store, "a", 9).await, [("x".to_owned(), 1, true)]);
 }

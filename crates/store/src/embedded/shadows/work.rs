@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::{record, report_damage};
 use crate::{
-    Put, StoreError,
+    ShadowPut, StoreError,
     embedded::{
         committer::{Inbox, Work},
         environment::Table,
@@ -27,7 +27,7 @@ const OVERHEAD: usize = 200;
 /// Bytes that one transaction changes, about: a commit must not take long.
 const BATCH_BYTES: usize = 8 << 20;
 
-type Reply = oneshot::Sender<Result<Put, StoreError>>;
+type Reply = oneshot::Sender<Result<ShadowPut, StoreError>>;
 
 /// What is submitted.
 pub(super) enum Op {
@@ -55,7 +55,7 @@ pub(super) struct ShadowWork {
     ops: VecDeque<Submitted>,
     /// How many of them are in the transaction, and what became of each.
     planned: usize,
-    done: Vec<Put>,
+    done: Vec<ShadowPut>,
     in_hand: Arc<AtomicUsize>,
 }
 
@@ -68,7 +68,7 @@ impl Submitted {
         Self { op, bytes: bytes + OVERHEAD }
     }
 
-    fn answer(self, result: Result<Put, StoreError>) {
+    fn answer(self, result: Result<ShadowPut, StoreError>) {
         let (Op::Put { reply, .. } | Op::Forget { reply, .. }) = self.op;
         // Whoever is gone wants no answer.
         let _ = reply.send(result);
@@ -109,7 +109,7 @@ impl ShadowWork {
         taken
     }
 
-    fn make(&self, txn: &mut RwTxn<'_>, op: &Op) -> Result<Put, heed::Error> {
+    fn make(&self, txn: &mut RwTxn<'_>, op: &Op) -> Result<ShadowPut, heed::Error> {
         let (Op::Put { key, .. } | Op::Forget { key, .. }) = op;
         let there = match self.table.get(txn, key)? {
             None => None,
@@ -117,7 +117,7 @@ impl ShadowWork {
                 // Nobody has read it, so nobody's version fits.
                 None => {
                     report_damage(key);
-                    return Ok(Put::Conflict);
+                    return Ok(ShadowPut::Conflict);
                 }
                 found => found,
             },
@@ -125,18 +125,18 @@ impl ShadowWork {
         match op {
             Op::Put { value, expected, .. } => {
                 if there.map_or(0, |(version, _)| version) != *expected {
-                    return Ok(Put::Conflict);
+                    return Ok(ShadowPut::Conflict);
                 }
                 self.table.put(txn, key, value)?;
             }
             Op::Forget { version, .. } => {
                 if there != Some((*version, true)) {
-                    return Ok(Put::Conflict);
+                    return Ok(ShadowPut::Conflict);
                 }
                 self.table.delete(txn, key)?;
             }
         }
-        Ok(Put::Written)
+        Ok(ShadowPut::Written)
     }
 }
 
@@ -161,7 +161,7 @@ impl Work for ShadowWork {
 
     fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
         let made = self.ops.iter().take(self.planned).map(|submitted| self.make(txn, &submitted.op));
-        let done: Result<Vec<Put>, _> = made.collect();
+        let done: Result<Vec<ShadowPut>, _> = made.collect();
         self.done = done?;
         Ok(())
     }
