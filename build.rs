@@ -11,7 +11,7 @@ use std::{
 
 use protox::prost::Message as _;
 
-const PROTOS: [&str; 10] = [
+const PROTOS: [&str; 11] = [
     "gateway/v1/common.proto",
     "gateway/v1/publisher.proto",
     "gateway/v1/subscriber.proto",
@@ -21,6 +21,7 @@ const PROTOS: [&str; 10] = [
     "gateway/v1/groups.proto",
     "gateway/v1/commands.proto",
     "gateway/v1/security.proto",
+    "gateway/v1/shadows.proto",
     "rpcserver/rpcserver.proto",
 ];
 

@@ -14,6 +14,7 @@
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
 //!   groups             consumer groups at work: log, logic and records joined
 //!   commands           requests to devices, and their answers
+//!   shadow             device shadows at work: requests in order, the store, who is told
 //!   abuse auth backends config door reload shutdown telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
@@ -42,6 +43,7 @@ pub mod groups;
 mod grpc;
 mod net;
 pub mod reload;
+mod shadow;
 mod shutdown;
 mod telemetry;
 mod tls;

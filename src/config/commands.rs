@@ -38,7 +38,8 @@ impl Config {
     /// The topics that devices may publish to only below their own name, and without a rule.
     pub fn reserved_topics(&self) -> ReservedTopics {
         let commands = self.commands.enabled.then(|| self.commands.prefix());
-        ReservedTopics::new(commands.iter().map(String::as_str))
+        let shadows = self.has_shadows().ok().map(|()| self.shadow.prefix());
+        ReservedTopics::new(commands.iter().chain(&shadows).map(String::as_str))
     }
 
     pub(super) fn check_commands(&self, check: &mut Check) {

@@ -22,6 +22,7 @@ mod remote;
 mod replication;
 mod secret;
 mod sections;
+mod shadow;
 mod tenants;
 mod tls;
 mod validate;
@@ -56,6 +57,7 @@ pub use sections::{
     Config, DurabilityMode, DurabilityRule, Grpc, Http, Latest, Listener, ListenerKind, Log, LogFormat, Otel,
     ShutdownTimes, Store, Sys,
 };
+pub use shadow::Shadow;
 pub(crate) use tls::ocsp_of;
 pub use tls::{CertificatePair, CipherSuite, Tls, TlsFiles, TlsVersion};
 

@@ -468,6 +468,8 @@ pub struct Config {
     pub groups: super::Groups,
     /// `[commands]`.
     pub commands: super::Commands,
+    /// `[shadow]`.
+    pub shadow: super::Shadow,
     /// `[bans]`.
     pub bans: super::Bans,
     /// `[limits]`.
@@ -511,6 +513,7 @@ impl Default for Config {
             sys: Sys::default(),
             groups: super::Groups::default(),
             commands: super::Commands::default(),
+            shadow: super::Shadow::default(),
             bans: super::Bans::default(),
             limits: super::Limits::default(),
             tenants: BTreeMap::new(),

@@ -22,6 +22,7 @@ impl Config {
         self.check_database(&mut check);
         self.check_groups(&mut check);
         self.check_commands(&mut check);
+        self.check_shadow(&mut check);
         self.check_bans(&mut check);
         self.check_tenants(&mut check);
         check_limits(&self.limits, self.store.enabled, &mut check);

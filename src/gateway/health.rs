@@ -13,7 +13,7 @@ use store::{
 };
 use tokio::sync::watch;
 
-use super::groups;
+use super::{groups, shadows};
 use crate::{abuse::Bans, groups::Groups, tls::TlsStore};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
@@ -22,6 +22,7 @@ pub(super) struct StoreWatch {
     /// The engines of consumer groups, and the groups once they have begun.
     pub(super) engines: Option<groups::Opened>,
     pub(super) groups: OnceLock<Arc<Groups>>,
+    pub(super) shadows: Option<shadows::Opened>,
     /// Latest values on this disk: all, or those that the database did not take.
     pub(super) latest: Option<Arc<EmbeddedLatest>>,
     pub(super) set_aside: Vec<PathBuf>,
@@ -64,12 +65,16 @@ impl StoreWatch {
         if let Some(engines) = &self.engines {
             engines.note_closed();
         }
+        if let Some(shadows) = &self.shadows {
+            shadows.note_closed();
+        }
     }
 
     /// The health of all stores on this disk that others wait for, by name.
     fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
         let durable = self.durable.as_ref().map(Durable::health).into_iter().flatten();
-        durable.chain(self.engines.as_ref().map(groups::Opened::health).into_iter().flatten())
+        let groups = self.engines.as_ref().map(groups::Opened::health).into_iter().flatten();
+        durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::Opened::health))
     }
 
     /// What is wrong, a line each; nothing if all is well.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use store::{
     DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions, ScyllaLatest, ScyllaOptions,
-    SpillStore, TtlRule, VersionMark, server_id, version_offset,
+    ScyllaShadows, SpillStore, TtlRule, VersionMark, server_id, version_offset,
 };
 use tracing::info;
 
@@ -19,6 +19,8 @@ pub(super) struct Opened {
     pub(super) latest: Arc<Latest>,
     /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
+    /// Shadows in the same database.
+    pub(super) shadows: Option<Arc<ScyllaShadows>>,
     /// Those that are in the data directory.
     pub(super) on_disk: Option<Arc<EmbeddedLatest>>,
 }
@@ -38,7 +40,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         none if none.is_empty() => {
             let store = embedded(config, directory)?;
             let latest = Latest::new(Arc::clone(&store) as _, options);
-            Ok(Opened { latest, history: None, on_disk: Some(store) })
+            Ok(Opened { latest, history: None, shadows: None, on_disk: Some(store) })
         }
         contact_points => open_database(config, directory, contact_points, options),
     }
@@ -78,7 +80,8 @@ fn open_database(
     let spill = spill.map(|spill| spill as Arc<dyn SpillStore>);
     let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
     let history = history::open(config, &store, &options);
-    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, on_disk })
+    let shadows = Some(Arc::new(ScyllaShadows::new(&store)));
+    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, shadows, on_disk })
 }
 
 fn database_options(

@@ -10,6 +10,7 @@ mod latest;
 mod parts;
 mod revoked;
 mod service;
+mod shadows;
 mod stores;
 mod sys;
 
@@ -277,6 +278,11 @@ impl Gateway {
         if let Some(groups) = self.watch.groups.get() {
             // What was answered is written.
             groups.stop().await;
+        }
+        if let Some(shadows) = &self.watch.shadows
+            && tokio::time::timeout_at(end, shadows.shadows.settle()).await.is_err()
+        {
+            warn!("requests for shadows not completely carried out before the deadline");
         }
         self.tasks.shutdown().await;
         self.watch.note_closed();

@@ -18,7 +18,7 @@ use super::{
     latest,
     revoked::{self, RevokedCertificates},
     service::{self, Sys},
-    stores,
+    shadows, stores,
 };
 use crate::{
     abuse::{Bans, Guard},
@@ -115,8 +115,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(directory) if config.latest.enabled => Some(latest::open(&config, directory)?),
         _ => None,
     };
-    let (latest, history, on_disk) =
-        opened.map_or((None, None, None), |opened| (Some(opened.latest), opened.history, opened.on_disk));
+    let (latest, history, remote_shadows, on_disk) = opened.map_or((None, None, None, None), |opened| {
+        (Some(opened.latest), opened.history, opened.shadows, opened.on_disk)
+    });
     let aside = on_disk.as_ref().and_then(|latest| latest.set_aside().cloned());
     let remote = latest.as_ref().filter(|_| config.db_addr.is_some());
     let stores = match &directory {
@@ -129,15 +130,22 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(directory) if config.has_groups() => Some(groups::open(&config, directory)?),
         _ => None,
     };
+    let shadows = match (&directory, config.has_shadows()) {
+        (Some(directory), Ok(())) => Ok(shadows::open(&config, directory, remote_shadows)?),
+        (None, Ok(())) => Err("store.enabled"),
+        (_, Err(key)) => Err(key),
+    };
     let watch = Arc::new(StoreWatch {
         set_aside: aside
             .into_iter()
             .chain(stores.iter().flat_map(stores::Opened::set_aside))
             .chain(engines.iter().filter_map(groups::Opened::set_aside))
+            .chain(shadows.iter().filter_map(shadows::Opened::set_aside))
             .collect(),
         durable,
         engines: engines.clone(),
         groups: OnceLock::new(),
+        shadows: shadows.clone().ok(),
         latest: on_disk,
         database: remote.map(|latest| latest.condition()),
         tls: Arc::clone(&tls),
@@ -165,7 +173,11 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         log: engines.as_ref().map(groups::Opened::for_broker),
-        reserved: desk.iter().map(commands::reserved).collect(),
+        reserved: desk
+            .iter()
+            .map(commands::reserved)
+            .chain(shadows.iter().map(shadows::Opened::reserved))
+            .collect(),
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),
         tenants: config.tenants.clone(),
@@ -222,6 +234,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         records,
         consumers.clone(),
         commands,
+        shadows.map(|opened| opened.shadows),
         drain.clone(),
     );
     let grpc_task = Some(tokio::spawn(serving));

@@ -30,6 +30,7 @@ use crate::{
     groups::Groups,
     grpc,
     reload::Reloads,
+    shadow::Shadows,
     telemetry::{Denied, HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
 };
 
@@ -46,13 +47,24 @@ pub(super) async fn run_grpc(
     store: Option<Arc<dyn PublisherStore>>,
     groups: Result<Arc<Groups>, &'static str>,
     commands: Result<Arc<Commands>, &'static str>,
+    shadows: Result<Arc<Shadows>, &'static str>,
     drain: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
     let set_trace = Arc::new(set_trace);
-    let hooks =
-        grpc::Hooks { set_trace, latest, backends, reloads, authority, bans, store, groups, commands };
+    let hooks = grpc::Hooks {
+        set_trace,
+        latest,
+        backends,
+        reloads,
+        authority,
+        bans,
+        store,
+        groups,
+        commands,
+        shadows,
+    };
     if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
         error!(%error, "gRPC ended");
     }

@@ -36,7 +36,7 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 
-use crate::{abuse::Bans, auth::Authority, commands::Commands, groups::Groups};
+use crate::{abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows};
 
 use self::{
     proto::{
@@ -44,7 +44,8 @@ use self::{
         server::{
             commands_server::CommandsServer, consumer_server::ConsumerServer, devices_server::DevicesServer,
             events_server::EventsServer, groups_server::GroupsServer, publisher_server::PublisherServer,
-            security_server::SecurityServer, state_server::StateServer, subscriber_server::SubscriberServer,
+            security_server::SecurityServer, shadows_server::ShadowsServer, state_server::StateServer,
+            subscriber_server::SubscriberServer,
         },
     },
     server::{access::Access, calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
@@ -62,6 +63,7 @@ use self::{
             scheduled::{Schedule, ScheduleOptions},
         },
         security::SecurityService,
+        shadows::ShadowsService,
         state::StateService,
         subscriber::SubscriberService,
     },
@@ -180,6 +182,8 @@ pub(crate) struct Hooks {
     pub groups: Result<Arc<Groups>, &'static str>,
     /// Commands, likewise.
     pub commands: Result<Arc<Commands>, &'static str>,
+    /// Device shadows, or the key of the configuration that switches them off.
+    pub shadows: Result<Arc<Shadows>, &'static str>,
 }
 
 /// Why the gRPC server stopped.
@@ -400,6 +404,7 @@ fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcErro
         .add_service(service!(ConsumerServer, ConsumerService))
         .add_service(service!(CommandsServer, CommandsService))
         .add_service(service!(SecurityServer, SecurityService))
+        .add_service(service!(ShadowsServer, ShadowsService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
 }
 

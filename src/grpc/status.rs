@@ -133,6 +133,16 @@ pub(super) enum Error {
     FilterUnsupported(&'static str),
     #[error("the device has as many subscriptions as its limits or quotas allow")]
     SubscriptionQuota,
+    #[error("shadows are switched off by {0}")]
+    ShadowsOff(&'static str),
+    #[error("the device has no shadow of this name")]
+    ShadowNotFound,
+    #[error("the shadow has version {version}")]
+    VersionConflict { version: u64 },
+    #[error("the shadow would be larger than shadow.max_bytes allows")]
+    ShadowTooLarge,
+    #[error("the device has as many named shadows as shadow.max_named allows")]
+    TooManyShadows,
     #[error("internal error")]
     Internal,
 }
@@ -177,9 +187,10 @@ impl Error {
             | Self::ValueNotFound
             | Self::TokenNotFound
             | Self::BanNotFound
+            | Self::ShadowNotFound
             | Self::GroupNotFound => Code::NotFound,
             Self::GroupExists => Code::AlreadyExists,
-            Self::EtagMismatch | Self::Fenced => Code::Aborted,
+            Self::EtagMismatch | Self::VersionConflict { .. } | Self::Fenced => Code::Aborted,
             Self::OldToken => Code::OutOfRange,
             Self::DeviceOffline
             | Self::DeviceUnknown
@@ -189,6 +200,7 @@ impl Error {
             | Self::NoTokens(_)
             | Self::BanInFile
             | Self::GroupsOff(_)
+            | Self::ShadowsOff(_)
             | Self::GroupDeleted
             | Self::ScheduleOff
             | Self::FilterNotAllowed
@@ -202,6 +214,8 @@ impl Error {
             | Self::TooManyTraces
             | Self::TooManyBans
             | Self::TooManyGroups
+            | Self::TooManyShadows
+            | Self::ShadowTooLarge
             | Self::TooManyMembers
             | Self::SlowConsumer
             | Self::RequestTooLarge
@@ -279,6 +293,11 @@ impl Error {
             Self::FilterNotAllowed => "FILTER_NOT_ALLOWED",
             Self::FilterUnsupported(_) => "FILTER_NOT_SUPPORTED",
             Self::SubscriptionQuota => "SUBSCRIPTION_QUOTA",
+            Self::ShadowsOff(_) => "SHADOWS_DISABLED",
+            Self::ShadowNotFound => "SHADOW_NOT_FOUND",
+            Self::VersionConflict { .. } => "VERSION_CONFLICT",
+            Self::ShadowTooLarge => "SHADOW_TOO_LARGE",
+            Self::TooManyShadows => "TOO_MANY_SHADOWS",
             Self::Internal => "INTERNAL",
         }
     }
@@ -313,7 +332,8 @@ impl Error {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
             Self::Command { why, stage } => commands::metadata(*why, *stage),
-            Self::GroupsOff(key) | Self::CommandsOff(key) => {
+            Self::VersionConflict { version } => HashMap::from([("version".to_owned(), version.to_string())]),
+            Self::ShadowsOff(key) | Self::GroupsOff(key) | Self::CommandsOff(key) => {
                 HashMap::from([("key".to_owned(), (*key).to_owned())])
             }
             Self::ScheduleOff => HashMap::from([("key".to_owned(), "store.enabled".to_owned())]),

@@ -16,6 +16,7 @@ mod keys;
 mod many;
 mod publishing;
 mod scheduled;
+mod shadows;
 mod state;
 mod streams;
 mod subscribing;

@@ -22,7 +22,11 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("net", &["abuse", "auth", "config", "door", "telemetry", "tls"]),
     ("groups", &[]),
     ("commands", &[]),
-    ("grpc", &["abuse", "auth", "backends", "commands", "config", "door", "groups", "reload", "tls"]),
+    ("shadow", &[]),
+    (
+        "grpc",
+        &["abuse", "auth", "backends", "commands", "config", "door", "groups", "reload", "shadow", "tls"],
+    ),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.

@@ -97,6 +97,12 @@ const METHODS: &[Method] = &[
 
     Method::asks("/gateway.v1.Commands/Send", Roles::PUBLISH),
 
+    Method::asks("/gateway.v1.Shadows/GetShadow", Roles::READ),
+    Method::asks("/gateway.v1.Shadows/UpdateShadow", Roles::PUBLISH),
+    Method::administers("/gateway.v1.Shadows/DeleteShadow", Roles::OPERATE),
+    Method::asks("/gateway.v1.Shadows/ListShadows", Roles::READ),
+    Method::stays("/gateway.v1.Shadows/WatchShadow", Roles::READ),
+
     Method::administers("/gateway.v1.Security/CreateToken", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),

@@ -7,7 +7,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 /// The service that reads latest values.
 const STATE: &str = "gateway.v1.State";
 
-pub(in crate::grpc) const SERVICES: [&str; 11] = [
+pub(in crate::grpc) const SERVICES: [&str; 12] = [
     "",
     "gateway.v1.Publisher",
     "gateway.v1.Subscriber",
@@ -15,6 +15,7 @@ pub(in crate::grpc) const SERVICES: [&str; 11] = [
     "gateway.v1.Devices",
     "gateway.v1.Events",
     "gateway.v1.Groups",
+    "gateway.v1.Shadows",
     "gateway.v1.Consumer",
     "gateway.v1.Commands",
     "gateway.v1.Security",

@@ -13,6 +13,7 @@ pub(super) mod history;
 pub(super) mod precedent;
 pub(super) mod publisher;
 pub(super) mod security;
+pub(super) mod shadows;
 pub(super) mod state;
 pub(super) mod subscriber;
 mod tenants;

@@ -43,11 +43,13 @@ pub enum MemoryKind {
     Log,
     /// Commands that wait for their device or its reply, and replies that were not told yet.
     Commands,
+    /// Requests for device shadows that wait, and changes that wait for backends.
+    Shadows,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -62,6 +64,7 @@ impl MemoryKind {
         Self::Unauthenticated,
         Self::Log,
         Self::Commands,
+        Self::Shadows,
     ];
 
     /// As metrics name it.
@@ -81,6 +84,7 @@ impl MemoryKind {
             Self::Unauthenticated => "unauthenticated",
             Self::Log => "log",
             Self::Commands => "commands",
+            Self::Shadows => "shadows",
         }
     }
 
@@ -92,7 +96,7 @@ impl MemoryKind {
             // Each gRPC connection costs something whatever it sends, so that many could leave nothing for devices.
             Self::Sessions | Self::GrpcMessages => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
-            Self::Wills | Self::Log | Self::Publisher | Self::Commands => 8,
+            Self::Wills | Self::Log | Self::Publisher | Self::Commands | Self::Shadows => 8,
             Self::Unauthenticated => 16,
         }
     }

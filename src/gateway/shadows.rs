@@ -1,0 +1,69 @@
+//! Where device shadows are kept, as latest values are: in a database that `db_addr` names, else in the data directory.
+
+use std::{path::PathBuf, sync::Arc};
+
+use broker::Reserved;
+use store::{DataDir, DurableOptions, EmbeddedShadows, ScyllaShadows, ShadowStore, StoreHealth};
+
+use super::StartError;
+use crate::{
+    config::Config,
+    shadow::{DeviceShadows, ShadowOptions, Shadows},
+};
+
+/// The shadows, and the store of those that are on this disk.
+#[derive(Clone)]
+pub(super) struct Opened {
+    pub(super) shadows: Arc<Shadows>,
+    on_disk: Option<Arc<EmbeddedShadows>>,
+}
+
+/// Opens them in the database, if there is one, else in the data directory. Blocks on the disk.
+pub(super) fn open(
+    config: &Config,
+    directory: &Arc<DataDir>,
+    database: Option<Arc<ScyllaShadows>>,
+) -> Result<Opened, StartError> {
+    if let Some(store) = database {
+        return Ok(Opened { shadows: Shadows::new(store, options_of(config)), on_disk: None });
+    }
+    // What waits is on the memory account before it comes here.
+    let options = DurableOptions { map_size: 64 << 20, ..DurableOptions::default() };
+    let on_disk = Arc::new(EmbeddedShadows::open(directory, &options)?);
+    let store: Arc<dyn ShadowStore> = Arc::clone(&on_disk) as _;
+    Ok(Opened { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
+}
+
+fn options_of(config: &Config) -> ShadowOptions {
+    let shadow = &config.shadow;
+    ShadowOptions {
+        topics: ::shadow::Topics::new(&shadow.topic_prefix).expect("the configuration was validated"),
+        limits: ::shadow::Limits { bytes: shadow.max_bytes.0, depth: shadow.max_depth },
+        max_names: shadow.max_named,
+        max_requests: shadow.max_requests,
+    }
+}
+
+impl Opened {
+    /// What hears from devices.
+    pub(super) fn reserved(&self) -> Arc<dyn Reserved> {
+        Arc::new(DeviceShadows(Arc::clone(&self.shadows)))
+    }
+
+    /// Where a damaged file was moved.
+    pub(super) fn set_aside(&self) -> Option<PathBuf> {
+        self.on_disk.as_ref().and_then(|store| store.set_aside().cloned())
+    }
+
+    /// The health of the store on this disk, by name.
+    pub(super) fn health(&self) -> Option<(&'static str, StoreHealth)> {
+        self.on_disk.as_ref().map(|store| ("shadows", store.health()))
+    }
+
+    /// Nothing more is written.
+    pub(super) fn note_closed(&self) {
+        if let Some(store) = &self.on_disk {
+            store.note_closed();
+        }
+    }
+}

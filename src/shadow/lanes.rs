@@ -1,0 +1,188 @@
+//! Work in order for each device, for many devices at once.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Weak},
+};
+
+use ahash::RandomState;
+use broker::{Account, Charge, MemoryKind};
+use gateway_core::ClientId;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use shadow::Rejection;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore, oneshot},
+};
+
+/// Devices whose work is under way at once; others wait for their turn.
+const AT_ONCE: usize = 128;
+
+/// Locks over which the lanes are spread.
+const STRIPES: usize = 32;
+
+/// Bytes counted for work that waits, besides what it carries.
+const OVERHEAD: usize = 1024;
+
+/// What is to be done.
+pub(super) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Waiting {
+    work: Work,
+    charge: Charge,
+}
+
+/// What waits of a device. There is one as long as a task works for it.
+#[derive(Default)]
+struct Lane {
+    waiting: VecDeque<Waiting>,
+    /// Of devices, of which there may be so many.
+    requests: usize,
+}
+
+type Stripe = HashMap<ClientId, Lane, RandomState>;
+
+/// The lanes of all devices.
+pub(super) struct Lanes(Arc<Inner>);
+
+struct Inner {
+    runtime: Handle,
+    stripes: Box<[Mutex<Stripe>]>,
+    hasher: RandomState,
+    permits: Arc<Semaphore>,
+    max_requests: usize,
+    /// A lane has ended.
+    ended: Notify,
+}
+
+/// Why work is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Full {
+    /// The device has as much under way as it may.
+    Device,
+    /// The memory budget.
+    Memory,
+}
+
+impl Lanes {
+    pub(super) fn new(runtime: Handle, max_requests: usize) -> Self {
+        Self(Arc::new(Inner {
+            runtime,
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            max_requests,
+            ended: Notify::new(),
+        }))
+    }
+
+    /// Has a request of the device carried out in its turn. Never waits.
+    pub(super) fn request(
+        &self,
+        account: &Arc<Account>,
+        device: &ClientId,
+        bytes: usize,
+        work: impl FnOnce() -> Work,
+    ) -> Result<(), Full> {
+        let mut stripe = self.0.stripe(device).lock();
+        let under_way = stripe.get(device).map_or(0, |lane| lane.requests);
+        if under_way >= self.0.max_requests {
+            return Err(Full::Device);
+        }
+        let mut charge = Charge::new(account, MemoryKind::Shadows);
+        if !charge.set(bytes + OVERHEAD) {
+            return Err(Full::Memory);
+        }
+        let inner = Arc::downgrade(&self.0);
+        let (work, owner) = (work(), device.clone());
+        let work = Box::pin(async move {
+            work.await;
+            if let Some(inner) = Weak::upgrade(&inner)
+                && let Some(lane) = inner.stripe(&owner).lock().get_mut(&owner)
+            {
+                lane.requests -= 1;
+            }
+        });
+        let lane = self.0.push(&mut stripe, device, Waiting { work, charge });
+        lane.requests += 1;
+        Ok(())
+    }
+
+    /// The result of work for the device that somebody waits for, in its turn. Cancelled, it is done all the same.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        account: &Arc<Account>,
+        device: ClientId,
+        bytes: usize,
+        work: impl Future<Output = Result<T, Rejection>> + Send + 'static,
+    ) -> Result<T, Rejection> {
+        let (reply, answer) = oneshot::channel();
+        let mut charge = Charge::new(account, MemoryKind::Shadows);
+        if !charge.set(bytes + OVERHEAD) {
+            return Err(Rejection::TooManyRequests);
+        }
+        let work = Box::pin(async move {
+            // Whoever is gone wants no answer.
+            let _ = reply.send(work.await);
+        });
+        self.0.push(&mut self.0.stripe(&device).lock(), &device, Waiting { work, charge });
+        answer.await.unwrap_or(Err(Rejection::Unavailable))
+    }
+
+    /// Returns when there is no lane.
+    pub(super) async fn settle(&self) {
+        loop {
+            let mut ended = std::pin::pin!(self.0.ended.notified());
+            // From now on it is told, also before it is polled.
+            ended.as_mut().enable();
+            if self.0.stripes.iter().all(|stripe| stripe.lock().is_empty()) {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Inner {
+    fn stripe(&self, device: &ClientId) -> &Mutex<Stripe> {
+        &self.stripes[self.hasher.hash_one(device) as usize % STRIPES]
+    }
+
+    fn push<'s>(
+        self: &Arc<Self>,
+        stripe: &'s mut Stripe,
+        device: &ClientId,
+        waiting: Waiting,
+    ) -> &'s mut Lane {
+        let is_new = !stripe.contains_key(device);
+        let lane = stripe.entry(device.clone()).or_default();
+        lane.waiting.push_back(waiting);
+        if is_new {
+            self.runtime.spawn(Arc::clone(self).serve(device.clone()));
+        }
+        lane
+    }
+
+    /// Works for a device until nothing waits any more. Others come between two pieces of its work.
+    async fn serve(self: Arc<Self>, device: ClientId) {
+        loop {
+            let next = {
+                let mut stripe = self.stripe(&device).lock();
+                let next = stripe.get_mut(&device).and_then(|lane| lane.waiting.pop_front());
+                if next.is_none() {
+                    stripe.remove(&device);
+                }
+                next
+            };
+            let Some(Waiting { work, charge }) = next else { break };
+            // Never closed.
+            let _permit = self.permits.acquire().await;
+            work.await;
+            drop(charge);
+        }
+        self.ended.notify_waiters();
+    }
+}

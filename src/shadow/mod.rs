@@ -1,0 +1,361 @@
+//! Device shadows at work: documents, their store, and who is told of a change.
+//!
+//! ```text
+//! lanes      one request of a device after the other, many devices at once
+//! requests   what devices publish to the topics of their shadows, and the answers
+//! watching   backends that follow changes
+//! ```
+//!
+//! Whoever asks, a device or a backend, its request goes through the lane of the device, so that requests of one device are
+//! carried out in the order in which they came. Another gateway on the same database may change a shadow at the same time: the
+//! store writes only on the version that a change was made from, and the change is made again on what is there now.
+//!
+//! What holds: nobody is told of a change before it is durable. Of one device all are told of changes in their order. Work that
+//! waits is bounded, on the memory account, and holds up no thread that serves devices.
+//!
+//! Must not know: tonic, MQTT's packets, which store it is.
+
+mod lanes;
+mod requests;
+#[cfg(test)]
+mod tests;
+mod watching;
+
+use std::{sync::Arc, time::Duration};
+
+use broker::{Account, Broker, Turn, is_one_level};
+use gateway_core::{ClientId, Message, Origin, QoS, Timestamp, clock, metrics::count};
+use shadow::{Context, Limits, Patch, Rejection, Snapshot, State, Topics, Update};
+use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError};
+use tokio::{runtime::Handle, time::timeout};
+
+use lanes::Lanes;
+pub(crate) use requests::DeviceShadows;
+use watching::Watchers;
+pub(crate) use watching::{Change, Watch};
+
+/// Bounds.
+#[derive(Debug, Clone)]
+pub(crate) struct ShadowOptions {
+    /// Their topics.
+    pub(crate) topics: Topics,
+    /// Of a document.
+    pub(crate) limits: Limits,
+    /// Named shadows of a device.
+    pub(crate) max_names: usize,
+    /// Requests that a device may have under way.
+    pub(crate) max_requests: usize,
+}
+
+/// How often a change is made anew because others change the shadow at the same time.
+const TRIES: usize = 16;
+
+/// How long a store may take for one call.
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// All shadows.
+pub(crate) struct Shadows {
+    store: Arc<dyn ShadowStore>,
+    options: ShadowOptions,
+    lanes: Lanes,
+    watchers: Arc<Watchers>,
+}
+
+/// A shadow as it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Shadow {
+    pub(crate) device: ClientId,
+    pub(crate) name: Arc<str>,
+    pub(crate) version: u64,
+    pub(crate) changed: Timestamp,
+    /// `None` if it was deleted.
+    pub(crate) state: Option<Arc<State>>,
+}
+
+/// Which shadow.
+#[derive(Debug, Clone)]
+pub(crate) struct Key {
+    pub(crate) device: ClientId,
+    pub(crate) name: Arc<str>,
+}
+
+impl Shadow {
+    fn snapshot(&self) -> Option<Snapshot<'_>> {
+        self.state.as_deref().map(|state| Snapshot { state, version: self.version })
+    }
+
+    fn read(record: ShadowRecord) -> Result<Self, Rejection> {
+        let ShadowRecord { device, name, version, changed, document } = record;
+        let state = match document {
+            None => None,
+            Some(document) => {
+                let state = State::decode(&document).ok_or_else(|| {
+                    gateway_core::error_limited!(%device, %name, "stored document of a shadow cannot be read");
+                    Rejection::Internal
+                })?;
+                Some(Arc::new(state))
+            }
+        };
+        Ok(Self { device, name, version, changed, state })
+    }
+}
+
+/// What an update did.
+struct Updated {
+    previous: Option<Shadow>,
+    current: Shadow,
+}
+
+impl Shadows {
+    /// Shadows in `store`, whose work is done in the current runtime.
+    pub(crate) fn new(store: Arc<dyn ShadowStore>, options: ShadowOptions) -> Arc<Self> {
+        let lanes = Lanes::new(Handle::current(), options.max_requests);
+        Arc::new(Self { store, options, lanes, watchers: Arc::default() })
+    }
+
+    /// Bounds in force.
+    pub(crate) fn options(&self) -> &ShadowOptions {
+        &self.options
+    }
+
+    /// The shadow, also if it was deleted.
+    pub(crate) async fn find(&self, key: &Key) -> Result<Option<Shadow>, Rejection> {
+        let found = within(self.store.get(key.device.as_str(), &key.name)).await?;
+        found.map(Shadow::read).transpose()
+    }
+
+    /// The shadow.
+    pub(crate) async fn get(&self, key: &Key) -> Result<Shadow, Rejection> {
+        let found = self.find(key).await?.filter(|shadow| shadow.state.is_some());
+        found.ok_or_else(|| Rejection::NotFound(key.name.to_string()))
+    }
+
+    /// Shadows of a device in the order of their names, behind `after` if given: at most `limit`. With the last name that was
+    /// looked at, if there may be more.
+    pub(crate) async fn list(
+        &self,
+        device: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<Shadow>, Option<Arc<str>>), Rejection> {
+        let records = within(self.store.list(device, after, limit, true)).await?;
+        let last = records.last().map(|record| Arc::clone(&record.name));
+        let shadows: Result<Vec<_>, _> =
+            records.into_iter().filter(|record| record.document.is_some()).map(Shadow::read).collect();
+        Ok((shadows?, last))
+    }
+
+    /// Changes from now on. Start to watch, then list: what the list missed is among the changes.
+    pub(crate) fn watch(
+        &self,
+        account: &Arc<Account>,
+        wants: impl Fn(&Shadow) -> bool + Send + Sync + 'static,
+    ) -> Watch {
+        Watchers::add(&self.watchers, account, Box::new(wants))
+    }
+
+    /// Changes the shadow, in its turn after what was asked for the device before. Goes on if it is cancelled.
+    pub(crate) async fn update(
+        self: &Arc<Self>,
+        broker: &Broker,
+        key: Key,
+        update: Update,
+    ) -> Result<Shadow, Rejection> {
+        count(|c| c.shadow_updates_backend.add(1));
+        let (this, broker, account) = (Arc::clone(self), broker.clone(), Arc::clone(broker.account()));
+        let cost = size_of_update(&update);
+        let device = key.device.clone();
+        let work = async move {
+            let updated = this.make_update(&key, &update).await?;
+            this.tell_update(&broker, &key, &update, &updated);
+            Ok(updated.current)
+        };
+        self.lanes.run(&account, device, cost, work).await
+    }
+
+    /// Deletes the shadow, in its turn, and returns what is left of it. Goes on if it is cancelled.
+    pub(crate) async fn delete(
+        self: &Arc<Self>,
+        broker: &Broker,
+        key: Key,
+        expected: Option<u64>,
+    ) -> Result<Shadow, Rejection> {
+        count(|c| c.shadow_deletes_backend.add(1));
+        let (this, broker, account) = (Arc::clone(self), broker.clone(), Arc::clone(broker.account()));
+        let device = key.device.clone();
+        let work = async move {
+            let left = this.make_delete(&key, expected).await?;
+            this.tell_delete(&broker, &key, &left, None);
+            Ok(left)
+        };
+        self.lanes.run(&account, device, 0, work).await
+    }
+
+    /// Returns when nothing waits any more.
+    pub(crate) async fn settle(&self) {
+        self.lanes.settle().await;
+    }
+
+    async fn make_update(&self, key: &Key, update: &Update) -> Result<Updated, Rejection> {
+        if key.device.as_str().is_empty() || key.device.as_str().len() > MAX_SHADOW_DEVICE {
+            return Err(Rejection::TooLarge);
+        }
+        for _ in 0..TRIES {
+            let there = self.find(key).await?;
+            let version = check_version(there.as_ref(), update.version)?;
+            if there.is_none() && !key.name.is_empty() {
+                self.make_room(key).await?;
+            }
+            let none = State::default();
+            let before = there.as_ref().and_then(|shadow| shadow.state.as_deref()).unwrap_or(&none);
+            let changed = wall();
+            let state = before.updated(update, changed.0 / 1000, &self.options.limits)?;
+            let record = ShadowRecord {
+                device: key.device.clone(),
+                name: Arc::clone(&key.name),
+                version: version + 1,
+                changed,
+                document: Some(state.encode().into()),
+            };
+            match within(self.store.put(record, version)).await? {
+                ShadowPut::Written => {
+                    let current = Shadow {
+                        device: key.device.clone(),
+                        name: Arc::clone(&key.name),
+                        version: version + 1,
+                        changed,
+                        state: Some(Arc::new(state)),
+                    };
+                    let previous = there.filter(|there| there.state.is_some());
+                    return Ok(Updated { previous, current });
+                }
+                ShadowPut::Conflict => count(|c| c.shadow_retried.add(1)),
+            }
+        }
+        Err(Rejection::Unavailable)
+    }
+
+    async fn make_delete(&self, key: &Key, expected: Option<u64>) -> Result<Shadow, Rejection> {
+        for _ in 0..TRIES {
+            let there = self.get(key).await?;
+            let version = check_version(Some(&there), expected)?;
+            let changed = wall();
+            let record = ShadowRecord {
+                device: key.device.clone(),
+                name: Arc::clone(&key.name),
+                version: version + 1,
+                changed,
+                document: None,
+            };
+            match within(self.store.put(record, version)).await? {
+                ShadowPut::Written => {
+                    return Ok(Shadow { version: version + 1, changed, state: None, ..there });
+                }
+                ShadowPut::Conflict => count(|c| c.shadow_retried.add(1)),
+            }
+        }
+        Err(Rejection::Unavailable)
+    }
+
+    /// Room for one more name of the device: what is left of the shadow that was deleted first goes.
+    async fn make_room(&self, key: &Key) -> Result<(), Rejection> {
+        let device = key.device.as_str();
+        // All of them: what is behind the classic one's empty name.
+        let mut names = Vec::new();
+        while names.len() < self.options.max_names {
+            let after = names.last().map_or("", |record: &ShadowRecord| &*record.name).to_owned();
+            let more = within(self.store.list(device, Some(&after), self.options.max_names, false)).await?;
+            if more.is_empty() {
+                return Ok(());
+            }
+            names.extend(more);
+        }
+        let deleted = names.iter().filter(|record| record.document.is_none());
+        let oldest = deleted.min_by_key(|record| record.changed).ok_or(Rejection::TooManyShadows)?;
+        // Made anew by another gateway meanwhile it stays, and there is one more than there may be.
+        within(self.store.forget(device, &oldest.name, oldest.version)).await?;
+        Ok(())
+    }
+
+    fn tell_update(&self, broker: &Broker, key: &Key, update: &Update, updated: &Updated) {
+        let Updated { previous, current } = updated;
+        self.watchers.changed(current);
+        let Some(now) = current.snapshot() else { return };
+        let before = previous.as_ref().and_then(Shadow::snapshot);
+        let context = Context { now: current.changed.0 / 1000, client_token: update.client_token.as_deref() };
+        let mut turn = Turn::default();
+        let mut tell = |answer: &str, text: &str| self.publish(broker, key, answer, text, &mut turn);
+        tell("update/accepted", &context.update_accepted(update, current.version));
+        if let Some(delta) = context.delta(now) {
+            count(|c| c.shadow_deltas.add(1));
+            tell("update/delta", &delta);
+        }
+        tell("update/documents", &context.documents(before, now));
+        turn.flush();
+    }
+
+    fn tell_delete(&self, broker: &Broker, key: &Key, left: &Shadow, client_token: Option<&str>) {
+        self.watchers.changed(left);
+        let context = Context { now: left.changed.0 / 1000, client_token };
+        let mut turn = Turn::default();
+        self.publish(broker, key, "delete/accepted", &context.delete_accepted(left.version), &mut turn);
+        turn.flush();
+    }
+
+    /// Publishes an answer: whoever subscribed gets it, nobody else.
+    fn publish(&self, broker: &Broker, key: &Key, answer: &str, text: &str, turn: &mut Turn) {
+        if !is_one_level(key.device.as_str()) {
+            // It has no topics: they could be those of another device.
+            return;
+        }
+        let topic = self.options.topics.answer(key.device.as_str(), &key.name, answer);
+        let mut message = Message::new(&topic, text.as_bytes(), clock::now(), Origin::SERVER);
+        message.qos = QoS::AtLeastOnce;
+        broker.publish(&message, turn);
+    }
+}
+
+/// The version of what is there, if it is the expected one. One that is not there has version 0; so has, for who expects it to
+/// be so, one that was deleted.
+fn check_version(there: Option<&Shadow>, expected: Option<u64>) -> Result<u64, Rejection> {
+    let version = there.map_or(0, |shadow| shadow.version);
+    let is_gone = there.is_none_or(|shadow| shadow.state.is_none());
+    match expected {
+        Some(0) if is_gone => Ok(version),
+        Some(expected) if expected != version => Err(Rejection::Conflict { version }),
+        _ => Ok(version),
+    }
+}
+
+/// What a store answers in time, as requests are told of its errors.
+async fn within<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result<T, Rejection> {
+    let error = match timeout(STORE_TIMEOUT, call).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(error)) => error,
+        Err(_) => StoreError::Unavailable("no answer in time".to_owned()),
+    };
+    count(|c| c.shadow_store_errors.add(1));
+    gateway_core::warn_limited!(%error, "store of shadows failed");
+    Err(match error {
+        StoreError::Damaged(_) | StoreError::Format(_) => Rejection::Internal,
+        _ => Rejection::Unavailable,
+    })
+}
+
+/// By the wall clock.
+fn wall() -> Timestamp {
+    clock::to_wall(clock::now())
+}
+
+/// About the bytes that an update takes while it waits.
+fn size_of_update(update: &Update) -> usize {
+    let size = |patch: &Option<Patch>| match patch {
+        Some(Patch::Merge(values)) => {
+            let mut text = String::new();
+            shadow::Json::Object(values.clone()).write(&mut text);
+            text.len()
+        }
+        _ => 0,
+    };
+    size(&update.desired) + size(&update.reported)
+}

@@ -1,0 +1,165 @@
+//! Requests of devices: taken on the thread that serves the device, carried out elsewhere, answered to its topics.
+
+use std::sync::Arc;
+
+use broker::{Broker, Reserved, Shortage, Taken, Turn};
+use bytes::Bytes;
+use gateway_core::{Commit, Effort, Message, metrics::count};
+use shadow::{Context, Operation, Rejection, Snapshot, Update, client_token, operation};
+
+use super::{Key, Shadows, lanes::Full, wall};
+
+/// A payload up to this size is read for its token on the thread that serves the device, to refuse a request with it.
+const QUICK: usize = 1024;
+
+/// The acknowledgement of a request waits for this: until the change is durable, or the request has its answer. Refused if its
+/// work is given up.
+struct Promise(Option<Arc<Commit>>);
+
+impl Promise {
+    fn keep(mut self) {
+        if let Some(part) = self.0.take() {
+            part.done();
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(part) = self.0.take() {
+            part.refuse();
+        }
+    }
+}
+
+/// A request on its way.
+struct Request {
+    key: Key,
+    operation: Operation,
+    payload: Bytes,
+    promise: Promise,
+}
+
+/// The shadows as a part of the gateway that hears from devices.
+pub(crate) struct DeviceShadows(pub(crate) Arc<Shadows>);
+
+impl Reserved for DeviceShadows {
+    fn prefix(&self) -> &str {
+        self.0.options.topics.prefix()
+    }
+
+    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> Taken {
+        let (Some(device), Some((operation, name))) = (message.origin.client_id, operation(rest)) else {
+            count(|c| c.shadow_requests_unknown.add(1));
+            return Taken::Taken;
+        };
+        turn.effort.spend(Effort::REQUEST);
+        turn.effort.spend_each(Effort::KIB, message.payload.len() / 1024);
+        let shadows = &self.0;
+        let key = Key { device: device.clone(), name: Arc::from(name) };
+        // What is larger than any request is answered, but not kept.
+        let size = message.payload.len().min(shadows.options.limits.request_bytes() + 1);
+        let make = || {
+            let request = Request {
+                key: key.clone(),
+                operation,
+                payload: Bytes::copy_from_slice(&message.payload[..size]),
+                promise: Promise(message.plain_part()),
+            };
+            Box::pin(Arc::clone(shadows).carry_out(request, broker.clone())) as super::lanes::Work
+        };
+        match shadows.lanes.request(broker.account(), device, size, make) {
+            Ok(()) => {
+                count(|c| {
+                    match operation {
+                        Operation::Update => &c.shadow_updates_device,
+                        Operation::Get => &c.shadow_gets_device,
+                        Operation::Delete => &c.shadow_deletes_device,
+                    }
+                    .add(1);
+                });
+                Taken::Taken
+            }
+            Err(Full::Memory) => {
+                count(|c| c.shadow_refused_memory.add(1));
+                Taken::Refused(Shortage::Memory)
+            }
+            Err(Full::Device) => {
+                count(|c| c.shadow_refused_requests.add(1));
+                let quick = &message.payload[..size.min(QUICK)];
+                let token = client_token(quick, &shadows.options.limits).ok().flatten();
+                shadows.reject(broker, &key, operation, token.as_deref(), &Rejection::TooManyRequests, turn);
+                Taken::Taken
+            }
+        }
+    }
+}
+
+impl Shadows {
+    async fn carry_out(self: Arc<Self>, request: Request, broker: Broker) {
+        let Request { key, operation, payload, promise } = request;
+        let limits = &self.options.limits;
+        let (token, result) = match operation {
+            Operation::Update => match Update::parse(&payload, limits) {
+                Err((rejection, token)) => (token, Err(rejection)),
+                Ok(update) => match self.make_update(&key, &update).await {
+                    Ok(updated) => {
+                        // On disk: the acknowledgement may go, and the answers with it.
+                        promise.keep();
+                        self.tell_update(&broker, &key, &update, &updated);
+                        return;
+                    }
+                    Err(rejection) => (update.client_token, Err(rejection)),
+                },
+            },
+            Operation::Get => match client_token(&payload, limits) {
+                Err(rejection) => (None, Err(rejection)),
+                Ok(token) => (token, self.get(&key).await),
+            },
+            Operation::Delete => match client_token(&payload, limits) {
+                Err(rejection) => (None, Err(rejection)),
+                Ok(token) => match self.make_delete(&key, None).await {
+                    Ok(left) => {
+                        promise.keep();
+                        self.tell_delete(&broker, &key, &left, token.as_deref());
+                        return;
+                    }
+                    Err(rejection) => (token, Err(rejection)),
+                },
+            },
+        };
+        let mut turn = Turn::default();
+        match result {
+            Ok(shadow) => {
+                if let Some(state) = &shadow.state {
+                    let context = Context { now: wall().0 / 1000, client_token: token.as_deref() };
+                    let text = context.get_accepted(Snapshot { state, version: shadow.version });
+                    self.publish(&broker, &key, "get/accepted", &text, &mut turn);
+                }
+                promise.keep();
+            }
+            Err(rejection) => {
+                self.reject(&broker, &key, operation, token.as_deref(), &rejection, &mut turn);
+                // That is the answer, also where the store is away: a client of MQTT 3 could only be told by the end of its
+                // connection, again and again while it lasts.
+                promise.keep();
+            }
+        }
+        turn.flush();
+    }
+
+    fn reject(
+        &self,
+        broker: &Broker,
+        key: &Key,
+        operation: Operation,
+        client_token: Option<&str>,
+        rejection: &Rejection,
+        turn: &mut Turn,
+    ) {
+        count(|c| c.shadow_rejected.add(1));
+        let text = Context { now: wall().0 / 1000, client_token }.rejected(rejection);
+        let answer = [operation.name(), "/rejected"].concat();
+        self.publish(broker, key, &answer, &text, turn);
+    }
+}
