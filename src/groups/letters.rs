@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
-use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp};
+use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp, metrics::count};
 use serde::{Deserialize, Serialize};
 use store::{Expect, StateChange, StateRecord};
 
@@ -46,13 +46,11 @@ pub(super) struct Letters {
     next: u64,
     most: usize,
     most_bytes: usize,
-    /// Went for others.
-    pub(super) dropped: u64,
 }
 
 impl Letters {
     pub(super) fn new(most: usize, most_bytes: usize) -> Self {
-        Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes, dropped: 0 }
+        Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes }
     }
 
     /// One that is there already, in order.
@@ -82,7 +80,7 @@ impl Letters {
         while self.kept.len() > self.most.max(1) || (self.bytes > self.most_bytes && self.kept.len() > 1) {
             let Some((oldest, bytes)) = self.kept.pop_front() else { break };
             self.bytes -= bytes;
-            self.dropped += 1;
+            count(|c| c.groups_dropped_letters.add(1));
             changes.push(StateChange { key: key(oldest), value: None, expect: Expect::Any });
         }
         changes

@@ -23,12 +23,22 @@ fn clock() -> Timestamp {
 }
 
 /// Marks nothing: the tests append with the group's number.
-struct Everything;
+#[derive(Default)]
+struct Everything {
+    full: parking_lot::Mutex<BTreeSet<GroupId>>,
+}
 
 impl Marker for Everything {
     fn keep_for(&self, _group: GroupId, _filter: &Filter) {}
     fn keep_no_more_for(&self, _group: GroupId) {}
-    fn set_full(&self, _group: GroupId, _full: bool) {}
+    fn set_full(&self, group: GroupId, full: bool) {
+        let mut groups = self.full.lock();
+        if full {
+            groups.insert(group)
+        } else {
+            groups.remove(&group)
+        };
+    }
     fn matcher(&self, _filter: &Filter) -> Arc<Wants> {
         Arc::new(|message| !message.topic.starts_with("other/"))
     }
@@ -67,18 +77,25 @@ impl Fixture {
 }
 
 async fn load(log: &Arc<MemoryLog>, state: &Arc<MemoryGroupState>) -> Arc<Groups> {
+    load_with(log, state, Arc::default(), u64::MAX).await
+}
+
+async fn load_with(
+    log: &Arc<MemoryLog>,
+    state: &Arc<MemoryGroupState>,
+    marker: Arc<Everything>,
+    max_log_bytes: u64,
+) -> Arc<Groups> {
     let options = GroupsOptions {
         max_groups: 3,
         max_dead_letters: 2,
         max_dead_letter_bytes: 1 << 20,
-        max_log_bytes: u64::MAX,
+        max_log_bytes,
         // The tests call it.
         upkeep_interval: Duration::from_secs(1_000_000),
         clock,
     };
-    Groups::load(Arc::clone(log) as _, Arc::clone(state) as _, Arc::new(Everything), options)
-        .await
-        .expect("loads")
+    Groups::load(Arc::clone(log) as _, Arc::clone(state) as _, marker, options).await.expect("loads")
 }
 
 fn definition(name: &str) -> Definition {
@@ -569,4 +586,34 @@ async fn what_one_member_loses_counts_whatever_others_have_settled() {
     drop(slow);
     let (_, rest) = all(&mut fast).await;
     assert_eq!(status.lost + rest.len() as u64 + settled as u64, 200, "{status:?}, and {} come", rest.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_refuses_and_stands_still_does_not_fill_the_disk() {
+    let _ = clock();
+    let log = Arc::new(MemoryLog::new(MemoryLogOptions::default()));
+    let (state, marker) = (Arc::new(MemoryGroupState::new()), Arc::<Everything>::default());
+    let cost: u64 = 10_000;
+    let groups = load_with(&log, &state, Arc::clone(&marker), 16 * cost).await;
+    let fixture = Fixture { log, state, groups };
+    let refusing = keeping(&fixture, |wanted| wanted.when_full = WhenFull::Refuse).await;
+    let dropping = keeping(&fixture, |wanted| wanted.name = "other".to_owned()).await;
+    let text = "x".repeat(cost as usize);
+    let full = async |more: usize| {
+        for _ in 0..more {
+            fixture.append(refusing, 1, &text);
+        }
+        fixture.groups.keep_up().await;
+        marker.full.lock().clone()
+    };
+    assert_eq!(full(15).await, BTreeSet::new());
+    assert_eq!(full(2).await, BTreeSet::from([refusing]), "the others go on");
+    assert_eq!(full(3).await, BTreeSet::from([refusing, dropping]), "and not for ever");
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    let (_, got) = all(&mut member).await;
+    assert_eq!(got.len(), 20, "nothing of a group that refuses is lost");
+    member.acknowledge(&ids(1, 20)).expect("a member");
+    answer(&mut member).await;
+    full(0).await;
+    assert_eq!(full(0).await, BTreeSet::new());
 }

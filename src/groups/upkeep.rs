@@ -16,6 +16,21 @@ const LOOK: ReadLimit = ReadLimit { records: 256, bytes: 1 << 20 };
 /// Lost messages that are counted one by one in a round, for each group.
 const MOST_COUNTED: usize = 100_000;
 
+/// The log may be larger than it should by one part of so many: one group that refuses and keeps what it has must not let it
+/// fill the disk with what others get.
+const OVER: u64 = 8;
+
+/// How the log is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Space {
+    /// It takes more.
+    Some,
+    /// It takes more while groups that do not refuse give up what is old.
+    None,
+    /// That was not enough: nothing more is taken for any group.
+    Over,
+}
+
 pub(super) async fn run(groups: Weak<Groups>) {
     loop {
         let Some(pause) = groups.upgrade().map(|groups| groups.options.upkeep_interval) else { return };
@@ -30,9 +45,14 @@ impl Groups {
     pub(super) async fn keep_up(&self) {
         let now = (self.options.clock)();
         let all = self.table.all();
-        let is_full = self.log.bytes() > self.options.max_log_bytes;
+        let (bytes, most) = (self.log.bytes(), self.options.max_log_bytes);
+        let room = match bytes {
+            _ if bytes <= most => Space::Some,
+            _ if bytes - most <= most / OVER => Space::None,
+            _ => Space::Over,
+        };
         for live in &all {
-            self.retain(live, now, is_full).await;
+            self.retain(live, now, room).await;
             self.move_on(live).await;
             live.with(|inner| inner.logic.touch());
         }
@@ -40,7 +60,8 @@ impl Groups {
     }
 
     /// Gives up what is too old or too much.
-    async fn retain(&self, live: &Arc<Live>, now: Timestamp, is_full: bool) {
+    async fn retain(&self, live: &Arc<Live>, now: Timestamp, room: Space) {
+        let is_full = room != Space::Some;
         let marks = live.log.marks(live.id);
         let look = |inner: &mut Inner| {
             let definition = &inner.kept.definition;
@@ -57,7 +78,7 @@ impl Groups {
             let first = marks.first().map_or(0, |mark| mark.offset);
             let step = if is_full { marks.iter().find(|mark| mark.offset > first) } else { None };
             let places = old.into_iter().chain(over).chain(step.cloned());
-            (places.max_by_key(|mark| mark.offset), false)
+            (places.max_by_key(|mark| mark.offset), room == Space::Over)
         };
         let (place, full) = live.with(look);
         if let Some(place) = place {

@@ -128,6 +128,7 @@ counters! {
     groups_appended: "gateway_groups_appended_total", "Messages appended to the log of consumer groups", "";
     groups_dropped_log: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"log\"";
     groups_dropped_full: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"group_full\"";
+    groups_dropped_letters: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"dead_letters\"";
     groups_dropped_events: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"events\"";
     commands_sent: "gateway_commands_sent_total", "Commands of calls of Send", "";
     commands_replied: "gateway_commands_replied_total", "Replies of devices that callers got", "";
