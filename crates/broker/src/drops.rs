@@ -22,7 +22,7 @@ impl Broker {
     /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches. A target
     /// may call it: its lock is short and covers nothing else.
     pub fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
-        if messages == 0 || self.inner.events.receiver_count() == 0 {
+        if messages == 0 || !self.is_watched() {
             return;
         }
         let mut counts = self.inner.drops.counts.lock();

@@ -66,7 +66,7 @@ pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
-pub use events::{Event, EventKind};
+pub use events::{Event, EventKind, EventPlace, EventReader, Told};
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};
@@ -108,6 +108,7 @@ struct Inner {
     account: Arc<Account>,
     parties: parties::Book,
     events: broadcast::Sender<Event>,
+    recent: Arc<events::Recent>,
     drops: Drops,
     online: AtomicUsize,
     online_peak: AtomicUsize,
@@ -200,6 +201,7 @@ impl Broker {
             shed_from: AtomicU32::new(0),
             timers: Timers::default(),
             retained,
+            recent: events::Recent::new(&account),
             account,
             parties,
             events: broadcast::Sender::new(EVENT_CAPACITY),

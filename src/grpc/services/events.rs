@@ -1,20 +1,21 @@
 //! `gateway.v1.Events`.
 
-use std::{collections::HashSet, sync::Arc};
+mod tokens;
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use access::backends::Grant;
-use broker::{Event, EventKind, Selector};
-use gateway_core::parse_shared;
-use tokio::sync::{
-    broadcast::{self, error::RecvError, error::TryRecvError},
-    mpsc,
-};
+use broker::{Event, EventKind, EventReader, Selector, Told};
+use gateway_core::{clock, parse_shared};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use self::tokens::TOKENS;
 use crate::grpc::{
     Context,
     messages::{answers, convert},
+    now,
     proto::{gateway::v1, server::events_server::Events},
     server::access::{Call, devices_of},
     status::Error,
@@ -30,6 +31,14 @@ const FRAMES: usize = 4;
 /// The service.
 pub(in crate::grpc) struct EventsService {
     pub(in crate::grpc) context: Context,
+}
+
+/// Waits until a heartbeat is due; for ever without any.
+async fn silence(interval: Option<Duration>) {
+    match interval {
+        Some(interval) => tokio::time::sleep(interval).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// What a caller of limited scope is told of events that it missed: not how many, since it may not know of all of them.
@@ -68,27 +77,23 @@ fn item(item: v1::watch_events_item::Item) -> v1::WatchEventsItem {
     v1::WatchEventsItem { item: Some(item) }
 }
 
-/// Waits for at least one wanted event, then takes what else is there. `None` at the end.
-async fn next_batch(
-    events: &mut broadcast::Receiver<Event>,
-    wanted: &Wanted,
-) -> Option<Vec<v1::WatchEventsItem>> {
+/// Waits for at least one wanted event, then takes what else is there. Cancel safe.
+async fn next_batch(events: &mut EventReader, wanted: &Wanted) -> Vec<v1::WatchEventsItem> {
     let mut items = Vec::new();
     while items.is_empty() {
-        match events.recv().await {
-            Ok(event) => items.extend(wanted.item(event)),
-            Err(RecvError::Lagged(count)) => items.push(wanted.gap(count)),
-            Err(RecvError::Closed) => return None,
+        events.ready().await;
+        let mut bytes = 0;
+        while items.len() < BATCH && bytes < BATCH_BYTES {
+            let item = match events.read() {
+                Some(Told::Event(event)) => wanted.item(event),
+                Some(Told::Missed(count)) => Some(wanted.gap(count)),
+                None => break,
+            };
+            bytes += item.as_ref().map_or(0, prost::Message::encoded_len);
+            items.extend(item);
         }
     }
-    while items.len() < BATCH && items.iter().map(prost::Message::encoded_len).sum::<usize>() < BATCH_BYTES {
-        match events.try_recv() {
-            Ok(event) => items.extend(wanted.item(event)),
-            Err(TryRecvError::Lagged(count)) => items.push(wanted.gap(count)),
-            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
-        }
-    }
-    Some(items)
+    items
 }
 
 #[tonic::async_trait]
@@ -116,25 +121,35 @@ impl Events for EventsService {
         let devices = devices.within(devices_of(&grant));
         let wanted = Wanted { kinds, devices, grant };
 
+        let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
+        let from = TOKENS.place(&request.resume_token)?;
+
         let slot = self.context.streams.open(None)?;
-        let mut events = self.context.broker.events();
+        let mut events = self.context.broker.watch_events(from).ok_or(Error::OldToken)?;
         let mut shutdown = self.context.shutdown.clone();
         let (sender, receiver) = mpsc::channel(FRAMES);
         tokio::spawn(async move {
             let _slot = slot;
+            // The first says only from where on nothing is missed.
+            let mut response = Ok(Vec::new());
             loop {
-                let response = tokio::select! {
-                    items = next_batch(&mut events, &wanted) => match items {
-                        Some(items) => Ok(v1::WatchEventsResponse { items }),
-                        None => Err(Error::ShuttingDown.into()),
-                    },
+                let last = response.is_err();
+                let response_now = response.map(|items| v1::WatchEventsResponse {
+                    items,
+                    resume_token: TOKENS.token(events.place()),
+                });
+                if sender.send(response_now).await.is_err() || last {
+                    return;
+                }
+                response = tokio::select! {
+                    items = next_batch(&mut events, &wanted) => Ok(items),
+                    () = silence(heartbeat) => {
+                        let beat = v1::Heartbeat { time: Some(answers::time(clock::to_wall(now()))) };
+                        Ok(vec![item(v1::watch_events_item::Item::Heartbeat(beat))])
+                    }
                     _ = shutdown.wait_for(|stop| *stop) => Err(Error::ShuttingDown.into()),
                     () = sender.closed() => return,
                 };
-                let last = response.is_err();
-                if sender.send(response).await.is_err() || last {
-                    return;
-                }
             }
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -143,48 +158,75 @@ impl Events for EventsService {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use access::backends::Scope;
+    use broker::{Broker, BrokerConfig};
     use gateway_core::{ClientId, Timestamp};
 
     use super::*;
 
+    fn broker() -> Broker {
+        Broker::new(BrokerConfig {
+            limits: Arc::default(),
+            non_broker: false,
+            namespace: String::new(),
+            listener_strategies: Default::default(),
+            latest: None,
+            history: None,
+            stores: None,
+            log: None,
+            durability: Default::default(),
+            judge_will: None,
+            tenants: Default::default(),
+            reserved: Vec::new(),
+        })
+    }
+
+    /// More events than are kept, by one device or two.
+    fn many(broker: &Broker, ids: [&str; 2]) {
+        for n in 0..5_000u64 {
+            let client_id = ClientId::new(ids[n as usize % 2]);
+            let kind = if n < 4_999 { EventKind::TakenOver } else { EventKind::AuthFailed };
+            broker.emit(Event { at: Timestamp(n), client_id, kind });
+        }
+    }
+
     #[tokio::test]
     async fn a_slow_watcher_is_told_what_it_missed_and_filters_hold() {
-        let (sender, mut receiver) = broadcast::channel(4);
-        for n in 0..10u64 {
-            let id = ClientId::new(if n % 2 == 0 { "even" } else { "odd" });
-            let kind = if n < 9 { EventKind::TakenOver } else { EventKind::AuthFailed };
-            sender.send(Event { at: Timestamp(n), client_id: id, kind }).unwrap();
-        }
+        let broker = broker();
+        let mut events = broker.watch_events(None).unwrap();
+        many(&broker, ["even", "odd"]);
         let wanted = Wanted {
             kinds: HashSet::from([v1::EventKind::TakenOver]),
             devices: Selector::new(false).devices(vec![], vec!["od".into()]),
             grant: Arc::clone(&Call::unlimited().caller().grant),
         };
-        let items = next_batch(&mut receiver, &wanted).await.unwrap();
+        let mut items = next_batch(&mut events, &wanted).await;
         let Some(v1::watch_events_item::Item::Gap(gap)) = &items[0].item else { panic!() };
-        assert_eq!(gap.count, 6);
+        assert_eq!(gap.count, 5_000 - 4_096);
+        while events.place().number < 4_998 {
+            items.extend(next_batch(&mut events, &wanted).await);
+        }
         let Some(v1::watch_events_item::Item::Event(event)) = &items.last().unwrap().item else { panic!() };
         assert_eq!(
             (items.len(), event.time, event.device_id.as_str()),
-            (2, Some(answers::time(Timestamp(7))), "odd")
+            (4_096 / 2, Some(answers::time(clock::to_wall(Timestamp(4_997)))), "odd")
         );
     }
 
     /// Whoever may not know of a device could count what it does.
     #[tokio::test]
     async fn a_watcher_of_limited_scope_is_not_told_how_many_events_it_missed() {
-        let (sender, mut receiver) = broadcast::channel(4);
-        for n in 0..10u64 {
-            let client_id = ClientId::new("of somebody else");
-            sender.send(Event { at: Timestamp(n), client_id, kind: EventKind::TakenOver }).unwrap();
-        }
+        let broker = broker();
+        let mut events = broker.watch_events(None).unwrap();
+        many(&broker, ["of somebody else"; 2]);
         let mut grant = Grant::clone(&Call::unlimited().caller().grant);
         grant.scope = Scope::new(None, Some(vec!["own-*".to_owned()])).unwrap();
         let grant = Arc::new(grant);
         let devices = Selector::new(false).within(devices_of(&grant));
         let wanted = Wanted { kinds: HashSet::new(), devices, grant };
-        let items = next_batch(&mut receiver, &wanted).await.unwrap();
+        let items = next_batch(&mut events, &wanted).await;
         let [v1::WatchEventsItem { item: Some(v1::watch_events_item::Item::Gap(gap)) }] = &items[..] else {
             panic!("{items:?}")
         };

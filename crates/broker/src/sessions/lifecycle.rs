@@ -262,6 +262,7 @@ impl Broker {
         self.shed();
         self.retry_stalled(now, turn);
         self.tell_drops(now);
+        self.inner.recent.tick(now);
     }
 
     fn run_timer(&self, session: &Arc<dyn Session>, at: Timestamp, now: Timestamp, turn: &mut Turn) {

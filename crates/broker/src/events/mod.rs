@@ -1,11 +1,17 @@
 //! What happens to devices, for whoever watches.
 
+mod recent;
+
+pub use recent::{EventPlace, EventReader, Told};
+
+pub(super) use recent::Recent;
+
 use gateway_core::{ClientId, DropReason, QoS, Timestamp};
 use tokio::sync::broadcast;
 
 use super::{Broker, ConnectionInfo, SessionCore};
 
-/// Events that a slow watcher may fall behind before it loses the oldest.
+/// Events that a slow receiver may fall behind before it loses the oldest, and that are kept for those that resume.
 pub(super) const EVENT_CAPACITY: usize = 4096;
 
 /// Something that happened, for `Events.WatchEvents` and logs.
@@ -72,15 +78,29 @@ impl Broker {
         self.inner.events.subscribe()
     }
 
+    /// Events from now on, or from `from` on, with as many of the last as are kept. `None` if nobody remembers that place: it
+    /// is of another process, or nobody has watched for some minutes since.
+    pub fn watch_events(&self, from: Option<EventPlace>) -> Option<EventReader> {
+        self.inner.recent.open(from)
+    }
+
+    /// Whether somebody is told of events, or may ask for them later.
+    pub(super) fn is_watched(&self) -> bool {
+        self.inner.recent.is_kept() || self.inner.events.receiver_count() > 0
+    }
+
     /// Sends an event to watchers.
     pub fn emit(&self, event: Event) {
+        if self.inner.recent.is_kept() {
+            self.inner.recent.push(event.clone());
+        }
         // An error means that nobody watches.
         let _ = self.inner.events.send(event);
     }
 
     /// Makes and sends an event only if somebody watches.
     pub(super) fn emit_with(&self, at: Timestamp, core: &SessionCore, kind: impl FnOnce() -> EventKind) {
-        if self.inner.events.receiver_count() > 0 {
+        if self.is_watched() {
             self.emit(Event { at, client_id: core.client_id().clone(), kind: kind() });
         }
     }
