@@ -6,12 +6,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
 use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
+use codec::{AckKind, encode_ack};
 use gateway_core::Protocol;
 use prost::Message as _;
 use prost_types::{FileDescriptorProto, FileDescriptorSet};
@@ -19,14 +21,14 @@ use rumqttc::v5::{
     AsyncClient, Event, MqttOptions,
     mqttbytes::{
         QoS,
-        v5::{ConnectProperties, Packet},
+        v5::{ConnectProperties, Packet, PublishProperties},
     },
 };
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::mpsc};
 
 use crate::{
-    client::{Client, hello},
+    client::{Client, decoded, hello},
     support::{Server, need, on_path, python, root, run, skipped},
 };
 
@@ -123,10 +125,10 @@ fn each_rpc_has_a_row_in_which_it_succeeds() {
 /// Every reason of the code: the words to which `fn reason` maps.
 fn reasons() -> BTreeSet<String> {
     let mut reasons = BTreeSet::new();
-    for file in ["src/grpc/status.rs", "src/backends/mod.rs"] {
+    for file in ["src/grpc/status.rs", "src/backends/mod.rs", "src/grpc/messages/commands.rs"] {
         let text = fs::read_to_string(root().join(file)).expect("read the code");
         let (_, body) = text.split_once("fn reason(").expect("where reasons are");
-        let (body, _) = body.split_once("\n    }\n").expect("its end");
+        let (body, _) = body.split_once("    }\n").expect("its end");
         reasons
             .extend(body.split("=> \"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
     }
@@ -195,6 +197,7 @@ impl World {
             for device in devices {
                 match device {
                     "away" => {}
+                    "refusing" => refusing_device(&server, device),
                     "mute" | "small" => silent.push(silent_device(&server, device)),
                     answering => runtime.block_on(answering_device(&server, answering)),
                 }
@@ -260,7 +263,24 @@ fn silent_device(server: &Server, name: &str) -> Client {
     client
 }
 
-/// Subscribed to `NAME/#`, has published `NAME/state` and `NAME/mode`, and publishes what it gets on `NAME/ask` to `NAME/told`.
+/// Refuses every message (PUBACK with 0x83), until the gateway ends.
+fn refusing_device(server: &Server, name: &str) {
+    let mut client = silent_device(server, name);
+    std::thread::spawn(move || {
+        while let Some(bytes) = client.next_bytes() {
+            if let codec::Packet::Publish(publish) = decoded(&bytes, Protocol::V5) {
+                let mut answer = Vec::new();
+                encode_ack(AckKind::PubAck, publish.packet_id, 0x83, Protocol::V5, &mut answer);
+                if client.stream.write_all(&answer).is_err() {
+                    return;
+                }
+            }
+        }
+    });
+}
+
+/// Subscribed to `NAME/#`, has published `NAME/state` and `NAME/mode`, publishes what it gets on `NAME/ask` to
+/// `NAME/told`, and answers commands with what they say.
 async fn answering_device(server: &Server, name: &str) {
     let mut options = MqttOptions::new(name, "127.0.0.1", server.ports.tcp);
     options.set_clean_start(false);
@@ -285,6 +305,23 @@ async fn answering_device(server: &Server, name: &str) {
                 }
                 Event::Incoming(Packet::Publish(publish)) if publish.topic == asked.as_bytes() => {
                     let _ = client.publish(told.as_str(), QoS::AtLeastOnce, false, publish.payload).await;
+                }
+                Event::Incoming(Packet::Publish(publish)) => {
+                    let Some(properties) = publish.properties else { continue };
+                    let Some(topic) = properties.response_topic else { continue };
+                    let answer = PublishProperties {
+                        correlation_data: properties.correlation_data,
+                        user_properties: vec![("status".to_owned(), "200".to_owned())],
+                        ..PublishProperties::default()
+                    };
+                    let sent = client.publish_with_properties(
+                        topic,
+                        QoS::AtLeastOnce,
+                        false,
+                        publish.payload,
+                        answer,
+                    );
+                    let _ = sent.await;
                 }
                 _ => {}
             }
