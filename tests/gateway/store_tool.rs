@@ -44,6 +44,8 @@ fn filled() -> Server {
     for n in 0..3 {
         publisher.publish_acked(&format!("kept/{n}"), &payload(n), true);
     }
+    let report = b"{\"state\":{\"reported\":{\"a\":1}}}";
+    publisher.publish_acked("$gateway/devices/publisher/shadow/update", report, false);
     // Taken over, its PUBREL never came.
     let mut half = Client::connect_with(port, persistent("half"));
     half.publish("a/topic", &payload(MESSAGES), QoS::ExactlyOnce, false);
@@ -156,7 +158,7 @@ fn a_damaged_store_is_set_aside_and_shown_and_the_rest_starts() {
     assert!(answer.contains("store: set aside: data/queues/data.mdb.damaged-"), "{answer}");
     assert_eq!(server.metric("gateway_store_set_aside"), 1);
     let page = server.http_get("/metrics").expect("read the metrics");
-    for store in ["sessions", "queues", "retained", "publisher"] {
+    for store in ["sessions", "queues", "retained", "publisher", "shadows"] {
         assert!(page.contains(&format!("gateway_store_healthy{{store=\"{store}\"}} 1\n")), "{store}: {page}");
     }
     assert_eq!(retained(&server).len(), 3);
@@ -184,6 +186,7 @@ fn an_imported_export_has_the_same_messages_sessions_and_values() {
     assert!((201..=402).contains(&count("message")), "{}", count("message"));
     // The topics of the publishers: "a/topic" twice, "kept/...".
     assert_eq!((count("latest"), count("versions"), count("end")), (5, 1, 1));
+    assert_eq!(count("shadow"), 1);
     let (success, said) = store(&["export"], &[&data, &file]);
     assert!(!success && said.contains("exists"), "{said}");
 

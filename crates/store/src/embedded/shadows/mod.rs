@@ -68,6 +68,25 @@ impl EmbeddedShadows {
         self.environment.note_closed();
     }
 
+    /// Writes records that are not there yet; durable when it returns.
+    pub(super) async fn import(&self, records: Vec<ShadowRecord>) -> Result<(), StoreError> {
+        let submitted = records.into_iter().map(|record| {
+            let key = key(record.device.as_str(), &record.name).ok_or_else(too_long)?;
+            let mut value = Vec::new();
+            record::encode(&record, &mut value);
+            let (reply, answer) = oneshot::channel();
+            let op = Op::Put { key, value, expected: 0, is_removal: false, reply };
+            self.committer.submit(Submitted::new(op), true);
+            Ok::<_, StoreError>(answer)
+        });
+        for answer in submitted.collect::<Result<Vec<_>, _>>()? {
+            if answer.await.map_err(|_| super::closed())?? == ShadowPut::Conflict {
+                return Err(StoreError::Damaged("a shadow comes twice".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
     /// Its health.
     pub fn health(&self) -> StoreHealth {
         self.committer.health()
@@ -176,6 +195,11 @@ impl ShadowStore for EmbeddedShadows {
             Ok(records)
         }))
     }
+}
+
+/// A record as the tools read it; `None` if damaged.
+pub(super) fn record(key: &[u8], value: &[u8]) -> Option<ShadowRecord> {
+    record::decode(key, value, true)
 }
 
 /// `None` if a name is too long to be one, or empty.

@@ -6,7 +6,7 @@ use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
 use super::{
     Progress, STORES, StoreReport, TABLES, close, failed,
-    file::{ExportWriter, LatestLine, Line, MessageLine, SessionLine, SubscriptionLine},
+    file::{ExportWriter, LatestLine, Line, MessageLine, SessionLine, ShadowLine, SubscriptionLine},
     own,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
             audit,
             transfer::{self, ExportError},
         },
-        record, sessions,
+        record, sessions, shadows,
     },
 };
 
@@ -109,6 +109,9 @@ impl Export<'_> {
             "queues" => self.queues(&txn),
             "retained" => self.table(&txn, "retained", |_, value| {
                 Some(Line::Retained(MessageLine::of(&message::decode(value)?)))
+            }),
+            "shadows" => self.table(&txn, "shadows", |key, value| {
+                Some(Line::Shadow(ShadowLine::of(&shadows::record(key, value)?)))
             }),
             // Which device has the newest value of a topic follows from the values.
             _ => self.table(&txn, "latest", |_, value| {

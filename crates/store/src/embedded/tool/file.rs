@@ -13,7 +13,7 @@ use gateway_core::{ClientId, OriginKind, Properties, Protocol, QoS, QueueId, Sha
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    LatestValue, StoredSession, StoredSubscription, StoredWill,
+    LatestValue, ShadowRecord, StoredSession, StoredSubscription, StoredWill,
     embedded::queues::transfer::{EntryHead, QueueRecord},
 };
 
@@ -45,6 +45,7 @@ pub(super) enum Line {
     },
     Retained(MessageLine),
     Latest(LatestLine),
+    Shadow(ShadowLine),
     Versions {
         ceiling: u64,
     },
@@ -186,6 +187,19 @@ pub(super) struct LatestLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     properties: Option<MessageProperties>,
     payload: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ShadowLine {
+    device: String,
+    #[serde(default, skip_serializing_if = "is_default")]
+    name: String,
+    version: u64,
+    changed: u64,
+    /// Absent of a deleted one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    document: Option<String>,
 }
 
 fn qos(bits: u8) -> Result<QoS, String> {
@@ -346,6 +360,28 @@ impl LatestLine {
             received: Timestamp(self.received),
             version: self.version,
             server: None,
+        })
+    }
+}
+
+impl ShadowLine {
+    pub(super) fn of(record: &ShadowRecord) -> Self {
+        Self {
+            device: record.device.as_str().to_owned(),
+            name: record.name.as_ref().to_owned(),
+            version: record.version,
+            changed: record.changed.0,
+            document: record.document.as_ref().map(|document| STANDARD.encode(document)),
+        }
+    }
+
+    pub(super) fn read(self) -> Result<ShadowRecord, String> {
+        Ok(ShadowRecord {
+            device: ClientId::new(&self.device),
+            name: Arc::from(self.name),
+            version: self.version,
+            changed: Timestamp(self.changed),
+            document: self.document.as_deref().map(payload).transpose()?,
         })
     }
 }

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{
     DataDir, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions,
-    LatestStore as _, LatestValue, RetainedStore as _, SessionOp, SessionStore as _, StoreError,
+    EmbeddedShadows, LatestStore as _, LatestValue, RetainedStore as _, SessionOp, SessionStore as _,
+    ShadowRecord, StoreError,
     data_dir::sync_directory,
     embedded::queues::transfer::{Import as Queues, QueueRecord},
 };
@@ -101,11 +102,13 @@ struct Stores {
     queues: Queues,
     retained: EmbeddedRetained,
     latest: EmbeddedLatest,
+    shadows: EmbeddedShadows,
     /// What was taken and not yet written.
     session_ops: Vec<SessionOp>,
     queue_records: Vec<QueueRecord>,
     messages: Vec<Arc<SharedMessage>>,
     values: Vec<LatestValue>,
+    documents: Vec<ShadowRecord>,
     waiting: usize,
     commit: Arc<Commit>,
     reports: Vec<StoreReport>,
@@ -123,13 +126,15 @@ impl Stores {
             queues: Queues::open(&directory)?,
             retained: EmbeddedRetained::open(&directory, &durable)?,
             latest: EmbeddedLatest::open(&directory, &latest)?,
+            shadows: EmbeddedShadows::open(&directory, &durable)?,
             session_ops: Vec::new(),
             queue_records: Vec::new(),
             messages: Vec::new(),
             values: Vec::new(),
+            documents: Vec::new(),
             waiting: 0,
             commit: Commit::new(),
-            reports: ["latest", "sessions", "queues", "retained"].map(report).into(),
+            reports: ["latest", "sessions", "queues", "retained", "shadows"].map(report).into(),
         })
     }
 
@@ -140,6 +145,7 @@ impl Stores {
             Line::Session(_) | Line::Subscription(_) | Line::Group { .. } => 1,
             Line::Message { .. } | Line::Entry(_) | Line::Received { .. } => 2,
             Line::Retained(_) => 3,
+            Line::Shadow(_) => 4,
             Line::Versions { ceiling } => {
                 return fs::write(self.path.join("versions"), format!("{ceiling}\n"))
                     .map_err(|e| e.to_string());
@@ -169,6 +175,7 @@ impl Stores {
             }
             Line::Retained(message) => self.messages.push(Arc::new(message.read()?)),
             Line::Latest(value) => self.values.push(value.read()?),
+            Line::Shadow(shadow) => self.documents.push(shadow.read()?),
             Line::Versions { .. } | Line::MqttServerExport { .. } | Line::End { .. } => {}
         }
         Ok(())
@@ -192,6 +199,9 @@ impl Stores {
         }
         if !self.values.is_empty() {
             self.latest.upsert(std::mem::take(&mut self.values).into()).await?;
+        }
+        if !self.documents.is_empty() {
+            self.shadows.import(std::mem::take(&mut self.documents)).await?;
         }
         self.waiting = 0;
         let refused = |_| StoreError::Unavailable("a store did not take what was imported".to_owned());

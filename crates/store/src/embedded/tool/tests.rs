@@ -7,7 +7,8 @@ use gateway_core::{Entry, Journal, Message, Origin, QoS, QueueId, QueueOp, Times
 use super::*;
 use crate::{
     DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
-    LatestStore, QueueOptions, RetainedStore, SessionOp, SessionStore, suite::value,
+    EmbeddedShadows, LatestStore, QueueOptions, RetainedStore, SessionOp, SessionStore, ShadowRecord,
+    suite::value, suite_shadows::record,
 };
 
 fn retained(path: &Path) -> EmbeddedRetained {
@@ -90,14 +91,20 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
             queues.submit(QueueOp::Append(Arc::new(entry)));
         }
     }
-    drop((latest, sessions, queues, data));
+    let shadows = EmbeddedShadows::open(&data, &DurableOptions::default()).unwrap();
+    let deleted = ShadowRecord { document: None, ..record("d", "deleted", 7) };
+    let written = shadows.import(vec![record("d", "", 3), deleted]);
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(written).unwrap();
+    drop((latest, sessions, queues, shadows, data));
 
     let counted = |reports: Vec<StoreReport>| {
         reports.iter().map(|report| (report.store, report.records, report.damaged)).collect::<Vec<_>>()
     };
     let (file, new) = (dir.path().join("all.export"), dir.path().join("new"));
     let checked = counted(check(dir.path(), &mut |_| {}).unwrap());
-    assert_eq!(checked, [("latest", 50, 0), ("sessions", 1, 0), ("queues", 10, 0), ("retained", 100, 0)]);
+    let expected =
+        [("latest", 50, 0), ("sessions", 1, 0), ("queues", 10, 0), ("retained", 100, 0), ("shadows", 2, 0)];
+    assert_eq!(checked, expected);
     assert_eq!(counted(export(dir.path(), &file, &mut |_| {}).unwrap()), checked);
     assert_eq!(counted(import(&file, &new, &mut |_| {}).unwrap()), checked);
     assert_eq!(counted(check(&new, &mut |_| {}).unwrap()), checked);
