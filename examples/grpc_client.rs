@@ -5,6 +5,7 @@
 //! grpc_client publish --device dev-1 commands/led on
 //! grpc_client group readings --filter 'sensors/#'
 //! grpc_client consume readings --count 10
+//! grpc_client shadow dev-1 --desire '{"on": true}'
 //! grpc_client --ca certs/ca.crt --addr https://localhost:10000 --token @reader.token latest sensors/temperature
 //! ```
 
@@ -14,11 +15,11 @@ use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use mqtt_server::proto::gateway::v1::{
-    Ack, ConsumeRequest, ConsumedMessage, CreateGroupRequest, Drain, Filter, GetLatestRequest, Group,
-    Offline, Open, PublishRequest, Qos, SubscribeRequest, Wait, consume_item, consume_request::Action,
-    consumed_message::Content, consumer_client::ConsumerClient, groups_client::GroupsClient,
-    publisher_client::PublisherClient, state_client::StateClient, subscribe_item::Item,
-    subscriber_client::SubscriberClient,
+    Ack, ConsumeRequest, ConsumedMessage, CreateGroupRequest, Drain, Filter, GetLatestRequest,
+    GetShadowRequest, Group, Offline, Open, PublishRequest, Qos, SubscribeRequest, UpdateShadowRequest, Wait,
+    consume_item, consume_request::Action, consumed_message::Content, consumer_client::ConsumerClient,
+    groups_client::GroupsClient, publisher_client::PublisherClient, shadows_client::ShadowsClient,
+    state_client::StateClient, subscribe_item::Item, subscriber_client::SubscriberClient,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -128,6 +129,17 @@ enum Command {
         #[arg(long)]
         no_ack: bool,
     },
+    /// Prints the shadow of a device: what it is to be, what it says it is, and the difference.
+    Shadow {
+        /// The device.
+        device: String,
+        /// Its name; the one without a name otherwise.
+        #[arg(short, long, default_value_t)]
+        name: String,
+        /// Change first what the device is to be: JSON that is merged into it, where null removes a key.
+        #[arg(short, long)]
+        desire: Option<String>,
+    },
     /// Prints the latest value of a topic.
     Latest {
         /// Of this device; without it, the newest of all devices.
@@ -201,6 +213,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
         Command::Consume { group, member, count, no_ack } => {
             consume(channel, group, member, count.unwrap_or(u64::MAX), no_ack).await
         }
+        Command::Shadow { device, name, desire } => shadow(channel, device, name, desire).await,
         Command::Latest { device, topic } => {
             let request = GetLatestRequest { topic, device_id: device };
             let response = StateClient::new(channel).get_latest(request).await?.into_inner();
@@ -314,6 +327,27 @@ async fn consume(
             }
         }
     }
+    Ok(())
+}
+
+async fn shadow(
+    channel: Caller,
+    device_id: String,
+    name: String,
+    desired: Option<String>,
+) -> Result<(), Box<dyn Error>> {
+    let mut client = ShadowsClient::new(channel);
+    let shadow = match desired {
+        None => client.get_shadow(GetShadowRequest { device_id, name }).await?.into_inner().shadow,
+        desired => {
+            let request = UpdateShadowRequest { device_id, name, desired, ..UpdateShadowRequest::default() };
+            client.update_shadow(request).await?.into_inner().shadow
+        }
+    };
+    let Some(shadow) = shadow else { return Ok(()) };
+    let delta = if shadow.delta.is_empty() { "nothing" } else { &shadow.delta };
+    println!("{} version {}", shadow.device_id, shadow.version);
+    println!("desired {}, reported {}, to do: {delta}", shadow.desired, shadow.reported);
     Ok(())
 }
 

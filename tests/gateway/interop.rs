@@ -96,6 +96,11 @@ fn grpcio_as_the_backend() {
     pytest("test_grpc.py", "");
 }
 
+#[test]
+fn paho_with_a_device_shadow() {
+    pytest("test_shadow.py", "");
+}
+
 macro_rules! scenarios {
     ($($name:ident => $call:expr;)*) => { $( #[test] fn $name() { $call } )* };
 }
