@@ -23,3 +23,4 @@ mod subscribing;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;
+mod top;

@@ -68,6 +68,7 @@ const METHODS: &[Method] = &[
     Method::asks("/gateway.v1.State/ListRetained", Roles::READ),
 
     Method::asks("/gateway.v1.Devices/ListDevices", Roles::READ),
+    Method::asks("/gateway.v1.Devices/ListTopDevices", Roles::READ),
     Method::asks("/gateway.v1.Devices/GetDevice", Roles::READ),
     Method::asks("/gateway.v1.Devices/ListSubscriptions", Roles::READ),
     Method::administers("/gateway.v1.Devices/SubscribeDevice", Roles::OPERATE),

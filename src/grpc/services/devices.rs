@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! subscribing  subscriptions that backends make for devices
+//! top          the devices of which most waits
 //! ```
 
 mod subscribing;
+mod top;
 
 use std::sync::Arc;
 
@@ -170,6 +172,16 @@ impl Devices for DevicesService {
         let next = if cut { devices.len().checked_sub(1).map(|last| starts[last]) } else { page.next };
         let next_page_token = pages.token(next.map(|start| start.to_string()).as_deref());
         Ok(Response::new(v1::ListDevicesResponse { devices, next_page_token }))
+    }
+
+    async fn list_top_devices(
+        &self,
+        request: Request<v1::ListTopDevicesRequest>,
+    ) -> Result<Response<v1::ListTopDevicesResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (metadata, _, request) = request.into_parts();
+        let ranking = top::rank(&self.context.broker, &call, &request);
+        Ok(Response::new(within(&metadata, self.context.config.wait_timeout, ranking).await?))
     }
 
     async fn get_device(

@@ -61,7 +61,7 @@ pub(in crate::grpc) struct PublisherService {
 }
 
 /// Lets the other calls of this thread go first.
-async fn pause(turn: &mut Turn) {
+pub(in crate::grpc) async fn pause(turn: &mut Turn) {
     turn.flush();
     turn.effort.renew();
     tokio::task::yield_now().await;

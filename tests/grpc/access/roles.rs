@@ -37,6 +37,7 @@ const ROWS: &[(&str, &[Role])] = &[
     ("/gateway.v1.Devices/GetDevice", READ),
     ("/gateway.v1.Devices/ListDevices", READ),
     ("/gateway.v1.Devices/ListSubscriptions", READ),
+    ("/gateway.v1.Devices/ListTopDevices", READ),
     ("/gateway.v1.Devices/SetDeviceTrace", OPERATE),
     ("/gateway.v1.Devices/SubscribeDevice", OPERATE),
     ("/gateway.v1.Devices/UnsubscribeDevice", OPERATE),

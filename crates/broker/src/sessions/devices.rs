@@ -136,6 +136,31 @@ impl Broker {
         (next < end).then_some(next)
     }
 
+    /// Calls `visit` with the client id, the state and the queue of each session, as [`Self::ids_step`] does with ids; the queue
+    /// is only looked at if it is asked for.
+    pub fn queues_step(
+        &self,
+        start: u32,
+        mut visit: impl FnMut(&str, bool, &dyn Fn() -> QueueInfo),
+    ) -> Option<u32> {
+        let (sessions, end) = {
+            let slots = self.inner.slots.read();
+            (slots.sessions(start, TURN), slots.end())
+        };
+        for (_, session) in sessions {
+            let core = session.core();
+            let (ended, online) = {
+                let state = core.state.lock();
+                (state.ended, state.online)
+            };
+            if !ended {
+                visit(core.client_id().as_str(), online, &|| session.queue());
+            }
+        }
+        let next = start.saturating_add(TURN);
+        (next < end).then_some(next)
+    }
+
     /// Gauges for metrics and `$SYS`.
     pub fn gauges(&self) -> Gauges {
         let inner = &*self.inner;
