@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use broker::{Broker, EventKinds, GroupFilter, GroupLog, Selector};
+use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
 use gateway_core::{
     GroupId, clock,
     metrics::{Gauge, escape_label},
@@ -99,6 +99,14 @@ impl Marker for Marking {
     fn matcher(&self, filter: &Filter) -> Arc<Wants> {
         let filter = build(filter);
         Arc::new(move |message| filter.matches(message))
+    }
+
+    fn hold(&self, bytes: usize) -> bool {
+        self.0.account().charge(MemoryKind::GrpcStreams, 0, bytes)
+    }
+
+    fn release(&self, bytes: usize) {
+        self.0.account().release(MemoryKind::GrpcStreams, bytes);
     }
 }
 

@@ -8,12 +8,17 @@ use std::{
     time::Duration,
 };
 
-use groups::{Answer, Credit, Delivery, Gap, IdRange, MemberKey, MemberOptions, Nack, Ranges, Read, Room};
+use groups::{
+    Answer, Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read, Room,
+};
 use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
 use thiserror::Error;
 use tokio::sync::Notify;
 
-use super::live::{Inner, Live};
+use super::{
+    GroupError, Marker,
+    live::{Inner, Live},
+};
 
 /// Reads of a member under way at most.
 const MOST_READS: usize = 4;
@@ -23,7 +28,9 @@ const ROUNDS: usize = 8;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Ranges in answers that were not taken yet, beyond which a member must not be heard: it does not read, or the disk stands still.
-const MOST_UNANSWERED: usize = 65_536;
+const MOST_UNANSWERED: usize = 16_384;
+/// Memory that a member may take: what was read for it, and answers, with those of one request more.
+const HELD: usize = MAX_AHEAD + 2 * MOST_UNANSWERED * size_of::<IdRange>();
 /// Answers of one write are one up to so many ranges: to merge them costs as much as there are.
 const MERGED: usize = 256;
 
@@ -64,6 +71,23 @@ pub enum Ended {
     GroupGone,
 }
 
+/// Memory set aside for a member, as long as it has a stream or a call.
+pub(super) struct Held(Arc<dyn Marker>);
+
+impl Held {
+    /// # Errors
+    /// [`GroupError::Memory`].
+    pub(super) fn take(marker: &Arc<dyn Marker>) -> Result<Self, GroupError> {
+        if marker.hold(HELD) { Ok(Self(Arc::clone(marker))) } else { Err(GroupError::Memory) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.release(HELD);
+    }
+}
+
 /// A member with a stream, or one call of Fetch. Dropped, its stream has ended: what it has is given back, at once or after
 /// its lease.
 pub struct Member {
@@ -80,12 +104,14 @@ pub struct Member {
     unanswered: usize,
     /// Told when some of them were taken.
     answered: Arc<Notify>,
+    _held: Held,
 }
 
 impl Member {
     pub(super) fn join(
         live: &Arc<Live>,
         options: &MemberOptions<'_>,
+        held: Held,
     ) -> Result<Self, groups::TooManyMembers> {
         let now = (live.clock)();
         let joined = live.with(|inner| inner.logic.join(options, now))?;
@@ -100,6 +126,7 @@ impl Member {
             answers: VecDeque::new(),
             unanswered: 0,
             answered: Arc::default(),
+            _held: held,
         })
     }
 

@@ -4,6 +4,7 @@
 //! definition   what a group was asked to be
 //! live         one group: its lock, its wakers, what is written of it
 //! member       one that reads: polled by its stream, or by a call
+//! calls        members without a stream
 //! letters      what was given up
 //! watching     what becomes durable goes to the groups that want it
 //! upkeep       retention, and the trimming of the log
@@ -12,6 +13,7 @@
 //! Knows no tonic and no engine. Nothing waits under a group's lock; the log's thread takes it for as long as messages are
 //! pushed to queues in memory.
 
+mod calls;
 mod definition;
 mod letters;
 mod live;
@@ -27,10 +29,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
-use groups::{
-    AckId, AckResult, Credit, Group, Identity, MemberOptions, MemberStatus, Nack, Pending, Progress, Room,
-    Totals,
-};
+use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
 use store::{Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
 use thiserror::Error;
@@ -44,11 +43,12 @@ pub use member::{Batch, Ended, Member};
 use self::{
     definition::Kept,
     letters::Letters,
-    live::{Counts, DEFINITION, Inner, Live, Owner, definition_change, load_counts, load_progress, put},
+    live::{Counts, DEFINITION, Live, Owner, definition_change, load_counts, load_progress, put},
+    member::Held,
     watching::Table,
 };
 
-/// Whoever marks messages for groups as they are appended: the broker.
+/// Whoever marks messages for groups as they are appended, and has the account of memory: the broker.
 pub trait Marker: Send + Sync {
     /// From now on messages that this filter wants are appended with the group's number.
     fn keep_for(&self, group: GroupId, filter: &Filter);
@@ -58,6 +58,10 @@ pub trait Marker: Send + Sync {
     fn set_full(&self, group: GroupId, full: bool);
     /// The same filter, for messages that were appended before the group was made.
     fn matcher(&self, filter: &Filter) -> Arc<Wants>;
+    /// Sets bytes aside for a member; false if there are not so many.
+    fn hold(&self, bytes: usize) -> bool;
+    /// They are free again.
+    fn release(&self, bytes: usize);
 }
 
 /// Bounds of all groups.
@@ -92,6 +96,9 @@ pub enum GroupError {
     /// It has as many as there may be.
     #[error("the group has as many members as there may be")]
     TooManyMembers,
+    /// There is no memory for one more.
+    #[error("there is no memory for another member")]
+    Memory,
     /// It has changed since.
     #[error("the group has changed")]
     EtagMismatch,
@@ -216,8 +223,6 @@ struct Registry {
 const NOBODY: GroupId = GroupId(0);
 const NEXT: &[u8] = b"n";
 
-/// Deliveries that one step under a group's lock settles.
-const STEP: usize = 64;
 /// Searches of the log at once.
 const SEARCHES: usize = 16;
 
@@ -536,7 +541,7 @@ impl Groups {
     /// A member with a stream. Dropped, its stream has ended.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`].
+    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Memory`].
     pub fn open(
         &self,
         group: &str,
@@ -545,76 +550,8 @@ impl Groups {
         credit: Credit,
     ) -> Result<Member, GroupError> {
         let options = MemberOptions { name, lease, credit, fetches: false };
-        Member::join(&self.find(group)?, &options).map_err(|_| GroupError::TooManyMembers)
-    }
-
-    /// What there is for a member without a stream: waits up to `wait` for something. Its name is its own for `lease` from
-    /// each call on. Cancel safe, but what was taken in a call that is cancelled comes again after its deadline.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Fenced`], [`GroupError::Gone`].
-    pub async fn fetch(
-        &self,
-        group: &str,
-        name: &str,
-        lease: Duration,
-        credit: Credit,
-        room: Room,
-        wait: Duration,
-    ) -> Result<Batch, GroupError> {
-        let options = MemberOptions { name, lease, credit, fetches: true };
-        let mut member =
-            Member::join(&self.find(group)?, &options).map_err(|_| GroupError::TooManyMembers)?;
-        let waiting = async {
-            loop {
-                let batch = member.next(room).await?;
-                // What is revoked of a member without a stream nobody can be told.
-                if !batch.deliveries.is_empty() || !batch.gaps.is_empty() {
-                    return Ok::<_, Ended>(batch);
-                }
-            }
-        };
-        match tokio::time::timeout(wait, waiting).await {
-            Ok(batch) => Ok(batch?),
-            Err(_) => Ok(Batch::default()),
-        }
-    }
-
-    /// Acknowledges by name; returns once that is on disk. Cancel safe: what was asked for is done.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Gone`].
-    pub async fn acknowledge(&self, group: &str, ids: &[AckId]) -> Result<Vec<AckResult>, GroupError> {
-        let live = self.find(group)?;
-        let now = (self.options.clock)();
-        let results = in_steps(&live, ids, |inner, id| inner.logic.acknowledge_id(id, now));
-        let number = live.with(|inner| Live::wait_number(inner));
-        live.written(number).await?;
-        Ok(results)
-    }
-
-    /// Gives deliveries so long from now on, by name.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`].
-    pub fn extend(&self, group: &str, ids: &[AckId], time: Duration) -> Result<Vec<AckResult>, GroupError> {
-        let now = (self.options.clock)();
-        let live = self.find(group)?;
-        let results = in_steps(&live, ids, |inner, id| inner.logic.extend_id(id, time, now));
-        live.timer.notify_one();
-        Ok(results)
-    }
-
-    /// Gives deliveries back, by name.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`].
-    pub fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
-        let now = (self.options.clock)();
-        let live = self.find(group)?;
-        let results = in_steps(&live, ids, |inner, id| inner.logic.nack_id(id, nack, now));
-        live.timer.notify_one();
-        Ok(results)
+        let held = Held::take(&self.marker)?;
+        Member::join(&self.find(group)?, &options, held).map_err(|_| GroupError::TooManyMembers)
     }
 
     /// All members of a group.
@@ -722,19 +659,6 @@ impl Groups {
         live.written(number).await?;
         Ok(removed)
     }
-}
-
-/// Does something with each delivery, of which there may be many: others come to the group's lock in between.
-fn in_steps(
-    live: &Live,
-    ids: &[AckId],
-    mut act: impl FnMut(&mut Inner, &AckId) -> AckResult,
-) -> Vec<AckResult> {
-    let mut results = Vec::with_capacity(ids.len());
-    for step in ids.chunks(STEP) {
-        live.with(|inner| results.extend(step.iter().map(|id| act(inner, id))));
-    }
-    results
 }
 
 fn info(live: &Live) -> Info {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use gateway_core::{ClientId, Message, Origin, OriginKind};
-use groups::{IdRange, Ranges};
+use groups::{AckResult, IdRange, Nack, Ranges, Room};
 use store::{MemoryGroupState, MemoryLog, MemoryLogOptions};
 use tokio::time::{Instant, timeout};
 
@@ -22,10 +22,15 @@ fn clock() -> Timestamp {
     Timestamp(1_000_000 + u64::try_from(elapsed.as_millis()).expect("fits"))
 }
 
+thread_local! {
+    /// What members of this test have set aside; its runtime has one thread.
+    static HOLDS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Marks nothing: the tests append with the group's number.
 #[derive(Default)]
 struct Everything {
-    full: parking_lot::Mutex<BTreeSet<GroupId>>,
+    full: Mutex<BTreeSet<GroupId>>,
 }
 
 impl Marker for Everything {
@@ -41,6 +46,19 @@ impl Marker for Everything {
     }
     fn matcher(&self, _filter: &Filter) -> Arc<Wants> {
         Arc::new(|message| !message.topic.starts_with("other/"))
+    }
+    fn hold(&self, bytes: usize) -> bool {
+        HOLDS.with(|holds| {
+            let held = holds.get() + bytes;
+            let fits = held <= 1 << 30;
+            if fits {
+                holds.set(held);
+            }
+            fits
+        })
+    }
+    fn release(&self, bytes: usize) {
+        HOLDS.with(|holds| holds.set(holds.get() - bytes));
     }
 }
 
@@ -616,4 +634,28 @@ async fn a_group_that_refuses_and_stands_still_does_not_fill_the_disk() {
     answer(&mut member).await;
     full(0).await;
     assert_eq!(full(0).await, BTreeSet::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_beyond_the_memory_are_refused_until_others_have_gone() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.create("g").await;
+    let mut members = Vec::new();
+    let refused = loop {
+        match fixture.groups.open("g", &members.len().to_string(), Duration::ZERO, Credit::default()) {
+            Ok(member) => members.push(member),
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(refused, GroupError::Memory) && members.len() > 100,
+        "{refused:?} after {}",
+        members.len()
+    );
+    let fetch = fixture.groups.fetch("g", "f", LONG, Credit::default(), ROOM, Duration::ZERO);
+    assert!(matches!(fetch.await, Err(GroupError::Memory)));
+    members.pop();
+    fixture.groups.open("g", "another", Duration::ZERO, Credit::default()).expect("there is room again");
+    drop(members);
+    assert_eq!(HOLDS.get(), 0, "all of it is given back");
 }

@@ -394,6 +394,7 @@ impl From<GroupError> for Error {
             GroupError::Exists => Self::GroupExists,
             GroupError::TooManyGroups => Self::TooManyGroups,
             GroupError::TooManyMembers => Self::TooManyMembers,
+            GroupError::Memory => Self::MemoryBudget,
             GroupError::EtagMismatch => Self::EtagMismatch,
             GroupError::OutOfRange => Self::OldToken,
             GroupError::BadToken => Self::invalid("token", "is not one of this gateway's tokens"),

@@ -147,6 +147,8 @@ pub(crate) const MAX_WAITING: usize = if SMALL { 12 } else { 131_072 };
 pub(crate) const MAX_DYING: usize = if SMALL { 2 } else { 64 };
 /// Gaps that a member is told of one by one; later ones of a partition are joined to them.
 pub(crate) const MAX_GAPS: usize = 512;
+/// Bytes of messages that are read for a member and wait for it to take them, but one message.
+pub const MAX_AHEAD: usize = if SMALL { 2_000 } else { 2 << 20 };
 /// Ranges of void deliveries that are remembered to answer late acknowledgements.
 pub(crate) const MAX_VOID: usize = 1_024;
 /// Bytes of the reason of a nack that are kept.

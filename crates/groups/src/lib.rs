@@ -42,7 +42,7 @@ mod ranges;
 mod tests;
 
 pub use ack_id::{AckId, BadAckId};
-pub use config::{Credit, GroupConfig, Identity, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey};
+pub use config::{Credit, GroupConfig, Identity, MAX_AHEAD, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey};
 pub use group::{
     AckResult, Answer, Change, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing,
     Nack, Pending, PendingState, Read, Room, Status, Taken, TooManyMembers, Totals,

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use gateway_core::{Partition, Timestamp};
 
 use super::{
-    config::{Credit, MAX_GAPS},
+    config::{Credit, MAX_AHEAD, MAX_GAPS},
     deliveries::Deliveries,
     ranges::Ranges,
 };
@@ -97,11 +97,14 @@ impl Member {
         self.fetches || self.lease_until.is_none()
     }
 
-    /// Whether a message of this cost may be read for it.
+    /// Whether a message of this cost may be read for it. What it does not take is not kept for it beyond a bound, whatever
+    /// credit it gave.
     pub(crate) fn has_room(&self, cost: u32) -> bool {
         let messages = self.outstanding.messages + self.ahead.messages;
         let bytes = self.outstanding.bytes + self.ahead.bytes + cost as usize;
-        messages < self.credit.messages && (messages == 0 || bytes <= self.credit.bytes)
+        messages < self.credit.messages
+            && (messages == 0 || bytes <= self.credit.bytes)
+            && (self.ahead.messages == 0 || self.ahead.bytes + cost as usize <= MAX_AHEAD)
     }
 
     /// Whether a message of this cost may be delivered to it.

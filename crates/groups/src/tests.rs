@@ -97,3 +97,24 @@ fn what_fails_before_a_message_neither_delays_it_nor_gives_it_up() {
     }
     assert!(group.given_up(10).is_empty());
 }
+
+#[test]
+fn a_member_that_takes_nothing_has_little_read_for_it_and_gets_all_later() {
+    let mut group = Group::new(identity(), GroupConfig::default());
+    let member = join(&mut group, "a", 0).member;
+    let places: Vec<u64> = (0..500).collect();
+    for &offset in &places {
+        group.appended(PARTITION, &record(offset, "d"));
+    }
+    let room = Room { messages: usize::MAX, bytes: usize::MAX };
+    let taken = group.take(member, Timestamp(0), room).expect("here");
+    let bytes: usize = taken.deliveries.iter().map(|delivery| delivery.record.message.cost()).sum();
+    assert!((1..=MAX_AHEAD).contains(&bytes), "{bytes}");
+    let mut all = offsets(&taken);
+    while all.len() < 500 {
+        let before = all.len();
+        all.extend(offsets(&read_and_take(&mut group, member, &places, Timestamp(0))));
+        assert!(all.len() > before, "it is not told of the rest");
+    }
+    assert_eq!(all, places);
+}

@@ -4,7 +4,7 @@ use gateway_core::{LogRecord, Partition};
 
 use super::{
     super::{
-        config::{MAX_DYING, MAX_LAGGING, MAX_WAITING, READ_BYTES, READ_RECORDS},
+        config::{MAX_AHEAD, MAX_DYING, MAX_LAGGING, MAX_WAITING, READ_BYTES, READ_RECORDS},
         lagging::Waiting,
         member::{Gap, GapReason, MemberKey},
         partition::{Kind, Reading, Ready},
@@ -77,6 +77,7 @@ impl Group {
             let Some(partition) = owner.hungry.pop_front() else { break };
             let room = owner.credit.messages - owner.outstanding.messages - owner.ahead.messages;
             let bytes = owner.credit.bytes.saturating_sub(owner.outstanding.bytes + owner.ahead.bytes);
+            let bytes = bytes.min(MAX_AHEAD.saturating_sub(owner.ahead.bytes));
             let state = &mut self.partitions[usize::from(partition)];
             state.queued = false;
             if state.owner != Some(member.index) {

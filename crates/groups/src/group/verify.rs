@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    super::{config::MAX_REMEMBERED, member::Amount},
+    super::{
+        config::{MAX_AHEAD, MAX_REMEMBERED},
+        member::Amount,
+    },
     Group,
 };
 
@@ -84,6 +87,10 @@ impl Group {
             assert_eq!(member.hungry.iter().filter(queued).count(), member.hungry.len());
             assert_eq!(member.outstanding, outstanding[index]);
             assert_eq!(member.ahead, ahead[index]);
+            assert!(
+                member.ahead.messages <= 1 || member.ahead.bytes <= MAX_AHEAD,
+                "read further ahead than allowed"
+            );
             assert_eq!(member.partitions, owned[index]);
             let left = outstanding[index].messages;
             extended += member.deliveries.verify(left);

@@ -1,0 +1,100 @@
+//! What members do without a stream: each call names the deliveries that it is about.
+
+use std::time::Duration;
+
+use groups::{AckId, AckResult, Credit, MemberOptions, Nack, Room};
+
+use super::{
+    Batch, Ended, GroupError, Groups, Member,
+    live::{Inner, Live},
+    member::Held,
+};
+
+/// Deliveries that one step under a group's lock settles.
+const STEP: usize = 64;
+
+impl Groups {
+    /// What there is for a member without a stream: waits up to `wait` for something. Its name is its own for `lease` from
+    /// each call on. Cancel safe, but what was taken in a call that is cancelled comes again after its deadline.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Memory`], [`GroupError::Fenced`],
+    /// [`GroupError::Gone`].
+    pub async fn fetch(
+        &self,
+        group: &str,
+        name: &str,
+        lease: Duration,
+        credit: Credit,
+        room: Room,
+        wait: Duration,
+    ) -> Result<Batch, GroupError> {
+        let options = MemberOptions { name, lease, credit, fetches: true };
+        let held = Held::take(&self.marker)?;
+        let joined = Member::join(&self.find(group)?, &options, held);
+        let mut member = joined.map_err(|_| GroupError::TooManyMembers)?;
+        let waiting = async {
+            loop {
+                let batch = member.next(room).await?;
+                // What is revoked of a member without a stream nobody can be told.
+                if !batch.deliveries.is_empty() || !batch.gaps.is_empty() {
+                    return Ok::<_, Ended>(batch);
+                }
+            }
+        };
+        match tokio::time::timeout(wait, waiting).await {
+            Ok(batch) => Ok(batch?),
+            Err(_) => Ok(Batch::default()),
+        }
+    }
+
+    /// Acknowledges by name; returns once that is on disk. Cancel safe: what was asked for is done.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`], [`GroupError::Gone`].
+    pub async fn acknowledge(&self, group: &str, ids: &[AckId]) -> Result<Vec<AckResult>, GroupError> {
+        let live = self.find(group)?;
+        let now = (self.options.clock)();
+        let results = in_steps(&live, ids, |inner, id| inner.logic.acknowledge_id(id, now));
+        let number = live.with(|inner| Live::wait_number(inner));
+        live.written(number).await?;
+        Ok(results)
+    }
+
+    /// Gives deliveries so long from now on, by name.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn extend(&self, group: &str, ids: &[AckId], time: Duration) -> Result<Vec<AckResult>, GroupError> {
+        let now = (self.options.clock)();
+        let live = self.find(group)?;
+        let results = in_steps(&live, ids, |inner, id| inner.logic.extend_id(id, time, now));
+        live.timer.notify_one();
+        Ok(results)
+    }
+
+    /// Gives deliveries back, by name.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
+        let now = (self.options.clock)();
+        let live = self.find(group)?;
+        let results = in_steps(&live, ids, |inner, id| inner.logic.nack_id(id, nack, now));
+        live.timer.notify_one();
+        Ok(results)
+    }
+}
+
+/// Does something with each delivery, of which there may be many: others come to the group's lock in between.
+fn in_steps(
+    live: &Live,
+    ids: &[AckId],
+    mut act: impl FnMut(&mut Inner, &AckId) -> AckResult,
+) -> Vec<AckResult> {
+    let mut results = Vec::with_capacity(ids.len());
+    for step in ids.chunks(STEP) {
+        live.with(|inner| results.extend(step.iter().map(|id| act(inner, id))));
+    }
+    results
+}
