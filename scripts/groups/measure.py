@@ -177,7 +177,7 @@ def stalled():
     devices = gateway.mqload("-P", 100, "--rate", rate, "--tick-us", 1000, "-d", total, "--warmup", 1)
     # It reads all along but in the middle; then whatever is left.
     stopping = gateway.grpcload("consume", "--group", "a", "--stamps", "--member", "one", "--outstanding", 10_000,
-                             "--warmup", calm + 4, "--stall", stall + 2, "-d", 600, "--until", rate * (total + 1))
+                             "--warmup", calm + 4, "--stall", stall + 2, "-d", 400, "--idle", 5)
     def other(seconds):
         return gateway.grpcload("consume", "--group", "b", "--stamps", "--member", "other", "--outstanding", 10_000,
                                 "--warmup", 2, "-d", seconds)

@@ -39,9 +39,9 @@ pub struct Consume {
     /// Look at mqload's stamps: latencies after the warm-up, and whether every message of each publisher is settled, in order
     #[arg(long)]
     stamps: bool,
-    /// With --stamps: end as soon as so many are settled, and fail if that is not so within the measured seconds
+    /// With --stamps: end once nothing has come for so many seconds, and fail if that is not so within the measured ones
     #[arg(long)]
-    until: Option<u64>,
+    idle: Option<f64>,
     /// With --stamps: give back whatever this publisher sends, again and again
     #[arg(long)]
     poison: Option<u32>,
@@ -156,11 +156,16 @@ async fn seen(
     }
     seen.forget();
     let end = Instant::now() + Duration::from_secs_f64(args.common.duration);
-    let is_done = |seen: &Seen| args.until.is_some_and(|until| seen.count() >= until);
-    while Instant::now() < end && !is_done(&seen) {
-        read_for(stream, 0.1, &mut |response| on(&mut seen, response)).await?;
+    let mut last = Instant::now();
+    let is_idle = |last: Instant| args.idle.is_some_and(|idle| last.elapsed().as_secs_f64() > idle);
+    while Instant::now() < end && !is_idle(last) {
+        read_for(stream, 0.1, &mut |response| {
+            last = Instant::now();
+            on(&mut seen, response);
+        })
+        .await?;
     }
-    let code = if args.until.is_some() && !is_done(&seen) { EXIT_LOSS } else { 0 };
+    let code = if args.idle.is_some() && !is_idle(last) { EXIT_LOSS } else { 0 };
     let mut report = seen.report();
     report["command"] = "consume".into();
     report["seconds"] = begun.elapsed().as_secs_f64().into();

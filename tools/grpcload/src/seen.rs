@@ -75,11 +75,6 @@ impl Seen {
         }
     }
 
-    /// Messages that are settled.
-    pub fn count(&self) -> u64 {
-        self.settled
-    }
-
     /// Latencies from here on only.
     pub fn forget(&mut self) {
         self.waits.clear();
