@@ -196,12 +196,13 @@ impl Live {
         let bytes_before = self.appended_bytes.fetch_add(bytes as u64, Relaxed);
         self.with(|inner| {
             let Definition { retention_bytes, retention_age, .. } = inner.kept.definition;
+            let limits = (retention_bytes, retention_age);
             let own_records = own.iter().map(|&at| &records[at].1);
-            inner.waypoints.note(
-                (retention_bytes, retention_age),
-                own_records,
-                (messages_before, bytes_before),
-            );
+            let last = own_records.clone().next_back().map(|record| record.message.received);
+            let bytes_after = bytes_before + bytes as u64;
+            if last.is_some_and(|last| inner.waypoints.is_due(limits, bytes_after, last)) {
+                inner.waypoints.note(limits, own_records, (messages_before, bytes_before));
+            }
             for &at in own {
                 let (partition, record) = &records[at];
                 inner.logic.appended(*partition, record);
@@ -378,6 +379,7 @@ impl Live {
             inner.logic.set_config(definition.config());
             inner.kept.definition = definition;
             inner.kept.etag += 1;
+            inner.waypoints.hasten();
             inner.wants = wants;
             inner.keep();
             Self::wait_number(inner)

@@ -21,6 +21,11 @@ pub(super) struct Waypoints {
 }
 
 impl Waypoints {
+    /// Whether [`Self::note`] would note anything of records after which there are so many bytes, the last received at `time`.
+    pub(super) fn is_due(&self, (most, age): (u64, u64), bytes: u64, time: Timestamp) -> bool {
+        most > 0 && bytes > self.next.0 || age > 0 && time >= self.next.1
+    }
+
     /// The group has got these records, and before them so many messages and bytes. It keeps `most` bytes, for `age` ms; 0 is
     /// without limit.
     pub(super) fn note<'a>(
@@ -56,6 +61,11 @@ impl Waypoints {
             keep
         });
         self.apart *= 2;
+    }
+
+    /// What the group keeps has changed: the next record is noted.
+    pub(super) fn hasten(&mut self) {
+        (self.apart, self.next) = (0, (0, Timestamp(0)));
     }
 
     /// What is before this place is of no use any more.
@@ -128,5 +138,15 @@ mod tests {
         assert_eq!(place, mark(720, 76, 7_600));
         noted.forget_before(721);
         assert_eq!(noted.keeping(2_500, &marks).expect("a place").messages, 75);
+    }
+
+    #[test]
+    fn what_is_old_goes_although_the_log_counts_it_with_what_is_new() {
+        let at = |offset, time| Mark { time: Timestamp(time), ..mark(offset, offset, offset) };
+        let mut noted = Waypoints::default();
+        noted.marks.extend([at(100, 1_000), at(200, 2_000), at(300, 3_000)]);
+        let marks = [at(0, 0), at(400, 4_000)];
+        let place = |now| noted.aged(500, Timestamp(now), &marks).map(|place| place.offset);
+        assert_eq!((place(499), place(2_600), place(5_000)), (None, Some(200), Some(400)));
     }
 }
