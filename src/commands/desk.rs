@@ -7,7 +7,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
 };
@@ -19,7 +19,7 @@ use gateway_core::{ClientId, Message, Properties, metrics::count};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::{CommandsOptions, Failure, RANDOM, REPLY, Reply, STATUS, Spec};
+use super::{Answer, Book, CommandsOptions, Failure, RANDOM, REPLY, Reply, STATUS, Spec};
 
 /// Commands that have ended and are still known by their id.
 const REMEMBERED: usize = 16_384;
@@ -29,6 +29,8 @@ const OVERHEAD: usize = 512;
 /// Takes the replies of devices.
 pub(crate) struct Desk {
     pub(super) options: CommandsOptions,
+    /// Stored commands, from when they were read.
+    pub(super) book: OnceLock<Arc<Book>>,
     calls: Mutex<Calls>,
     /// Those who wait until a device has a connection, by device.
     waiting: Mutex<HashMap<Arc<str>, Waiting, RandomState>>,
@@ -125,8 +127,8 @@ impl Drop for Waiter<'_> {
 }
 
 /// A reply's topic behind the client id.
-struct Address<'a> {
-    id: &'a str,
+pub(super) struct Address<'a> {
+    pub(super) id: &'a str,
     /// The level behind `reply`, if there is one.
     status: Option<u32>,
 }
@@ -161,10 +163,16 @@ impl Desk {
     pub(crate) fn new(options: CommandsOptions) -> Arc<Self> {
         Arc::new(Self {
             options,
+            book: OnceLock::new(),
             calls: Mutex::default(),
             waiting: Mutex::default(),
             waiters: AtomicUsize::new(0),
         })
+    }
+
+    /// Has stored commands, too; before any device can answer them.
+    pub(crate) fn set_book(&self, book: Arc<Book>) {
+        let _ = self.book.set(book);
     }
 
     /// Begins to wait for the reply to a command.
@@ -247,28 +255,33 @@ impl Desk {
 
 /// Whether a reply is one to this very command. Without a status in its topic the correlation data must be there; with one they
 /// must not be others.
-fn correlates(address: &Address<'_>, message: &Message<'_>, correlation: &[u8]) -> bool {
+pub(super) fn correlates(address: &Address<'_>, message: &Message<'_>, correlation: &[u8]) -> bool {
     match message.properties.and_then(|properties| properties.correlation_data.as_deref()) {
         Some(data) => data == correlation,
         None => address.status.is_some(),
     }
 }
 
-/// The reply that a message is; `None` without memory for it.
-fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<Reply> {
-    let mut charge = Charge::new(account, MemoryKind::Commands);
+/// The answer that a message is.
+pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> Answer {
     let properties = message.properties.cloned();
-    if !charge.set(message.payload.len() + properties.as_ref().map_or(0, |properties| properties.cost())) {
-        count(|c| c.memory_commands.add(1));
-        return None;
-    }
-    Some(Reply {
+    Answer {
         payload: Bytes::copy_from_slice(message.payload),
         status: status(address, properties.as_deref()),
         properties,
         at: message.received,
-        _charge: Some(charge),
-    })
+    }
+}
+
+/// The same on the memory account; `None` without memory for it.
+fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<Reply> {
+    let mut charge = Charge::new(account, MemoryKind::Commands);
+    let answer = answer(address, message);
+    if !charge.set(answer.cost()) {
+        count(|c| c.memory_commands.add(1));
+        return None;
+    }
+    Some(Reply { answer, _charge: charge })
 }
 
 impl Reserved for Desk {
@@ -285,11 +298,17 @@ impl Reserved for Desk {
         if let Some(taken) = self.give(device, &address, message, broker.account()) {
             return taken;
         }
+        if let Some(taken) = self.book.get().and_then(|book| book.take(device, &address, message)) {
+            return taken;
+        }
         self.drop_reply(device, address.id);
         Taken::Taken
     }
 
     fn connected(&self, device: &ClientId) {
+        if let Some(book) = self.book.get() {
+            book.connected(device.as_str());
+        }
         if self.waiters.load(SeqCst) == 0 {
             return;
         }

@@ -3,6 +3,11 @@
 //! ```text
 //! desk      who waits for an answer: takes the replies of devices from the broker, and gives each to its caller
 //! sending   one call of Send
+//! machine   one stored command, without clock, device and disk
+//! record    the same as it is on disk
+//! table     all stored commands in memory
+//! book      the same, with what is written of them
+//! running   stored commands at work
 //! ```
 //!
 //! A command goes to its device on `{topic}/{client_id}/{id}/{name}`, with the response topic `{topic}/{client_id}/{id}/reply`
@@ -13,8 +18,13 @@
 //!
 //! Knows no tonic and no proto. Nothing waits under a lock; the desk's is held for a lookup.
 
+mod book;
 mod desk;
+mod machine;
+mod record;
+mod running;
 mod sending;
+mod table;
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +35,13 @@ use bytes::Bytes;
 use gateway_core::{Message, Origin, Properties, QoS, Receipt, Timestamp};
 use thiserror::Error;
 
+pub(crate) use book::{Book, BookOptions, CancelError, StartError};
 pub(crate) use desk::Desk;
+pub(crate) use machine::{State, Times};
+pub(crate) use record::Record;
+
+/// What a request is told by from another.
+pub(crate) type Digest = [u8; 32];
 
 /// Bytes of correlation data, and of an id of the gateway's making.
 const RANDOM: usize = 16;
@@ -63,8 +79,8 @@ impl Spec {
 }
 
 /// What a device answered.
-#[derive(Debug)]
-pub(crate) struct Reply {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Answer {
     /// Payload.
     pub(crate) payload: Bytes,
     /// Properties.
@@ -73,8 +89,21 @@ pub(crate) struct Reply {
     pub(crate) status: u32,
     /// When.
     pub(crate) at: Timestamp,
+}
+
+impl Answer {
+    /// Bytes held for it on the memory account.
+    fn cost(&self) -> usize {
+        self.payload.len() + self.properties.as_ref().map_or(0, |properties| properties.cost())
+    }
+}
+
+/// The answer to a call of Send.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
     /// Its bytes on the memory account.
-    pub(crate) _charge: Option<Charge>,
+    _charge: Charge,
 }
 
 /// How far a command came that has no answer.
@@ -150,6 +179,11 @@ impl Commands {
     /// With the desk that the broker was made with.
     pub(crate) fn new(broker: Broker, desk: Arc<Desk>) -> Arc<Self> {
         Arc::new(Self { broker, desk })
+    }
+
+    /// Stored commands, if there is a store.
+    pub(crate) fn book(&self) -> Option<&Arc<Book>> {
+        self.desk.book.get()
     }
 
     /// The topic that a command of this device and name would have, but for its id.

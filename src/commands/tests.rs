@@ -93,7 +93,10 @@ fn a_reply_needs_the_id_and_the_correlation_or_a_status_level() {
     }
     bench.say("d", &format!("{id}/reply"), correlated(&data, Some("404")));
     let reply = ticket.reply.try_recv().unwrap();
-    assert_eq!((&reply.payload[..], reply.status, reply.at), (&b"done"[..], 404, Timestamp(7)));
+    assert_eq!(
+        (&reply.answer.payload[..], reply.answer.status, reply.answer.at),
+        (&b"done"[..], 404, Timestamp(7))
+    );
 
     for (rest, properties, status) in [
         ("reply/202", None, 202),
@@ -107,7 +110,7 @@ fn a_reply_needs_the_id_and_the_correlation_or_a_status_level() {
             properties
         });
         bench.say("d", &format!("{}/{rest}", ticket.id), properties);
-        assert_eq!(ticket.reply.try_recv().unwrap().status, status, "{rest}");
+        assert_eq!(ticket.reply.try_recv().unwrap().answer.status, status, "{rest}");
     }
 }
 

@@ -1,10 +1,12 @@
 //! `[commands]`: requests to devices, and the topics that they and their answers have.
 
+use std::time::Duration;
+
 use broker::ReservedTopics;
 use gateway_core::TopicName;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, validate::Check};
+use super::{ByteSize, Config, Span, validate::Check};
 
 /// `[commands]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -14,10 +16,20 @@ pub struct Commands {
     pub enabled: bool,
     /// What the topics of commands begin with, before `/{client_id}/{id}/{name}`: one level or several.
     pub topic: String,
-    /// Commands at once that wait for their answer.
+    /// Commands at once that wait for their answer: calls of Send, and stored ones that were sent.
     pub max_outstanding: usize,
     /// The same to one device.
     pub max_outstanding_per_device: usize,
+    /// Stored commands that have not ended.
+    pub max_active: usize,
+    /// The same for one device.
+    pub max_active_per_device: usize,
+    /// Bytes of stored commands, those that have ended included.
+    pub max_bytes: ByteSize,
+    /// How long a stored command is kept after its end.
+    pub keep: Span,
+    /// How many of these are kept; for one more the oldest goes.
+    pub max_kept: usize,
 }
 
 impl Default for Commands {
@@ -27,6 +39,11 @@ impl Default for Commands {
             topic: "cmd".to_owned(),
             max_outstanding: 10_000,
             max_outstanding_per_device: 100,
+            max_active: 100_000,
+            max_active_per_device: 1_000,
+            max_bytes: ByteSize(64 << 20),
+            keep: Span(Duration::from_hours(24)),
+            max_kept: 10_000,
         }
     }
 }
@@ -60,11 +77,19 @@ impl Config {
         for (key, value) in [
             ("commands.max_outstanding", commands.max_outstanding),
             ("commands.max_outstanding_per_device", commands.max_outstanding_per_device),
+            ("commands.max_active", commands.max_active),
+            ("commands.max_active_per_device", commands.max_active_per_device),
+            ("commands.max_kept", commands.max_kept),
         ] {
             check.positive(key, value, value == 0);
             if value > MOST_STORED {
                 check.fail(key, value, "more than works well", format!("use at most {MOST_STORED}"));
             }
+        }
+        check.positive("commands.max_bytes", commands.max_bytes, commands.max_bytes.0 == 0);
+        let keep = commands.keep;
+        if !(Duration::from_secs(1)..=Duration::from_hours(365 * 24)).contains(&keep.0) {
+            check.fail("commands.keep", keep, "not between 1s and 365d", "use 1d");
         }
     }
 }

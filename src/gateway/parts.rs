@@ -24,7 +24,7 @@ use crate::{
     abuse::{Bans, Guard},
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
-    commands::{self, Commands, CommandsOptions, Desk},
+    commands::{self, Book, BookOptions, Commands, CommandsOptions, Desk},
     config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc,
     net::{self, BoundListener, Shared},
@@ -206,6 +206,18 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let (stopping, stop) = watch::channel(false);
     let mut tasks = JoinSet::new();
     tasks.spawn(net::tick_shards(shards.clone()));
+    let commands = match desk {
+        Some(desk) => {
+            if let Some(records) = &records {
+                let (options, account) = (book_options(&config), broker.account());
+                desk.set_book(Book::open(options, Arc::clone(records), account)?);
+            }
+            let commands = Commands::new(broker.clone(), desk);
+            tasks.spawn(Arc::clone(&commands).run(drain.clone()));
+            Ok(commands)
+        }
+        None => Err("commands.enabled"),
+    };
     let mut addresses = Vec::new();
 
     for listener in bound {
@@ -218,10 +230,6 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         });
     }
     addresses.push(("grpc".to_owned(), Address::Ip(grpc_socket.local_addr()?)));
-    let commands = match desk {
-        Some(desk) => Ok(Commands::new(broker.clone(), desk)),
-        None => Err("commands.enabled"),
-    };
     let serving = service::run_grpc(
         grpc_socket,
         grpc_tls,
@@ -396,6 +404,19 @@ fn command_options(config: &Config) -> CommandsOptions {
         prefix: commands.prefix(),
         max_outstanding: commands.max_outstanding,
         max_outstanding_per_device: commands.max_outstanding_per_device,
+    }
+}
+
+fn book_options(config: &Config) -> BookOptions {
+    let commands = &config.commands;
+    BookOptions {
+        max_outstanding: commands.max_outstanding,
+        max_outstanding_per_device: commands.max_outstanding_per_device,
+        max_active: commands.max_active,
+        max_active_per_device: commands.max_active_per_device,
+        max_bytes: commands.max_bytes.0,
+        keep: commands.keep.0,
+        max_kept: commands.max_kept,
     }
 }
 

@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{messages::commands, proto::gateway::v1};
 use crate::{
     backends::Unknown,
-    commands::{Failure, Stage},
+    commands::{CancelError, Failure, Stage, StartError, State},
     groups::{Ended, GroupError},
 };
 
@@ -115,6 +115,14 @@ pub(super) enum Error {
     TooManyMembers,
     #[error("commands are switched off by {0}")]
     CommandsOff(&'static str),
+    #[error("command_id: there is a command of this id with other content")]
+    CommandExists,
+    #[error("there is no command of this id")]
+    CommandNotFound,
+    #[error("the command has ended")]
+    CommandEnded(State),
+    #[error("there are as many commands as {0} allows")]
+    TooManyCommands(&'static str),
     #[error("{why}")]
     Command { why: Failure, stage: Stage },
     #[error("idempotency_key: stands for a request with other fields")]
@@ -228,7 +236,10 @@ impl Error {
             Self::Unauthenticated(_) => Code::Unauthenticated,
             Self::RoleDenied { .. } | Self::OutOfScope { .. } => Code::PermissionDenied,
             Self::Unimplemented => Code::Unimplemented,
-            Self::CommandsOff(_) => Code::FailedPrecondition,
+            Self::CommandsOff(_) | Self::CommandEnded(_) => Code::FailedPrecondition,
+            Self::CommandExists => Code::AlreadyExists,
+            Self::CommandNotFound => Code::NotFound,
+            Self::TooManyCommands(_) => Code::ResourceExhausted,
             Self::Command { why, .. } => commands::code(*why),
             Self::KeyReused => Code::AlreadyExists,
             Self::OutcomeLost => Code::Unknown,
@@ -284,6 +295,10 @@ impl Error {
             Self::OldToken => "OLD_TOKEN",
             Self::TooManyMembers => "TOO_MANY_MEMBERS",
             Self::CommandsOff(_) => "COMMANDS_DISABLED",
+            Self::CommandExists => "COMMAND_EXISTS",
+            Self::CommandNotFound => "COMMAND_NOT_FOUND",
+            Self::CommandEnded(_) => "COMMAND_ENDED",
+            Self::TooManyCommands(_) => "TOO_MANY_COMMANDS",
             Self::Command { why, .. } => commands::reason(*why),
             Self::KeyReused => "IDEMPOTENCY_KEY_REUSED",
             Self::OutcomeLost => "OUTCOME_LOST",
@@ -333,9 +348,13 @@ impl Error {
             }
             Self::Command { why, stage } => commands::metadata(*why, *stage),
             Self::VersionConflict { version } => HashMap::from([("version".to_owned(), version.to_string())]),
-            Self::ShadowsOff(key) | Self::GroupsOff(key) | Self::CommandsOff(key) => {
-                HashMap::from([("key".to_owned(), (*key).to_owned())])
+            Self::CommandEnded(state) => {
+                HashMap::from([("state".to_owned(), commands::state_name(*state).to_owned())])
             }
+            Self::ShadowsOff(key)
+            | Self::GroupsOff(key)
+            | Self::CommandsOff(key)
+            | Self::TooManyCommands(key) => HashMap::from([("key".to_owned(), (*key).to_owned())]),
             Self::ScheduleOff => HashMap::from([("key".to_owned(), "store.enabled".to_owned())]),
             Self::RoleDenied { role } => HashMap::from([("role".to_owned(), role.to_string())]),
             _ => HashMap::new(),
@@ -405,6 +424,28 @@ impl From<GroupError> for Error {
                 Self::StoreDamaged
             }
             GroupError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<StartError> for Error {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Exists => Self::CommandExists,
+            StartError::TooMany(key) => Self::TooManyCommands(key),
+            StartError::Memory => Self::MemoryBudget,
+            StartError::Store => Self::StoreRefused,
+            StartError::Random => Self::Internal,
+        }
+    }
+}
+
+impl From<CancelError> for Error {
+    fn from(error: CancelError) -> Self {
+        match error {
+            CancelError::NotFound => Self::CommandNotFound,
+            CancelError::Ended(state) => Self::CommandEnded(state),
+            CancelError::Store => Self::StoreRefused,
         }
     }
 }

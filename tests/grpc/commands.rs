@@ -346,3 +346,226 @@ async fn commands_can_be_switched_off_and_have_another_topic() {
     device.answer(&heard, 200, "done");
     assert_eq!(replied(sending).await.device_status, 200);
 }
+
+fn start(id: &str, device: &str) -> v1::StartCommandRequest {
+    v1::StartCommandRequest {
+        command_id: id.to_owned(),
+        spec: Some(spec(device)),
+        ..v1::StartCommandRequest::default()
+    }
+}
+
+/// In so many milliseconds, as the wall clock shows it.
+fn in_millis(millis: u64) -> Option<prost_types::Timestamp> {
+    let at = std::time::SystemTime::now() + Duration::from_millis(millis);
+    Some(prost_types::Timestamp::from(at))
+}
+
+struct Stored(CommandsClient<tonic::transport::Channel>);
+
+impl Stored {
+    fn of(setup: &Setup) -> Self {
+        Self(CommandsClient::new(setup.channel.clone()))
+    }
+
+    async fn start(&mut self, request: v1::StartCommandRequest) -> Result<v1::Command, Status> {
+        let answer = soon("a start", self.0.start_command(request)).await?;
+        Ok(answer.into_inner().command.unwrap())
+    }
+
+    async fn get(&mut self, id: &str) -> Result<v1::Command, Status> {
+        let request = v1::GetCommandRequest { command_id: id.to_owned() };
+        Ok(soon("a command", self.0.get_command(request)).await?.into_inner().command.unwrap())
+    }
+
+    async fn cancel(&mut self, id: &str) -> Result<v1::Command, Status> {
+        let request = v1::CancelCommandRequest { command_id: id.to_owned() };
+        Ok(soon("a cancel", self.0.cancel_command(request)).await?.into_inner().command.unwrap())
+    }
+
+    async fn list(&mut self, device: &str, active_only: bool) -> Vec<String> {
+        let mut request = v1::ListCommandsRequest {
+            device_id: device.to_owned(),
+            active_only,
+            page_size: 1,
+            ..v1::ListCommandsRequest::default()
+        };
+        let mut ids = Vec::new();
+        loop {
+            let page = self.0.list_commands(request.clone()).await.unwrap().into_inner();
+            ids.extend(page.commands.into_iter().map(|command| command.command_id));
+            if page.next_page_token.is_empty() {
+                return ids;
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    /// Watches a command until it is in this state, or ended; all that was seen.
+    async fn until(&mut self, id: &str, wanted: v1::CommandState) -> Vec<v1::Command> {
+        let request = v1::WatchCommandRequest { command_id: id.to_owned() };
+        let mut changes = soon("a watch", self.0.watch_command(request)).await.unwrap().into_inner();
+        let mut seen = Vec::new();
+        while let Some(change) = soon("a change", changes.message()).await.unwrap() {
+            seen.push(change.command.unwrap());
+            if seen.last().unwrap().state() == wanted {
+                break;
+            }
+        }
+        assert_eq!(seen.last().unwrap().state(), wanted, "{seen:?}");
+        seen
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_started_command_goes_out_at_each_connection_until_it_is_answered() {
+    let setup = Setup::new().await;
+    let mut stored = Stored::of(&setup);
+    let first = stored.start(start("first", "d")).await.unwrap();
+    assert_eq!((first.state(), first.attempts), (v1::CommandState::Queued, 0));
+    assert_eq!(stored.start(start("first", "d")).await.unwrap(), first, "the same again is the same");
+    let status = stored.start(start("first", "e")).await.unwrap_err();
+    assert_eq!(refusal(&status), (Code::AlreadyExists, "COMMAND_EXISTS".to_owned()));
+    let made = stored.start(start("", "other")).await.unwrap();
+    assert!(!made.command_id.is_empty());
+    stored.start(start("second", "d")).await.unwrap();
+    assert_eq!(stored.list("d", true).await, ["second", "first"], "newest first");
+
+    let mut device = Responder::new(&setup, Protocol::V4, "d");
+    let heard = [device.hear(), device.hear()];
+    assert_eq!(heard[0].topic, "cmd/d/first/reboot", "in the order in which they were started");
+    // The session ends before it is acknowledged.
+    drop(device);
+    stored.until("first", v1::CommandState::Queued).await;
+    let mut device = Responder::new(&setup, Protocol::V5, "d");
+    let heard = [device.hear(), device.hear()];
+    device.ack(&heard[0], 0);
+    device.ack(&heard[1], 0x83);
+    stored.until("first", v1::CommandState::Delivered).await;
+    device.answer(&heard[0], 200, "done");
+    assert_eq!(device.acked(), 0);
+    let ended = stored.get("first").await.unwrap();
+    assert_eq!((ended.state(), ended.attempts), (v1::CommandState::Replied, 2), "before the acknowledgement");
+    let reply = ended.reply.unwrap();
+    assert_eq!((&reply.payload[..], reply.device_status), (&b"done"[..], 200));
+    let refused = stored.until("second", v1::CommandState::Refused).await.pop().unwrap();
+    assert_eq!(refused.reason_code, Some(0x83));
+    let before = totals();
+    device.answer(&heard[0], 500, "again");
+    assert_eq!(device.acked(), 0);
+    assert!(totals().commands_replies_duplicate > before.commands_replies_duplicate);
+    assert_eq!(stored.get("first").await.unwrap().reply.unwrap().device_status, 200);
+    assert!(stored.list("d", true).await.is_empty());
+    assert_eq!(stored.list("", false).await.len(), 3);
+    let status = stored.cancel("first").await.unwrap_err();
+    assert_eq!(refusal(&status), (Code::FailedPrecondition, "COMMAND_ENDED".to_owned()));
+    let status = stored.cancel("unheard-of").await.unwrap_err();
+    assert_eq!(refusal(&status), (Code::NotFound, "COMMAND_NOT_FOUND".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cancelled_or_over_does_not_go_out_any_more() {
+    let setup = Setup::new().await;
+    let mut stored = Stored::of(&setup);
+    stored.start(start("cancelled", "d")).await.unwrap();
+    stored
+        .start(v1::StartCommandRequest { expire_time: in_millis(300), ..start("over", "d") })
+        .await
+        .unwrap();
+    let later = v1::StartCommandRequest { start_time: in_millis(3_600_000), ..start("later", "d") };
+    stored.start(later).await.unwrap();
+    assert_eq!(stored.cancel("cancelled").await.unwrap().state(), v1::CommandState::Cancelled);
+    stored.until("over", v1::CommandState::TimedOut).await;
+    let mut device = Responder::new(&setup, Protocol::V5, "d");
+    stored.start(start("now", "d")).await.unwrap();
+    let heard = device.hear();
+    assert_eq!(heard.topic, "cmd/d/now/reboot");
+    device.ack(&heard, 0);
+    stored.until("now", v1::CommandState::Delivered).await;
+    assert_eq!(stored.cancel("now").await.unwrap().state(), v1::CommandState::Cancelled);
+    let before = totals();
+    device.answer(&heard, 200, "too late");
+    assert_eq!(device.acked(), 0);
+    assert!(totals().commands_replies_late > before.commands_replies_late);
+    assert_eq!(stored.get("now").await.unwrap().state(), v1::CommandState::Cancelled);
+    assert_eq!(stored.list("d", true).await, ["later"]);
+
+    for (request, field) in [
+        (v1::StartCommandRequest { expire_time: in_millis(0), ..start("x", "d") }, "expire_time"),
+        (v1::StartCommandRequest { start_time: in_millis(90_000_000), ..start("x", "d") }, "start_time"),
+        (start("a/b", "d"), "command_id"),
+        (
+            v1::StartCommandRequest {
+                retry_interval: Some(prost_types::Duration::default()),
+                ..start("x", "d")
+            },
+            "retry_interval",
+        ),
+    ] {
+        let status = stored.start(request).await.unwrap_err();
+        assert!(status.message().starts_with(field), "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_goes_on_with_what_was_active_and_knows_what_has_ended() {
+    let change = |config: &mut mqtt_server::config::Config| config.commands.max_kept = 1;
+    let setup = Setup::with(change).await;
+    let mut stored = Stored::of(&setup);
+    stored.start(start("waiting", "away")).await.unwrap();
+    let mut device = Responder::new(&setup, Protocol::V5, "d");
+    for id in ["gone", "kept"] {
+        stored.start(start(id, "d")).await.unwrap();
+        let heard = device.hear();
+        device.ack(&heard, 0);
+        device.answer(&heard, 200, id);
+        assert_eq!(device.acked(), 0);
+    }
+    let retried = v1::StartCommandRequest {
+        retry_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        ..start("delivered", "d")
+    };
+    stored.start(retried).await.unwrap();
+    let heard = device.hear();
+    device.ack(&heard, 0);
+    stored.until("delivered", v1::CommandState::Delivered).await;
+    assert_eq!(device.hear().topic, heard.topic, "again after the interval");
+    drop(device);
+    let setup = setup.restarted(change).await;
+    let mut stored = Stored::of(&setup);
+    assert_eq!(stored.get("kept").await.unwrap().reply.unwrap().payload, "kept");
+    let status = stored.get("gone").await.unwrap_err();
+    assert_eq!(refusal(&status), (Code::NotFound, "COMMAND_NOT_FOUND".to_owned()));
+    assert_eq!(stored.start(start("waiting", "away")).await.unwrap().state(), v1::CommandState::Queued);
+    let mut away = Responder::new(&setup, Protocol::V4, "away");
+    let heard = away.hear();
+    away.answer(&heard, 201, "back");
+    assert_eq!(stored.until("waiting", v1::CommandState::Replied).await.pop().unwrap().attempts, 1);
+    let mut device = Responder::new(&setup, Protocol::V5, "d");
+    let again = device.hear();
+    device.answer(&again, 200, "at last");
+    stored.until("delivered", v1::CommandState::Replied).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stored_commands_have_bounds_and_need_a_store() {
+    let setup = Setup::with(|config| {
+        config.commands.max_active = 3;
+        config.commands.max_active_per_device = 2;
+    })
+    .await;
+    let mut stored = Stored::of(&setup);
+    for (id, device) in [("1", "d"), ("2", "d"), ("3", "e")] {
+        stored.start(start(id, device)).await.unwrap();
+    }
+    for device in ["d", "f"] {
+        let status = stored.start(start("4", device)).await.unwrap_err();
+        assert_eq!(refusal(&status), (Code::ResourceExhausted, "TOO_MANY_COMMANDS".to_owned()));
+    }
+    stored.cancel("1").await.unwrap();
+    stored.start(start("4", "d")).await.unwrap();
+
+    let setup = Setup::with(|config| config.store.enabled = false).await;
+    let status = Stored::of(&setup).start(start("1", "d")).await.unwrap_err();
+    assert_eq!(refusal(&status), (Code::FailedPrecondition, "COMMANDS_DISABLED".to_owned()));
+}

@@ -1,4 +1,5 @@
-//! What the gRPC Publisher must not forget: which keyed messages it has answered, and which wait for their time.
+//! What the gRPC Publisher must not forget: which keyed messages it has answered, which wait for their time, and which commands
+//! devices have.
 
 use std::sync::Arc;
 
@@ -31,6 +32,8 @@ pub enum PublisherTable {
     Answers,
     /// Messages to be published later.
     Scheduled,
+    /// Commands to devices.
+    Commands,
 }
 
 /// One record to be written, or to be removed.

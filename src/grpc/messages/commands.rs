@@ -1,17 +1,101 @@
 //! Commands between proto messages and the gateway's types.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use gateway_core::clock;
+use gateway_core::{Timestamp, clock};
 use tonic::Code;
 
 use super::{answers, convert};
 use crate::{
-    commands::{Failure, REPLY, Reply, Spec, Stage},
+    commands::{Answer, Failure, REPLY, Record, Spec, Stage, State, Times},
     config::Limits,
     grpc::{proto::gateway::v1, status::Error},
 };
+
+/// Longest id that a caller may choose, in bytes.
+const MOST_ID: usize = 128;
+/// How long a command may be active when its caller does not say, and at most.
+const DEFAULT_LIFE: Duration = Duration::from_hours(24);
+const LONGEST_LIFE: Duration = Duration::from_hours(30 * 24);
+/// The shortest interval of retries.
+const LEAST_RETRY: Duration = Duration::from_secs(1);
+
+/// Validates the id that a caller chose; `None` if it chose none.
+pub(in crate::grpc) fn id(id: String) -> Result<Option<String>, Error> {
+    if id.is_empty() {
+        return Ok(None);
+    }
+    if id.len() > MOST_ID || !broker::is_one_level(&id) {
+        let problem = format!("is not one level of a topic of at most {MOST_ID} bytes");
+        return Err(Error::invalid("command_id", problem));
+    }
+    Ok(Some(id))
+}
+
+/// Validates when a command is to be sent.
+pub(in crate::grpc) fn times(
+    start: Option<prost_types::Timestamp>,
+    expire: Option<prost_types::Timestamp>,
+    retry: Option<prost_types::Duration>,
+    now: Timestamp,
+) -> Result<Times, Error> {
+    let at = |span: Duration| now.plus_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+    let start = convert::time("start_time", start)?.map_or(now, clock::from_wall);
+    let expire = convert::time("expire_time", expire)?.map_or_else(|| at(DEFAULT_LIFE), clock::from_wall);
+    if expire <= now || expire > at(LONGEST_LIFE) {
+        return Err(Error::invalid("expire_time", "is not in the next 30 days"));
+    }
+    if start >= expire {
+        return Err(Error::invalid("start_time", "is not before expire_time"));
+    }
+    let retry = convert::span("retry_interval", retry)?;
+    if retry.is_some_and(|retry| retry < LEAST_RETRY) {
+        return Err(Error::invalid("retry_interval", "is less than 1 s"));
+    }
+    let retry = retry.map(|retry| u64::try_from(retry.as_millis()).unwrap_or(u64::MAX));
+    Ok(Times { start, expire, retry })
+}
+
+/// A stored command.
+pub(in crate::grpc) fn command(record: &Record) -> v1::Command {
+    let Record { id, spec, machine, .. } = record;
+    let time = |at| Some(answers::time(clock::to_wall(at)));
+    v1::Command {
+        command_id: id.clone(),
+        spec: Some(v1::CommandSpec {
+            device_id: spec.device.to_string(),
+            name: spec.name.clone(),
+            payload: spec.payload.clone(),
+            properties: spec.properties.as_deref().map(answers::properties_to_proto),
+            qos: answers::qos_to_proto(spec.qos),
+        }),
+        state: state(machine.state()).into(),
+        reply: record.reply.as_ref().map(reply),
+        reason_code: record.code.map(u32::from),
+        attempts: machine.attempts(),
+        expire_time: time(machine.expires()),
+        create_time: time(record.created),
+        update_time: time(record.updated),
+    }
+}
+
+fn state(state: State) -> v1::CommandState {
+    match state {
+        State::Queued => v1::CommandState::Queued,
+        State::Sent => v1::CommandState::Sent,
+        State::Delivered => v1::CommandState::Delivered,
+        State::Replied => v1::CommandState::Replied,
+        State::TimedOut => v1::CommandState::TimedOut,
+        State::Cancelled => v1::CommandState::Cancelled,
+        State::Refused => v1::CommandState::Refused,
+    }
+}
+
+/// A state as metadata of errors names it.
+pub(in crate::grpc) fn state_name(of: State) -> &'static str {
+    state(of).as_str_name().trim_start_matches("COMMAND_STATE_")
+}
 
 /// Validates what to send.
 pub(in crate::grpc) fn spec(spec: Option<v1::CommandSpec>, limits: &Limits) -> Result<Spec, Error> {
@@ -51,7 +135,7 @@ pub(in crate::grpc) fn spec(spec: Option<v1::CommandSpec>, limits: &Limits) -> R
 }
 
 /// What a device answered.
-pub(in crate::grpc) fn reply(reply: &Reply) -> v1::Reply {
+pub(in crate::grpc) fn reply(reply: &Answer) -> v1::Reply {
     v1::Reply {
         payload: reply.payload.clone(),
         properties: reply.properties.as_deref().map(answers::properties_to_proto),

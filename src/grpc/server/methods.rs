@@ -97,6 +97,11 @@ const METHODS: &[Method] = &[
     Method::asks("/gateway.v1.Consumer/ModifyLease", Roles::CONSUME),
 
     Method::asks("/gateway.v1.Commands/Send", Roles::PUBLISH),
+    Method::asks("/gateway.v1.Commands/StartCommand", Roles::PUBLISH),
+    Method::asks("/gateway.v1.Commands/GetCommand", Roles::READ),
+    Method::asks("/gateway.v1.Commands/ListCommands", Roles::READ),
+    Method::asks("/gateway.v1.Commands/CancelCommand", Roles::PUBLISH),
+    Method::stays("/gateway.v1.Commands/WatchCommand", Roles::READ),
 
     Method::asks("/gateway.v1.Shadows/GetShadow", Roles::READ),
     Method::asks("/gateway.v1.Shadows/UpdateShadow", Roles::PUBLISH),

@@ -2,18 +2,29 @@
 
 use std::sync::Arc;
 
+use aws_lc_rs::digest::{SHA256, digest};
+use gateway_core::clock;
+use prost::Message as _;
+use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    commands::{Commands as All, Spec},
+    commands::{Book, Commands as All, Digest, Record, Spec},
     grpc::{
         Context,
-        messages::{commands, convert},
+        messages::{
+            commands, convert,
+            page::{PAGE_BYTES, Pages, fit},
+        },
         proto::{gateway::v1, server::commands_server::Commands},
         server::{access::Call, deadline::deadline},
         status::Error,
     },
 };
+
+/// Changes that wait for the watcher to read them; behind them the book's own bound holds.
+const FRAMES: usize = 4;
 
 /// The service.
 pub(in crate::grpc) struct CommandsService {
@@ -26,9 +37,27 @@ fn check_scope(all: &All, call: &Call, spec: &Spec) -> Result<(), Error> {
     call.check_topic("spec.name", &all.topic_of(spec))
 }
 
+/// Whether a command is in the caller's scope.
+fn in_scope(all: &All, call: &Call, record: &Record) -> bool {
+    let scope = call.scope();
+    scope.has_device(&record.spec.device) && scope.has_topic(&all.topic_of(&record.spec))
+}
+
 impl CommandsService {
     fn all(&self) -> Result<&Arc<All>, Error> {
         self.context.hooks.commands.as_ref().map_err(|key| Error::CommandsOff(key))
+    }
+
+    fn book(&self) -> Result<(&Arc<All>, &Arc<Book>), Error> {
+        let all = self.all()?;
+        Ok((all, all.book().ok_or(Error::CommandsOff("store.enabled"))?))
+    }
+
+    /// A command that the caller may see. Nobody learns which others there are.
+    fn find(&self, call: &Call, id: &str) -> Result<(&Arc<Book>, Arc<Record>), Error> {
+        let (all, book) = self.book()?;
+        let record = book.get(id).filter(|record| in_scope(all, call, record));
+        Ok((book, record.ok_or(Error::CommandNotFound)?))
     }
 }
 
@@ -44,6 +73,117 @@ impl Commands for CommandsService {
         check_scope(all, &call, &spec)?;
         let sent = all.send(&spec, wait, deadline, &self.context.shutdown).await;
         let reply = sent.map_err(|failed| Error::Command { why: failed.why, stage: failed.stage })?;
-        Ok(Response::new(v1::SendResponse { reply: Some(commands::reply(&reply)) }))
+        Ok(Response::new(v1::SendResponse { reply: Some(commands::reply(&reply.answer)) }))
+    }
+
+    async fn start_command(
+        &self,
+        request: Request<v1::StartCommandRequest>,
+    ) -> Result<Response<v1::StartCommandResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (all, book) = self.book()?;
+        let request = request.into_inner();
+        let mut content = Digest::default();
+        content.copy_from_slice(digest(&SHA256, &request.encode_to_vec()).as_ref());
+        let v1::StartCommandRequest { command_id, spec, start_time, expire_time, retry_interval } = request;
+        let id = commands::id(command_id)?;
+        let spec = commands::spec(spec, self.context.broker.limits())?;
+        check_scope(all, &call, &spec)?;
+        // The same again is answered although its time may be over.
+        let known = id.as_deref().and_then(|id| book.get(id));
+        let times = match known {
+            Some(record) => record.machine.times(),
+            None => commands::times(start_time, expire_time, retry_interval, clock::now())?,
+        };
+        let record = book.start(id, spec, times, content).await.map_err(Error::from)?;
+        Ok(Response::new(v1::StartCommandResponse { command: Some(commands::command(&record)) }))
+    }
+
+    async fn get_command(
+        &self,
+        request: Request<v1::GetCommandRequest>,
+    ) -> Result<Response<v1::GetCommandResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (_, record) = self.find(&call, &request.into_inner().command_id)?;
+        Ok(Response::new(v1::GetCommandResponse { command: Some(commands::command(&record)) }))
+    }
+
+    async fn list_commands(
+        &self,
+        request: Request<v1::ListCommandsRequest>,
+    ) -> Result<Response<v1::ListCommandsResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (all, book) = self.book()?;
+        let mut request = request.into_inner();
+        let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
+        let token = std::mem::take(&mut request.page_token);
+        let device = Some(request.device_id.as_str()).filter(|device| !device.is_empty());
+        if let Some(device) = device {
+            convert::check_client_id("device_id", device, self.context.broker.limits())?;
+            call.check_device("device_id", device)?;
+        }
+        let pages = Pages::of("ListCommands", &request);
+        let before = pages.start(&token)?;
+        let before = before.map(|start| start.parse::<u64>().map_err(|_| Error::PageTokenInvalid));
+        let wanted = |record: &Record| in_scope(all, &call, record);
+        let (found, next) = book.list(device, request.active_only, before.transpose()?, limit, wanted);
+        let (list, cut) = fit(found.iter().map(|(_, record)| commands::command(record)), PAGE_BYTES);
+        // The page that follows has what is below the last one here.
+        let next = if cut { found.get(list.len() - 1).map(|(number, _)| *number) } else { next };
+        let next_page_token = pages.token(next.map(|number| number.to_string()).as_deref());
+        Ok(Response::new(v1::ListCommandsResponse { commands: list, next_page_token }))
+    }
+
+    async fn cancel_command(
+        &self,
+        request: Request<v1::CancelCommandRequest>,
+    ) -> Result<Response<v1::CancelCommandResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (book, record) = self.find(&call, &request.into_inner().command_id)?;
+        let record = book.cancel(&record.id).await.map_err(Error::from)?;
+        Ok(Response::new(v1::CancelCommandResponse { command: Some(commands::command(&record)) }))
+    }
+
+    type WatchCommandStream = ReceiverStream<Result<v1::WatchCommandResponse, Status>>;
+
+    async fn watch_command(
+        &self,
+        request: Request<v1::WatchCommandRequest>,
+    ) -> Result<Response<Self::WatchCommandStream>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (book, record) = self.find(&call, &request.into_inner().command_id)?;
+        let slot = self.context.streams.open(None)?;
+        let (first, mut changes) = book.watch(&record.id).ok_or(Error::CommandNotFound)?;
+        let (book, id) = (Arc::clone(book), record.id.clone());
+        let mut shutdown = self.context.shutdown.clone();
+        let (sender, receiver) = mpsc::channel(FRAMES);
+        tokio::spawn(async move {
+            let _slot = slot;
+            let mut told = first;
+            loop {
+                let response = v1::WatchCommandResponse { command: Some(commands::command(&told)) };
+                if sender.send(Ok(response)).await.is_err() || told.machine.state().is_final() {
+                    return;
+                }
+                let Some(changes) = &mut changes else { return };
+                let next = tokio::select! {
+                    next = changes.recv() => Some(next),
+                    _ = shutdown.wait_for(|stop| *stop) => None,
+                    () = sender.closed() => return,
+                };
+                let Some(next) = next else {
+                    let _ = sender.send(Err(Error::ShuttingDown.into())).await;
+                    return;
+                };
+                told = match next {
+                    Ok(record) => record,
+                    Err(RecvError::Lagged(_) | RecvError::Closed) => match book.get(&id) {
+                        Some(record) => record,
+                        None => return,
+                    },
+                };
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }

@@ -27,7 +27,12 @@ const ADMINISTER: &[Role] = &[Role::Admin];
 /// A row for every method, with the roles that may call it.
 #[rustfmt::skip]
 const ROWS: &[(&str, &[Role])] = &[
+    ("/gateway.v1.Commands/CancelCommand", PUBLISH),
+    ("/gateway.v1.Commands/GetCommand", READ),
+    ("/gateway.v1.Commands/ListCommands", READ),
     ("/gateway.v1.Commands/Send", PUBLISH),
+    ("/gateway.v1.Commands/StartCommand", PUBLISH),
+    ("/gateway.v1.Commands/WatchCommand", READ),
     ("/gateway.v1.Consumer/Acknowledge", CONSUME),
     ("/gateway.v1.Consumer/Consume", CONSUME),
     ("/gateway.v1.Consumer/Fetch", CONSUME),

@@ -137,6 +137,11 @@ counters! {
     commands_failed_refused: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"refused\"";
     commands_failed_limit: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"limit\"";
     commands_failed_other: "gateway_commands_failed_total", "Calls of Send that ended without a reply", "reason=\"other\"";
+    commands_started: "gateway_commands_started_total", "Stored commands begun", "";
+    commands_ended_replied: "gateway_commands_ended_total", "Stored commands that ended", "state=\"replied\"";
+    commands_ended_timed_out: "gateway_commands_ended_total", "Stored commands that ended", "state=\"timed_out\"";
+    commands_ended_cancelled: "gateway_commands_ended_total", "Stored commands that ended", "state=\"cancelled\"";
+    commands_ended_refused: "gateway_commands_ended_total", "Stored commands that ended", "state=\"refused\"";
     commands_replies_duplicate: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"duplicate\"";
     commands_replies_late: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"late\"";
     commands_replies_unknown: "gateway_commands_replies_dropped_total", "Replies of devices that nobody gets", "reason=\"unknown\"";

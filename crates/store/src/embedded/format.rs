@@ -30,7 +30,7 @@ const STORES: &[Store] = &[
     ("queues", &super::queues::TABLES, &[]),
     ("retained", &["retained"], &[]),
     ("groups", &["groups"], &[]),
-    ("publisher", &["answers", "scheduled"], &[]),
+    ("publisher", &["answers", "scheduled", "commands"], &[]),
     ("shadows", &["shadows"], &[]),
 ];
 

@@ -1,4 +1,4 @@
-//! Records of the Publisher in LMDB: two tables of small records, one writer with group commit.
+//! Records of the Publisher in LMDB: three tables of small records, one writer with group commit.
 //!
 //! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
 //! removed when everything is read at the start.
@@ -37,7 +37,7 @@ impl EmbeddedPublisher {
     /// # Errors
     /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
-        let environment = Arc::new(Environment::open(directory, options.environment("publisher", 2))?);
+        let environment = Arc::new(Environment::open(directory, options.environment("publisher", 3))?);
         let tables = PublisherTables::open(&environment)?;
         let (batch, inboxes) = Waiting::three(options.max_waiting_bytes);
         let committer = Committer::start(

@@ -17,6 +17,7 @@ use crate::{
 pub(super) struct PublisherTables {
     answers: Table,
     scheduled: Table,
+    commands: Table,
 }
 
 impl PublisherTables {
@@ -30,6 +31,7 @@ impl PublisherTables {
             Ok(Self {
                 answers: env.create_database(txn, Some("answers"))?,
                 scheduled: env.create_database(txn, Some("scheduled"))?,
+                commands: env.create_database(txn, Some("commands"))?,
             })
         })
     }
@@ -88,6 +90,7 @@ impl PublisherTables {
         match table {
             PublisherTable::Answers => self.answers,
             PublisherTable::Scheduled => self.scheduled,
+            PublisherTable::Commands => self.commands,
         }
     }
 }

@@ -42,12 +42,13 @@ fn all(store: &EmbeddedPublisher, table: PublisherTable) -> BTreeMap<String, Str
 }
 
 const BOTH: [PublisherTable; 2] = [PublisherTable::Answers, PublisherTable::Scheduled];
+const ALL: [PublisherTable; 3] = [BOTH[0], BOTH[1], PublisherTable::Commands];
 
 #[test]
-fn records_of_both_tables_survive_a_restart_and_removals_too() {
+fn records_of_all_tables_survive_a_restart_and_removals_too() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
-    for table in BOTH {
+    for table in ALL {
         write(&store, vec![change(table, "a", Some("1")), change(table, "b", Some("2"))]).unwrap();
     }
     store.submit(vec![change(PublisherTable::Scheduled, "a", None)], None);
@@ -56,6 +57,7 @@ fn records_of_both_tables_survive_a_restart_and_removals_too() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(all(&store, PublisherTable::Answers), BTreeMap::from([pair("a", "1"), pair("b", "2")]));
     assert_eq!(all(&store, PublisherTable::Scheduled), BTreeMap::from([pair("b", "2")]));
+    assert_eq!(all(&store, PublisherTable::Commands), BTreeMap::from([pair("a", "1"), pair("b", "2")]));
 }
 
 /// One without the other would be a message that comes again, or never.

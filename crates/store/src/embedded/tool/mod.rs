@@ -54,6 +54,7 @@ const STORES: &[(&str, &[Checked])] = &[
         &[
             ("answers", false, |_, value| publisher::is_sound(value)),
             ("scheduled", false, |_, value| publisher::is_sound(value)),
+            ("commands", false, |_, value| publisher::is_sound(value)),
         ],
     ),
     ("shadows", &[("shadows", true, shadows::is_sound)]),

@@ -1,0 +1,748 @@
+//! Stored commands: which there are, what is written of them, and who is told.
+//!
+//! What is on disk when:
+//!
+//! 1. A command is written before its start is answered, and sent only after that.
+//! 2. SENT and DELIVERED are written behind the device's back: a crash may forget them, and the command is sent again.
+//! 3. Its end is written before anybody is told: before the call that cancels it is answered, before a watch shows it, and before
+//!    a device's reply is acknowledged. Until then it has not ended, and if it cannot be written it goes on.
+//!
+//! Invariants: a command ends once ([`Entry::ending`] is taken by the first who ends it); nothing scans all commands: those of a
+//! device and those that are due are found by index; no commit is ended under the table's lock.
+
+use std::{
+    ops::Bound,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use broker::{Account, Charge, MemoryKind, Shortage, Taken};
+use bytes::Bytes;
+use gateway_core::{Commit, Message, QoS, ReceiptState, Refused, Timestamp, clock, metrics::count};
+use parking_lot::Mutex;
+use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
+use thiserror::Error;
+use tokio::{
+    sync::{Notify, broadcast, oneshot},
+    task::AbortHandle,
+};
+
+use super::{
+    Answer, Digest, Failure, Spec,
+    desk::{Address, answer, correlates},
+    machine::{Machine, Progress, State, Step, Times},
+    random, random_id,
+    record::Record,
+    table::{Changes, Entry, Table, Writing, cost},
+};
+
+/// Changes that a watcher may be behind; beyond them it gets the state as it is.
+const BEHIND: usize = 32;
+/// Commands that one page looks at, whether its caller may see them or not.
+const LOOKED_AT: usize = 10_000;
+/// Until an end that could not be written is tried again, in milliseconds.
+const AGAIN: u64 = 1_000;
+
+/// Bounds of stored commands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BookOptions {
+    /// That a session may have and not have acknowledged.
+    pub(crate) max_outstanding: usize,
+    /// The same of one device.
+    pub(crate) max_outstanding_per_device: usize,
+    /// That have not ended.
+    pub(crate) max_active: usize,
+    /// The same of one device.
+    pub(crate) max_active_per_device: usize,
+    /// Bytes of all.
+    pub(crate) max_bytes: usize,
+    /// How long those that have ended are kept.
+    pub(crate) keep: Duration,
+    /// How many of them.
+    pub(crate) max_kept: usize,
+}
+
+/// Why a command is not started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum StartError {
+    /// There is one of this id with other content.
+    #[error("there is a command of this id with other content")]
+    Exists,
+    /// By this bound of the configuration.
+    #[error("there are too many commands")]
+    TooMany(&'static str),
+    /// No memory.
+    #[error("the memory budget is used up")]
+    Memory,
+    /// The disk does not take it.
+    #[error("the store does not take it")]
+    Store,
+    /// No random numbers.
+    #[error("no random numbers")]
+    Random,
+}
+
+/// Why a command is not cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum CancelError {
+    /// There is none.
+    #[error("there is no command of this id")]
+    NotFound,
+    /// It has ended so.
+    #[error("the command has ended")]
+    Ended(State),
+    /// The disk does not take it.
+    #[error("the store does not take it")]
+    Store,
+}
+
+/// How a command is to end.
+pub(super) struct Ending {
+    pub(super) state: State,
+    pub(super) code: Option<u8>,
+    pub(super) reply: Option<Answer>,
+}
+
+impl Ending {
+    pub(super) fn of(state: State) -> Self {
+        Self { state, code: None, reply: None }
+    }
+}
+
+/// Why a command does not end now.
+enum NotEnded {
+    Unknown,
+    Ended(State),
+    /// Something of it is being written: asked again after that.
+    Busy(Arc<Commit>),
+}
+
+/// One that is to be sent.
+pub(super) struct Parcel {
+    pub(super) number: u64,
+    pub(super) id: String,
+    pub(super) spec: Spec,
+    pub(super) correlation: [u8; super::RANDOM],
+    pub(super) expire: Timestamp,
+}
+
+/// All stored commands.
+pub(crate) struct Book {
+    options: BookOptions,
+    table: Mutex<Table>,
+    charge: Mutex<Charge>,
+    store: Arc<dyn PublisherStore>,
+    active: AtomicUsize,
+    /// Something is to be done.
+    pub(super) changed: Notify,
+}
+
+fn key(number: u64) -> Bytes {
+    Bytes::copy_from_slice(&number.to_be_bytes())
+}
+
+fn put(number: u64, record: &Record) -> PublisherChange {
+    PublisherChange { table: PublisherTable::Commands, key: key(number), value: Some(record.encode()) }
+}
+
+impl Book {
+    /// Those that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
+    pub(crate) fn open(
+        options: BookOptions,
+        store: Arc<dyn PublisherStore>,
+        account: &Arc<Account>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let mut table = Table::default();
+        let mut charge = Charge::new(account, MemoryKind::Commands);
+        let mut damaged = Vec::new();
+        let mut active = 0;
+        store.restore(PublisherTable::Commands, &mut |key, value| {
+            let number = <[u8; 8]>::try_from(&key[..]).ok().map(u64::from_be_bytes);
+            let Some((number, record)) = number.zip(Record::decode(&value)) else {
+                return damaged.push(key);
+            };
+            let entry = Entry::new(record, Writing::Nothing);
+            charge.force(charge.bytes() + entry.bytes);
+            let due = (!entry.record.machine.state.is_final()).then_some(Timestamp(0));
+            active += usize::from(due.is_some());
+            table.insert(number, entry);
+            table.schedule(number, due);
+        })?;
+        if !damaged.is_empty() {
+            tracing::error!(commands = damaged.len(), "stored commands that cannot be read are dropped");
+            let remove = |key| PublisherChange { table: PublisherTable::Commands, key, value: None };
+            store.submit(damaged.into_iter().map(remove).collect(), None);
+        }
+        if active > 0 {
+            tracing::info!(active, ended = table.ended.len(), "commands restored");
+        }
+        Ok(Arc::new(Self {
+            options,
+            table: Mutex::new(table),
+            charge: Mutex::new(charge),
+            store,
+            active: AtomicUsize::new(active),
+            changed: Notify::new(),
+        }))
+    }
+
+    /// How many have not ended.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(SeqCst)
+    }
+
+    /// Starts a command, or finds the same one. Answers when it is on disk. A call that is dropped leaves a command that may be
+    /// started.
+    ///
+    /// # Errors
+    /// It is not started.
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        id: Option<String>,
+        spec: Spec,
+        times: Times,
+        content: Digest,
+    ) -> Result<Arc<Record>, StartError> {
+        let id = match id {
+            Some(id) => id,
+            None => random_id().map_err(|_: Failure| StartError::Random)?,
+        };
+        let correlation = random().map_err(|_| StartError::Random)?;
+        let now = clock::now();
+        let (number, commit, is_first) = {
+            let mut table = self.table.lock();
+            if let Some(&number) = table.ids.get(id.as_str()) {
+                let entry = &table.commands[&number];
+                if entry.record.content != content {
+                    return Err(StartError::Exists);
+                }
+                match &entry.writing {
+                    Writing::Start(commit) => (number, Arc::clone(commit), false),
+                    _ => return Ok(Arc::new(entry.record.clone())),
+                }
+            } else {
+                let machine = Machine::new(times, spec.qos == QoS::AtMostOnce);
+                let record = Record {
+                    id,
+                    spec,
+                    content,
+                    correlation,
+                    created: now,
+                    updated: now,
+                    machine,
+                    code: None,
+                    reply: None,
+                };
+                let (number, commit) = self.insert(&mut table, record)?;
+                (number, commit, true)
+            }
+        };
+        if is_first {
+            count(|c| c.commands_started.add(1));
+            let book = Arc::clone(self);
+            commit.then(move |result| book.started(number, result));
+            commit.done();
+        }
+        commit.wait().await.map_err(|Refused| StartError::Store)?;
+        let table = self.table.lock();
+        let entry = table.commands.get(&number).ok_or(StartError::Store)?;
+        Ok(Arc::new(entry.record.clone()))
+    }
+
+    fn insert(&self, table: &mut Table, record: Record) -> Result<(u64, Arc<Commit>), StartError> {
+        let most = &self.options;
+        if self.active() >= most.max_active {
+            return Err(StartError::TooMany("commands.max_active"));
+        }
+        let of_device = table.devices.get(&record.spec.device).map_or(0, |device| device.active.len());
+        if of_device >= most.max_active_per_device {
+            return Err(StartError::TooMany("commands.max_active_per_device"));
+        }
+        if !self.store.accepts() {
+            count(|c| c.refused_store.add(1));
+            return Err(StartError::Store);
+        }
+        let commit = Commit::new();
+        let entry = Entry::new(record, Writing::Start(Arc::clone(&commit)));
+        {
+            let mut charge = self.charge.lock();
+            // Those that have ended make room.
+            while charge.bytes() + entry.bytes > most.max_bytes {
+                let Some(&(_, oldest)) = table.ended.first() else {
+                    return Err(StartError::TooMany("commands.max_bytes"));
+                };
+                self.forget(table, &mut charge, oldest);
+            }
+            let bytes = charge.bytes() + entry.bytes;
+            if !charge.set(bytes) {
+                count(|c| c.memory_commands.add(1));
+                return Err(StartError::Memory);
+            }
+        }
+        let number = table.last + 1;
+        self.store.submit(vec![put(number, &entry.record)], Some(commit.part()));
+        table.insert(number, entry);
+        self.active.fetch_add(1, SeqCst);
+        Ok((number, commit))
+    }
+
+    /// Removes a command that has ended, or was never begun.
+    fn forget(&self, table: &mut Table, charge: &mut Charge, number: u64) {
+        let bytes = table.remove(number);
+        let left = charge.bytes().saturating_sub(bytes);
+        charge.set(left);
+        let removal = PublisherChange { table: PublisherTable::Commands, key: key(number), value: None };
+        self.store.submit(vec![removal], None);
+    }
+
+    /// The start of a command is on disk, or refused.
+    fn started(&self, number: u64, result: Result<(), Refused>) {
+        let mut table = self.table.lock();
+        match result {
+            Ok(()) => {
+                if let Some(entry) = table.commands.get_mut(&number) {
+                    entry.writing = Writing::Nothing;
+                }
+                table.schedule(number, Some(Timestamp(0)));
+            }
+            Err(Refused) => {
+                self.forget(&mut table, &mut self.charge.lock(), number);
+                self.active.fetch_sub(1, SeqCst);
+            }
+        }
+        drop(table);
+        self.changed.notify_one();
+    }
+
+    /// One command.
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Record>> {
+        let table = self.table.lock();
+        let entry = table.commands.get(table.ids.get(id)?)?;
+        (!matches!(entry.writing, Writing::Start(_))).then(|| Arc::new(entry.record.clone()))
+    }
+
+    /// The state of a command, and its changes until it ends; no changes if it has.
+    pub(crate) fn watch(&self, id: &str) -> Option<(Arc<Record>, Option<Changes>)> {
+        let mut table = self.table.lock();
+        let number = *table.ids.get(id)?;
+        let entry = table.commands.get_mut(&number)?;
+        if matches!(entry.writing, Writing::Start(_)) {
+            return None;
+        }
+        let now = Arc::new(entry.record.clone());
+        if now.machine.state.is_final() {
+            return Some((now, None));
+        }
+        let watchers = entry.watchers.get_or_insert_with(|| broadcast::Sender::new(BEHIND));
+        Some((now, Some(watchers.subscribe())))
+    }
+
+    /// Commands of a device, or all, newest first, below the number `before`; and where the next page begins. May be fewer than
+    /// `most` although there are more.
+    pub(crate) fn list(
+        &self,
+        device: Option<&str>,
+        active_only: bool,
+        before: Option<u64>,
+        most: usize,
+        wanted: impl Fn(&Record) -> bool,
+    ) -> (Vec<(u64, Arc<Record>)>, Option<u64>) {
+        let table = self.table.lock();
+        let of_device = device.map(|device| table.devices.get(device));
+        let numbers = match of_device {
+            None => &table.numbers,
+            Some(None) => return (Vec::new(), None),
+            Some(Some(device)) if active_only => &device.active,
+            Some(Some(device)) => &device.all,
+        };
+        let end = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut found = Vec::new();
+        for (looked, &number) in numbers.range((Bound::Unbounded, end)).rev().enumerate() {
+            if found.len() == most || looked == LOOKED_AT {
+                return (found, Some(number + 1));
+            }
+            let entry = &table.commands[&number];
+            let is_there = !matches!(entry.writing, Writing::Start(_));
+            let is_active = !entry.record.machine.state.is_final();
+            if is_there && (is_active || !active_only) && wanted(&entry.record) {
+                found.push((number, Arc::new(entry.record.clone())));
+            }
+        }
+        (found, None)
+    }
+
+    /// Cancels a command; answers when that is on disk. Cancel safe.
+    ///
+    /// # Errors
+    /// It is not cancelled.
+    pub(crate) async fn cancel(self: &Arc<Self>, id: &str) -> Result<Arc<Record>, CancelError> {
+        let number = *self.table.lock().ids.get(id).ok_or(CancelError::NotFound)?;
+        loop {
+            let (tell, told) = oneshot::channel();
+            let ended = self.end(number, Ending::of(State::Cancelled), move |result| {
+                let _ = tell.send(result);
+            });
+            match ended {
+                Ok(()) => {
+                    told.await.unwrap_or(Err(Refused)).map_err(|Refused| CancelError::Store)?;
+                    return self.get(id).ok_or(CancelError::NotFound);
+                }
+                Err(NotEnded::Unknown) => return Err(CancelError::NotFound),
+                Err(NotEnded::Ended(state)) => return Err(CancelError::Ended(state)),
+                Err(NotEnded::Busy(commit)) => {
+                    commit.wait().await.map_err(|Refused| CancelError::Store)?;
+                    // What follows the commit may not have run yet.
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    }
+
+    /// Ends a command: written, then told, then `after`.
+    fn end(
+        self: &Arc<Self>,
+        number: u64,
+        ending: Ending,
+        after: impl FnOnce(Result<(), Refused>) + Send + 'static,
+    ) -> Result<(), NotEnded> {
+        let commit = {
+            let mut table = self.table.lock();
+            let entry = table.commands.get_mut(&number).ok_or(NotEnded::Unknown)?;
+            match &entry.writing {
+                Writing::Nothing => {}
+                Writing::Start(commit) | Writing::End(_, commit) => {
+                    return Err(NotEnded::Busy(Arc::clone(commit)));
+                }
+            }
+            if entry.record.machine.state.is_final() {
+                return Err(NotEnded::Ended(entry.record.machine.state));
+            }
+            let ended = ended(&entry.record, ending);
+            let commit = Commit::new();
+            self.store.submit(vec![put(number, &ended)], Some(commit.part()));
+            entry.writing = Writing::End(Box::new(ended), Arc::clone(&commit));
+            commit
+        };
+        let book = Arc::clone(self);
+        commit.then(move |result| {
+            book.settle(number, result);
+            after(result);
+        });
+        commit.done();
+        Ok(())
+    }
+
+    /// The end of a command is on disk, or refused.
+    fn settle(&self, number: u64, result: Result<(), Refused>) {
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let Some(entry) = table.commands.get_mut(&number) else { return };
+        let Writing::End(ended, _) = std::mem::replace(&mut entry.writing, Writing::Nothing) else { return };
+        if result.is_err() {
+            // What is on disk is the state before; and so it is in memory.
+            let again = clock::now().plus_millis(AGAIN);
+            table.schedule(number, Some(again));
+            drop(guard);
+            return self.changed.notify_one();
+        }
+        let was_out = entry.record.machine.is_out();
+        let device = Arc::clone(&entry.record.spec.device);
+        count(|c| match ended.machine.state {
+            State::Replied => c.commands_ended_replied.add(1),
+            State::TimedOut => c.commands_ended_timed_out.add(1),
+            State::Cancelled => c.commands_ended_cancelled.add(1),
+            _ => c.commands_ended_refused.add(1),
+        });
+        entry.record = *ended;
+        let bytes = cost(&entry.record);
+        let before = std::mem::replace(&mut entry.bytes, bytes);
+        if let Some(follower) = entry.follower.take() {
+            follower.abort();
+        }
+        entry.tell();
+        entry.watchers = None;
+        let updated = entry.record.updated;
+        table.schedule(number, None);
+        table.ended.insert((updated, number));
+        if was_out {
+            table.came_back(&device);
+        }
+        if let Some(of_device) = table.devices.get_mut(&device) {
+            of_device.active.remove(&number);
+            of_device.ready.remove(&number);
+            if !of_device.ready.is_empty() {
+                table.look.insert(device);
+            }
+        }
+        self.active.fetch_sub(1, SeqCst);
+        let mut charge = self.charge.lock();
+        // A reply was let in before; it is bounded by what a device may send.
+        let total = charge.bytes() + bytes - before;
+        charge.force(total);
+        while table.ended.len() > self.options.max_kept
+            && let Some(&(_, oldest)) = table.ended.first()
+        {
+            self.forget(table, &mut charge, oldest);
+        }
+        drop(charge);
+        drop(guard);
+        self.changed.notify_one();
+    }
+
+    /// A device's reply, if it is one to a stored command.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        device: &str,
+        address: &Address<'_>,
+        message: &Message<'_>,
+    ) -> Option<Taken> {
+        let number = {
+            let table = self.table.lock();
+            let number = *table.ids.get(address.id)?;
+            let entry = table.commands.get(&number).filter(|entry| &*entry.record.spec.device == device)?;
+            let ended = match &entry.writing {
+                Writing::Start(_) => return None,
+                Writing::End(ended, _) => Some(ended.machine.state),
+                Writing::Nothing => Some(entry.record.machine.state).filter(|state| state.is_final()),
+            };
+            if let Some(state) = ended {
+                count(|c| match state {
+                    State::Replied => c.commands_replies_duplicate.add(1),
+                    _ => c.commands_replies_late.add(1),
+                });
+                return Some(Taken::Taken);
+            }
+            if !correlates(address, message, &entry.record.correlation) {
+                count(|c| c.commands_replies_correlation.add(1));
+                return Some(Taken::Taken);
+            }
+            number
+        };
+        let reply = answer(address, message);
+        if !self.store.accepts() {
+            count(|c| c.refused_store.add(1));
+            return Some(Taken::Refused(Shortage::Store));
+        }
+        {
+            let charge = self.charge.lock();
+            let bytes = charge.bytes() + reply.cost();
+            if bytes > self.options.max_bytes.saturating_mul(2) {
+                count(|c| c.memory_commands.add(1));
+                return Some(Taken::Refused(Shortage::Memory));
+            }
+        }
+        // The acknowledgement waits until the end is written.
+        let part = message.plain_part();
+        let refused = part.clone();
+        let ending = Ending { state: State::Replied, code: None, reply: Some(reply) };
+        let ended = self.end(number, ending, move |result| match (part, result) {
+            (Some(part), Ok(())) => part.done(),
+            (Some(part), Err(Refused)) => part.refuse(),
+            (None, _) => {}
+        });
+        if ended.is_err() {
+            // Somebody else has ended it just now.
+            count(|c| c.commands_replies_late.add(1));
+            if let Some(part) = refused {
+                part.done();
+            }
+        }
+        Some(Taken::Taken)
+    }
+
+    /// A device has a connection: what is ready goes out.
+    pub(super) fn connected(&self, device: &str) {
+        if self.active() == 0 {
+            return;
+        }
+        let mut table = self.table.lock();
+        let Some((device, of_device)) = table.devices.get_key_value(device) else { return };
+        if of_device.ready.is_empty() {
+            return;
+        }
+        let device = Arc::clone(device);
+        table.look.insert(device);
+        drop(table);
+        self.changed.notify_one();
+    }
+
+    /// Does what is due, at most so many commands: expires, and finds which may go out. When it is to be asked again; at once
+    /// if that was not all.
+    pub(super) fn tick(self: &Arc<Self>, now: Timestamp, most: usize) -> Option<Timestamp> {
+        let mut expired = Vec::new();
+        let next = {
+            let mut guard = self.table.lock();
+            let table = &mut *guard;
+            for _ in 0..most {
+                let Some(&(_, number)) = table.due.first().filter(|(at, _)| *at <= now) else { break };
+                let Some(entry) = table.commands.get_mut(&number) else { break };
+                if !matches!(entry.writing, Writing::Nothing) {
+                    // Looked at when that is written.
+                    table.schedule(number, None);
+                    continue;
+                }
+                match entry.record.machine.step(now) {
+                    Step::Expire => {
+                        expired.push(number);
+                        table.schedule(number, None);
+                    }
+                    Step::Wait(until) => table.schedule(number, Some(until)),
+                    Step::Send => {
+                        let (device, expire) =
+                            (Arc::clone(&entry.record.spec.device), entry.record.machine.times.expire);
+                        if let Some(of_device) = table.devices.get_mut(&device) {
+                            of_device.ready.insert(number);
+                        }
+                        table.look.insert(device);
+                        table.schedule(number, Some(expire));
+                    }
+                }
+            }
+            let mut charge = self.charge.lock();
+            let keep = self.options.keep.as_millis() as u64;
+            let mut removed = 0;
+            while removed < most
+                && let Some(&(ended, number)) = table.ended.first()
+                && ended.plus_millis(keep) <= now
+            {
+                self.forget(table, &mut charge, number);
+                removed += 1;
+            }
+            let due = table.due.first().map(|(at, _)| *at);
+            let ended = table.ended.first().map(|(ended, _)| ended.plus_millis(keep));
+            due.into_iter().chain(ended).min()
+        };
+        for number in expired {
+            let _ = self.end(number, Ending::of(State::TimedOut), |_| {});
+        }
+        next
+    }
+
+    /// The next device to which something may go, with what that is.
+    pub(super) fn next_parcels(&self) -> Option<Vec<Parcel>> {
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let device = table.look.pop_first()?;
+        let Some(of_device) = table.devices.get(&device) else { return Some(Vec::new()) };
+        let most = &self.options;
+        let of_all = most.max_outstanding.saturating_sub(table.out);
+        let room = most.max_outstanding_per_device.saturating_sub(of_device.out).min(of_all);
+        let ready = of_device.ready.iter().take(room);
+        let parcels = ready.filter_map(|number| {
+            let entry = table.commands.get(number)?;
+            let Record { id, spec, correlation, machine, .. } = &entry.record;
+            matches!(entry.writing, Writing::Nothing).then(|| Parcel {
+                number: *number,
+                id: id.clone(),
+                spec: spec.clone(),
+                correlation: *correlation,
+                expire: machine.times.expire,
+            })
+        });
+        let parcels = parcels.collect();
+        if of_all == 0 {
+            table.starved.insert(device);
+        }
+        Some(parcels)
+    }
+
+    /// A session has taken a command; the attempt, unless the command has ended meanwhile.
+    pub(super) fn sent_out(&self, number: u64, follow: impl FnOnce(u32) -> AbortHandle) {
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let Some(entry) = table.commands.get_mut(&number) else { return };
+        if entry.record.machine.state.is_final() {
+            return;
+        }
+        let attempt = entry.record.machine.sent_out();
+        entry.follower = Some(follow(attempt));
+        let device = Arc::clone(&entry.record.spec.device);
+        table.out += 1;
+        if let Some(of_device) = table.devices.get_mut(&device) {
+            of_device.out += 1;
+            of_device.ready.remove(&number);
+        }
+        self.note(table, number);
+    }
+
+    /// A command cannot go now: it is tried again after a while.
+    pub(super) fn put_off(&self, number: u64) {
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let Some(entry) = table.commands.get_mut(&number) else { return };
+        entry.record.machine.put_off(clock::now());
+        let Step::Wait(at) = entry.record.machine.step(clock::now()) else { return };
+        let device = Arc::clone(&entry.record.spec.device);
+        if let Some(of_device) = table.devices.get_mut(&device) {
+            of_device.ready.remove(&number);
+        }
+        table.schedule(number, Some(at));
+        drop(guard);
+        self.changed.notify_one();
+    }
+
+    /// The device takes no command of this kind.
+    pub(super) fn refuse(self: &Arc<Self>, number: u64, code: u8) {
+        let _ = self.end(number, Ending { state: State::Refused, code: Some(code), reply: None }, |_| {});
+    }
+
+    /// Writes a command's state, which nobody waits for.
+    fn note(&self, table: &Table, number: u64) {
+        if let Some(entry) = table.commands.get(&number)
+            // Its end is written already.
+            && !matches!(entry.writing, Writing::End(..))
+        {
+            self.store.submit(vec![put(number, &entry.record)], None);
+        }
+    }
+
+    /// An attempt has come so far; true if nothing more is to be told of it.
+    pub(super) fn progress(self: &Arc<Self>, number: u64, attempt: u32, receipt: &ReceiptState) -> bool {
+        let now = clock::now();
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let Some(entry) = table.commands.get_mut(&number) else { return true };
+        let was_out = entry.record.machine.is_out();
+        let progress = entry.record.machine.progress(attempt, receipt, now);
+        let is_out = entry.record.machine.is_out();
+        let device = Arc::clone(&entry.record.spec.device);
+        if progress == Progress::Changed {
+            entry.record.updated = now;
+            entry.tell();
+        }
+        let step = entry.record.machine.step(now);
+        if was_out && !is_out {
+            entry.follower = None;
+            table.came_back(&device);
+            table.schedule(
+                number,
+                Some(match step {
+                    Step::Wait(at) => at,
+                    Step::Send | Step::Expire => now,
+                }),
+            );
+        }
+        if progress == Progress::Changed {
+            self.note(table, number);
+        }
+        drop(guard);
+        if let Progress::Refused(code) = progress {
+            self.refuse(number, code);
+        }
+        self.changed.notify_one();
+        !is_out || matches!(progress, Progress::Refused(_))
+    }
+}
+
+/// The record of a command that ends so.
+fn ended(record: &Record, ending: Ending) -> Record {
+    let mut ended = record.clone();
+    ended.machine.end(ending.state);
+    ended.updated = clock::now();
+    ended.code = ending.code;
+    ended.reply = ending.reply;
+    ended
+}

@@ -1,0 +1,278 @@
+//! One stored command: what happens to it, and what is to be done. Without a clock, a device and a disk.
+//!
+//! ```text
+//! QUEUED -> SENT -> DELIVERED -> REPLIED | TIMED_OUT | CANCELLED | REFUSED
+//! ```
+//!
+//! Each state may end it, and SENT becomes QUEUED again where the session that had it is gone. While a session has the command
+//! ([`Machine::out`]) it is the session's to resend it; otherwise it is sent when it is due and the device has a connection.
+
+use gateway_core::{DropReason, ReceiptState, Timestamp};
+
+/// How far a command came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum State {
+    Queued,
+    Sent,
+    Delivered,
+    Replied,
+    TimedOut,
+    Cancelled,
+    Refused,
+}
+
+impl State {
+    /// All, as they are numbered on disk.
+    pub(super) const ALL: [Self; 7] = [
+        Self::Queued,
+        Self::Sent,
+        Self::Delivered,
+        Self::Replied,
+        Self::TimedOut,
+        Self::Cancelled,
+        Self::Refused,
+    ];
+
+    /// Whether it is the last.
+    pub(crate) fn is_final(self) -> bool {
+        self >= Self::Replied
+    }
+}
+
+/// When a command may be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// Not before.
+    pub(crate) start: Timestamp,
+    /// Not after; it ends then.
+    pub(crate) expire: Timestamp,
+    /// A delivered command without a reply is sent again after so many milliseconds.
+    pub(crate) retry: Option<u64>,
+}
+
+/// What is to be done with a command now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Its time is over.
+    Expire,
+    /// To be sent, if the device has a connection.
+    Send,
+    /// Nothing until then, whatever the device does.
+    Wait(Timestamp),
+}
+
+/// What the progress of an attempt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Nothing that others see.
+    Nothing,
+    /// Its state is another.
+    Changed,
+    /// It ends: the device does not take it, with this reason code.
+    Refused(u8),
+}
+
+/// Until a command is tried again that there was no room for, in milliseconds.
+const AGAIN: u64 = 1_000;
+/// MQTT 5: Packet too large.
+const PACKET_TOO_LARGE: u8 = 0x95;
+
+/// The state of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Machine {
+    pub(super) state: State,
+    pub(super) attempts: u32,
+    pub(super) times: Times,
+    /// When it is to be sent next; never if it waits for the reply only.
+    pub(super) next: Option<Timestamp>,
+    /// The attempt that a session has.
+    out: Option<u32>,
+    /// QoS 0: what is sent is all that is known.
+    unacknowledged: bool,
+}
+
+impl Machine {
+    /// A new one.
+    pub(crate) fn new(times: Times, unacknowledged: bool) -> Self {
+        let next = Some(times.start);
+        Self { state: State::Queued, attempts: 0, times, next, out: None, unacknowledged }
+    }
+
+    /// One that another process left. What it had sent and nobody acknowledged is sent again.
+    pub(super) fn restored(
+        state: State,
+        attempts: u32,
+        times: Times,
+        next: Option<Timestamp>,
+        unacknowledged: bool,
+    ) -> Self {
+        let is_lost = state == State::Sent && !unacknowledged;
+        let (state, next) = if is_lost { (State::Queued, Some(times.start)) } else { (state, next) };
+        Self { state, attempts, times, next, out: None, unacknowledged }
+    }
+
+    /// How far it came.
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// How often it was sent.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// When it may be sent.
+    pub(crate) fn times(&self) -> Times {
+        self.times
+    }
+
+    /// When it ends at the latest.
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.times.expire
+    }
+
+    /// Whether a session has it.
+    pub(crate) fn is_out(&self) -> bool {
+        self.out.is_some()
+    }
+
+    /// What is to be done at this time.
+    pub(crate) fn step(&self, now: Timestamp) -> Step {
+        if now >= self.times.expire {
+            return Step::Expire;
+        }
+        match self.next.filter(|_| self.out.is_none()) {
+            Some(next) if next <= now => Step::Send,
+            Some(next) => Step::Wait(next.min(self.times.expire)),
+            None => Step::Wait(self.times.expire),
+        }
+    }
+
+    /// A session has taken it; the number of the attempt.
+    pub(crate) fn sent_out(&mut self) -> u32 {
+        self.attempts = self.attempts.saturating_add(1);
+        self.out = Some(self.attempts);
+        self.attempts
+    }
+
+    /// There was no room for it.
+    pub(crate) fn put_off(&mut self, now: Timestamp) {
+        self.next = Some(now.plus_millis(AGAIN));
+    }
+
+    /// An attempt has come so far. One of an earlier attempt is nothing any more.
+    pub(crate) fn progress(&mut self, attempt: u32, receipt: &ReceiptState, now: Timestamp) -> Progress {
+        if self.out != Some(attempt) || self.state.is_final() {
+            return Progress::Nothing;
+        }
+        if receipt.rejected > 0 {
+            return Progress::Refused(receipt.code.unwrap_or_default());
+        }
+        let before = self.state;
+        if receipt.dropped > 0 {
+            self.out = None;
+            match receipt.reason {
+                Some(DropReason::TooLarge) => return Progress::Refused(PACKET_TOO_LARGE),
+                Some(DropReason::QueueFull | DropReason::Memory) => self.put_off(now),
+                _ => self.next = Some(now),
+            }
+            if self.state == State::Sent {
+                self.state = State::Queued;
+            }
+        } else if receipt.acked > 0 {
+            self.out = None;
+            self.state = if self.unacknowledged { State::Sent } else { State::Delivered };
+            self.next = self.times.retry.map(|retry| now.plus_millis(retry));
+        } else if receipt.sent > 0 && self.state == State::Queued {
+            self.state = State::Sent;
+        }
+        if self.state == before { Progress::Nothing } else { Progress::Changed }
+    }
+
+    /// It ends; nothing changes any more.
+    pub(crate) fn end(&mut self, state: State) {
+        self.state = state;
+        self.out = None;
+        self.next = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp(millis)
+    }
+
+    fn machine(retry: Option<u64>) -> Machine {
+        Machine::new(Times { start: at(10), expire: at(1_000), retry }, false)
+    }
+
+    const SENT: ReceiptState =
+        ReceiptState { sent: 1, acked: 0, rejected: 0, dropped: 0, reason: None, code: None };
+
+    fn lost(reason: DropReason) -> ReceiptState {
+        ReceiptState { dropped: 1, reason: Some(reason), ..SENT }
+    }
+
+    #[test]
+    fn a_command_is_sent_once_and_then_waits_for_its_reply() {
+        let mut machine = machine(None);
+        assert_eq!(machine.step(at(9)), Step::Wait(at(10)));
+        assert_eq!(machine.step(at(10)), Step::Send);
+        let attempt = machine.sent_out();
+        assert_eq!(machine.step(at(11)), Step::Wait(at(1_000)), "the session has it");
+        assert_eq!(machine.progress(attempt, &SENT, at(12)), Progress::Changed);
+        assert_eq!(machine.progress(attempt, &SENT, at(13)), Progress::Nothing);
+        let acked = ReceiptState { acked: 1, ..SENT };
+        assert_eq!(machine.progress(attempt, &acked, at(14)), Progress::Changed);
+        assert_eq!((machine.state, machine.step(at(15))), (State::Delivered, Step::Wait(at(1_000))));
+        assert_eq!(machine.step(at(1_000)), Step::Expire);
+    }
+
+    #[test]
+    fn what_a_session_loses_is_sent_again_and_an_old_attempt_says_nothing() {
+        let mut machine = machine(Some(100));
+        let first = machine.sent_out();
+        machine.progress(first, &SENT, at(20));
+        assert_eq!(machine.progress(first, &lost(DropReason::SessionEnded), at(30)), Progress::Changed);
+        assert_eq!((machine.state, machine.step(at(30))), (State::Queued, Step::Send));
+        let second = machine.sent_out();
+        let acked = ReceiptState { acked: 1, ..SENT };
+        assert_eq!(machine.progress(first, &acked, at(40)), Progress::Nothing);
+        assert_eq!(machine.progress(second, &acked, at(50)), Progress::Changed);
+        // Delivered and not answered: again after the interval.
+        assert_eq!(machine.step(at(149)), Step::Wait(at(150)));
+        assert_eq!(machine.step(at(150)), Step::Send);
+        let third = machine.sent_out();
+        assert_eq!(machine.progress(third, &lost(DropReason::QueueFull), at(200)), Progress::Nothing);
+        assert_eq!((machine.state, machine.attempts), (State::Delivered, 3), "it was delivered once");
+        assert_eq!(machine.step(at(201)), Step::Wait(at(1_000)));
+    }
+
+    #[test]
+    fn a_refusal_ends_and_nothing_moves_what_has_ended() {
+        let mut machine = machine(None);
+        let attempt = machine.sent_out();
+        let rejected = ReceiptState { rejected: 1, code: Some(0x87), ..SENT };
+        assert_eq!(machine.progress(attempt, &rejected, at(20)), Progress::Refused(0x87));
+        machine.end(State::Refused);
+        assert_eq!(machine.progress(attempt, &SENT, at(30)), Progress::Nothing);
+        let mut large = self::machine(None);
+        let attempt = large.sent_out();
+        let dropped = lost(DropReason::TooLarge);
+        assert_eq!(large.progress(attempt, &dropped, at(20)), Progress::Refused(PACKET_TOO_LARGE));
+    }
+
+    #[test]
+    fn what_was_on_its_way_at_a_crash_is_sent_again_what_was_delivered_is_not() {
+        let times = Times { start: at(10), expire: at(1_000), retry: None };
+        let sent = Machine::restored(State::Sent, 2, times, Some(at(10)), false);
+        assert_eq!((sent.state, sent.step(at(20))), (State::Queued, Step::Send));
+        let delivered = Machine::restored(State::Delivered, 1, times, None, false);
+        assert_eq!(delivered.step(at(20)), Step::Wait(at(1_000)));
+        let gone = Machine::restored(State::Sent, 1, times, None, true);
+        assert_eq!(gone.step(at(20)), Step::Wait(at(1_000)), "at QoS 0 it was all that there is");
+    }
+}

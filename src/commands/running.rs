@@ -1,0 +1,78 @@
+//! Stored commands at work: what is due goes out, and what becomes of it is followed.
+
+use std::{sync::Arc, time::Duration};
+
+use broker::{DirectOutcome, Shortage};
+use gateway_core::{DropReason, Outcome, Receipt, ReceiptState, clock};
+use tokio::{sync::watch, time::timeout};
+
+use super::{
+    Commands,
+    book::{Book, Parcel},
+};
+
+/// Commands looked at between two pauses.
+const STEP: usize = 256;
+/// How long is slept at most.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// MQTT 5: Packet too large.
+const PACKET_TOO_LARGE: u8 = 0x95;
+
+impl Commands {
+    /// Sends what is due to who is there, until `stop`. Nothing to do without stored commands.
+    pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+        let Some(book) = self.book() else { return };
+        loop {
+            let now = clock::now();
+            let next = book.tick(now, STEP);
+            while let Some(parcels) = book.next_parcels() {
+                for parcel in parcels {
+                    if !self.post(book, parcel) {
+                        break;
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+            let sleep = next.map_or(LONGEST_SLEEP, |at| {
+                Duration::from_millis(at.0.saturating_sub(clock::now().0)).min(LONGEST_SLEEP)
+            });
+            tokio::select! {
+                // Whatever was changed before this was seen above, or is told now.
+                _ = timeout(sleep, book.changed.notified()) => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+        }
+    }
+
+    /// Sends one; false if its device has no connection.
+    fn post(&self, book: &Arc<Book>, parcel: Parcel) -> bool {
+        let Parcel { number, id, spec, correlation, expire } = parcel;
+        let receipt = Arc::<Receipt>::default();
+        match self.publish(&spec, &id, correlation, &receipt, (clock::now(), expire)) {
+            DirectOutcome::Done(Outcome::Sent | Outcome::Queued) => {
+                book.sent_out(number, |attempt| {
+                    let book = Arc::clone(book);
+                    let following = async move {
+                        let mut seen = ReceiptState::default();
+                        loop {
+                            seen = receipt.wait(|state| *state != seen).await;
+                            if book.progress(number, attempt, &seen) {
+                                return;
+                            }
+                        }
+                    };
+                    tokio::spawn(following).abort_handle()
+                });
+            }
+            DirectOutcome::Done(Outcome::Dropped(DropReason::TooLarge)) => {
+                book.refuse(number, PACKET_TOO_LARGE)
+            }
+            DirectOutcome::Done(Outcome::Dropped(DropReason::QueueFull | DropReason::Memory))
+            | DirectOutcome::Refused(Shortage::Memory | Shortage::Store) => book.put_off(number),
+            DirectOutcome::Done(Outcome::Dropped(_) | Outcome::Ignored)
+            | DirectOutcome::UnknownDevice
+            | DirectOutcome::DeviceOffline => return false,
+        }
+        true
+    }
+}
