@@ -1,6 +1,6 @@
 //! Where device shadows are kept, as latest values are: in a database that `db_addr` names, else in the data directory.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use broker::Reserved;
 use store::{DataDir, DurableOptions, EmbeddedShadows, ScyllaShadows, ShadowStore, StoreHealth};
@@ -34,6 +34,9 @@ pub(super) fn open(
     Ok(Opened { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
 }
 
+/// How long a request may wait for those before it.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
 fn options_of(config: &Config) -> ShadowOptions {
     let shadow = &config.shadow;
     ShadowOptions {
@@ -41,6 +44,7 @@ fn options_of(config: &Config) -> ShadowOptions {
         limits: ::shadow::Limits { bytes: shadow.max_bytes.0, depth: shadow.max_depth },
         max_names: shadow.max_named,
         max_requests: shadow.max_requests,
+        max_wait: MAX_WAIT,
     }
 }
 

@@ -45,6 +45,9 @@ pub(crate) struct ShadowOptions {
     pub(crate) max_names: usize,
     /// Requests that a device may have under way.
     pub(crate) max_requests: usize,
+    /// How long a request may wait before it is begun: later it is not, so that behind a store that answers nobody requests do not
+    /// wait one after the other for its limit.
+    pub(crate) max_wait: Duration,
 }
 
 /// How often a change is made anew because others change the shadow at the same time.
@@ -165,7 +168,9 @@ impl Shadows {
         let (this, broker, account) = (Arc::clone(self), broker.clone(), Arc::clone(broker.account()));
         let cost = size_of_update(&update);
         let device = key.device.clone();
+        let asked = clock::now();
         let work = async move {
+            this.check_wait(asked)?;
             let updated = this.make_update(&key, &update).await?;
             this.tell_update(&broker, &key, &update, &updated);
             Ok(updated.current)
@@ -183,7 +188,9 @@ impl Shadows {
         count(|c| c.shadow_deletes_backend.add(1));
         let (this, broker, account) = (Arc::clone(self), broker.clone(), Arc::clone(broker.account()));
         let device = key.device.clone();
+        let asked = clock::now();
         let work = async move {
+            this.check_wait(asked)?;
             let left = this.make_delete(&key, expected).await?;
             this.tell_delete(&broker, &key, &left, None);
             Ok(left)
@@ -194,6 +201,16 @@ impl Shadows {
     /// Returns when nothing waits any more.
     pub(crate) async fn settle(&self) {
         self.lanes.settle().await;
+    }
+
+    /// Whether what was asked at this time may still be begun.
+    fn check_wait(&self, asked: Timestamp) -> Result<(), Rejection> {
+        let waited = Duration::from_millis(clock::now().0.saturating_sub(asked.0));
+        if waited < self.options.max_wait {
+            return Ok(());
+        }
+        count(|c| c.shadow_refused_waited.add(1));
+        Err(Rejection::Unavailable)
     }
 
     async fn make_update(&self, key: &Key, update: &Update) -> Result<Updated, Rejection> {

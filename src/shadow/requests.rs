@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use broker::{Broker, Reserved, Shortage, Taken, Turn};
 use bytes::Bytes;
-use gateway_core::{Commit, Effort, Message, metrics::count};
+use gateway_core::{Commit, Effort, Message, Timestamp, metrics::count};
 use shadow::{Context, Operation, Rejection, Snapshot, Update, client_token, operation};
 
 use super::{Key, Shadows, lanes::Full, wall};
@@ -37,6 +37,7 @@ struct Request {
     key: Key,
     operation: Operation,
     payload: Bytes,
+    asked: Timestamp,
     promise: Promise,
 }
 
@@ -64,6 +65,7 @@ impl Reserved for DeviceShadows {
                 key: key.clone(),
                 operation,
                 payload: Bytes::copy_from_slice(&message.payload[..size]),
+                asked: message.received,
                 promise: Promise(message.plain_part()),
             };
             Box::pin(Arc::clone(shadows).carry_out(request, broker.clone())) as super::lanes::Work
@@ -97,8 +99,15 @@ impl Reserved for DeviceShadows {
 
 impl Shadows {
     async fn carry_out(self: Arc<Self>, request: Request, broker: Broker) {
-        let Request { key, operation, payload, promise } = request;
+        let Request { key, operation, payload, asked, promise } = request;
         let limits = &self.options.limits;
+        if let Err(rejection) = self.check_wait(asked) {
+            let mut turn = Turn::default();
+            let token = client_token(&payload, limits).ok().flatten();
+            self.reject(&broker, &key, operation, token.as_deref(), &rejection, &mut turn);
+            turn.flush();
+            return promise.keep();
+        }
         let (token, result) = match operation {
             Operation::Update => match Update::parse(&payload, limits) {
                 Err((rejection, token)) => (token, Err(rejection)),

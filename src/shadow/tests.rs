@@ -24,11 +24,16 @@ impl Bench {
     }
 
     fn with(limits: BrokerLimits) -> Self {
+        Self::waiting(limits, LONG)
+    }
+
+    fn waiting(limits: BrokerLimits, max_wait: Duration) -> Self {
         let options = ShadowOptions {
             topics: Topics::new("$gateway/devices").unwrap(),
             limits: Limits { bytes: 8 << 10, depth: 8 },
             max_names: 5,
             max_requests: 10,
+            max_wait,
         };
         let store = Arc::new(MemoryShadows::default());
         let shadows = Shadows::new(Arc::clone(&store) as _, options);
@@ -158,6 +163,18 @@ async fn while_the_store_is_away_requests_are_answered_and_nothing_is_changed() 
     assert_eq!(bench.shadows.get(&key("d")).await.err(), Some(Rejection::Unavailable));
     bench.store.fail(false);
     assert_eq!(bench.version("d").await, 1);
+}
+
+/// Each would otherwise wait as long as the store may take, one after the other.
+#[tokio::test]
+async fn what_has_waited_too_long_is_answered_and_not_begun() {
+    let bench = Bench::waiting(BrokerLimits::default(), Duration::ZERO);
+    let (_, commit) = bench.report("d", 1);
+    bench.shadows.settle().await;
+    assert_eq!(commit.unwrap().result(), Some(Ok(())), "it has its answer");
+    let late = bench.shadows.update(&bench.broker, key("d"), desire("{}")).await;
+    assert_eq!(late.err(), Some(Rejection::Unavailable));
+    assert_eq!(bench.version("d").await, 0);
 }
 
 /// Nobody would be told of the delta, and the device's shadow would stay behind.

@@ -231,9 +231,10 @@ counters! {
     shadow_updates_backend: "gateway_shadow_requests_total", "Requests for device shadows", "op=\"update\",by=\"backend\"";
     shadow_deletes_backend: "gateway_shadow_requests_total", "Requests for device shadows", "op=\"delete\",by=\"backend\"";
     shadow_rejected: "gateway_shadow_rejected_total", "Requests of devices that were answered with a rejection", "";
-    shadow_refused_requests: "gateway_shadow_refused_total", "Requests of devices that were not carried out", "reason=\"too_many\"";
-    shadow_refused_memory: "gateway_shadow_refused_total", "Requests of devices that were not carried out", "reason=\"memory\"";
-    shadow_requests_unknown: "gateway_shadow_refused_total", "Requests of devices that were not carried out", "reason=\"topic\"";
+    shadow_refused_requests: "gateway_shadow_refused_total", "Requests for device shadows that were not carried out", "reason=\"too_many\"";
+    shadow_refused_memory: "gateway_shadow_refused_total", "Requests for device shadows that were not carried out", "reason=\"memory\"";
+    shadow_refused_waited: "gateway_shadow_refused_total", "Requests for device shadows that were not carried out", "reason=\"waited\"";
+    shadow_requests_unknown: "gateway_shadow_refused_total", "Requests for device shadows that were not carried out", "reason=\"topic\"";
     shadow_deltas: "gateway_shadow_deltas_total", "Updates of shadows after which something is desired that is not reported", "";
     shadow_retried: "gateway_shadow_retried_total", "Changes of shadows made anew as somebody else had changed the shadow", "";
     shadow_store_errors: "gateway_shadow_store_errors_total", "Calls that the store of shadows did not answer, or not in time", "";
