@@ -3,8 +3,9 @@
 use std::{fs, time::Duration};
 
 use mqtt_server::proto::gateway::v1::{
-    DeleteDeviceRequest, DeleteDeviceResponse, GetLatestRequest, LatestValue, ListHistoryRequest,
-    ListHistoryResponse, ListLatestRequest, devices_client::DevicesClient, state_client::StateClient,
+    DeleteDeviceRequest, DeleteDeviceResponse, GetLatestRequest, GetShadowRequest, LatestValue,
+    ListHistoryRequest, ListHistoryResponse, ListLatestRequest, Shadow, UpdateShadowRequest,
+    devices_client::DevicesClient, shadows_client::ShadowsClient, state_client::StateClient,
 };
 use tonic::{
     Status,
@@ -98,6 +99,20 @@ impl Gateway {
     pub(crate) fn history(&self, request: ListHistoryRequest) -> Result<ListHistoryResponse, Status> {
         let mut state = StateClient::new(self.channel.clone());
         Ok(RUNTIME.block_on(state.list_history(within(request)))?.into_inner())
+    }
+
+    /// A shadow.
+    pub(crate) fn shadow(&self, request: GetShadowRequest) -> Result<Shadow, Status> {
+        let mut shadows = ShadowsClient::new(self.channel.clone());
+        let answer = RUNTIME.block_on(shadows.get_shadow(within(request)))?.into_inner();
+        Ok(answer.shadow.expect("a shadow"))
+    }
+
+    /// Changes a shadow.
+    pub(crate) fn update_shadow(&self, request: UpdateShadowRequest) -> Result<Shadow, Status> {
+        let mut shadows = ShadowsClient::new(self.channel.clone());
+        let answer = RUNTIME.block_on(shadows.update_shadow(within(request)))?.into_inner();
+        Ok(answer.shadow.expect("a shadow"))
     }
 
     /// Deletes all that is kept of a device.

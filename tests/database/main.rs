@@ -1,4 +1,4 @@
-//! Latest values in a real Cassandra: the real gateway, real devices, and what the tables hold after each fault.
+//! Latest values, and shadows, in a real Cassandra: the real gateway, real devices, and what the tables hold after each fault.
 //!
 //! The tests take the Cassandra at `MQTT_SERVER_TEST_CASSANDRA` (address) or start their own by
 //! scripts/cassandra.sh; where Java 17 or Maven is missing they say loudly that they were skipped. Each has a keyspace of its
@@ -21,6 +21,7 @@ mod load;
 mod proxy;
 mod schema;
 mod several;
+mod shadows;
 mod slow;
 mod stream;
 #[path = "../support/mod.rs"]
