@@ -172,6 +172,7 @@ fn failure(reason: DropReason) -> Option<Failure> {
         DropReason::Offline
         | DropReason::ConnectionLost
         | DropReason::SessionEnded
-        | DropReason::NotAuthorized => None,
+        | DropReason::NotAuthorized
+        | DropReason::Purged => None,
     }
 }

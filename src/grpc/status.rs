@@ -466,7 +466,8 @@ pub(super) fn drop_error(reason: DropReason) -> Option<Error> {
         | DropReason::Expired
         | DropReason::ConnectionLost
         | DropReason::SessionEnded
-        | DropReason::NotAuthorized => None,
+        | DropReason::NotAuthorized
+        | DropReason::Purged => None,
     }
 }
 

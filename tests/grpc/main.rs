@@ -15,6 +15,7 @@ mod harness;
 mod keys;
 mod many;
 mod publishing;
+mod queue;
 mod scheduled;
 mod shadows;
 mod state;

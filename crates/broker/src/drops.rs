@@ -67,5 +67,6 @@ pub(super) fn count_drop(reason: DropReason) {
         DropReason::ConnectionLost => c.dropped_connection_lost.add(1),
         DropReason::SessionEnded => c.dropped_session_ended.add(1),
         DropReason::NotAuthorized => c.dropped_not_authorized.add(1),
+        DropReason::Purged => c.dropped_purged.add(1),
     });
 }

@@ -103,6 +103,16 @@ pub trait Session: Target {
     /// Tells whoever waits for messages that are in memory and have expired. Looks at no others.
     fn tell_expired(&self) {}
 
+    /// What is in memory for the client, first what was sent and is not acknowledged, from the index `from` on.
+    fn queued(&self, _from: usize, _most: usize) -> Queued {
+        Queued::default()
+    }
+
+    /// Drops all that waits for the client and was not sent. Returns about how many messages that were.
+    fn purge(&self) -> usize {
+        0
+    }
+
     /// Has the connection do what goes with a subscription that somebody else than the client has made or removed. Does not
     /// wait.
     ///
@@ -128,6 +138,15 @@ pub enum Errand {
     Replay(RetainedCursor),
     /// That of this filter was removed: no more retained messages are sent for it.
     EndReplay(Box<str>),
+}
+
+/// A part of a session's queue.
+#[derive(Debug, Default)]
+pub struct Queued {
+    /// Messages in memory: each with the QoS of its delivery, and whether it was sent.
+    pub messages: Vec<(Arc<SharedMessage>, QoS, bool)>,
+    /// The place from which on there are more on disk, if there are.
+    pub tail: Option<u64>,
 }
 
 /// Queue figures of one session.

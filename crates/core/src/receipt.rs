@@ -26,6 +26,8 @@ pub enum DropReason {
     SessionEnded,
     /// The rules no longer allow its receiver to have it.
     NotAuthorized,
+    /// An operator has emptied the queue.
+    Purged,
 }
 
 /// Progress of the deliveries of one message that connected receivers took. What was dropped or queued for an offline

@@ -122,6 +122,21 @@ impl Backlog {
         self.trimmed_meanwhile = true;
     }
 
+    /// All that may be trimmed is, from the place that is returned on; whoever waits for it is told. Also about how many messages
+    /// that were: how many there are is not always known.
+    pub(super) fn purge(&mut self, budget: &dyn Budget) -> (u64, usize) {
+        // What is being read has not been sent, and is not taken up then.
+        self.stop_loading(budget);
+        let from = self.oldest();
+        let first = self.awaited.partition_point(|waiting| waiting.place < from);
+        for waiting in self.awaited.drain(first..) {
+            dropped(Some(&waiting.receipt), DropReason::Purged);
+        }
+        let messages = self.tail.messages();
+        self.tail.note_gone(messages, self.tail.bytes());
+        (from, messages)
+    }
+
     /// Whether the client may have begun to receive what is in this place, or is about to.
     pub(super) fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
         self.tail.loading().is_some()

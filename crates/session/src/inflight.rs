@@ -231,6 +231,14 @@ impl Inflight {
         })
     }
 
+    /// Messages that were sent, or are to be sent again, in order.
+    pub(super) fn messages(&self) -> impl Iterator<Item = &Delivery> {
+        self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
+            Stage::Publish(delivery) => Some(delivery),
+            Stage::Release(_) => None,
+        })
+    }
+
     /// Commits of PUBREL packets that may not be sent yet.
     pub(super) fn unsafe_releases(&self) -> impl Iterator<Item = &Arc<Commit>> {
         self.ring.iter().flatten().filter_map(|entry| match &entry.stage {

@@ -8,8 +8,8 @@ use std::{
 
 use codec::{AckKind, encode_ack};
 use gateway_core::{
-    Budget, Commit, DropReason, Message, Offer, Outcome, Protocol, QoS, Receipt, SharedMessage, Timestamp,
-    Yielded,
+    Budget, Commit, DropReason, Message, Offer, Outcome, Protocol, QoS, QueueOp, Receipt, SharedMessage,
+    Tail, Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
     metrics::count,
 };
@@ -415,6 +415,46 @@ impl Outbound {
     pub fn tell_expired(&mut self, now: Timestamp) -> usize {
         let Some(rare) = self.rare.as_mut() else { return 0 };
         rare.pending.tell_expired(now, |delivery| dropped(delivery.receipt(), DropReason::Expired))
+    }
+
+    /// Drops all that waits for the client, in memory and on disk, and tells whoever waits for it. What is in flight stays, as the
+    /// client may have it, and so does what a shared group has queued here, which other members may get. Returns about how
+    /// many messages that were.
+    pub fn purge(&mut self, env: &Env<'_>) -> usize {
+        let Some(rare) = self.rare.as_mut() else { return 0 };
+        let gone = rare.pending.extract(|delivery| delivery.group == 0);
+        let mut messages = gone.len();
+        for delivery in gone {
+            env.budget.release(delivery.message.cost());
+            dropped(delivery.receipt(), DropReason::Purged);
+            delivery.on_disk.remove(delivery.place, env);
+        }
+        if let Some((disk, backlog)) = env.disk.zip(rare.backlog.as_mut())
+            && !backlog.tail.is_empty()
+        {
+            let (from, on_disk) = backlog.purge(env.budget);
+            disk.journal.submit(QueueOp::Trim { queue: disk.queue, from, count: usize::MAX });
+            messages += on_disk;
+        }
+        rare.dropped += messages as u64;
+        count(|c| c.dropped_purged.add(messages as u64));
+        self.settle(env.budget);
+        messages
+    }
+
+    /// What is in memory for the client, first what is in flight, from the index `from` on and at most `most` messages: each with
+    /// its QoS and whether it is in flight. And the place from which on there are more on disk, if there are.
+    #[expect(clippy::type_complexity, reason = "one caller, which names the parts")]
+    pub fn queued(&self, from: usize, most: usize) -> (Vec<(Arc<SharedMessage>, QoS, bool)>, Option<u64>) {
+        let Some(rare) = &self.rare else { return (Vec::new(), None) };
+        let inflight = rare.inflight.messages().map(|delivery| (delivery, true));
+        let sent: Vec<_> = inflight.skip(from).take(most).collect();
+        let first = from.saturating_sub(rare.inflight.messages().count());
+        let waiting = rare.pending.skip(first).map(|delivery| (delivery, false));
+        let listed = sent.into_iter().chain(waiting).take(most);
+        let listed = listed.map(|(delivery, sent)| (Arc::clone(&delivery.message), delivery.qos, sent));
+        let tail = rare.backlog.as_ref().map(|backlog| &backlog.tail).filter(|tail| !tail.is_empty());
+        (listed.collect(), tail.map(Tail::from))
     }
 
     /// Bytes on the budget.

@@ -137,6 +137,11 @@ impl Pending {
         self.queue.is_empty()
     }
 
+    /// Those from the index `from` on.
+    pub(super) fn skip(&self, from: usize) -> impl Iterator<Item = &Delivery> {
+        self.queue.range(from.min(self.queue.len())..)
+    }
+
     pub(super) fn front(&self) -> Option<&Delivery> {
         self.queue.front()
     }

@@ -54,6 +54,7 @@ fn drop_reason(reason: Option<DropReason>) -> i32 {
         Some(DropReason::ConnectionLost) => v1::DropReason::ConnectionLost,
         Some(DropReason::SessionEnded) => v1::DropReason::SessionEnded,
         Some(DropReason::NotAuthorized) => v1::DropReason::NotAuthorized,
+        Some(DropReason::Purged) => v1::DropReason::Purged,
     };
     reason.into()
 }

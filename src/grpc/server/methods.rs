@@ -71,6 +71,8 @@ const METHODS: &[Method] = &[
     Method::asks("/gateway.v1.Devices/ListTopDevices", Roles::READ),
     Method::asks("/gateway.v1.Devices/GetDevice", Roles::READ),
     Method::asks("/gateway.v1.Devices/ListSubscriptions", Roles::READ),
+    Method::asks("/gateway.v1.Devices/ListQueue", Roles::READ),
+    Method::administers("/gateway.v1.Devices/PurgeQueue", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/SubscribeDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/UnsubscribeDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/DisconnectDevice", Roles::OPERATE),

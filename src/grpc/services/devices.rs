@@ -1,10 +1,12 @@
 //! `gateway.v1.Devices`.
 //!
 //! ```text
+//! queue        what waits for a device
 //! subscribing  subscriptions that backends make for devices
 //! top          the devices of which most waits
 //! ```
 
+mod queue;
 mod subscribing;
 mod top;
 
@@ -229,6 +231,35 @@ impl Devices for DevicesService {
         let last = subscriptions.last().filter(|_| more || cut).map(|last| last.topic_filter.as_str());
         let next_page_token = pages.token(last);
         Ok(Response::new(v1::ListSubscriptionsResponse { subscriptions, next_page_token }))
+    }
+
+    async fn list_queue(
+        &self,
+        request: Request<v1::ListQueueRequest>,
+    ) -> Result<Response<v1::ListQueueResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (metadata, _, request) = request.into_parts();
+        self.check_id(&call, &request.device_id)?;
+        let listing = queue::list(&self.context, &call, request);
+        Ok(Response::new(within(&metadata, self.context.config.wait_timeout, listing).await?))
+    }
+
+    async fn purge_queue(
+        &self,
+        request: Request<v1::PurgeQueueRequest>,
+    ) -> Result<Response<v1::PurgeQueueResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        let (metadata, _, request) = request.into_parts();
+        let device = request.device_id.as_str();
+        self.check_id(&call, device)?;
+        if call.scope().topics().is_some() {
+            // What is dropped is on any topic.
+            return Err(call.out_of_scope("device_id", device).into());
+        }
+        let purging = queue::purge(&self.context, device);
+        let count = within(&metadata, self.context.config.wait_timeout, purging).await?;
+        tracing::info!(client_id = device, count, "queue purged by a backend");
+        Ok(Response::new(v1::PurgeQueueResponse { count }))
     }
 
     async fn subscribe_device(

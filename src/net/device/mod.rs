@@ -20,7 +20,7 @@ use std::{
 };
 
 use broker::{
-    Account, Charge, CloseReason, Delivered, Errand, MemoryKind, QueueInfo, QueueSummary, Session,
+    Account, Charge, CloseReason, Delivered, Errand, MemoryKind, QueueInfo, QueueSummary, Queued, Session,
     SessionCore, Target,
 };
 use codec::reason;
@@ -489,6 +489,24 @@ impl Session for Device {
 
     fn tell_expired(&self) {
         self.slot.lock().out.tell_expired(clock::now());
+    }
+
+    fn queued(&self, from: usize, most: usize) -> Queued {
+        let (messages, tail) = self.slot.lock().out.queued(from, most);
+        Queued { messages, tail }
+    }
+
+    fn purge(&self) -> usize {
+        let (purged, loader) = {
+            let mut slot = self.slot.lock();
+            let purged = slot.out.purge(&self.env(clock::now()));
+            (purged, slot.loader())
+        };
+        self.shared.broker.note_dropped(self.core.client_id(), DropReason::Purged, purged as u64);
+        if let Some(loader) = loader {
+            loader.wake();
+        }
+        purged
     }
 
     fn take_errand(&self, errand: Errand) -> Result<(), Errand> {

@@ -125,6 +125,7 @@ counters! {
     dropped_connection_lost: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"connection_lost\"";
     dropped_session_ended: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"session_ended\"";
     dropped_not_authorized: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"not_authorized\"";
+    dropped_purged: "mqtt_messages_dropped_total", "Deliveries dropped", "reason=\"purged\"";
     groups_appended: "gateway_groups_appended_total", "Messages appended to the log of consumer groups", "";
     groups_dropped_log: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"log\"";
     groups_dropped_full: "gateway_groups_dropped_total", "Messages that consumer groups do not get", "reason=\"group_full\"";
