@@ -31,6 +31,7 @@ mod rules_tool;
 mod rules_waiting;
 #[path = "../support/tour.rs"]
 mod script;
+mod shadows;
 mod start;
 mod store_tool;
 #[path = "../support/mod.rs"]
