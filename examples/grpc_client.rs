@@ -3,6 +3,7 @@
 //! ```text
 //! grpc_client subscribe --filter 'sensors/#' --device dev-1
 //! grpc_client publish --device dev-1 commands/led on
+//! grpc_client command valve open --wait 10
 //! grpc_client group readings --filter 'sensors/#'
 //! grpc_client consume readings --count 10
 //! grpc_client shadow dev-1 --desire '{"on": true}'
@@ -15,11 +16,12 @@ use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use mqtt_server::proto::gateway::v1::{
-    Ack, ConsumeRequest, ConsumedMessage, CreateGroupRequest, Drain, Filter, GetLatestRequest,
-    GetShadowRequest, Group, Offline, Open, PublishRequest, Qos, SubscribeRequest, UpdateShadowRequest, Wait,
-    consume_item, consume_request::Action, consumed_message::Content, consumer_client::ConsumerClient,
-    groups_client::GroupsClient, publisher_client::PublisherClient, shadows_client::ShadowsClient,
-    state_client::StateClient, subscribe_item::Item, subscriber_client::SubscriberClient,
+    Ack, CommandSpec, ConsumeRequest, ConsumedMessage, CreateGroupRequest, Drain, Filter, GetLatestRequest,
+    GetShadowRequest, Group, Offline, Open, PublishRequest, Qos, SendRequest, SubscribeRequest,
+    UpdateShadowRequest, Wait, commands_client::CommandsClient, consume_item, consume_request::Action,
+    consumed_message::Content, consumer_client::ConsumerClient, groups_client::GroupsClient,
+    publisher_client::PublisherClient, shadows_client::ShadowsClient, state_client::StateClient,
+    subscribe_item::Item, subscriber_client::SubscriberClient,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -140,6 +142,19 @@ enum Command {
         #[arg(short, long)]
         desire: Option<String>,
     },
+    /// Sends a command to a device and prints its status and answer.
+    Command {
+        /// Device.
+        device: String,
+        /// What it is to do.
+        name: String,
+        /// With what.
+        #[arg(default_value = "")]
+        payload: String,
+        /// Seconds to wait for a device that is offline.
+        #[arg(short, long)]
+        wait: Option<u32>,
+    },
     /// Prints the latest value of a topic.
     Latest {
         /// Of this device; without it, the newest of all devices.
@@ -214,6 +229,17 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
             consume(channel, group, member, count.unwrap_or(u64::MAX), no_ack).await
         }
         Command::Shadow { device, name, desire } => shadow(channel, device, name, desire).await,
+        Command::Command { device, name, payload, wait } => {
+            let spec =
+                CommandSpec { device_id: device, name, payload: payload.into(), ..CommandSpec::default() };
+            let wait_for_device =
+                wait.map(|seconds| prost_types::Duration { seconds: i64::from(seconds), nanos: 0 });
+            let request = SendRequest { spec: Some(spec), wait_for_device };
+            let reply =
+                CommandsClient::new(channel).send(request).await?.into_inner().reply.unwrap_or_default();
+            println!("{} {}", reply.device_status, String::from_utf8_lossy(&reply.payload));
+            Ok(())
+        }
         Command::Latest { device, topic } => {
             let request = GetLatestRequest { topic, device_id: device };
             let response = StateClient::new(channel).get_latest(request).await?.into_inner();

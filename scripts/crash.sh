@@ -9,6 +9,9 @@
 #                                              Rust, or of both, while devices publish (scripts/groups); only when asked for.
 #                                              Needs what scripts/test.sh installs into .venv; without Go two languages do
 #
+#   scripts/crash.sh ROUNDS commands           so many kills of the gateway while backends start and cancel commands and devices
+#                                              answer them (scripts/commands); only when asked for. Needs .venv, too
+#
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
 # as far as timing allows), CRASH_BINARY=PATH (another build of the server).
 # Exit 1: something was lost, duplicated at QoS 2, or did not run.
@@ -19,8 +22,8 @@ set -euo pipefail
 rounds=${1:-50} part=${2:-all}
 profile=${PROFILE:-release}
 seed=${SEED:-$(date +%s)}
-case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests]" >&2; exit 2 ;; esac
-case $part in all | mqload | tests | groups) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups]" >&2; exit 2 ;; esac
+case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands]" >&2; exit 2 ;; esac
+case $part in all | mqload | tests | groups | commands) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands]" >&2; exit 2 ;; esac
 
 release=()
 [ "$profile" = release ] && release=(--release)
@@ -140,11 +143,22 @@ build_go_member() {
   ) >"$work/go.log" 2>&1 || { tail -n 5 "$work/go.log" >&2; return 1; }
 }
 
-run_groups() {
+# The clients of the API in Python, and an empty folder for a world.
+build_python() {
   .venv/bin/python -c 'import grpc_tools' 2>/dev/null || { echo ".venv has no grpcio-tools: run scripts/test.sh first" >&2; return 1; }
   mkdir -p "$work/python" "$work/world"
   .venv/bin/python -m grpc_tools.protoc -Iproto --python_out="$work/python" --grpc_python_out="$work/python" \
     proto/gateway/v1/*.proto
+}
+
+run_commands() {
+  build_python || return 1
+  PYTHONPATH=$work/python .venv/bin/python scripts/commands/world.py "$binary" "$work/world" "$rounds" "$seed" ||
+    { tail -n 20 "$work"/world/*.log >&2; return 1; }
+}
+
+run_groups() {
+  build_python || return 1
   local members=("python=$root/.venv/bin/python $root/scripts/groups/member.py" "rust=$root/target/release/grpcload member")
   if build_go_member; then
     members+=("go=$work/member")
@@ -160,6 +174,11 @@ if [ "$part" = groups ]; then
   say "consumer groups: $rounds kills"
   run_groups || result=1
   report_skipped
+  exit $result
+fi
+if [ "$part" = commands ]; then
+  say "commands: $rounds kills"
+  run_commands || result=1
   exit $result
 fi
 if [ "$part" != mqload ]; then

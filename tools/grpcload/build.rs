@@ -2,8 +2,12 @@
 
 use std::error::Error;
 
-const PROTOS: [&str; 3] =
-    ["gateway/v1/groups.proto", "gateway/v1/publisher.proto", "gateway/v1/subscriber.proto"];
+const PROTOS: [&str; 4] = [
+    "gateway/v1/commands.proto",
+    "gateway/v1/groups.proto",
+    "gateway/v1/publisher.proto",
+    "gateway/v1/subscriber.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=../../proto");

@@ -3,9 +3,9 @@
 use access::backends::Role;
 use mqtt_server::proto::{
     gateway::v1::{
-        self, devices_client::DevicesClient, events_client::EventsClient, publisher_client::PublisherClient,
-        state_client::StateClient, subscribe_item, subscriber_client::SubscriberClient, watch_events_item,
-        watch_latest_item,
+        self, commands_client::CommandsClient, devices_client::DevicesClient, events_client::EventsClient,
+        publisher_client::PublisherClient, state_client::StateClient, subscribe_item,
+        subscriber_client::SubscriberClient, watch_events_item, watch_latest_item,
     },
     rpcserver::{self, published_packet_service_client::PublishedPacketServiceClient},
 };
@@ -340,4 +340,38 @@ async fn devices_out_of_scope_are_not_shown_and_not_touched() {
     operator.disconnect_device(disconnect("a-1")).await.unwrap();
     assert!(operator.delete_device(delete("a-1")).await.unwrap().into_inner().session_ended);
     assert!(root.get_device(get("b-1")).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_are_for_devices_and_topics_in_scope_alone() {
+    let guarded = tenant().await;
+    let start = |id: &str, device: &str| v1::StartCommandRequest {
+        command_id: id.to_owned(),
+        spec: Some(crate::commands::spec(device)),
+        ..v1::StartCommandRequest::default()
+    };
+    let send = |device: &str| v1::SendRequest {
+        spec: Some(crate::commands::spec(device)),
+        ..v1::SendRequest::default()
+    };
+    let of = |id: &str| v1::GetCommandRequest { command_id: id.to_owned() };
+    let mut root = CommandsClient::new(guarded.channel("root"));
+    root.start_command(start("1", "a-1")).await.unwrap();
+    root.start_command(start("2", "b-1")).await.unwrap();
+    // By device, and by the topic that a command has.
+    let mut tenant = CommandsClient::new(guarded.channel("tenant"));
+    denied(tenant.send(send("b-1")).await, "spec.device_id");
+    denied(tenant.start_command(start("3", "a-1")).await, "spec.name");
+    let mut operator = CommandsClient::new(guarded.channel("operator"));
+    assert_eq!(operator.get_command(of("1")).await.unwrap().into_inner().command.unwrap().command_id, "1");
+    let unknown = operator.get_command(of("3")).await.unwrap_err();
+    let hidden = operator.get_command(of("2")).await.unwrap_err();
+    assert_eq!((refusal(&hidden), hidden.message()), (refusal(&unknown), unknown.message()));
+    assert_eq!(hidden.code(), Code::NotFound);
+    let watched = operator.watch_command(v1::WatchCommandRequest { command_id: "2".to_owned() }).await;
+    assert_eq!(watched.unwrap_err().code(), Code::NotFound);
+    let all = operator.list_commands(v1::ListCommandsRequest::default()).await.unwrap().into_inner();
+    assert_eq!(all.commands.iter().map(|command| &*command.command_id).collect::<Vec<_>>(), ["1"]);
+    let other = v1::ListCommandsRequest { device_id: "b-1".to_owned(), ..Default::default() };
+    denied(operator.list_commands(other).await, "device_id");
 }

@@ -7,6 +7,7 @@ mod hold;
 mod member;
 mod procstat;
 mod seen;
+mod send;
 
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,8 @@ enum Command {
     Fetch(fetch::Fetch),
     /// Write down what a member of a group gets, for scripts/groups/world.py
     Member(member::Member),
+    /// Send commands to a fleet of devices that answer them
+    Send(send::Send),
     /// Send most of many large messages and wait
     Hold(hold::Hold),
 }
@@ -151,6 +154,7 @@ fn main() {
                 Command::Consume(args) => consume::run(&args).await,
                 Command::Fetch(args) => fetch::run(&args).await,
                 Command::Member(args) => member::run(&args).await,
+                Command::Send(args) => send::run(&args).await,
                 Command::Hold(args) => hold::run(&args).await,
             }
         })
