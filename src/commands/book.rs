@@ -247,6 +247,8 @@ impl Book {
             commit.done();
         }
         commit.wait().await.map_err(|Refused| StartError::Store)?;
+        // What follows the commit may not have run yet, and who is told must find it.
+        self.started(number, Ok(()));
         let table = self.table.lock();
         let entry = table.commands.get(&number).ok_or(StartError::Store)?;
         Ok(Arc::new(entry.record.clone()))
@@ -298,14 +300,14 @@ impl Book {
         self.store.submit(vec![removal], None);
     }
 
-    /// The start of a command is on disk, or refused.
+    /// The start of a command is on disk, or refused. Told again it does nothing.
     fn started(&self, number: u64, result: Result<(), Refused>) {
         let mut table = self.table.lock();
+        let starting = table.commands.get_mut(&number);
+        let Some(entry) = starting.filter(|entry| matches!(entry.writing, Writing::Start(_))) else { return };
         match result {
             Ok(()) => {
-                if let Some(entry) = table.commands.get_mut(&number) {
-                    entry.writing = Writing::Nothing;
-                }
+                entry.writing = Writing::Nothing;
                 table.schedule(number, Some(Timestamp(0)));
             }
             Err(Refused) => {
