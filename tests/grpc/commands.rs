@@ -356,6 +356,7 @@ fn start(id: &str, device: &str) -> v1::StartCommandRequest {
 }
 
 /// In so many milliseconds, as the wall clock shows it.
+#[expect(clippy::disallowed_methods, reason = "a request names a time of the wall clock")]
 fn in_millis(millis: u64) -> Option<prost_types::Timestamp> {
     let at = std::time::SystemTime::now() + Duration::from_millis(millis);
     Some(prost_types::Timestamp::from(at))

@@ -28,6 +28,7 @@ impl Setup {
 }
 
 /// Publishes at QoS 1 until the answer is this one; how many were taken meanwhile.
+#[expect(clippy::disallowed_methods, reason = "waits for another thread with a bound")]
 fn until_answered(device: &mut Client, topic: &str, refused: bool) -> usize {
     let mut taken = 0;
     let deadline = std::time::Instant::now() + LIMIT;
