@@ -147,6 +147,7 @@ async fn what_is_denied_or_administered_is_in_the_audit_log_without_secrets() {
     // Revoked on the command line: the stream ends by itself.
     let watch = v1::WatchEventsRequest::default();
     let mut events = EventsClient::new(client(&reader)).watch_events(watch).await.unwrap().into_inner();
+    soon("its beginning", events.next()).await.unwrap().unwrap();
     token(&server, &["revoke", &id_of("a/#,b")]);
     let end = soon("the stream's end", events.next()).await.unwrap().unwrap_err();
     assert_eq!(refusal(&end).1, "CREDENTIALS_REVOKED");

@@ -97,7 +97,10 @@ async fn a_signed_token_is_who_its_claims_say_while_its_key_and_time_last() {
     // A token of the file goes on when the keys are others; what they have signed does not.
     let watch = async |token: &str| {
         let mut client = EventsClient::new(guarded.channel_of(token));
-        client.watch_events(v1::WatchEventsRequest::default()).await.unwrap().into_inner()
+        let watch = v1::WatchEventsRequest::default();
+        let mut events = client.watch_events(watch).await.unwrap().into_inner();
+        soon("its beginning", events.next()).await.unwrap().unwrap();
+        events
     };
     let mut signed = watch(&good).await;
     let mut of_file = watch(guarded.token("root")).await;

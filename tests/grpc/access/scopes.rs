@@ -131,6 +131,7 @@ async fn streams_carry_what_is_in_scope_and_nothing_else() {
         |device: &str| v1::WatchEventsRequest { device_ids: vec![device.to_owned()], ..Default::default() };
     denied(events.watch_events(of("b-1")).await, "device_ids");
     let mut events = events.watch_events(v1::WatchEventsRequest::default()).await.unwrap().into_inner();
+    assert!(soon("its beginning", events.message()).await.unwrap().unwrap().items.is_empty());
     let watch = v1::WatchLatestRequest { topic_filters: vec!["t/b".to_owned()], ..Default::default() };
     denied(state.watch_latest(watch).await, "topic_filters");
     let watch = v1::WatchLatestRequest { device_ids: vec!["b-1".to_owned()], ..Default::default() };
