@@ -55,7 +55,7 @@ struct Args {
     #[arg(long)]
     token: Option<String>,
     #[command(subcommand)]
-    command: Command,
+    task: Task,
 }
 
 /// Says with each call who calls, if there is a token.
@@ -74,7 +74,7 @@ impl Interceptor for Bearer {
 type Caller = InterceptedService<Channel, Bearer>;
 
 #[derive(Subcommand)]
-enum Command {
+enum Task {
     /// Prints messages until interrupted.
     Subscribe {
         /// Topic filter; may be repeated.
@@ -192,11 +192,11 @@ fn in_words(error: &(dyn Error + 'static)) -> String {
 
 async fn run(args: Args) -> Result<(), Box<dyn Error>> {
     let channel = connect(&args).await?;
-    match args.command {
-        Command::Subscribe { filter, device, count } => {
+    match args.task {
+        Task::Subscribe { filter, device, count } => {
             subscribe(channel, filter, device, count.unwrap_or(u64::MAX)).await
         }
-        Command::Publish { device, qos, retain, wait, fail_offline, topic, payload } => {
+        Task::Publish { device, qos, retain, wait, fail_offline, topic, payload } => {
             let request = PublishRequest {
                 device_id: device,
                 topic,
@@ -218,18 +218,18 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
             );
             Ok(())
         }
-        Command::Group { name, filter } => {
+        Task::Group { name, filter } => {
             let filter = Some(Filter { topic_filters: filter, ..Filter::default() });
             let group = Some(Group { name, filter, ..Group::default() });
             let request = CreateGroupRequest { group, ..CreateGroupRequest::default() };
             GroupsClient::new(channel).create_group(request).await?;
             Ok(())
         }
-        Command::Consume { group, member, count, no_ack } => {
+        Task::Consume { group, member, count, no_ack } => {
             consume(channel, group, member, count.unwrap_or(u64::MAX), no_ack).await
         }
-        Command::Shadow { device, name, desire } => shadow(channel, device, name, desire).await,
-        Command::Command { device, name, payload, wait } => {
+        Task::Shadow { device, name, desire } => shadow(channel, device, name, desire).await,
+        Task::Command { device, name, payload, wait } => {
             let spec =
                 CommandSpec { device_id: device, name, payload: payload.into(), ..CommandSpec::default() };
             let wait_for_device =
@@ -240,7 +240,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
             println!("{} {}", reply.device_status, String::from_utf8_lossy(&reply.payload));
             Ok(())
         }
-        Command::Latest { device, topic } => {
+        Task::Latest { device, topic } => {
             let request = GetLatestRequest { topic, device_id: device };
             let response = StateClient::new(channel).get_latest(request).await?.into_inner();
             if let Some(value) = response.value {
