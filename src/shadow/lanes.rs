@@ -168,21 +168,66 @@ impl Inner {
 
     /// Works for a device until nothing waits any more. Others come between two pieces of its work.
     async fn serve(self: Arc<Self>, device: ClientId) {
-        loop {
-            let next = {
-                let mut stripe = self.stripe(&device).lock();
-                let next = stripe.get_mut(&device).and_then(|lane| lane.waiting.pop_front());
-                if next.is_none() {
-                    stripe.remove(&device);
-                }
-                next
-            };
-            let Some(Waiting { work, charge }) = next else { break };
+        let mut lane = Served { inner: self, device, has_ended: false };
+        while let Some(Waiting { work, charge }) = lane.next() {
             // Never closed.
-            let _permit = self.permits.acquire().await;
+            let _permit = lane.inner.permits.acquire().await;
             work.await;
             drop(charge);
         }
-        self.ended.notify_waiters();
+    }
+}
+
+/// A lane as long as somebody works for it. Where work panics, all that waits is given up with it, so that the device's
+/// next request begins a new lane.
+struct Served {
+    inner: Arc<Inner>,
+    device: ClientId,
+    has_ended: bool,
+}
+
+impl Served {
+    /// What is to be done next; the lane has ended if that is nothing.
+    fn next(&mut self) -> Option<Waiting> {
+        let mut stripe = self.inner.stripe(&self.device).lock();
+        let next = stripe.get_mut(&self.device).and_then(|lane| lane.waiting.pop_front());
+        if next.is_none() {
+            stripe.remove(&self.device);
+            self.has_ended = true;
+        }
+        next
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let left = self.inner.stripe(&self.device).lock().remove(&self.device);
+            // Not under the lock: whoever waits for it is told here.
+            drop(left);
+        }
+        self.inner.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use broker::{Broker, BrokerConfig};
+
+    use super::*;
+
+    /// The failure: a lane without a task, in which all later requests of the device wait for ever.
+    #[tokio::test]
+    async fn work_that_panics_takes_nothing_but_its_lane_with_it() {
+        let broker = Broker::new(BrokerConfig::default());
+        let lanes = Lanes::new(Handle::current(), 2);
+        let device = || ClientId::new("d");
+        let broken = async { panic!("on purpose") };
+        let first = lanes.run::<()>(broker.account(), device(), 0, broken);
+        let second = lanes.run(broker.account(), device(), 0, async { Ok(()) });
+        let (first, second) = tokio::join!(first, second);
+        assert_eq!((first, second), (Err(Rejection::Unavailable), Err(Rejection::Unavailable)));
+        assert_eq!(lanes.run(broker.account(), device(), 0, async { Ok(3) }).await, Ok(3));
+        lanes.settle().await;
     }
 }
