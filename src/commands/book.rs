@@ -651,23 +651,52 @@ impl Book {
         Some(parcels)
     }
 
-    /// A session has taken a command; the attempt, unless the command has ended meanwhile.
-    pub(super) fn sent_out(&self, number: u64, follow: impl FnOnce(u32) -> AbortHandle) {
+    /// A command is about to be given to a session; the attempt, unless the command ends meanwhile. Before it is given, since the
+    /// reply may come at once.
+    pub(super) fn begin(&self, number: u64) -> Option<u32> {
         let mut guard = self.table.lock();
         let table = &mut *guard;
-        let Some(entry) = table.commands.get_mut(&number) else { return };
-        if entry.record.machine.state.is_final() {
-            return;
+        let entry = table.commands.get_mut(&number)?;
+        if !matches!(entry.writing, Writing::Nothing) || entry.record.machine.state.is_final() {
+            return None;
         }
         let attempt = entry.record.machine.sent_out();
-        entry.follower = Some(follow(attempt));
-        let device = Arc::clone(&entry.record.spec.device);
+        let device = &entry.record.spec.device;
         table.out += 1;
-        if let Some(of_device) = table.devices.get_mut(&device) {
+        if let Some(of_device) = table.devices.get_mut(device) {
             of_device.out += 1;
             of_device.ready.remove(&number);
         }
+        Some(attempt)
+    }
+
+    /// A session has taken it, and somebody follows what becomes of it.
+    pub(super) fn taken(&self, number: u64, follower: AbortHandle) {
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let is_out = table.commands.get_mut(&number).filter(|entry| entry.record.machine.is_out());
+        match is_out {
+            Some(entry) => entry.follower = Some(follower),
+            // It has come back already, or ended.
+            None => follower.abort(),
+        }
         self.note(table, number);
+    }
+
+    /// No session has taken it: it is as if it had not been tried, and ready as before.
+    pub(super) fn take_back(&self, number: u64, attempt: u32) {
+        let mut guard = self.table.lock();
+        let table = &mut *guard;
+        let Some(entry) = table.commands.get_mut(&number) else { return };
+        if !entry.record.machine.take_back(attempt) {
+            return;
+        }
+        let device = Arc::clone(&entry.record.spec.device);
+        table.out -= 1;
+        if let Some(of_device) = table.devices.get_mut(&device) {
+            of_device.out -= 1;
+            of_device.ready.insert(number);
+        }
     }
 
     /// A command cannot go now: it is tried again after a while.

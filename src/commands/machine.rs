@@ -155,6 +155,16 @@ impl Machine {
         self.attempts
     }
 
+    /// No session has taken it after all; false if that is not so any more.
+    pub(super) fn take_back(&mut self, attempt: u32) -> bool {
+        let is_out = self.out == Some(attempt);
+        if is_out {
+            self.out = None;
+            self.attempts = attempt - 1;
+        }
+        is_out
+    }
+
     /// There was no room for it.
     pub(crate) fn put_off(&mut self, now: Timestamp) {
         self.next = Some(now.plus_millis(AGAIN));
@@ -249,6 +259,17 @@ mod tests {
         assert_eq!(machine.progress(third, &lost(DropReason::QueueFull), at(200)), Progress::Nothing);
         assert_eq!((machine.state, machine.attempts), (State::Delivered, 3), "it was delivered once");
         assert_eq!(machine.step(at(201)), Step::Wait(at(1_000)));
+    }
+
+    #[test]
+    fn an_attempt_that_no_session_took_does_not_count() {
+        let mut machine = machine(None);
+        let attempt = machine.sent_out();
+        assert!(machine.take_back(attempt) && !machine.take_back(attempt));
+        assert_eq!((machine.attempts, machine.step(at(20))), (0, Step::Send));
+        let first = machine.sent_out();
+        machine.progress(first, &lost(DropReason::SessionEnded), at(20));
+        assert!(!machine.take_back(first), "it came back by itself");
     }
 
     #[test]

@@ -47,32 +47,34 @@ impl Commands {
     /// Sends one; false if its device has no connection.
     fn post(&self, book: &Arc<Book>, parcel: Parcel) -> bool {
         let Parcel { number, id, spec, correlation, expire } = parcel;
+        let Some(attempt) = book.begin(number) else { return true };
         let receipt = Arc::<Receipt>::default();
-        match self.publish(&spec, &id, correlation, &receipt, (clock::now(), expire)) {
-            DirectOutcome::Done(Outcome::Sent | Outcome::Queued) => {
-                book.sent_out(number, |attempt| {
-                    let book = Arc::clone(book);
-                    let following = async move {
-                        let mut seen = ReceiptState::default();
-                        loop {
-                            seen = receipt.wait(|state| *state != seen).await;
-                            if book.progress(number, attempt, &seen) {
-                                return;
-                            }
-                        }
-                    };
-                    tokio::spawn(following).abort_handle()
-                });
-            }
+        let outcome = self.publish(&spec, &id, correlation, &receipt, (clock::now(), expire));
+        if matches!(outcome, DirectOutcome::Done(Outcome::Sent | Outcome::Queued)) {
+            let following = follow(Arc::clone(book), number, attempt, receipt);
+            book.taken(number, tokio::spawn(following).abort_handle());
+            return true;
+        }
+        book.take_back(number, attempt);
+        match outcome {
             DirectOutcome::Done(Outcome::Dropped(DropReason::TooLarge)) => {
-                book.refuse(number, PACKET_TOO_LARGE)
+                book.refuse(number, PACKET_TOO_LARGE);
             }
             DirectOutcome::Done(Outcome::Dropped(DropReason::QueueFull | DropReason::Memory))
             | DirectOutcome::Refused(Shortage::Memory | Shortage::Store) => book.put_off(number),
-            DirectOutcome::Done(Outcome::Dropped(_) | Outcome::Ignored)
-            | DirectOutcome::UnknownDevice
-            | DirectOutcome::DeviceOffline => return false,
+            _ => return false,
         }
         true
+    }
+}
+
+/// Tells the book how far an attempt comes, until nothing more is to be told.
+async fn follow(book: Arc<Book>, number: u64, attempt: u32, receipt: Arc<Receipt>) {
+    let mut seen = ReceiptState::default();
+    loop {
+        seen = receipt.wait(|state| *state != seen).await;
+        if book.progress(number, attempt, &seen) {
+            return;
+        }
     }
 }

@@ -543,7 +543,7 @@ async fn a_restart_goes_on_with_what_was_active_and_knows_what_has_ended() {
     let mut away = Responder::new(&setup, Protocol::V4, "away");
     let heard = away.hear();
     away.answer(&heard, 201, "back");
-    stored.until("waiting", v1::CommandState::Replied).await;
+    assert_eq!(stored.until("waiting", v1::CommandState::Replied).await.pop().unwrap().attempts, 1);
     let mut device = Responder::new(&setup, Protocol::V5, "d");
     let again = device.hear();
     device.answer(&again, 200, "at last");
