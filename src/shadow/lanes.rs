@@ -209,25 +209,3 @@ impl Drop for Served {
         self.inner.ended.notify_waiters();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use broker::{Broker, BrokerConfig};
-
-    use super::*;
-
-    /// The failure: a lane without a task, in which all later requests of the device wait for ever.
-    #[tokio::test]
-    async fn work_that_panics_takes_nothing_but_its_lane_with_it() {
-        let broker = Broker::new(BrokerConfig::default());
-        let lanes = Lanes::new(Handle::current(), 2);
-        let device = || ClientId::new("d");
-        let broken = async { panic!("on purpose") };
-        let first = lanes.run::<()>(broker.account(), device(), 0, broken);
-        let second = lanes.run(broker.account(), device(), 0, async { Ok(()) });
-        let (first, second) = tokio::join!(first, second);
-        assert_eq!((first, second), (Err(Rejection::Unavailable), Err(Rejection::Unavailable)));
-        assert_eq!(lanes.run(broker.account(), device(), 0, async { Ok(3) }).await, Ok(3));
-        lanes.settle().await;
-    }
-}

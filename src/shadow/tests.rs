@@ -260,3 +260,16 @@ async fn what_is_no_request_is_nobodys_and_counts_for_nothing() {
     bench.shadows.settle().await;
     assert_eq!((bench.version("d").await, bench.held()), (0, 0));
 }
+
+/// The failure: a lane without a task, in which all later requests of the device wait for ever.
+#[tokio::test]
+async fn work_that_panics_takes_nothing_but_its_lane_with_it() {
+    let bench = Bench::new();
+    let (account, device) = (bench.broker.account(), || ClientId::new("d"));
+    let lanes = &bench.shadows.lanes;
+    let first = lanes.run::<()>(account, device(), 0, async { panic!("on purpose") });
+    let second = lanes.run(account, device(), 0, async { Ok(()) });
+    assert_eq!(tokio::join!(first, second), (Err(Rejection::Unavailable), Err(Rejection::Unavailable)));
+    assert_eq!(lanes.run(account, device(), 0, async { Ok(3) }).await, Ok(3));
+    lanes.settle().await;
+}

@@ -398,15 +398,21 @@ async fn a_will_reports_and_a_message_of_a_backend_is_only_a_message() {
         connect.session_expiry = None;
         connect.will = Some(crate::client::will(&topic, will.leak().as_bytes()));
     });
-    let mut listener = setup.device("backend-of-d").await;
+    let filter = vec![format!("{PREFIX}/#")];
+    let mut listener =
+        setup.subscribe(v1::SubscribeRequest { topic_filters: filter, ..Default::default() }).await;
     setup.publish(to(&topic, &reported(&json!({"online": true})))).await.unwrap();
     assert_eq!(setup.shadow("d", "").await, None);
     let mut watched = setup.watch(v1::WatchShadowRequest { changes_only: true, ..Default::default() }).await;
     drop(device);
     let Item::Shadow(shadow) = watched.next().await else { panic!("no shadow") };
     assert_eq!(shadow.reported, "{\"online\":false}");
-    // Nobody else got the will.
-    listener.client.subscribe("end", QoS::AtLeastOnce).await.unwrap();
-    setup.publish(to("end", "")).await.unwrap();
-    assert_eq!(listener.next().await.0, "end");
+    // Nobody else got the will, but whoever listens gets what backends publish, and the answers.
+    let told = ["update", "update/accepted", "update/documents"];
+    for wanted in told {
+        assert_eq!(listener.next().await.topic, format!("{PREFIX}/d/shadow/{wanted}"));
+    }
+    let end = format!("{PREFIX}/end");
+    setup.publish(to(&end, "")).await.unwrap();
+    assert_eq!(listener.next().await.topic, end);
 }
