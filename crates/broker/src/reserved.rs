@@ -47,25 +47,40 @@ pub enum Taken {
 
 /// The prefixes of all parts; cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct ReservedTopics(Arc<[Box<str>]>);
+pub struct ReservedTopics {
+    prefixes: Arc<[Box<str>]>,
+    /// One bit for each byte that a prefix begins with: nearly every topic is told from them by that alone.
+    first: [u64; 4],
+}
 
 impl ReservedTopics {
     /// Those of parts with these prefixes.
     pub fn new<'a>(prefixes: impl IntoIterator<Item = &'a str>) -> Self {
-        Self(prefixes.into_iter().map(Box::from).collect())
+        let prefixes: Arc<[Box<str>]> = prefixes.into_iter().map(Box::from).collect();
+        let mut first = [0; 4];
+        for byte in prefixes.iter().filter_map(|prefix| prefix.bytes().next()) {
+            first[usize::from(byte) / 64] |= 1 << (byte % 64);
+        }
+        Self { prefixes, first }
+    }
+
+    /// Whether a topic or filter may belong to a part: asked of every message, so it looks at one byte.
+    #[inline(always)]
+    fn may_have(&self, topic: &str) -> bool {
+        topic.bytes().next().is_some_and(|byte| self.first[usize::from(byte) / 64] >> (byte % 64) & 1 != 0)
     }
 
     /// The number of the part that has this topic or filter, and what is behind its prefix.
     fn find<'a>(&self, topic: &'a str) -> Option<(usize, &'a str)> {
         let behind = |prefix: &str| topic.strip_prefix(prefix);
-        self.0.iter().enumerate().find_map(|(part, prefix)| behind(prefix).map(|rest| (part, rest)))
+        self.prefixes.iter().enumerate().find_map(|(part, prefix)| behind(prefix).map(|rest| (part, rest)))
     }
 
     /// Whether a topic belongs to a part, or all topics of a filter do, and to this device: it may publish to it, or
     /// subscribe. Of a shared subscription the filter behind the group counts. A client id that is not one level has no such
     /// topics, since they could be somebody else's.
     pub fn owns(&self, client_id: &str, topic: &str) -> bool {
-        if self.0.is_empty() {
+        if self.prefixes.is_empty() {
             return false;
         }
         let Ok(shared) = parse_shared(topic) else { return false };
@@ -77,18 +92,23 @@ impl ReservedTopics {
     /// with `$`: no wildcard in a filter's first level matches that [MQTT-4.7.2-1], so such a filter was made for it.
     pub fn reaches_foreign(&self, client_id: &str, filter: &str) -> bool {
         // Most filters begin with something else.
-        if self.0.is_empty() || !filter.starts_with('$') {
+        if self.prefixes.is_empty() || !filter.starts_with('$') {
             return false;
         }
         let Ok(shared) = parse_shared(filter) else { return false };
         let filter = shared.map_or(filter, |(_, filter)| filter);
-        let mut private = self.0.iter().filter(|prefix| prefix.starts_with('$'));
+        let mut private = self.prefixes.iter().filter(|prefix| prefix.starts_with('$'));
         private.any(|prefix| reaches(prefix, filter)) && !self.owns(client_id, filter)
     }
 
     /// Whether a topic belongs to a part, but not to this device: it must not publish to it.
     #[inline]
     pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
+        self.may_have(topic) && self.is_below_another(client_id, topic)
+    }
+
+    #[cold]
+    fn is_below_another(&self, client_id: &str, topic: &str) -> bool {
         self.find(topic).is_some_and(|(_, behind)| own(client_id, behind).is_none())
     }
 }
@@ -148,17 +168,21 @@ impl Broker {
     }
 
     /// Gives a device's message to the part that has its topic; `None` if none has.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_reserved(&self, message: &Message<'_>, turn: &mut Turn) -> Option<Routing> {
         let parts = self.inner.reserved.as_ref()?;
-        if message.origin.kind != OriginKind::Device {
+        if message.origin.kind != OriginKind::Device || !parts.topics.may_have(message.topic) {
             return None;
         }
-        let (part, behind) = parts.topics.find(message.topic)?;
-        Some(Routing::Done(self.taken_by(&*parts.parts[part], message, behind, turn)))
+        self.take_by_prefix(parts, message, turn).map(Routing::Done)
     }
 
     #[cold]
+    fn take_by_prefix(&self, parts: &Parts, message: &Message<'_>, turn: &mut Turn) -> Option<Published> {
+        let (part, behind) = parts.topics.find(message.topic)?;
+        Some(self.taken_by(&*parts.parts[part], message, behind, turn))
+    }
+
     fn taken_by(
         &self,
         part: &dyn Reserved,

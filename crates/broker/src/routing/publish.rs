@@ -13,7 +13,8 @@ use crate::{
 
 /// Publishing.
 impl Broker {
-    /// Routes one message by MQTT rules, unless it is a device's to a topic that a part of the gateway owns: retained store, latest value and history (devices only), subscribers.
+    /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers. What a device
+    /// says to a topic that a part of the gateway owns goes to that part alone ([`crate::Reserved`]).
     ///
     /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds the
     /// memory budget used up; QoS 0 is left to each target. The result counts each delivery as its target took it; what
