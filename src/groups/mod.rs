@@ -31,7 +31,7 @@ use bytes::Bytes;
 use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
 use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
-use store::{Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
+use store::{Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
@@ -531,9 +531,10 @@ impl Groups {
             }
             Start::Token(token) => {
                 let places = read_token(token, self.log.id())?;
-                let kept =
-                    bounds.zip(&places).all(|(bounds, &place)| place >= bounds.start && place <= bounds.end);
-                if kept { places } else { return Err(GroupError::OutOfRange) }
+                // Who has read to the end of the log may be beyond the end of a partition that has nothing there.
+                let place =
+                    |(bounds, place): (Bounds, u64)| (place >= bounds.start).then(|| place.min(bounds.end));
+                bounds.zip(places).map(place).collect::<Option<_>>().ok_or(GroupError::OutOfRange)?
             }
         })
     }

@@ -659,3 +659,17 @@ async fn members_beyond_the_memory_are_refused_until_others_have_gone() {
     drop(members);
     assert_eq!(HOLDS.get(), 0, "all of it is given back");
 }
+
+/// The failure: OLD_TOKEN for a token of just now, since a group that has read to the end of the log is beyond the last message
+/// of most partitions.
+#[tokio::test(start_paused = true)]
+async fn a_token_beyond_the_end_of_a_partition_leads_to_its_end() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let beyond: Vec<u64> = Partition::all().map(|partition| fixture.log.bounds(partition).end + 5).collect();
+    let token = super::token(fixture.log.id(), &beyond);
+    fixture.groups.seek("g", &Start::Token(token)).await.expect("moved");
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    fixture.append(group, 1, "next");
+    assert_eq!(texts(&messages(&mut member).await), ["next"]);
+}

@@ -335,7 +335,7 @@ fn a_revoked_certificate_ends_its_connection_and_no_other() {
     assert!(thief.next().is_err(), "the connection ends");
     other.send(&Packet::PingReq).expect("send");
     assert_eq!(other.next().expect("still connected")[0], 0xD0);
-    assert_eq!(server.metric("mqtt_connections_evicted_total"), 1);
+    until(|| server.metric("mqtt_connections_evicted_total") == 1);
     assert!(Secured::connect(port, stolen_config, "thief").is_err(), "nor does it come in again");
     until(|| server.log().contains("connection ended, it may no longer be"));
 }
