@@ -667,8 +667,8 @@ async fn a_token_beyond_the_end_of_a_partition_leads_to_its_end() {
     let fixture = Fixture::new(MemoryLogOptions::default()).await;
     let group = fixture.create("g").await;
     let beyond: Vec<u64> = Partition::all().map(|partition| fixture.log.bounds(partition).end + 5).collect();
-    let token = super::token(fixture.log.id(), &beyond);
-    fixture.groups.seek("g", &Start::Token(token)).await.expect("moved");
+    let place = token(fixture.log.id(), &beyond);
+    fixture.groups.seek("g", &Start::Token(place)).await.expect("moved");
     let mut member = fixture.open("g", "a", Duration::ZERO);
     fixture.append(group, 1, "next");
     assert_eq!(texts(&messages(&mut member).await), ["next"]);
