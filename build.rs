@@ -1,5 +1,5 @@
-//! Compiles the protos without protoc: messages and clients once, then the servers, whose two hot streams
-//! answer with pre-encoded bytes (`RawMessage`) instead of generated structs.
+//! Compiles the protos without protoc: the traits of the services, over the messages of crate `gateway-api`. Hot streams
+//! answer with bytes that are encoded already (`RawMessage`) instead of generated structs.
 
 use std::{
     env,
@@ -9,9 +9,8 @@ use std::{
     process::Command,
 };
 
-use protox::prost::Message as _;
-
-const PROTOS: [&str; 11] = [
+/// Those with services, and what they share.
+const PROTOS: [&str; 12] = [
     "gateway/v1/common.proto",
     "gateway/v1/publisher.proto",
     "gateway/v1/subscriber.proto",
@@ -22,6 +21,7 @@ const PROTOS: [&str; 11] = [
     "gateway/v1/commands.proto",
     "gateway/v1/security.proto",
     "gateway/v1/shadows.proto",
+    "gateway/v1/operations.proto",
     "rpcserver/rpcserver.proto",
 ];
 
@@ -35,36 +35,23 @@ const RAW: [&str; 4] = [
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let out = PathBuf::from(env::var("OUT_DIR")?);
-    let descriptors = protox::compile(PROTOS, ["proto"])?;
-    fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-
-    tonic_prost_build::configure()
-        .build_server(false)
-        .bytes(".")
-        .emit_rerun_if_changed(false)
-        .compile_fds(descriptors.clone())?;
-
-    let server = out.join("server");
-    fs::create_dir_all(&server)?;
-    let mut builder = tonic_prost_build::configure()
+    let mut servers = tonic_prost_build::configure()
         .build_client(false)
         .emit_rerun_if_changed(false)
-        .out_dir(&server)
-        .extern_path(".gateway.v1", "crate::grpc::proto::gateway::v1")
-        .extern_path(".rpcserver", "crate::grpc::proto::rpcserver");
+        .extern_path(".gateway.v1", "::gateway_api::gateway::v1")
+        .extern_path(".rpcserver", "::gateway_api::rpcserver");
     for message in RAW {
-        builder = builder.extern_path(message, "crate::grpc::stream::RawMessage");
+        servers = servers.extern_path(message, "crate::grpc::stream::RawMessage");
     }
-    builder.compile_fds(descriptors)?;
-    compile_hooks(&out)?;
+    servers.compile_fds(protox::compile(PROTOS, ["proto"])?)?;
+    compile_hooks()?;
     emit_commit();
     Ok(())
 }
 
 /// The service of users that the gateway calls: not among the descriptors, since reflection tells what the gateway serves.
-fn compile_hooks(out: &Path) -> Result<(), Box<dyn Error>> {
-    let hooks = out.join("hooks");
+fn compile_hooks() -> Result<(), Box<dyn Error>> {
+    let hooks = PathBuf::from(env::var("OUT_DIR")?).join("hooks");
     fs::create_dir_all(&hooks)?;
     tonic_prost_build::configure()
         .bytes(".")
@@ -72,7 +59,7 @@ fn compile_hooks(out: &Path) -> Result<(), Box<dyn Error>> {
         .btree_map(".")
         .emit_rerun_if_changed(false)
         .out_dir(&hooks)
-        .extern_path(".gateway.v1", "crate::proto::gateway::v1")
+        .extern_path(".gateway.v1", "::gateway_api::gateway::v1")
         .compile_fds(protox::compile(["gateway/hooks/v1/hooks.proto"], ["proto"])?)?;
     Ok(())
 }

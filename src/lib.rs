@@ -12,26 +12,31 @@
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
+//!   http               the HTTP listener: metrics and health, the API as JSON
 //!   groups             consumer groups at work: log, logic and records joined
 //!   commands           requests to devices, and their answers
+//!   bridges            messages to and from other systems
 //!   shadow             device shadows at work: requests in order, the store, who is told
-//!   abuse auth backends config door reload shutdown telemetry tls
+//!   abuse auth backends config door reload remote shutdown telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
 //! crates/groups        consumer groups without log, disk and clock: who gets what, and what is settled
 //! crates/shadow        documents of device shadows: what an update makes of them, and what is told about it
 //! crates/store         traits and backends of what outlives the process
+//! crates/api           messages and clients of the gRPC API
+//! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! ```
 //!
 //! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; shadow
-//! uses nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in
+//! and api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in
 //! `tests/repository/layers.rs`.
 
 mod abuse;
 pub mod auth;
 mod backends;
+mod bridges;
 #[doc(hidden)]
 pub mod cli;
 mod commands;
@@ -41,8 +46,10 @@ pub mod gateway;
 #[doc(hidden)]
 pub mod groups;
 mod grpc;
+mod http;
 mod net;
 pub mod reload;
+mod remote;
 mod shadow;
 mod shutdown;
 mod telemetry;

@@ -31,20 +31,7 @@ pub enum Keeps {
 
 /// A broker with defaults.
 pub fn broker() -> Broker {
-    Broker::new(BrokerConfig {
-        limits: Arc::new(Limits::default()),
-        non_broker: false,
-        namespace: String::new(),
-        listener_strategies: Default::default(),
-        latest: None,
-        history: None,
-        stores: None,
-        log: None,
-        reserved: Vec::new(),
-        durability: broker::DurabilityRules::default(),
-        judge_will: None,
-        tenants: Default::default(),
-    })
+    Broker::new(BrokerConfig::default())
 }
 
 /// Opens a session that is online.

@@ -275,7 +275,7 @@ impl Sources {
             Ok(verified) => Ok(verified.principal),
             Err(JwtError::UnknownKey | JwtError::Malformed) => Err(None),
             Err(JwtError::Signature) => Err(Some(Denied::BadCredentials)),
-            Err(JwtError::Expired | JwtError::TooEarly | JwtError::NotForUs) => {
+            Err(JwtError::Expired | JwtError::TooEarly | JwtError::NotForUs | JwtError::TooMany) => {
                 Err(Some(Denied::NotAuthorized))
             }
         }

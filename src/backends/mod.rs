@@ -36,6 +36,13 @@ pub(crate) struct Caller {
     pub grant: Arc<Grant>,
 }
 
+impl Caller {
+    /// Whether both are one party.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        self.how.as_str() == other.how.as_str() && self.grant.id == other.grant.id
+    }
+}
+
 /// By what a caller is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {

@@ -2,9 +2,11 @@
 //!
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
+mod import;
 mod passwd;
 mod rules;
 mod store;
+mod supervisor;
 mod token;
 
 use std::{
@@ -17,7 +19,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use clap::{Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
+use clap::{CommandFactory as _, Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
@@ -49,10 +51,12 @@ pub fn main() -> ExitCode {
     };
     if let Some(command) = &flags.command {
         let done = match command {
+            Command::Import(command) => import::run(command),
             Command::Passwd(command) => passwd::run(command),
             Command::Rules(command) => rules::run(command),
             Command::Store(command) => store::run(command),
             Command::Token(command) => token::run(command),
+            Command::Ctl(args) => return ctl::run(args.as_ref().clone(), Flags::command()),
         };
         return done.unwrap_or_else(|error| fail(1, &error));
     }
@@ -149,9 +153,7 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     }
     let asks = config.backends.is_on() || config.grpc.tls && config.grpc.require_client_cert;
     if !asks {
-        warn!(
-            "backends may do everything: nothing checks who calls; see docs/security.md#backends-and-operators"
-        );
+        warn!("backends may do everything: nothing checks who calls; see docs/security/backends.md");
     }
     info!("{}", config.memory_reach());
     let gateway = match Gateway::builder(config).start().await {
@@ -172,7 +174,11 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     if let Some(audit) = telemetry.audit() {
         reloads.add(Arc::clone(audit) as _);
     }
-    let reload = move || drop(reloads.reload_all());
+    let reload = move || {
+        supervisor::reloading();
+        drop(reloads.reload_all());
+        supervisor::ready();
+    };
     let heard = signals.run(shutdown.clone(), reload, deadline + MARGIN, || std::process::exit(1));
     let signals_runtime = signals_runtime.take();
     let listening = std::thread::Builder::new().name("signals".to_owned());
@@ -180,7 +186,12 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
         return fail(1, &error);
     }
     telemetry.export(gateway.metrics());
-    shutdown.wait().await;
+    supervisor::ready();
+    tokio::select! {
+        () = shutdown.wait() => {}
+        () = supervisor::beat(gateway.silence()) => {}
+    }
+    supervisor::stopping();
     let asked = Instant::now();
     gateway.shutdown().await;
     telemetry.stop(deadline.saturating_sub(asked.elapsed())).await;
@@ -197,12 +208,14 @@ fn welcome(gateway: &Gateway, plain: bool) -> String {
     let ca = ca.display();
     let port = |name| gateway.address(name).map_or(0, |address| address.port());
     let (grpc, mqtt) = (port("grpc"), port("default"));
+    let program = std::env::args().next().unwrap_or_else(|| "mqtt-server".to_owned());
+    let addr = if grpc == 10_000 { String::new() } else { format!("--addr https://localhost:{grpc} ") };
     let tls = if plain { String::new() } else { format!("--cafile {ca} ") };
     text.push_str(&format!(
         "\nTry, each in its own terminal:\n  \
          mosquitto_sub {tls}-h localhost -p {mqtt} -t 'demo/#' -v\n  \
          mosquitto_pub {tls}-h localhost -p {mqtt} -i device-1 -t demo/temperature -m 21.5\n  \
-         cargo run --example grpc_client -- --addr https://localhost:{grpc} --ca {ca} \\\n      latest demo/temperature\n\
+         {program} ctl {addr}latest get demo/temperature\n\
          More in README.md. Stop with Ctrl-C.\n"
     ));
     text

@@ -11,7 +11,6 @@
 //! device and those that are due are found by index; no commit is ended under the table's lock.
 
 use std::{
-    ops::Bound,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -41,8 +40,8 @@ use super::{
 
 /// Changes that a watcher may be behind; beyond them it gets the state as it is.
 const BEHIND: usize = 32;
-/// Commands that one page looks at, whether its caller may see them or not.
-const LOOKED_AT: usize = 10_000;
+/// Commands that have ended which one start forgets at most to make room.
+const FORGOTTEN: usize = 1_000;
 /// Until an end that could not be written is tried again, in milliseconds.
 const AGAIN: u64 = 1_000;
 
@@ -132,7 +131,7 @@ pub(super) struct Parcel {
 /// All stored commands.
 pub(crate) struct Book {
     options: BookOptions,
-    table: Mutex<Table>,
+    pub(super) table: Mutex<Table>,
     charge: Mutex<Charge>,
     store: Arc<dyn PublisherStore>,
     active: AtomicUsize,
@@ -187,6 +186,14 @@ impl Book {
             active: AtomicUsize::new(active),
             changed: Notify::new(),
         }))
+    }
+
+    /// The same with another bound, as a start with it would have.
+    #[cfg(test)]
+    pub(super) fn with_less_kept(self: Arc<Self>, max_kept: usize) -> Arc<Self> {
+        let mut book = Arc::into_inner(self).expect("nobody else has it");
+        book.options.max_kept = max_kept;
+        Arc::new(book)
     }
 
     /// How many have not ended.
@@ -271,12 +278,16 @@ impl Book {
         let entry = Entry::new(record, Writing::Start(Arc::clone(&commit)));
         {
             let mut charge = self.charge.lock();
-            // Those that have ended make room.
-            while charge.bytes() + entry.bytes > most.max_bytes {
-                let Some(&(_, oldest)) = table.ended.first() else {
-                    return Err(StartError::TooMany("commands.max_bytes"));
-                };
+            // Those that have ended make room; after a start with a lower bound, that is more than one step's.
+            for _ in 0..FORGOTTEN {
+                if charge.bytes() + entry.bytes <= most.max_bytes {
+                    break;
+                }
+                let Some(&(_, oldest)) = table.ended.first() else { break };
                 self.forget(table, &mut charge, oldest);
+            }
+            if charge.bytes() + entry.bytes > most.max_bytes {
+                return Err(StartError::TooMany("commands.max_bytes"));
             }
             let bytes = charge.bytes() + entry.bytes;
             if !charge.set(bytes) {
@@ -340,40 +351,6 @@ impl Book {
         }
         let watchers = entry.watchers.get_or_insert_with(|| broadcast::Sender::new(BEHIND));
         Some((now, Some(watchers.subscribe())))
-    }
-
-    /// Commands of a device, or all, newest first, below the number `before`; and where the next page begins. May be fewer than
-    /// `most` although there are more.
-    pub(crate) fn list(
-        &self,
-        device: Option<&str>,
-        active_only: bool,
-        before: Option<u64>,
-        most: usize,
-        wanted: impl Fn(&Record) -> bool,
-    ) -> (Vec<(u64, Arc<Record>)>, Option<u64>) {
-        let table = self.table.lock();
-        let of_device = device.map(|device| table.devices.get(device));
-        let numbers = match of_device {
-            None => &table.numbers,
-            Some(None) => return (Vec::new(), None),
-            Some(Some(device)) if active_only => &device.active,
-            Some(Some(device)) => &device.all,
-        };
-        let end = before.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut found = Vec::new();
-        for (looked, &number) in numbers.range((Bound::Unbounded, end)).rev().enumerate() {
-            if found.len() == most || looked == LOOKED_AT {
-                return (found, Some(number + 1));
-            }
-            let entry = &table.commands[&number];
-            let is_there = !matches!(entry.writing, Writing::Start(_));
-            let is_active = !entry.record.machine.state.is_final();
-            if is_there && (is_active || !active_only) && wanted(&entry.record) {
-                found.push((number, Arc::new(entry.record.clone())));
-            }
-        }
-        (found, None)
     }
 
     /// Cancels a command; answers when that is on disk. Cancel safe.
@@ -468,6 +445,7 @@ impl Book {
         entry.watchers = None;
         let updated = entry.record.updated;
         table.schedule(number, None);
+        table.active.remove(&number);
         table.ended.insert((updated, number));
         if was_out {
             table.came_back(&device);
@@ -484,7 +462,8 @@ impl Book {
         // A reply was let in before; it is bounded by what a device may send.
         let total = charge.bytes() + bytes - before;
         charge.force(total);
-        while table.ended.len() > self.options.max_kept
+        // One more has ended, so one goes. What a lower bound of this process leaves over goes with [`Self::tick`].
+        if table.ended.len() > self.options.max_kept
             && let Some(&(_, oldest)) = table.ended.first()
         {
             self.forget(table, &mut charge, oldest);
@@ -606,15 +585,19 @@ impl Book {
             let mut charge = self.charge.lock();
             let keep = self.options.keep.as_millis() as u64;
             let mut removed = 0;
+            let is_over = |table: &Table| table.ended.len() > self.options.max_kept;
             while removed < most
                 && let Some(&(ended, number)) = table.ended.first()
-                && ended.plus_millis(keep) <= now
+                && (ended.plus_millis(keep) <= now || is_over(table))
             {
                 self.forget(table, &mut charge, number);
                 removed += 1;
             }
             let due = table.due.first().map(|(at, _)| *at);
-            let ended = table.ended.first().map(|(ended, _)| ended.plus_millis(keep));
+            let ended = table
+                .ended
+                .first()
+                .map(|(ended, _)| if is_over(table) { now } else { ended.plus_millis(keep) });
             due.into_iter().chain(ended).min()
         };
         for number in expired {
@@ -627,10 +610,10 @@ impl Book {
     pub(super) fn next_parcels(&self) -> Option<Vec<Parcel>> {
         let mut guard = self.table.lock();
         let table = &mut *guard;
-        let device = table.look.pop_first()?;
-        let Some(of_device) = table.devices.get(&device) else { return Some(Vec::new()) };
         let most = &self.options;
         let of_all = most.max_outstanding.saturating_sub(table.out);
+        let device = table.next_device(of_all > 0)?;
+        let Some(of_device) = table.devices.get(&device) else { return Some(Vec::new()) };
         let room = most.max_outstanding_per_device.saturating_sub(of_device.out).min(of_all);
         let ready = of_device.ready.iter().take(room);
         let parcels = ready.filter_map(|number| {
@@ -646,7 +629,7 @@ impl Book {
         });
         let parcels = parcels.collect();
         if of_all == 0 {
-            table.starved.insert(device);
+            table.starve(device);
         }
         Some(parcels)
     }

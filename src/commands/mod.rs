@@ -7,6 +7,7 @@
 //! record    the same as it is on disk
 //! table     all stored commands in memory
 //! book      the same, with what is written of them
+//! listing   pages of them
 //! running   stored commands at work
 //! ```
 //!
@@ -20,6 +21,7 @@
 
 mod book;
 mod desk;
+mod listing;
 mod machine;
 mod record;
 mod running;
@@ -173,17 +175,19 @@ pub(crate) struct CommandsOptions {
 pub(crate) struct Commands {
     broker: Broker,
     desk: Arc<Desk>,
+    book: Arc<Book>,
 }
 
 impl Commands {
     /// With the desk that the broker was made with.
-    pub(crate) fn new(broker: Broker, desk: Arc<Desk>) -> Arc<Self> {
-        Arc::new(Self { broker, desk })
+    pub(crate) fn new(broker: Broker, desk: Arc<Desk>, book: Arc<Book>) -> Arc<Self> {
+        desk.set_book(Arc::clone(&book));
+        Arc::new(Self { broker, desk, book })
     }
 
-    /// Stored commands, if there is a store.
-    pub(crate) fn book(&self) -> Option<&Arc<Book>> {
-        self.desk.book.get()
+    /// Stored commands.
+    pub(crate) fn book(&self) -> &Arc<Book> {
+        &self.book
     }
 
     /// The topic that a command of this device and name would have, but for its id.

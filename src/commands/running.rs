@@ -19,13 +19,18 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 const PACKET_TOO_LARGE: u8 = 0x95;
 
 impl Commands {
-    /// Sends what is due to who is there, until `stop`. Nothing to do without stored commands.
+    /// Sends what is due to who is there, until `stop`.
     pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
-        let Some(book) = self.book() else { return };
+        let book = self.book();
         loop {
             let now = clock::now();
             let next = book.tick(now, STEP);
-            while let Some(parcels) = book.next_parcels() {
+            // What is due has its turn again after so many devices, however many come and go.
+            let mut looked = 0;
+            while looked < STEP
+                && let Some(parcels) = book.next_parcels()
+            {
+                looked += 1;
                 for parcel in parcels {
                     if !self.post(book, parcel) {
                         break;
@@ -36,6 +41,7 @@ impl Commands {
             let sleep = next.map_or(LONGEST_SLEEP, |at| {
                 Duration::from_millis(at.0.saturating_sub(clock::now().0)).min(LONGEST_SLEEP)
             });
+            let sleep = if looked == STEP { Duration::ZERO } else { sleep };
             tokio::select! {
                 // Whatever was changed before this was seen above, or is told now.
                 _ = timeout(sleep, book.changed.notified()) => {}

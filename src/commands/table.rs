@@ -1,7 +1,7 @@
 //! The table of stored commands: each is found by its number, its id, its device, and by when it is due.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -46,6 +46,8 @@ pub(super) struct OfDevice {
     pub(super) ready: BTreeSet<u64>,
     /// How many a session has.
     pub(super) out: usize,
+    /// Its turn among those that wait until fewer are out.
+    turn: Option<u64>,
 }
 
 #[derive(Default)]
@@ -54,14 +56,17 @@ pub(super) struct Table {
     pub(super) ids: HashMap<Box<str>, u64, RandomState>,
     pub(super) devices: HashMap<Arc<str>, OfDevice, RandomState>,
     pub(super) numbers: BTreeSet<u64>,
+    /// Those that have not ended.
+    pub(super) active: BTreeSet<u64>,
     /// When each active one is looked at.
     pub(super) due: BTreeSet<(Timestamp, u64)>,
     /// By when they ended.
     pub(super) ended: BTreeSet<(Timestamp, u64)>,
     /// Devices to which something may go now.
     pub(super) look: BTreeSet<Arc<str>>,
-    /// Devices that wait until fewer are out.
-    pub(super) starved: BTreeSet<Arc<str>>,
+    /// Devices that wait until fewer are out, by their turns.
+    starved: BTreeMap<u64, Arc<str>>,
+    last_turn: u64,
     pub(super) out: usize,
     pub(super) last: u64,
 }
@@ -90,6 +95,7 @@ impl Table {
             self.ended.insert((entry.record.updated, number));
         } else {
             of_device.active.insert(number);
+            self.active.insert(number);
         }
         self.numbers.insert(number);
         self.ids.insert(entry.record.id.as_str().into(), number);
@@ -102,6 +108,7 @@ impl Table {
         self.schedule(number, None);
         let Some(entry) = self.commands.remove(&number) else { return 0 };
         self.numbers.remove(&number);
+        self.active.remove(&number);
         self.ids.remove(entry.record.id.as_str());
         self.ended.remove(&(entry.record.updated, number));
         let device = &entry.record.spec.device;
@@ -110,16 +117,40 @@ impl Table {
             of_device.active.remove(&number);
             of_device.ready.remove(&number);
             if of_device.all.is_empty() {
+                if let Some(turn) = of_device.turn {
+                    self.starved.remove(&turn);
+                }
                 self.devices.remove(device);
             }
         }
         entry.bytes
     }
 
+    /// The device that is looked at next. With room for one more, who has waited for it longest goes first: who had the place
+    /// before looks for the next one behind it.
+    pub(super) fn next_device(&mut self, has_room: bool) -> Option<Arc<str>> {
+        if has_room && let Some((_, device)) = self.starved.pop_first() {
+            if let Some(of_device) = self.devices.get_mut(&device) {
+                of_device.turn = None;
+            }
+            return Some(device);
+        }
+        self.look.pop_first()
+    }
+
+    /// A device waits until fewer are out. One that waits already keeps its turn.
+    pub(super) fn starve(&mut self, device: Arc<str>) {
+        let Some(of_device) = self.devices.get_mut(&device) else { return };
+        if of_device.turn.is_none() {
+            self.last_turn += 1;
+            of_device.turn = Some(self.last_turn);
+            self.starved.insert(self.last_turn, device);
+        }
+    }
+
     /// A session has a command no more.
     pub(super) fn came_back(&mut self, device: &Arc<str>) {
         self.out -= 1;
-        self.look.append(&mut self.starved);
         if let Some(of_device) = self.devices.get_mut(device) {
             of_device.out -= 1;
             if !of_device.ready.is_empty() {

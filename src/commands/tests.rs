@@ -1,9 +1,7 @@
 //! The desk: which replies are taken, and what becomes of the others.
 
-use std::collections::BTreeMap;
-
 use broker::{BrokerConfig, Taken, Turn};
-use gateway_core::{ClientId, OriginKind};
+use gateway_core::{ClientId, OriginKind, clock};
 
 use super::*;
 
@@ -18,20 +16,7 @@ fn bench(most: usize, per_device: usize) -> Bench {
         max_outstanding: most,
         max_outstanding_per_device: per_device,
     });
-    let broker = Broker::new(BrokerConfig {
-        limits: Arc::default(),
-        non_broker: false,
-        namespace: String::new(),
-        listener_strategies: BTreeMap::new(),
-        latest: None,
-        history: None,
-        stores: None,
-        log: None,
-        reserved: vec![reserved(&desk)],
-        durability: Default::default(),
-        judge_will: None,
-        tenants: BTreeMap::new(),
-    });
+    let broker = Broker::new(BrokerConfig { reserved: vec![reserved(&desk)], ..BrokerConfig::default() });
     Bench { broker, desk }
 }
 
@@ -146,4 +131,120 @@ async fn a_connection_after_the_look_is_told_to_who_waits() {
     drop(other);
     bench.desk.connected(&ClientId::new("d"));
     connected.await;
+}
+
+/// Devices with a command each, of which one at a time may be out.
+async fn started(bench: &Bench, devices: usize) -> Arc<Book> {
+    let options = BookOptions {
+        max_outstanding: 1,
+        max_outstanding_per_device: 1,
+        max_active: devices + 10,
+        max_active_per_device: 10,
+        max_bytes: 64 << 20,
+        keep: Duration::from_secs(60),
+        max_kept: devices,
+    };
+    let book = Book::open(options, Arc::new(store::MemoryPublisher), bench.broker.account()).unwrap();
+    let times = Times { start: Timestamp(0), expire: clock::now().plus_millis(1_000_000), retry: None };
+    for number in 0..devices {
+        let spec = spec(&format!("d{number}"));
+        book.start(Some(number.to_string()), spec, times, Digest::default()).await.unwrap();
+    }
+    book.tick(clock::now(), devices + 10);
+    book
+}
+
+#[tokio::test]
+async fn a_place_that_is_free_again_costs_no_look_at_all_who_wait() {
+    let devices = 500;
+    let bench = bench(10, 10);
+    let book = started(&bench, devices).await;
+    let (mut looks, mut sent) = (0, Vec::new());
+    while sent.len() < devices {
+        let mut out = None;
+        while let Some(parcels) = book.next_parcels() {
+            looks += 1;
+            for parcel in parcels {
+                book.begin(parcel.number).unwrap();
+                out = Some(parcel.id);
+            }
+        }
+        let id = out.expect("a place is free, and somebody waits for it");
+        book.cancel(&id).await.unwrap();
+        sent.push(id);
+    }
+    assert!(looks <= 3 * devices, "{looks} looks for {devices} devices");
+}
+
+#[tokio::test]
+async fn who_had_a_place_waits_behind_those_who_had_none() {
+    let bench = bench(10, 10);
+    let book = started(&bench, 3).await;
+    let times = Times { start: Timestamp(0), expire: clock::now().plus_millis(1_000_000), retry: None };
+    book.start(Some("again".to_owned()), spec("d0"), times, Digest::default()).await.unwrap();
+    book.tick(clock::now(), 10);
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        let mut out = None;
+        while let Some(parcels) = book.next_parcels() {
+            for parcel in parcels {
+                book.begin(parcel.number).unwrap();
+                out = Some(parcel.id);
+            }
+        }
+        let id = out.expect("a place is free, and somebody waits for it");
+        book.cancel(&id).await.unwrap();
+        order.push(id);
+    }
+    assert_eq!(order, ["0", "1", "2", "again"]);
+}
+
+#[tokio::test]
+async fn a_list_of_active_ones_looks_at_no_command_that_has_ended() {
+    let bench = bench(10, 10);
+    let book = started(&bench, 200).await;
+    for number in 0..190 {
+        book.cancel(&number.to_string()).await.unwrap();
+    }
+    let looks = std::cell::Cell::new(0);
+    let list = |active: bool, before: Option<u64>, most: usize| {
+        looks.set(0);
+        let (page, next) = book.list(None, active, before, most, |_| {
+            looks.set(looks.get() + 1);
+            true
+        });
+        (page.into_iter().map(|(_, record)| record.id.clone()).collect::<Vec<_>>(), next)
+    };
+    let (page, next) = list(true, None, 100);
+    let ids: Vec<String> = (190..200).rev().map(|number| number.to_string()).collect();
+    assert_eq!((page, next, looks.get()), (ids, None, 10));
+    // Pages go on across the steps in which the table is looked at.
+    let (mut all, mut before) = (Vec::new(), None);
+    loop {
+        let (page, next) = list(false, before, 70);
+        all.extend(page);
+        before = next;
+        if next.is_none() {
+            break;
+        }
+    }
+    let ids: Vec<String> = (0..200).rev().map(|number| number.to_string()).collect();
+    assert_eq!(all, ids);
+}
+
+/// A gateway that is started with lower bounds than it had must not hold up the threads of devices while it forgets.
+#[tokio::test]
+async fn what_is_over_a_lower_bound_is_forgotten_in_steps_and_all_of_it() {
+    let bench = bench(10, 10);
+    let book = started(&bench, 60).await;
+    for number in 0..60 {
+        book.cancel(&number.to_string()).await.unwrap();
+    }
+    let book = book.with_less_kept(5);
+    let kept = |book: &Book| book.list(None, false, None, 1_000, |_| true).0.len();
+    let now = clock::now();
+    assert_eq!(book.tick(now, 20), Some(now), "there is more");
+    assert_eq!(kept(&book), 40);
+    while book.tick(now, 20) == Some(now) {}
+    assert_eq!(kept(&book), 5);
 }

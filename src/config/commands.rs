@@ -41,7 +41,7 @@ impl Default for Commands {
             max_outstanding_per_device: 100,
             max_active: 100_000,
             max_active_per_device: 1_000,
-            max_bytes: ByteSize(64 << 20),
+            max_bytes: ByteSize(128 << 20),
             keep: Span(Duration::from_hours(24)),
             max_kept: 10_000,
         }

@@ -99,6 +99,23 @@ pub enum Command {
     /// Explains, checks and imports rules of what devices may do
     #[command(subcommand)]
     Rules(RulesCommand),
+    /// Makes a configuration of a mosquitto.conf, and tells what it could not carry over. Exit code 1 if that is anything
+    Import(ImportCommand),
+    /// Talks to a running gateway: messages, devices, groups, commands and all else that its API has
+    Ctl(Box<ctl::Args>),
+}
+
+/// From which file to which.
+#[derive(Debug, Clone, Args)]
+pub struct ImportCommand {
+    /// The configuration file of Mosquitto
+    pub file: PathBuf,
+    /// Where to; standard output if it is not said. Never over a file that is there
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Where the rules of acl_file go: rules.toml beside the output if it is not said. Never over a file that is there
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
 }
 
 /// What to do with a rules file.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use toml::{Table, Value};
 
 use super::{
-    Config, ConfigError, Flags, Listener, Problem,
+    Bridge, Config, ConfigError, Flags, KafkaBridge, Listener, MqttBridge, Problem, WebhookBridge,
     environment::{PREFIX, of_kubernetes},
     secret::{HIDDEN, is_secret},
 };
@@ -13,7 +13,7 @@ use super::{
 /// The variable that names the file; see [`Flags::config_file`].
 pub(super) const CONFIG_VARIABLE: &str = "MQTT_SERVER_CONFIG";
 /// Tables whose keys the user chooses.
-const OPEN_TABLES: [&str; 2] = ["limits.shared_groups", "tenants"];
+const OPEN_TABLES: [&str; 3] = ["bridges", "limits.shared_groups", "tenants"];
 
 impl Config {
     /// Defaults, the file's text over them, `MQTT_SERVER_*` over that, flags over all; then validated.
@@ -93,6 +93,17 @@ impl Config {
 /// All keys with their default values.
 pub(super) fn schema() -> Table {
     Table::try_from(Config::default()).expect("the defaults are a table")
+}
+
+/// All keys of a bridge with their default values.
+pub(super) fn bridge_schema() -> Table {
+    let every = Bridge {
+        kafka: Some(KafkaBridge::default()),
+        mqtt: Some(MqttBridge::default()),
+        webhook: Some(WebhookBridge::default()),
+        ..Bridge::default()
+    };
+    Table::try_from(every).expect("the defaults are a table")
 }
 
 #[derive(Default)]
@@ -216,6 +227,10 @@ impl Loader {
                 self.drop_bad_listeners(&value);
                 continue;
             }
+            if path == ["bridges"] {
+                self.drop_bad_bridges(&value);
+                continue;
+            }
             let wrapped = path
                 .iter()
                 .rev()
@@ -234,6 +249,64 @@ impl Loader {
                 remove(&mut self.table, &path);
             }
         }
+    }
+
+    /// The same for the values of each bridge.
+    fn drop_bad_bridges(&mut self, value: &Value) {
+        let before = self.problems.len();
+        let Value::Table(bridges) = value else {
+            let fix = "write one [bridges.NAME] table for each bridge";
+            self.problems.push(Problem::new("bridges", show(value), "not a table", fix));
+            self.table.remove("bridges");
+            return;
+        };
+        let known = bridge_schema();
+        for (name, bridge) in bridges {
+            let section = format!("bridges.{name}");
+            let Value::Table(bridge) = bridge else {
+                let fix = format!("write one [{section}] table");
+                self.problems.push(Problem::new(section, show(bridge), "not a table", fix));
+                continue;
+            };
+            self.bad_values(&section, bridge, &known, &|alone| alone.try_into::<Bridge>().map(drop));
+        }
+        // What is left of a bridge is not what was meant, and would be told as wrong for it.
+        if self.problems.len() > before {
+            self.table.remove("bridges");
+        }
+    }
+
+    /// Tells each value of `table` that alone makes no `T`, and each key that is not known.
+    fn bad_values(
+        &mut self,
+        section: &str,
+        table: &Table,
+        known: &Table,
+        parse: &dyn Fn(Value) -> Result<(), toml::de::Error>,
+    ) {
+        let mut told = Vec::new();
+        for (name, value) in table {
+            let key = format!("{section}.{name}");
+            let alone = |value: Value| Value::Table(Table::from_iter([(name.clone(), value)]));
+            match (known.get(name), value) {
+                (None, _) => {
+                    let fix = suggest(nearest(name, known).map(|known| format!("'{known}'")));
+                    told.push(Problem::new(key, show(value), "unknown key", fix));
+                }
+                (Some(Value::Table(known)), Value::Table(inner)) => {
+                    self.bad_values(&key, inner, known, &|inner| parse(alone(inner)));
+                }
+                (Some(default), _) => {
+                    let Err(error) = parse(alone(value.clone())) else { continue };
+                    let fix = match show(default) {
+                        default if default == "\"\"" => "write it as docs/bridges.md has it".to_owned(),
+                        default => format!("write it as the default is: {default}"),
+                    };
+                    told.push(with_its_own_fix(key, value, first_line(&error), fix));
+                }
+            }
+        }
+        self.problems.extend(told);
     }
 
     fn drop_bad_listeners(&mut self, value: &Value) {

@@ -7,6 +7,7 @@ mod auth;
 mod authorization;
 mod backends;
 mod bans;
+mod bridges;
 mod commands;
 mod contact_point;
 mod database;
@@ -18,11 +19,14 @@ mod groups;
 mod grpc_hook;
 mod load;
 pub(crate) mod log_level;
+mod quic;
+mod record_topic;
 mod remote;
 mod replication;
 mod secret;
 mod sections;
 mod shadow;
+mod template;
 mod tenants;
 mod tls;
 mod validate;
@@ -41,15 +45,22 @@ pub use auth::{Auth, AuthCertificate, AuthHttp, AuthJwt, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, BackendJwt, Backends};
 pub use bans::Bans;
+pub use bridges::{
+    Bridge, Direction, KafkaBridge, KafkaCompression, KafkaStart, MqttBridge, MqttLevel, SaslMechanism,
+    WebhookBridge, WhenFull,
+};
 pub use commands::Commands;
 pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
 pub use flags::{
-    Command, Flags, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand, TokenCommand, version,
+    Command, Flags, ImportCommand, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand,
+    TokenCommand, version,
 };
 pub use groups::Groups;
 pub use grpc_hook::{AuthGrpc, HookEvent};
+pub use quic::Quic;
+pub use record_topic::{Record, RecordTopic};
 pub use remote::{OnError, RemoteLimits};
 pub use replication::Replication;
 pub use secret::Secret;
@@ -58,6 +69,7 @@ pub use sections::{
     ShutdownTimes, Store, Sys,
 };
 pub use shadow::Shadow;
+pub use template::Template;
 pub(crate) use tls::ocsp_of;
 pub use tls::{CertificatePair, CipherSuite, Tls, TlsFiles, TlsVersion};
 

@@ -71,12 +71,14 @@ pub enum ListenerKind {
     Ws,
     /// MQTT over WebSocket over TLS.
     Wss,
+    /// MQTT over QUIC, which is over UDP and always encrypted.
+    Quic,
 }
 
 impl ListenerKind {
     /// Whether it is encrypted.
     pub fn is_tls(self) -> bool {
-        matches!(self, Self::Tls | Self::Wss)
+        matches!(self, Self::Tls | Self::Wss | Self::Quic)
     }
 
     /// Whether it is a WebSocket listener.
@@ -225,16 +227,38 @@ impl Default for Grpc {
     }
 }
 
-/// `[http]`: the page with metrics and health.
+/// `[http]`: metrics and health, the API for those without gRPC, and the web page.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Http {
     /// Serve it.
     pub enabled: bool,
+    /// Speak TLS.
+    pub tls: bool,
+    /// Certificate chain; empty takes the top-level one.
+    #[serde(with = "optional")]
+    pub cert: Option<PathBuf>,
+    /// Private key; empty takes the top-level one.
+    #[serde(with = "optional")]
+    pub key: Option<PathBuf>,
+    /// Serve the API as JSON too, below /v1.
+    pub api: bool,
+    /// Serve the web page, below /page.
+    pub page: bool,
     /// Take tokens off loopback although there is no TLS to hide them.
     pub plaintext_tokens: bool,
     /// Connections at once that read pages, and as many that ask for health.
     pub max_connections: usize,
+    /// Connections at once with a request to the API.
+    pub max_requests: usize,
+    /// Connections at once whose answer is a stream of events.
+    pub max_streams: usize,
+    /// Most bytes of a request's body.
+    pub max_body: ByteSize,
+    /// Time for a request's body, or 64 KiB of it.
+    pub body_timeout: Span,
+    /// Origins of pages that may use the API from a browser, besides those of the host that the request names.
+    pub cors_origins: Vec<String>,
     /// Time for a request's header, also between requests.
     pub header_timeout: Span,
     /// How long a client may read nothing of an answer before its connection ends.
@@ -246,8 +270,18 @@ impl Default for Http {
         let seconds = Span(Duration::from_secs(10));
         Self {
             enabled: true,
+            tls: false,
+            cert: None,
+            key: None,
+            api: true,
+            page: true,
             plaintext_tokens: false,
             max_connections: 64,
+            max_requests: 256,
+            max_streams: 256,
+            max_body: ByteSize(1 << 20),
+            body_timeout: seconds,
+            cors_origins: Vec::new(),
             header_timeout: seconds,
             write_timeout: seconds,
         }
@@ -468,12 +502,16 @@ pub struct Config {
     pub groups: super::Groups,
     /// `[commands]`.
     pub commands: super::Commands,
+    /// `[quic]`.
+    pub quic: super::Quic,
     /// `[shadow]`.
     pub shadow: super::Shadow,
     /// `[bans]`.
     pub bans: super::Bans,
     /// `[limits]`.
     pub limits: super::Limits,
+    /// `[bridges]`: ways to other systems, by name.
+    pub bridges: BTreeMap<String, super::Bridge>,
     /// `[tenants]`: quotas by name; `*` is every tenant that is not here.
     pub tenants: BTreeMap<String, Quotas>,
     /// `[shutdown]`.
@@ -513,9 +551,11 @@ impl Default for Config {
             sys: Sys::default(),
             groups: super::Groups::default(),
             commands: super::Commands::default(),
+            quic: super::Quic::default(),
             shadow: super::Shadow::default(),
             bans: super::Bans::default(),
             limits: super::Limits::default(),
+            bridges: BTreeMap::new(),
             tenants: BTreeMap::new(),
             shutdown: ShutdownTimes::default(),
             otel: Otel::default(),

@@ -100,6 +100,35 @@ fn the_page_has_every_key_with_its_default() {
     assert_eq!(given, plain);
 }
 
+/// Its tables, by kind of bridge.
+#[test]
+fn the_page_on_bridges_has_every_key_with_its_default() {
+    let page = include_str!("../../docs/bridges.md");
+    let known = load::bridge_schema();
+    let mut sections = page.split("| key | default |").skip(1);
+    let mut check = |known: &Table| {
+        // The first line is the rest of the heading.
+        let rows = sections.next().unwrap().lines().skip(1).take_while(|line| line.starts_with('|'));
+        let found: String = rows
+            .filter_map(|line| {
+                let mut cells =
+                    line.split('|').skip(1).map(|cell| cell.trim().strip_prefix('`')?.strip_suffix('`'));
+                Some(format!("{} = {}\n", cells.next()??, cells.next()??))
+            })
+            .collect();
+        let wanted: Table = known
+            .iter()
+            .filter(|(_, value)| !value.is_table())
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect();
+        assert_eq!(found.parse::<Table>().unwrap(), wanted);
+    };
+    check(&known);
+    check(known["mqtt"].as_table().unwrap());
+    check(known["webhook"].as_table().unwrap());
+    check(known["kafka"].as_table().unwrap());
+}
+
 #[test]
 fn wrong_keys_are_refused_with_the_nearest_right_one() {
     for (file, key, fix) in [
@@ -458,6 +487,51 @@ fn an_endpoint_is_refused_where_nothing_would_be_exported() {
     let problem = problem("[otel]\nendpoint = \"http://127.0.0.1:4317\"");
     assert_eq!(problem.key, "otel.endpoint");
     assert!(problem.fix.contains("--features otel"), "{problem}");
+}
+
+#[test]
+fn http_off_loopback_takes_tokens_with_tls_and_its_pair_is_whole() {
+    let text = "http_addr = \"0.0.0.0:9090\"\n[backends]\ntokens = \"t\"\n[http]\n";
+    assert_eq!(problem(text).key, "http_addr");
+    let config = load("", &format!("{text}tls = true"), &[]).unwrap();
+    assert!(!config.warnings().iter().any(|warning| warning.contains("HTTP")), "{:?}", config.warnings());
+    assert_eq!(problem("[http]\ntls = true\ncert = \"c\"").key, "http.key");
+    assert_eq!(problem("[http]\ncert = \"c\"\nkey = \"k\"").key, "http.cert");
+    let nobody = problem("http_addr = \"0.0.0.0:9090\"\n[http]\ntls = true");
+    assert!(nobody.problem.contains("nothing asks who calls"), "{nobody}");
+}
+
+#[test]
+#[cfg(feature = "quic")]
+fn what_a_listener_of_quic_cannot_be_is_refused() {
+    let listener = |address: &str, more: &str| {
+        format!("[[listeners]]\nname = \"q\"\nkind = \"quic\"\naddress = \"{address}\"\n{more}")
+    };
+    for (text, key) in [
+        (listener("unix:/run/q.sock", ""), "listeners[0].address"),
+        (listener("127.0.0.1:8884", "proxy_protocol = true"), "listeners[0].proxy_protocol"),
+        (listener("127.0.0.1:8884", "[quic]\nwindow = \"1 KiB\""), "quic.window"),
+        (listener("127.0.0.1:8884", "[quic]\nidle_timeout = \"600d\""), "quic.idle_timeout"),
+        (
+            listener("127.0.0.1:8884", "[tls]\nciphersuites = [\"TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256\"]"),
+            "tls.ciphersuites",
+        ),
+    ] {
+        assert_eq!(problem(&text).key, key, "{text}");
+    }
+    // A port of UDP is not one of TCP, but two of UDP are the same.
+    let beside_tcp = listener("127.0.0.1:8883", "");
+    assert!(load("", &beside_tcp, &[]).is_ok());
+    let second = beside_tcp.replace("\"q\"", "\"r\"");
+    assert_eq!(problem(&format!("{beside_tcp}{second}")).key, "listeners[1].address");
+}
+
+#[test]
+#[cfg(not(feature = "quic"))]
+fn a_listener_of_quic_is_refused_where_there_is_none() {
+    let problem = problem("[[listeners]]\nname = \"q\"\nkind = \"quic\"\naddress = \"127.0.0.1:8884\"");
+    assert_eq!(problem.key, "listeners[0].kind");
+    assert!(problem.fix.contains("--features quic"), "{problem}");
 }
 
 #[test]

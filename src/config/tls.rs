@@ -37,7 +37,7 @@ pub enum CipherSuite {
 }
 
 impl CipherSuite {
-    fn is_tls13(self) -> bool {
+    pub(super) fn is_tls13(self) -> bool {
         matches!(
             self,
             Self::TLS_AES_128_GCM_SHA256 | Self::TLS_AES_256_GCM_SHA384 | Self::TLS_CHACHA20_POLY1305_SHA256
@@ -155,6 +155,17 @@ impl Config {
         })
     }
 
+    /// The TLS files of HTTP; `None` if it is plaintext or off.
+    pub fn http_tls(&self) -> Option<TlsFiles> {
+        let (cert, key) = self.pair(self.http.cert.as_ref(), self.http.key.as_ref());
+        (self.http.enabled && self.http.tls).then(|| TlsFiles {
+            certificates: self.tls.certificates.clone(),
+            // Nobody is asked for a certificate that could be on it.
+            crl: None,
+            ..self.tls_files(cert, key)
+        })
+    }
+
     /// What every use has of `[tls]`.
     fn tls_files(&self, cert: PathBuf, key: PathBuf) -> TlsFiles {
         TlsFiles {
@@ -178,6 +189,7 @@ impl Config {
             .map(|(_, listener)| (format!("listener {}", listener.name), self.listener_tls(listener)))
             .collect();
         uses.extend(self.grpc_tls().map(|files| ("grpc".to_owned(), files)));
+        uses.extend(self.http_tls().map(|files| ("http".to_owned(), files)));
         uses
     }
 

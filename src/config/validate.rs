@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, net::SocketAddr};
 
-use super::{Address, ByteSize, Config, ConfigError, Limits, Problem, log_level};
+use super::{Address, ByteSize, Config, ConfigError, Limits, ListenerKind, Problem, log_level};
 
 impl Config {
     /// Checks every section.
@@ -14,6 +14,7 @@ impl Config {
         self.check_top(&mut check);
         self.check_log(&mut check);
         self.check_listeners(&mut check);
+        self.check_quic(&mut check);
         self.check_auth(&mut check);
         self.check_backends(&mut check);
         self.check_backends_section(&mut check);
@@ -25,6 +26,7 @@ impl Config {
         self.check_shadow(&mut check);
         self.check_bans(&mut check);
         self.check_tenants(&mut check);
+        self.check_bridges(&mut check);
         check_limits(&self.limits, self.store.enabled, &mut check);
         check.finish()
     }
@@ -68,7 +70,7 @@ impl Config {
                     "{name} on {addr} is reachable from other machines, and nothing asks who calls (insecure_grpc)"
                 ));
             }
-            let secret = name == "gRPC" && self.grpc.tls;
+            let secret = if name == "gRPC" { self.grpc.tls } else { self.http.tls };
             if serves && asks && !secret && !loopback(addr) {
                 warnings.push(format!(
                     "{name} on {addr} has no TLS: whoever listens on the way reads the tokens of those who call"
@@ -201,18 +203,22 @@ impl Config {
     }
 
     fn check_addresses(&self, check: &mut Check) {
-        let mut taken: Vec<(String, Address)> = Vec::new();
-        let top = self.addr.iter().map(|address| ("addr".to_owned(), address.clone()));
+        let mut taken: Vec<(String, Address, bool)> = Vec::new();
+        let top = self.addr.iter().map(|address| ("addr".to_owned(), address.clone(), false));
         let listed = self.listeners.iter().enumerate().filter_map(|(number, listener)| {
-            Some((format!("listeners[{number}].address"), listener.address.clone()?))
+            // Ports of UDP are others than those of TCP.
+            let udp = listener.kind == ListenerKind::Quic;
+            Some((format!("listeners[{number}].address"), listener.address.clone()?, udp))
         });
-        let http = self.http.enabled.then(|| ("http_addr".to_owned(), Address::Ip(self.http_addr)));
-        let grpc = ("grpc_addr".to_owned(), Address::Ip(self.grpc_addr));
-        for (key, address) in top.chain(listed).chain([grpc]).chain(http) {
-            if let Some((other, _)) = taken.iter().find(|(_, other)| other.collides(&address)) {
+        let http = self.http.enabled.then(|| ("http_addr".to_owned(), Address::Ip(self.http_addr), false));
+        let grpc = ("grpc_addr".to_owned(), Address::Ip(self.grpc_addr), false);
+        for (key, address, udp) in top.chain(listed).chain([grpc]).chain(http) {
+            let other =
+                taken.iter().find(|(_, other, other_udp)| *other_udp == udp && other.collides(&address));
+            if let Some((other, ..)) = other {
                 check.fail(&key, &address, format!("same address as {other}"), "give each its own port");
             }
-            taken.push((key, address));
+            taken.push((key, address, udp));
         }
     }
 
@@ -254,13 +260,22 @@ impl Config {
                 "set it to true, or accept it with --dev or --insecure-grpc, or with --non-tls on a loopback address",
             );
         }
+        let http = &self.http;
+        if http.cert.is_some() != http.key.is_some() {
+            let (set, unset) = if http.cert.is_some() { ("cert", "key") } else { ("key", "cert") };
+            let problem = format!("{set} is set without {unset}");
+            check.fail(format!("http.{unset}"), "\"\"", problem, "set both or none");
+        }
+        if http.cert.is_some() && !http.tls {
+            check.fail("http.cert", "", "HTTP has no TLS to show it", "set http.tls = true, or remove it");
+        }
         let reached = self.http.enabled && !loopback(self.http_addr) && !self.insecure_grpc;
-        if reached && self.backends.takes_bearers() && !self.http.plaintext_tokens {
+        if reached && self.backends.takes_bearers() && !http.tls && !http.plaintext_tokens {
             check.fail(
                 "http_addr",
                 self.http_addr,
-                "whoever listens on the way reads the token for /metrics, since HTTP has no TLS here",
-                "use a loopback address and put a proxy with TLS before it, or accept it with http.plaintext_tokens = true \
+                "whoever listens on the way reads the tokens of those who call, since HTTP has no TLS",
+                "set http.tls = true, use a loopback address and put a proxy with TLS before it, or accept it with http.plaintext_tokens = true \
                  and give /metrics a token that can do nothing else (--role reader --topics none)",
             );
         }
@@ -268,7 +283,7 @@ impl Config {
             check.fail(
                 "http_addr",
                 self.http_addr,
-                "reachable from other machines, and nothing asks who reads the metrics",
+                "reachable from other machines, and nothing asks who calls or reads the metrics",
                 "make a token with 'mqtt-server token create' and set backends.tokens, use a loopback address, switch \
                  it off with http.enabled = false, or accept it with --insecure-grpc",
             );
@@ -326,6 +341,18 @@ impl Config {
         }
         check.positive("grpc.scheduled_bytes", grpc.scheduled_bytes, grpc.scheduled_bytes.0 == 0);
         check.positive("http.max_connections", self.http.max_connections, self.http.max_connections == 0);
+        check.positive("http.max_requests", self.http.max_requests, self.http.max_requests == 0);
+        check.positive("http.max_streams", self.http.max_streams, self.http.max_streams == 0);
+        check.positive("http.max_body", self.http.max_body, self.http.max_body.0 == 0);
+        check.positive("http.body_timeout", self.http.body_timeout, self.http.body_timeout.0.is_zero());
+        if let Some(origin) = self.http.cors_origins.iter().find(|origin| !is_origin(origin)) {
+            check.fail(
+                "http.cors_origins",
+                origin,
+                "not an origin",
+                "write it like https://app.example.com, with the port if there is one, or * for all",
+            );
+        }
         check.positive("http.header_timeout", self.http.header_timeout, self.http.header_timeout.0.is_zero());
         check.positive(
             "latest.flush_interval",

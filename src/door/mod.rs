@@ -224,6 +224,11 @@ impl Door {
         let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;
     }
 
+    /// Whether half of the places for handshakes are taken.
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.state.lock().is_half_full()
+    }
+
     /// The system has no more sockets: a silent guest leaves, however briefly it has been silent.
     pub(crate) fn shed(&self) {
         tell(self.state.lock().shed());

@@ -89,6 +89,11 @@ impl<K> Occupancy<K> {
         address.is_none_or(|address| self.rates.take(address, now))
     }
 
+    /// Whether half of the places for handshakes are taken.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.handshakes >= self.bounds.handshakes.div_ceil(2)
+    }
+
     /// Takes the places of a connection and of its handshake, and says who leaves for them. Gives `knock` back if there
     /// are none.
     pub(super) fn enter(

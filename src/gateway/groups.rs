@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
 use gateway_core::{
     GroupId, clock,
-    metrics::{Gauge, escape_label},
+    metrics::{Figure, Row, figures},
 };
 use store::{
     DataDir, DurableOptions, EmbeddedGroupState, EmbeddedLog, GroupState as _, LogOptions,
@@ -123,46 +123,37 @@ fn build(filter: &Filter) -> GroupFilter {
     }
 }
 
-/// A gauge of each group: name, help, and what it shows.
-type GroupGauge = (&'static str, &'static str, fn(&Status) -> u64);
+/// What is shown of each group: a figure, and where its value is.
+type OfGroup = (&'static Figure<1>, fn(&Status) -> u64);
 
-const GAUGES: [GroupGauge; 8] = [
-    ("gateway_group_lag_messages", "Messages that a consumer group has not acknowledged", |status| {
-        status.lag_messages
-    }),
-    ("gateway_group_lag_bytes", "Bytes of these", |status| status.lag_bytes),
-    ("gateway_group_outstanding", "Messages delivered and not acknowledged", |status| {
-        status.outstanding as u64
-    }),
-    ("gateway_group_members", "Members, with those in their lease", |status| status.members as u64),
-    ("gateway_group_dead_letters", "Messages that were given up and are kept", |status| {
-        status.dead_letters as u64
-    }),
-    ("gateway_group_lost", "Messages removed unacknowledged since the group was made", |status| status.lost),
-    ("gateway_group_redelivered", "Deliveries that were not the first, since the start", |status| {
-        status.totals.redelivered
-    }),
-    ("gateway_group_oldest_seconds", "About the age of the oldest message not acknowledged", |status| {
+const OF_GROUPS: [OfGroup; 8] = [
+    (&figures::GROUP_LAG, |status| status.lag_messages),
+    (&figures::GROUP_LAG_BYTES, |status| status.lag_bytes),
+    (&figures::GROUP_OUTSTANDING, |status| status.outstanding as u64),
+    (&figures::GROUP_MEMBERS, |status| status.members as u64),
+    (&figures::GROUP_DEAD_LETTERS, |status| status.dead_letters as u64),
+    (&figures::GROUP_LOST, |status| status.lost),
+    (&figures::GROUP_REDELIVERED, |status| status.totals.redelivered),
+    (&figures::GROUP_OLDEST, |status| {
         status.oldest.map_or(0, |oldest| clock::now().0.saturating_sub(oldest.0) / 1000)
     }),
 ];
 
 impl Opened {
     /// The log, and each group: as many as groups.max_groups allows.
-    pub(super) fn gauges(&self, groups: &Groups) -> Vec<Gauge> {
+    pub(super) fn figures(&self, groups: &Groups) -> Vec<Row> {
         let memory = self.log.memory();
-        let bytes = |name, help, bytes: u64| (name, help, String::new(), bytes as f64);
         let mut all = vec![
-            bytes("gateway_log_bytes", "Bytes of the log of consumer groups on the disk", self.log.bytes()),
-            bytes("gateway_log_waiting_bytes", "Bytes for that log not yet on disk", memory.waiting as u64),
-            bytes("gateway_log_cached_bytes", "Bytes of its last messages in memory", memory.cached as u64),
+            figures::LOG_BYTES.is(self.log.bytes() as f64),
+            figures::LOG_WAITING_BYTES.is(memory.waiting as f64),
+            figures::LOG_CACHED_BYTES.is(memory.cached as f64),
         ];
         let groups = groups.list(None, usize::MAX);
-        for (name, help, value) in GAUGES {
-            all.extend(groups.iter().map(|group| {
-                let label = format!("group=\"{}\"", escape_label(&group.definition.name));
-                (name, help, label, value(&group.status) as f64)
-            }));
+        for (figure, value) in OF_GROUPS {
+            let rows = groups
+                .iter()
+                .map(|group| figure.of([group.definition.name.as_str()], value(&group.status) as f64));
+            all.extend(rows);
         }
         all
     }

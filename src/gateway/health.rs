@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use gateway_core::metrics::{Gauge, escape_label};
+use gateway_core::metrics::{Row, figures};
 use store::{
     Condition, EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
     PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth,
@@ -14,7 +14,7 @@ use store::{
 use tokio::sync::watch;
 
 use super::{groups, shadows};
-use crate::{abuse::Bans, groups::Groups, tls::TlsStore};
+use crate::{abuse::Bans, bridges::BridgesStatus, commands::Book, groups::Groups, tls::TlsStore};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {
@@ -22,6 +22,8 @@ pub(super) struct StoreWatch {
     /// The engines of consumer groups, and the groups once they have begun.
     pub(super) engines: Option<groups::Opened>,
     pub(super) groups: OnceLock<Arc<Groups>>,
+    /// Stored commands, once there are any.
+    pub(super) book: OnceLock<Arc<Book>>,
     pub(super) shadows: Option<shadows::Opened>,
     /// Latest values on this disk: all, or those that the database did not take.
     pub(super) latest: Option<Arc<EmbeddedLatest>>,
@@ -30,6 +32,7 @@ pub(super) struct StoreWatch {
     pub(super) database: Option<watch::Receiver<Condition>>,
     pub(super) tls: Arc<TlsStore>,
     pub(super) bans: Arc<Bans>,
+    pub(super) bridges: BridgesStatus,
 }
 
 pub(super) struct Durable {
@@ -100,41 +103,32 @@ impl StoreWatch {
         text
     }
 
-    pub(super) fn gauges(&self) -> Vec<Gauge> {
-        let gauge = |name, help, labels, value: u64| (name, help, labels, value as f64);
-        let none = String::new;
-        let mut all = vec![gauge(
-            "gateway_store_set_aside",
-            "Damaged files that were set aside at the start",
-            none(),
-            self.set_aside.len() as u64,
-        )];
-        all.extend(self.bans.counts().map(|(source, count)| {
-            let label = format!("source=\"{}\"", source.as_str());
-            gauge("gateway_bans", "Bans, by where they come from", label, count as u64)
-        }));
+    pub(super) fn figures(&self) -> Vec<Row> {
+        let mut all = vec![figures::STORE_SET_ASIDE.is(self.set_aside.len() as f64)];
+        all.extend(
+            self.bans.counts().map(|(source, count)| figures::BANS.of([source.as_str()], count as f64)),
+        );
         #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         let now = SystemTime::now();
         for (name, file, days) in self.tls.days_left(now) {
-            let help = "Days until a certificate of a TLS use ends, below zero after that";
             let file = file.display().to_string();
-            let label = format!("use=\"{}\",file=\"{}\"", escape_label(&name), escape_label(&file));
-            all.push(("gateway_certificate_days_left", help, label, (days * 100.0).floor() / 100.0));
+            all.push(figures::CERTIFICATE_DAYS.of([&name, &file], (days * 100.0).floor() / 100.0));
         }
         for (name, health) in self.health() {
-            let label = format!("store=\"{name}\"");
-            let sound = u64::from(health == StoreHealth::Sound);
-            all.push(gauge("gateway_store_healthy", "1 while the store takes writes", label, sound));
+            let sound = u8::from(health == StoreHealth::Sound);
+            all.push(figures::STORE_HEALTHY.of([name], sound.into()));
         }
         if let (Some(engines), Some(groups)) = (&self.engines, self.groups.get()) {
-            all.extend(engines.gauges(groups));
+            all.extend(engines.figures(groups));
+        }
+        if let Some(book) = self.book.get() {
+            all.push(figures::COMMANDS_ACTIVE.is(book.active() as f64));
         }
         let Some(durable) = &self.durable else { return all };
         let queues = durable.queues.gauges();
-        let waiting = queues.waiting_bytes as u64;
-        all.push(gauge("gateway_store_waiting_bytes", "Bytes of messages not yet on disk", none(), waiting));
-        all.push(gauge("gateway_store_queued", "Messages queued on disk", none(), queues.depth));
-        all.push(gauge("gateway_store_sessions", "Sessions on disk", none(), durable.sessions.stored()));
+        all.push(figures::STORE_WAITING_BYTES.is(queues.waiting_bytes as f64));
+        all.push(figures::STORE_QUEUED.is(queues.depth as f64));
+        all.push(figures::STORE_SESSIONS.is(durable.sessions.stored() as f64));
         all
     }
 }

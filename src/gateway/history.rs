@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::metrics::Gauge;
+use gateway_core::metrics::{Row, figures};
 use store::{History, HistoryOptions, HistoryRule, LatestOptions, ScyllaHistory, ScyllaLatest};
 use tracing::info;
 
@@ -30,20 +30,11 @@ pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOpti
 }
 
 /// What waits for the database.
-pub(super) fn gauges(history: &History) -> [Gauge; 3] {
+pub(super) fn figures(history: &History) -> [Row; 3] {
     let now = history.gauges();
-    let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
     [
-        gauge("gateway_history_pending", "Messages of the history not yet written", now.pending),
-        gauge(
-            "gateway_history_pending_bytes",
-            "Bytes of messages of the history not yet written",
-            now.pending_bytes,
-        ),
-        gauge(
-            "gateway_history_healthy",
-            "1 while the database takes writes of the history",
-            usize::from(now.healthy),
-        ),
+        figures::HISTORY_PENDING.is(now.pending as f64),
+        figures::HISTORY_PENDING_BYTES.is(now.pending_bytes as f64),
+        figures::HISTORY_HEALTHY.is(u8::from(now.healthy).into()),
     ]
 }

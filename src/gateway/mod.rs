@@ -27,7 +27,7 @@ use gateway_core::clock;
 use store::{ClockMark, Latest, StoreError};
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{Instrument as _, error, info, info_span, warn};
+use tracing::{Instrument as _, debug, error, info, info_span, warn};
 
 use health::StoreWatch;
 
@@ -35,6 +35,7 @@ use crate::{
     abuse::BansError,
     auth::{self, Authenticator, Authorizer},
     config::{Address, Config, ConfigError},
+    grpc::GrpcError,
     net,
     reload::Reloads,
     telemetry::ReadRows,
@@ -84,6 +85,15 @@ impl From<auth::ChainError> for StartError {
         match error {
             auth::ChainError::Config(error) => Self::Config(error),
             auth::ChainError::Io(error) => Self::Io(error),
+        }
+    }
+}
+
+impl From<GrpcError> for StartError {
+    fn from(error: GrpcError) -> Self {
+        match error {
+            GrpcError::Store(error) => Self::Store(error),
+            other => Self::Io(io::Error::other(other)),
         }
     }
 }
@@ -166,6 +176,7 @@ pub struct Gateway {
     shared: Arc<net::Shared>,
     /// The shards.
     threads: Vec<std::thread::JoinHandle<()>>,
+    pulses: Vec<net::Pulse>,
     config: Arc<Config>,
     addresses: Vec<(String, Address)>,
     reloads: Arc<Reloads>,
@@ -182,6 +193,10 @@ pub struct Gateway {
     events_task: Option<tokio::task::JoinHandle<()>>,
     /// Ends by itself after draining.
     grpc_task: Option<tokio::task::JoinHandle<()>>,
+    /// They end by themselves after draining.
+    bridges: tokio::task::JoinSet<()>,
+    /// They end by themselves after draining, those of QUIC once their last packet is sent.
+    listeners: tokio::task::JoinSet<()>,
     tasks: tokio::task::JoinSet<()>,
 }
 
@@ -225,6 +240,13 @@ impl Gateway {
         Arc::new(move || service::metrics(&broker, latest.as_deref(), &watch))
     }
 
+    /// Reads for how long the shard that has longest done nothing has done so; a second is ordinary, as it is asked to do something
+    /// every second. For a watchdog; usable until the end.
+    pub fn silence(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
+        let pulses = self.pulses.clone();
+        move || pulses.iter().map(net::Pulse::silence).max().unwrap_or_default()
+    }
+
     /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now or waits for the
     /// disk is refused (0x88, in v3 code 3), v5 clients get DISCONNECT 0x8B spread over the window, wills are published,
     /// latest values, sessions and queues are written. Bounded by `shutdown.deadline`.
@@ -253,6 +275,11 @@ impl Gateway {
         }
         let _ = self.stopping.send(true);
         self.join_shards(deadline / 8).await;
+        let told = async { while self.listeners.join_next().await.is_some() {} };
+        if tokio::time::timeout(deadline / 8, told).await.is_err() {
+            debug!("not every client of QUIC has acknowledged the end of its connection");
+        }
+        self.listeners.shutdown().await;
         if let Some(mut task) = self.latest_task.take()
             && tokio::time::timeout_at(end, &mut task).await.is_err()
         {
@@ -275,6 +302,13 @@ impl Gateway {
         {
             warn!("sessions and queues not completely written before the deadline");
         }
+        if tokio::time::timeout_at(end, async { while self.bridges.join_next().await.is_some() {} })
+            .await
+            .is_err()
+        {
+            warn!("bridges still wait for the other side, what it does not acknowledge is sent again");
+        }
+        self.bridges.shutdown().await;
         if let Some(groups) = self.watch.groups.get() {
             // What was answered is written.
             groups.stop().await;

@@ -8,7 +8,8 @@ use std::{
 };
 
 use broker::{Broker, BrokerConfig, JudgeWill};
-use store::{ClockMark, DataDir, PublisherStore, Verify};
+use gateway_core::clock;
+use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
@@ -24,9 +25,10 @@ use crate::{
     abuse::{Bans, Guard},
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
+    bridges::Bridges,
     commands::{self, Book, BookOptions, Commands, CommandsOptions, Desk},
     config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
-    grpc,
+    grpc, http,
     net::{self, BoundListener, Shared},
     reload::Reloads,
     telemetry::trace_clients,
@@ -64,6 +66,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         }
         None => None,
     };
+    let http_tls = config.http_tls().map(|files| add_tls(&tls, "http", files, &[b"http/1.1"])).transpose()?;
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
     tls.log_notices(SystemTime::now());
     let reloads = Reloads::new();
@@ -98,6 +101,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     if let Some(courier) = &courier {
         reloads.add(courier.reloads());
     }
+
+    let bridges = Bridges::open(&config)?;
 
     let directory = match config.latest.enabled || config.store.enabled {
         true => {
@@ -145,15 +150,17 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         durable,
         engines: engines.clone(),
         groups: OnceLock::new(),
+        book: OnceLock::new(),
         shadows: shadows.clone().ok(),
         latest: on_disk,
         database: remote.map(|latest| latest.condition()),
         tls: Arc::clone(&tls),
         bans: Arc::clone(&bans),
+        bridges: bridges.status(),
     });
     let mut bound = Vec::new();
     for prepared in listeners {
-        if let Some(listener) = prepared.bind(sockets.remove(&prepared.listener.name))? {
+        if let Some(listener) = prepared.bind(sockets.remove(&prepared.listener.name), &config)? {
             bound.push(listener);
         }
     }
@@ -204,57 +211,62 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let revoked = RevokedCertificates::new(&tls, bound.iter().map(BoundListener::name));
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
+    let bridges = bridges.start(consumers.as_ref().ok(), &broker, &drain).await;
     let mut tasks = JoinSet::new();
+    let pulses = shards.iter().map(net::ShardHandle::pulse).collect();
     tasks.spawn(net::tick_shards(shards.clone()));
     let commands = match desk {
         Some(desk) => {
-            if let Some(records) = &records {
-                let (options, account) = (book_options(&config), broker.account());
-                desk.set_book(Book::open(options, Arc::clone(records), account)?);
-            }
-            let commands = Commands::new(broker.clone(), desk);
+            let store = records.clone().unwrap_or_else(|| Arc::new(MemoryPublisher));
+            let book = Book::open(book_options(&config), store, broker.account())?;
+            let _ = watch.book.set(Arc::clone(&book));
+            let commands = Commands::new(broker.clone(), desk, book);
             tasks.spawn(Arc::clone(&commands).run(drain.clone()));
             Ok(commands)
         }
         None => Err("commands.enabled"),
     };
     let mut addresses = Vec::new();
-
+    let mut listeners = JoinSet::new();
     for listener in bound {
         addresses.push((listener.name().to_owned(), listener.address().clone()));
         let accepting = net::accept_loop(listener, Arc::clone(&shared), shards.clone(), drain.clone());
-        tasks.spawn(async move {
+        listeners.spawn(async move {
             if let Err(error) = accepting.await {
                 error!(%error, "listener ended");
             }
         });
     }
     addresses.push(("grpc".to_owned(), Address::Ip(grpc_socket.local_addr()?)));
-    let serving = service::run_grpc(
-        grpc_socket,
-        grpc_tls,
-        broker.clone(),
-        Arc::clone(&bans),
-        grpc_config(&config),
-        Arc::clone(&backends),
-        Arc::clone(&reloads),
-        authority.clone(),
-        records,
-        consumers.clone(),
+    let hooks = grpc::Hooks {
+        traces: trace_clients(),
+        latest: latest.clone().map(|latest| latest as Arc<dyn grpc::LatestValues>),
+        backends: Arc::clone(&backends),
+        reloads: Arc::clone(&reloads),
+        authority: authority.clone(),
+        bans: Arc::clone(&bans),
+        store: records,
+        groups: consumers.clone(),
         commands,
-        shadows.map(|opened| opened.shadows),
-        drain.clone(),
-    );
-    let grpc_task = Some(tokio::spawn(serving));
+        shadows: shadows.map(|opened| opened.shadows),
+        operated: Arc::new(operated(&config, &tls, &broker, latest.as_ref(), &watch)),
+    };
+    let api = grpc::Api::open(broker.clone(), grpc_config(&config), hooks, drain.clone()).await?;
+    let json = config.http.api.then(|| json(&config, &api, &broker));
+    let page = config.http.page.then(|| api.local());
+    let grpc_task = Some(tokio::spawn(service::run_grpc(grpc_socket, grpc_tls, api)));
     if let Some(socket) = http_socket {
         addresses.push(("http".to_owned(), Address::Ip(socket.local_addr()?)));
         tasks.spawn(service::run_http(
             socket,
+            http_tls,
             broker.clone(),
             latest.clone(),
             Arc::clone(&watch),
             Arc::clone(&config),
             backends,
+            json,
+            page,
             drain,
             stop.clone(),
         ));
@@ -283,6 +295,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         broker,
         shared,
         threads,
+        pulses,
         config,
         addresses,
         reloads,
@@ -295,6 +308,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history_task,
         events_task,
         grpc_task,
+        bridges,
+        listeners,
         tasks,
     })
 }
@@ -317,11 +332,19 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn bind(&self, socket: Option<TcpListener>) -> Result<Option<BoundListener>, StartError> {
+    fn bind(
+        &self,
+        socket: Option<TcpListener>,
+        config: &Config,
+    ) -> Result<Option<BoundListener>, StartError> {
         let name = &self.listener.name;
         let failed =
             |error| StartError::Bind { key: self.key.clone(), address: self.address.to_string(), error };
         let bound = match (socket, &self.address) {
+            #[cfg(feature = "quic")]
+            (_, Address::Ip(address)) if self.listener.kind == ListenerKind::Quic => {
+                BoundListener::bind_quic(name, *address, config.quic)
+            }
             (Some(socket), _) => BoundListener::from_std(name, socket),
             (None, Address::Ip(address)) => BoundListener::bind(name, *address),
             (None, Address::Unix(path)) => BoundListener::bind_unix(name, path, self.listener.mode),
@@ -360,6 +383,14 @@ fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, S
             ListenerKind::Tls | ListenerKind::Wss => {
                 Some(add_tls(tls, &tls_use(&listener.name), config.listener_tls(&listener), &[])?)
             }
+            #[cfg(feature = "quic")]
+            ListenerKind::Quic => {
+                let files = config.listener_tls(&listener);
+                Some(add_tls(tls, &tls_use(&listener.name), files, &[net::ALPN])?)
+            }
+            // Without the feature the configuration is refused.
+            #[cfg(not(feature = "quic"))]
+            ListenerKind::Quic => None,
             ListenerKind::Tcp | ListenerKind::Ws => None,
         };
         let optional = config.dev && listener.name.starts_with("dev-");
@@ -396,6 +427,36 @@ fn take_or_bind(
     };
     socket.set_nonblocking(true)?;
     Ok(socket)
+}
+
+fn json(config: &Config, api: &grpc::Api, broker: &Broker) -> http::Json {
+    let options = http::JsonOptions {
+        max_body: config.http.max_body.0,
+        body_timeout: config.http.body_timeout.0,
+        cors_origins: config.http.cors_origins.clone(),
+    };
+    http::Json::new(api.local(), Arc::clone(broker.account()), options)
+}
+
+/// What operators are shown by the API.
+fn operated(
+    config: &Arc<Config>,
+    tls: &Arc<TlsStore>,
+    broker: &Broker,
+    latest: Option<&Arc<Latest>>,
+    watch: &Arc<StoreWatch>,
+) -> grpc::Operated {
+    let (broker, latest, watched, watch) =
+        (broker.clone(), latest.cloned(), Arc::clone(watch), Arc::clone(watch));
+    grpc::Operated {
+        version: env!("CARGO_PKG_VERSION"),
+        started: clock::to_wall(clock::now()),
+        bridges: watched.bridges.clone(),
+        metrics: Box::new(move || service::metrics(&broker, latest.as_deref(), &watched)),
+        problems: Box::new(move || watch.problems()),
+        tls: Arc::clone(tls),
+        config: Arc::clone(config),
+    }
 }
 
 fn command_options(config: &Config) -> CommandsOptions {
@@ -442,14 +503,4 @@ fn grpc_config(config: &Config) -> grpc::GrpcConfig {
         groups: config.groups,
         ..grpc::GrpcConfig::default()
     }
-}
-
-/// Live trace switch for the RPC; false if too many are traced.
-pub(super) fn set_trace(client_id: &str, on: bool) -> bool {
-    let clients = trace_clients();
-    if on {
-        return clients.add(client_id);
-    }
-    clients.remove(client_id);
-    true
 }

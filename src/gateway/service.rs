@@ -9,63 +9,30 @@ use broker::{Broker, Counted, MemoryKind, Turn};
 use gateway_core::{
     Message, Origin, Timestamp, clock,
     log_limits::peer_limits,
-    metrics::{Row, escape_label, totals},
+    metrics::{Row, figures, totals},
 };
-use store::{ClockMark, Latest, PublisherStore};
+use store::{ClockMark, Latest};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::{
     health::StoreWatch,
     history,
-    parts::set_trace,
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
     abuse::Bans,
-    auth::Authority,
     backends::{Backends, MetricsDenied},
-    commands::Commands,
     config::Config,
-    groups::Groups,
     grpc,
-    reload::Reloads,
-    shadow::Shadows,
-    telemetry::{Denied, HttpLimits, Pages, ProcessStats, render, rows, serve as serve_http},
+    http::{self, Denied, HttpLimits, Pages, Site},
+    telemetry::{ProcessStats, render, rows},
+    tls::TlsHandle,
 };
 
-#[expect(clippy::too_many_arguments, reason = "one call site, all different types")]
-pub(super) async fn run_grpc(
-    socket: std::net::TcpListener,
-    tls: Option<grpc::GrpcTls>,
-    broker: Broker,
-    bans: Arc<Bans>,
-    config: grpc::GrpcConfig,
-    backends: Arc<Backends>,
-    reloads: Arc<Reloads>,
-    authority: Option<Arc<Authority>>,
-    store: Option<Arc<dyn PublisherStore>>,
-    groups: Result<Arc<Groups>, &'static str>,
-    commands: Result<Arc<Commands>, &'static str>,
-    shadows: Result<Arc<Shadows>, &'static str>,
-    drain: watch::Receiver<bool>,
-) {
+pub(super) async fn run_grpc(socket: std::net::TcpListener, tls: Option<grpc::GrpcTls>, api: grpc::Api) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
-    let latest = broker.latest().cloned().map(|latest| latest as Arc<dyn grpc::LatestValues>);
-    let set_trace = Arc::new(set_trace);
-    let hooks = grpc::Hooks {
-        set_trace,
-        latest,
-        backends,
-        reloads,
-        authority,
-        bans,
-        store,
-        groups,
-        commands,
-        shadows,
-    };
-    if let Err(error) = grpc::serve(socket, tls, broker, config, hooks, drain).await {
+    if let Err(error) = api.serve(socket, tls).await {
         error!(%error, "gRPC ended");
     }
 }
@@ -73,15 +40,20 @@ pub(super) async fn run_grpc(
 #[expect(clippy::too_many_arguments, reason = "each is a part of the server")]
 pub(super) async fn run_http(
     socket: std::net::TcpListener,
+    tls: Option<TlsHandle>,
     broker: Broker,
     latest: Option<Arc<Latest>>,
     watch: Arc<StoreWatch>,
     config: Arc<Config>,
     backends: Arc<Backends>,
+    json: Option<http::Json>,
+    page: Option<grpc::Local>,
     drain: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
+    let asks = backends.is_on();
+    let page = page.map(|local| http::page::router(local, broker.account(), asks, drain.clone()));
     let pages = Pages {
         authorize: Arc::new(move |authorization, peer| {
             backends.may_read_metrics(authorization, peer).map_err(|denied| match denied {
@@ -108,10 +80,14 @@ pub(super) async fn run_http(
     };
     let limits = HttpLimits {
         max_connections: config.http.max_connections,
+        max_requests: config.http.max_requests,
+        max_streams: config.http.max_streams,
         header_timeout: config.http.header_timeout.0,
         write_timeout: config.http.write_timeout.0,
     };
-    serve_http(socket, pages, limits, async move {
+    let json = json.iter().map(http::Json::router);
+    let site = Site { pages, more: json.chain(page).collect() };
+    http::serve(socket, tls, site, limits, async move {
         let _ = stop.wait_for(|stop| *stop).await;
     })
     .await;
@@ -211,80 +187,47 @@ impl Sys {
 
 /// What `/metrics` and OTLP show.
 pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWatch) -> Vec<Row> {
-    let mut gauges = gauges(broker, latest);
-    gauges.extend(watch.gauges());
-    let mut rows = rows(&totals(), gauges, &ProcessStats::read());
+    let mut read = figures(broker, latest);
+    read.extend(watch.figures());
+    let mut rows = rows(&totals(), read, &ProcessStats::read());
+    watch.bridges.rows(watch.groups.get().map(Arc::as_ref), &mut rows);
     if let Some(latest) = latest {
-        let help = "Time that the latest-value store took to write a batch";
-        rows.extend(latest.write_latency().rows("gateway_latest_write_seconds", help));
+        rows.extend(latest.write_latency().rows(&figures::LATEST_WRITE));
     }
     rows
 }
 
-const MEMORY_HELP: &str = "Bytes charged to limits.memory_budget, by what they are held for";
-
-fn gauges(broker: &Broker, latest: Option<&Latest>) -> Vec<gateway_core::metrics::Gauge> {
+fn figures(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
     let (now, queues) = (broker.gauges(), broker.queues());
-    let gauge = |name, help, value: usize| (name, help, String::new(), value as f64);
-    let mut all = vec![
-        gauge("mqtt_connections", "Sessions with a connection", now.online),
-        gauge("mqtt_sessions", "Sessions", now.sessions),
-        gauge("mqtt_subscriptions", "Subscriptions", now.subscriptions),
-        gauge("mqtt_shared_groups", "Shared groups", now.shared_groups),
-        gauge("mqtt_retained_messages", "Retained messages", now.retained),
-        gauge("mqtt_retained_bytes", "Bytes of retained messages", now.retained_bytes),
-        gauge(
-            "mqtt_queued_bytes",
-            "Bytes of messages that wait in memory, for sessions and gRPC streams",
-            now.queued_bytes,
-        ),
-        gauge("mqtt_queued_messages", "Messages waiting in session queues", queues.pending),
-        gauge(
-            "mqtt_inflight_messages",
-            "QoS 1 and 2 messages sent and not yet acknowledged",
-            queues.inflight,
-        ),
-        gauge("gateway_grpc_streams", "Open gRPC streams", now.streams),
-    ];
     let account = broker.account();
-    all.push(gauge("gateway_memory_budget_bytes", "What limits.memory_budget allows", account.limit()));
-    all.extend(MemoryKind::ALL.map(|kind| {
-        let label = format!("kind=\"{}\"", kind.as_str());
-        ("gateway_memory_bytes", MEMORY_HELP, label, account.held(kind) as f64)
-    }));
+    let mut all = vec![
+        figures::CONNECTIONS.is(now.online as f64),
+        figures::SESSIONS.is(now.sessions as f64),
+        figures::SUBSCRIPTIONS.is(now.subscriptions as f64),
+        figures::SHARED_GROUPS.is(now.shared_groups as f64),
+        figures::RETAINED_MESSAGES.is(now.retained as f64),
+        figures::RETAINED_BYTES.is(now.retained_bytes as f64),
+        figures::QUEUED_BYTES.is(now.queued_bytes as f64),
+        figures::QUEUED_MESSAGES.is(queues.pending as f64),
+        figures::INFLIGHT_MESSAGES.is(queues.inflight as f64),
+        figures::GRPC_STREAMS.is(now.streams as f64),
+        figures::MEMORY_BUDGET.is(account.limit() as f64),
+    ];
+    all.extend(MemoryKind::ALL.map(|kind| figures::MEMORY.of([kind.as_str()], account.held(kind) as f64)));
     all.extend(broker.tenants().flat_map(|party| {
-        let help = "What a configured tenant has of its quotas";
-        let name = escape_label(party.name());
-        Counted::ALL.map(|what| {
-            let label = format!("tenant=\"{name}\",quota=\"{}\"", what.as_str());
-            ("gateway_tenant_usage", help, label, party.used(what) as f64)
-        })
+        let usage =
+            |what: Counted| figures::TENANT_USAGE.of([party.name(), what.as_str()], party.used(what) as f64);
+        Counted::ALL.map(usage)
     }));
-    all.extend(broker.history().into_iter().flat_map(|history| history::gauges(history)));
+    all.extend(broker.history().into_iter().flat_map(|history| history::figures(history)));
     if let Some(latest) = latest {
         let store = latest.gauges();
-        all.push(gauge("gateway_latest_pending", "Latest values not yet written", store.pending_values));
-        all.push(gauge(
-            "gateway_latest_pending_bytes",
-            "Bytes of latest values not yet written",
-            store.pending_bytes,
-        ));
-        all.push(gauge(
-            "gateway_latest_healthy",
-            "1 while the latest-value store takes writes",
-            usize::from(store.healthy),
-        ));
-        all.push(gauge(
-            "gateway_latest_spilled",
-            "Latest values in the data directory that wait for the database",
-            store.spilled,
-        ));
-        all.push((
-            "gateway_latest_oldest_pending_seconds",
-            "Age of the oldest latest value not yet written",
-            String::new(),
-            latest.oldest_pending(clock::to_wall(clock::now())).as_secs_f64(),
-        ));
+        all.push(figures::LATEST_PENDING.is(store.pending_values as f64));
+        all.push(figures::LATEST_PENDING_BYTES.is(store.pending_bytes as f64));
+        all.push(figures::LATEST_HEALTHY.is(u8::from(store.healthy).into()));
+        all.push(figures::LATEST_SPILLED.is(store.spilled as f64));
+        let oldest = latest.oldest_pending(clock::to_wall(clock::now()));
+        all.push(figures::LATEST_OLDEST.is(oldest.as_secs_f64()));
     }
     all
 }

@@ -131,7 +131,7 @@ fn published_out(totals: &Totals) -> u64 {
 
 fn dropped(totals: &Totals) -> u64 {
     let rows = totals.rows();
-    rows.iter().filter(|(name, ..)| *name == "mqtt_messages_dropped_total").map(|(.., value)| value).sum()
+    rows.iter().filter(|row| row.name == "mqtt_messages_dropped_total").map(|row| row.value as u64).sum()
 }
 
 /// The counters that have averages.

@@ -10,8 +10,11 @@ use super::{
     member::Held,
 };
 
+/// How long a call of Fetch reads for more than it has at once.
+const GATHER: Duration = Duration::from_millis(4);
+
 /// Deliveries that one step under a group's lock settles.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 
 impl Groups {
     /// What there is for a member without a stream: waits up to `wait` for something. Its name is its own for `lease` from
@@ -33,6 +36,10 @@ impl Groups {
         let held = Held::take(&self.marker)?;
         let joined = Member::join(&self.find(group)?, &options, held);
         let mut member = joined.map_err(|_| GroupError::TooManyMembers)?;
+        // Where that takes longer, what is there goes; also for who does not wait.
+        if let Ok(filled) = tokio::time::timeout(GATHER, member.fill(room)).await {
+            filled?;
+        }
         let waiting = async {
             loop {
                 let batch = member.next(room).await?;

@@ -1,6 +1,9 @@
 //! Messages that a group has given up, as they are kept.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp, metrics::count};
@@ -46,11 +49,22 @@ pub(super) struct Letters {
     next: u64,
     most: usize,
     most_bytes: usize,
+    /// Those that somebody puts back just now.
+    claimed: BTreeSet<u64>,
 }
 
 impl Letters {
     pub(super) fn new(most: usize, most_bytes: usize) -> Self {
-        Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes }
+        Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes, claimed: BTreeSet::new() }
+    }
+
+    /// Keeps others from putting this one back; false if somebody does, or it is not there. Until [`Self::unclaim`].
+    pub(super) fn claim(&mut self, id: u64) -> bool {
+        self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok() && self.claimed.insert(id)
+    }
+
+    pub(super) fn unclaim(&mut self, id: u64) {
+        self.claimed.remove(&id);
     }
 
     /// One that is there already, in order.

@@ -28,6 +28,7 @@ use super::{
     GroupError,
     definition::{Definition, Kept},
     letters::Letters,
+    member::Held,
     waypoints::Waypoints,
 };
 
@@ -89,6 +90,8 @@ pub(super) struct Inner {
     pub(super) wants: Arc<Wants>,
     pub(super) letters: Letters,
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
+    /// Memory of members without a stream, for what was read for them and not fetched yet.
+    pub(super) ahead: HashMap<u64, Held, RandomState>,
     /// The number of the next write.
     write: u64,
     /// How many there were before this process.
@@ -142,6 +145,7 @@ impl Live {
             wants,
             letters,
             wakers: HashMap::default(),
+            ahead: HashMap::default(),
             write: 1,
             writes: counts.writes,
             first,
@@ -252,7 +256,11 @@ impl Live {
         self.dirty.notify_one();
         self.timer.notify_one();
         self.written.send_modify(|_| {});
-        let wakers: Vec<Waker> = self.inner.lock().wakers.drain().flat_map(|(_, wakers)| wakers).collect();
+        let wakers: Vec<Waker> = {
+            let mut inner = self.inner.lock();
+            inner.ahead.clear();
+            inner.wakers.drain().flat_map(|(_, wakers)| wakers).collect()
+        };
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -343,7 +351,13 @@ impl Live {
         const LONGEST: Duration = Duration::from_millis(100);
         while !self.is_ended() {
             let now = (self.clock)();
-            let next = self.with(|inner| inner.logic.tick(now));
+            let next = self.with(|inner| {
+                let Inner { logic, ahead, .. } = inner;
+                let next = logic.tick(now);
+                // With its lease goes what was read for it.
+                ahead.retain(|number, _| logic.has_member(*number));
+                next
+            });
             match next {
                 Some(next) => {
                     let pause = Duration::from_millis(next.0.saturating_sub(now.0)).clamp(SHORTEST, LONGEST);

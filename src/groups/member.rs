@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use super::{
     GroupError, Marker,
+    calls::STEP,
     live::{Inner, Live},
 };
 
@@ -71,20 +72,32 @@ pub enum Ended {
     GroupGone,
 }
 
-/// Memory set aside for a member, as long as it has a stream or a call.
-pub(super) struct Held(Arc<dyn Marker>);
+/// Memory set aside: for a member, as long as it has a stream or a call, or something was read for its next call.
+pub struct Held {
+    marker: Arc<dyn Marker>,
+    bytes: usize,
+}
 
 impl Held {
     /// # Errors
     /// [`GroupError::Memory`].
     pub(super) fn take(marker: &Arc<dyn Marker>) -> Result<Self, GroupError> {
-        if marker.hold(HELD) { Ok(Self(Arc::clone(marker))) } else { Err(GroupError::Memory) }
+        Self::take_bytes(marker, HELD)
+    }
+
+    /// # Errors
+    /// [`GroupError::Memory`].
+    pub(super) fn take_bytes(marker: &Arc<dyn Marker>, bytes: usize) -> Result<Self, GroupError> {
+        if !marker.hold(bytes) {
+            return Err(GroupError::Memory);
+        }
+        Ok(Self { marker: Arc::clone(marker), bytes })
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.release(HELD);
+        self.marker.release(self.bytes);
     }
 }
 
@@ -104,7 +117,8 @@ pub struct Member {
     unanswered: usize,
     /// Told when some of them were taken.
     answered: Arc<Notify>,
-    _held: Held,
+    /// There until the end.
+    held: Option<Held>,
 }
 
 impl Member {
@@ -114,7 +128,11 @@ impl Member {
         held: Held,
     ) -> Result<Self, groups::TooManyMembers> {
         let now = (live.clock)();
-        let joined = live.with(|inner| inner.logic.join(options, now))?;
+        let joined = live.with(|inner| {
+            let joined = inner.logic.join(options, now)?;
+            inner.ahead.remove(&joined.member.number);
+            Ok(joined)
+        })?;
         live.timer.notify_one();
         Ok(Self {
             live: Arc::clone(live),
@@ -126,7 +144,7 @@ impl Member {
             answers: VecDeque::new(),
             unanswered: 0,
             answered: Arc::default(),
-            _held: held,
+            held: Some(held),
         })
     }
 
@@ -158,6 +176,36 @@ impl Member {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Reads ahead until there is as much as `room`, or nothing more can be read just now: what is on the disk comes in several
+    /// reads, and a call that took what the first has brought would give up the others. Takes nothing. Cancel safe.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub(super) async fn fill(&mut self, room: Room) -> Result<(), Ended> {
+        poll_fn(|cx| {
+            for _ in 0..ROUNDS {
+                if self.live.is_ended() {
+                    return Poll::Ready(Err(Ended::GroupGone));
+                }
+                let (key, limit) = (self.key, MOST_READS - self.reads.len());
+                let looked = self.live.with(|inner| {
+                    let ahead = inner.logic.ahead(key);
+                    let is_enough = ahead.messages >= room.messages || ahead.bytes >= room.bytes;
+                    if is_enough { Ok(None) } else { inner.logic.wants(key, limit).map(Some) }
+                });
+                let wanted = looked.map_err(|groups::Gone| Ended::Fenced)?;
+                let Some(reads) = wanted else { return Poll::Ready(Ok(())) };
+                let brought = self.begin(reads);
+                if !(self.poll_reads(cx) || brought) {
+                    return if self.reads.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending };
+                }
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await
     }
 
     /// [`Self::poll_next`] as a future. Cancel safe.
@@ -201,6 +249,11 @@ impl Member {
             self.answered.notify_one();
         }
         batch.is_drained = taken.is_drained && self.answers.is_empty();
+        Ok(self.begin(reads))
+    }
+
+    /// Begins reads. True if some of them brought something at once.
+    fn begin(&mut self, reads: Vec<Read>) -> bool {
         let mut brought = false;
         for read in reads {
             let limit = ReadLimit { records: read.records, bytes: read.bytes };
@@ -221,7 +274,7 @@ impl Member {
                 }
             }
         }
-        Ok(brought)
+        brought
     }
 
     /// True if a read has ended.
@@ -281,13 +334,22 @@ impl Member {
         (self.unanswered > MOST_UNANSWERED).then(|| Arc::clone(&self.answered))
     }
 
-    /// Gives back.
+    /// Gives back. Others come to the group's lock in between.
     ///
     /// # Errors
     /// [`Ended`].
     pub fn nack(&self, ranges: &Ranges, nack: &Nack) -> Result<(), Ended> {
         let now = (self.live.clock)();
-        self.act(|inner, key| inner.logic.nack(key, ranges, nack, now))
+        let mut left = ranges.clone();
+        loop {
+            let step = self.live.with(|inner| inner.logic.nack(self.key, &left, nack, now, STEP));
+            left = step.map_err(|groups::Gone| Ended::Fenced)?;
+            if left.is_empty() {
+                break;
+            }
+        }
+        self.live.timer.notify_one();
+        Ok(())
     }
 
     /// Keeps so long, from now on.
@@ -333,6 +395,12 @@ impl Drop for Member {
             if self.fetches {
                 for (read, _) in &self.reads {
                     inner.logic.failed(read);
+                }
+                // What was read and not taken stays for the next call, and its memory with it.
+                if inner.logic.ahead(self.key).messages > 0
+                    && let Some(held) = self.held.take()
+                {
+                    inner.ahead.insert(self.key.number, held);
                 }
             } else {
                 inner.logic.close(self.key, now);

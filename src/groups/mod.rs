@@ -38,13 +38,12 @@ use tokio::task::JoinSet;
 pub use definition::{Definition, Filter, Order, WhenFull};
 pub use letters::DeadLetter;
 pub use live::Wants;
-pub use member::{Batch, Ended, Member};
+pub use member::{Batch, Ended, Held, Member};
 
 use self::{
     definition::Kept,
     letters::Letters,
     live::{Counts, DEFINITION, Live, Owner, definition_change, load_counts, load_progress, put},
-    member::Held,
     watching::Table,
 };
 
@@ -555,6 +554,19 @@ impl Groups {
         Member::join(&self.find(group)?, &options, held).map_err(|_| GroupError::TooManyMembers)
     }
 
+    /// Sets memory aside for who keeps what it was delivered in this process.
+    ///
+    /// # Errors
+    /// [`GroupError::Memory`].
+    pub fn set_aside(&self, bytes: usize) -> Result<Held, GroupError> {
+        Held::take_bytes(&self.marker, bytes)
+    }
+
+    /// The number of the log, which is drawn when it is made and kept.
+    pub fn log_id(&self) -> u64 {
+        self.log.id()
+    }
+
     /// All members of a group.
     ///
     /// # Errors
@@ -604,8 +616,9 @@ impl Groups {
         page.iter().map(letters::decode).collect()
     }
 
-    /// Appends letters again, for this group only, and removes them; `ids` that are not there are passed over. None is all.
-    /// Returns how many.
+    /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back just
+    /// now, are passed over. None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all
+    /// the same, and those behind it stay.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
@@ -614,21 +627,9 @@ impl Groups {
         let ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
         let mut count = 0;
         for id in ids {
-            let records = self.state.read(live.id, letters::key(id), None, 1).await?;
-            let Some(letter) = records.first().map(letters::decode).transpose()? else { continue };
-            let device = letter.message.client_id.as_ref().map(gateway_core::ClientId::as_str);
-            let partition = Partition::of(device, &letter.message.topic);
-            let commit = Commit::new();
-            let part = commit.part();
-            let groups: Arc<[GroupId]> = Arc::from([live.id]);
-            if self.log.append(partition, &groups, &letter.message, Some(part)).is_err() {
-                return Err(GroupError::Store(StoreError::Unavailable("the log takes nothing".to_owned())));
-            }
-            commit.done();
-            let refused =
-                || GroupError::Store(StoreError::Unavailable("the log refused the message".to_owned()));
-            commit.wait().await.map_err(|_| refused())?;
-            count += u64::from(self.remove_letter(&live, id).await?);
+            // In a task of its own: a call that is given up between the two writes would leave both.
+            let one = tokio::spawn(put_back(Arc::clone(&self.log), Arc::clone(&live), id));
+            count += u64::from(one.await.map_err(|_| GroupError::Gone)??);
         }
         Ok(count)
     }
@@ -649,32 +650,62 @@ impl Groups {
         live.written(number).await?;
         Ok(count)
     }
+}
 
-    async fn remove_letter(&self, live: &Live, id: u64) -> Result<bool, GroupError> {
-        let (removed, number) = live.with(|inner| {
-            let removed = inner.letters.remove(id);
-            let is_removed = removed.is_some();
-            inner.changes.extend(removed);
-            (is_removed, Live::wait_number(inner))
-        });
-        live.written(number).await?;
-        Ok(removed)
+/// A letter that is being put back, by one call at a time.
+struct Claim<'a> {
+    live: &'a Live,
+    id: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.live.with(|inner| inner.letters.unclaim(self.id));
     }
 }
 
+/// Appends a letter again, and removes it once that is on disk; false if it is not there, or another call does it.
+async fn put_back(log: Arc<dyn PartitionedLog>, live: Arc<Live>, id: u64) -> Result<bool, GroupError> {
+    if !live.with(|inner| inner.letters.claim(id)) {
+        return Ok(false);
+    }
+    let _claim = Claim { live: &live, id };
+    let records = live.state.read(live.id, letters::key(id), None, 1).await?;
+    let Some(letter) = records.first().map(letters::decode).transpose()? else { return Ok(false) };
+    let device = letter.message.client_id.as_ref().map(gateway_core::ClientId::as_str);
+    let partition = Partition::of(device, &letter.message.topic);
+    let commit = Commit::new();
+    let part = commit.part();
+    let groups: Arc<[GroupId]> = Arc::from([live.id]);
+    if log.append(partition, &groups, &letter.message, Some(part)).is_err() {
+        return Err(GroupError::Store(StoreError::Unavailable("the log takes nothing".to_owned())));
+    }
+    commit.done();
+    let refused = || GroupError::Store(StoreError::Unavailable("the log refused the message".to_owned()));
+    commit.wait().await.map_err(|_| refused())?;
+    let (is_removed, number) = live.with(|inner| {
+        let removed = inner.letters.remove(id);
+        let is_removed = removed.is_some();
+        inner.changes.extend(removed);
+        (is_removed, Live::wait_number(inner))
+    });
+    live.written(number).await?;
+    Ok(is_removed)
+}
+
+/// Costs a look at each partition and each member, whatever waits in them, and one search for a time: it is asked by every call
+/// of Fetch, every heartbeat, and for each group of a list.
 fn info(live: &Live) -> Info {
-    let marks = live.log.marks(live.id);
-    live.with(|inner| {
+    let (mut info, floor) = live.with(|inner| {
         let (lag_messages, lag_bytes) = live.lag(inner);
         let status = inner.logic.status();
+        // As it was last written: the place itself is found by looking at all that waits.
         let floor = Partition::all()
-            .filter(|&partition| !inner.logic.is_idle(partition))
-            .map(|partition| inner.logic.floor(partition))
+            .zip(&inner.floors)
+            .filter(|&(partition, _)| !inner.logic.is_idle(partition))
+            .map(|(_, &floor)| floor)
             .min();
-        let oldest = floor.filter(|_| lag_messages > 0);
-        let oldest = oldest
-            .and_then(|floor| marks.iter().rfind(|mark| mark.offset <= floor).or_else(|| marks.first()));
-        Info {
+        let info = Info {
             id: live.id,
             definition: inner.kept.definition.clone(),
             etag: inner.kept.etag.to_string(),
@@ -682,15 +713,18 @@ fn info(live: &Live) -> Info {
             status: GroupStatus {
                 lag_messages,
                 lag_bytes,
-                oldest: oldest.map(|mark| mark.time),
+                oldest: None,
                 outstanding: status.outstanding.messages,
                 members: status.members,
                 dead_letters: inner.letters.len(),
                 lost: inner.lost + status.totals.lost,
                 totals: status.totals,
             },
-        }
-    })
+        };
+        (info, floor.filter(|_| lag_messages > 0))
+    });
+    info.status.oldest = floor.and_then(|floor| live.log.time_at(floor));
+    info
 }
 
 /// Names a place in each partition of a log. Opaque.

@@ -1,5 +1,7 @@
 //! Groups over the engines in memory, in virtual time.
 
+mod fetching;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::LazyLock,
@@ -298,6 +300,37 @@ async fn what_is_not_settled_in_time_comes_again_then_is_given_up() {
     let again = messages(&mut member).await;
     assert_eq!((texts(&again), again[0].attempt), (vec!["1".to_owned()], 1));
     assert_eq!(fixture.groups.requeue("g", &[letter.id]).await.expect("idempotent"), 0);
+}
+
+/// Rules out that backends which ask twice, or give up, make two messages of one letter.
+#[tokio::test(start_paused = true)]
+async fn a_letter_is_put_back_once_by_two_calls_and_by_one_that_is_given_up() {
+    let fixture = Fixture::new(MemoryLogOptions { held: true, ..MemoryLogOptions::default() }).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    fixture.append(group, 1, "1");
+    fixture.log.settle_all();
+    messages(&mut member).await;
+    member.nack(&ids(1, 1), &Nack { dead_letter: true, ..Nack::default() }).expect("a member");
+    let there = async {
+        while fixture.groups.get("g").expect("a group").status.dead_letters == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LONG, there).await.expect("a letter");
+    let given_up = timeout(Duration::from_secs(5), fixture.groups.requeue("g", &[]));
+    assert!(given_up.await.is_err(), "the log has not written it");
+    assert_eq!(fixture.log.waiting(), 1);
+    assert_eq!(fixture.groups.requeue("g", &[]).await.expect("a group"), 0, "the other call does it");
+    assert_eq!(fixture.log.settle_all(), 1);
+    assert_eq!(texts(&messages(&mut member).await), ["1"]);
+    let gone = async {
+        while fixture.groups.get("g").expect("a group").status.dead_letters > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LONG, gone).await.expect("the letter went although nobody waits");
+    assert_eq!(fixture.log.waiting(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -658,6 +691,29 @@ async fn members_beyond_the_memory_are_refused_until_others_have_gone() {
     fixture.groups.open("g", "another", Duration::ZERO, Credit::default()).expect("there is room again");
     drop(members);
     assert_eq!(HOLDS.get(), 0, "all of it is given back");
+}
+
+/// The failure: what was read for a member that fetches is in nobody's account between its calls.
+#[tokio::test(start_paused = true)]
+async fn what_is_read_ahead_of_the_next_fetch_is_on_the_account() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    for _ in 0..3 {
+        fixture.append(group, 1, "x");
+    }
+    let fetch = async |messages: usize| {
+        let room = Room { messages, ..ROOM };
+        let batch = fixture.groups.fetch("g", "f", LONG, Credit::default(), room, Duration::ZERO).await;
+        (batch.expect("a batch").deliveries.len(), HOLDS.get() > 0)
+    };
+    assert_eq!(fetch(1).await, (1, true), "two are read");
+    assert_eq!(fetch(1).await, (1, true), "one is");
+    assert_eq!(fetch(1).await, (1, false));
+    fixture.append(group, 1, "x");
+    fixture.append(group, 1, "x");
+    assert_eq!(fetch(1).await, (1, true));
+    tokio::time::sleep(2 * LONG).await;
+    assert_eq!(HOLDS.get(), 0, "its lease is over");
 }
 
 /// The failure: OLD_TOKEN for a token of just now, since a group that has read to the end of the log is beyond the last message

@@ -26,7 +26,7 @@ use store::{PublisherStore, StoreError};
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{codec::CompressionEncoding::Gzip, service::Routes, transport::Server};
@@ -35,17 +35,21 @@ use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
+use tower_layer::Layer as _;
 
-use crate::{abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows};
+use crate::{
+    abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows,
+    telemetry::TraceClients,
+};
 
 use self::{
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
         server::{
             commands_server::CommandsServer, consumer_server::ConsumerServer, devices_server::DevicesServer,
-            events_server::EventsServer, groups_server::GroupsServer, publisher_server::PublisherServer,
-            security_server::SecurityServer, shadows_server::ShadowsServer, state_server::StateServer,
-            subscriber_server::SubscriberServer,
+            events_server::EventsServer, groups_server::GroupsServer, operations_server::OperationsServer,
+            publisher_server::PublisherServer, security_server::SecurityServer,
+            shadows_server::ShadowsServer, state_server::StateServer, subscriber_server::SubscriberServer,
         },
     },
     server::{access::Access, calls::CallLimit, request_body::RequestBounds, request_size::SizeLimit},
@@ -56,6 +60,7 @@ use self::{
         events::EventsService,
         groups::GroupsService,
         health::Health,
+        operations::OperationsService,
         precedent::PrecedentService,
         publisher::{
             PublisherService,
@@ -73,7 +78,10 @@ use self::{
 use crate::{backends::Backends, reload::Reloads};
 
 pub use self::messages::convert::fuzz_convert;
-pub(crate) use self::{server::accept::GrpcTls, services::state::LatestValues};
+pub(crate) use self::{
+    server::{accept::GrpcTls, local::Local},
+    services::{operations::Operated, state::LatestValues},
+};
 
 /// An event as the API shows it.
 pub(crate) fn event_to_proto(event: broker::Event) -> proto::gateway::v1::Event {
@@ -158,14 +166,11 @@ impl Default for GrpcConfig {
     }
 }
 
-/// Called with a client id and whether to trace it; false if too many are traced.
-pub(crate) type TraceHook = Arc<dyn Fn(&str, bool) -> bool + Send + Sync>;
-
 /// What the server needs beyond the broker.
 #[derive(Clone)]
 pub(crate) struct Hooks {
-    /// Switches tracing of one client (its id) on or off.
-    pub set_trace: TraceHook,
+    /// The devices that are traced.
+    pub traces: &'static TraceClients,
     /// Latest values; `None` if they are switched off.
     pub latest: Option<Arc<dyn LatestValues>>,
     /// Who may call.
@@ -184,6 +189,8 @@ pub(crate) struct Hooks {
     pub commands: Result<Arc<Commands>, &'static str>,
     /// Device shadows, or the key of the configuration that switches them off.
     pub shadows: Result<Arc<Shadows>, &'static str>,
+    /// What operators are shown.
+    pub operated: Arc<Operated>,
 }
 
 /// Why the gRPC server stopped.
@@ -209,44 +216,104 @@ struct Context {
     streams: Arc<Streams>,
     keys: Arc<Keys>,
     schedule: Arc<Schedule>,
+    /// Who walks over all sessions: one at a time.
+    walk: Arc<Semaphore>,
     shutdown: watch::Receiver<bool>,
 }
 
-/// Serves until `shutdown` holds true (or its sender is gone): then health says NOT_SERVING, streams end with
-/// UNAVAILABLE, and calls under way may finish within the drain timeout. `tls` may be replaced at any time;
-/// new connections get what it holds then. `None` is plaintext.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    tls: Option<GrpcTls>,
-    broker: Broker,
+/// The services and what stands around every call, for connections and for clients inside the process.
+pub(crate) struct Api {
     config: GrpcConfig,
-    hooks: Hooks,
+    account: Arc<Account>,
+    limit: CallLimit,
+    access: Access,
+    routes: Routes,
+    health: Health,
+    streams: Arc<Streams>,
     shutdown: watch::Receiver<bool>,
-) -> Result<(), GrpcError> {
-    let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
-    let schedule = open_schedule(&config, &hooks, &broker, &shutdown).await?;
-    let context = Context {
-        broker,
-        keys,
-        schedule,
-        config,
-        hooks,
-        streams: Arc::new(Streams::new(config.max_streams)),
-        shutdown: shutdown.clone(),
-    };
-    let health = HealthReporter::new();
-    let routes = routes(&context, &health)?;
-    let limits = context.broker.limits();
-    let memory = Memory {
-        account: Arc::clone(context.broker.account()),
-        request: RequestBounds { message: config.max_message_bytes, timeout: limits.packet_timeout.0 },
-    };
-    let health =
-        Health { reporter: health, latest: context.hooks.latest.as_ref().and_then(|l| l.condition()) };
-    let streams = Arc::clone(&context.streams);
-    let access = Access(Arc::clone(&context.hooks.backends));
-    drop(context);
-    run(listener, tls, config, memory, access, routes, health, streams, shutdown).await
+}
+
+impl Api {
+    /// Reads what the Publisher remembers, and publishes from then on what is due. Calls are served until `shutdown` holds
+    /// true, or its sender is gone.
+    pub(crate) async fn open(
+        broker: Broker,
+        config: GrpcConfig,
+        hooks: Hooks,
+        shutdown: watch::Receiver<bool>,
+    ) -> Result<Self, GrpcError> {
+        let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
+        let schedule = open_schedule(&config, &hooks, &broker, &shutdown).await?;
+        let streams = Arc::new(Streams::new(config.max_streams));
+        let walk = Arc::new(Semaphore::new(1));
+        let context =
+            Context { broker, keys, schedule, walk, config, hooks, streams, shutdown: shutdown.clone() };
+        let reporter = HealthReporter::new();
+        let routes = routes(&context, &reporter)?;
+        let Context { broker, hooks, streams, .. } = context;
+        let account = Arc::clone(broker.account());
+        let timeout = broker.limits().packet_timeout.0;
+        let bounds = RequestBounds { message: config.max_message_bytes, timeout };
+        Ok(Self {
+            limit: call_limit(&config, &account, bounds),
+            account,
+            access: Access(Arc::clone(&hooks.backends)),
+            routes,
+            health: Health { reporter, latest: hooks.latest.as_ref().and_then(|latest| latest.condition()) },
+            streams,
+            shutdown,
+            config,
+        })
+    }
+
+    /// The services for clients inside the process.
+    pub(crate) fn local(&self) -> Local {
+        Local::new(self.limit.layer(self.access.layer(self.routes.clone())))
+    }
+
+    /// Serves connections until `shutdown`: then health says NOT_SERVING, streams end with UNAVAILABLE, and calls under way
+    /// may finish within the drain timeout. `tls` may be replaced at any time; new connections get what it holds then. `None`
+    /// is plaintext.
+    pub(crate) async fn serve(self, listener: TcpListener, tls: Option<GrpcTls>) -> Result<(), GrpcError> {
+        let Self { config, account, limit, access, routes, mut health, streams, mut shutdown } = self;
+        health.set_all(ServingStatus::Serving).await;
+        let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
+        let door = server::accept::door(&config);
+        // However this ends, no connection outlives it.
+        let _closing = Closing(Arc::clone(&door));
+        let windows = windows(&config, &account);
+        tokio::spawn(server::accept::accept(listener, tls, config, account, door, ready));
+        let router = server(&config, windows).layer(limit).layer(access).add_routes(routes);
+
+        let stop = {
+            let mut shutdown = shutdown.clone();
+            async move {
+                tokio::select! {
+                    // A sender that is gone can never ask: it counts as asking.
+                    () = async { drop(shutdown.wait_for(|stop| *stop).await) } => {}
+                    () = health.follow_latest() => {}
+                }
+                health.set_all(ServingStatus::NotServing).await;
+                streams.close();
+            }
+        };
+        let mut serving = pin!(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop));
+        let drained = async {
+            let _ = shutdown.wait_for(|stop| *stop).await;
+            tokio::time::sleep(config.drain_timeout).await;
+        };
+        tokio::select! {
+            result = &mut serving => Ok(result?),
+            () = drained => {
+                tracing::warn!("grpc calls cut off at shutdown");
+                Ok(())
+            }
+        }
+    }
+}
+
+fn call_limit(config: &GrpcConfig, account: &Arc<Account>, bounds: RequestBounds) -> CallLimit {
+    CallLimit::new(config.max_calls_per_connection, config.max_calls, Arc::clone(account), bounds)
 }
 
 /// Reads the keys that are remembered, and lets those go whose time is over, until `shutdown`.
@@ -282,64 +349,6 @@ async fn open_schedule(
     let schedule = opened.map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))??;
     tokio::spawn(Arc::clone(&schedule).run(broker.clone(), shutdown.clone()));
     Ok(schedule)
-}
-
-/// Where calls are charged, and for what at most.
-struct Memory {
-    account: Arc<Account>,
-    request: RequestBounds,
-}
-
-/// Serves `routes` until `shutdown`.
-#[expect(clippy::too_many_arguments, reason = "each is a part of the server, and tests choose them")]
-async fn run(
-    listener: TcpListener,
-    tls: Option<GrpcTls>,
-    config: GrpcConfig,
-    memory: Memory,
-    access: Access,
-    routes: Routes,
-    mut health: Health,
-    streams: Arc<Streams>,
-    shutdown: watch::Receiver<bool>,
-) -> Result<(), GrpcError> {
-    health.set_all(ServingStatus::Serving).await;
-    let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
-    let door = server::accept::door(&config);
-    // However this ends, no connection outlives it.
-    let _closing = Closing(Arc::clone(&door));
-    tokio::spawn(server::accept::accept(listener, tls, config, Arc::clone(&memory.account), door, ready));
-    let (per_connection, in_all) = (config.max_calls_per_connection, config.max_calls);
-    let router = server(&config, windows(&config, &memory.account))
-        .layer(CallLimit::new(per_connection, in_all, memory.account, memory.request))
-        .layer(access)
-        .add_routes(routes);
-
-    let stop = {
-        let mut shutdown = shutdown.clone();
-        async move {
-            tokio::select! {
-                // A sender that is gone can never ask: it counts as asking.
-                () = async { drop(shutdown.wait_for(|stop| *stop).await) } => {}
-                () = health.follow_latest() => {}
-            }
-            health.set_all(ServingStatus::NotServing).await;
-            streams.close();
-        }
-    };
-    let mut serving = pin!(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop));
-    let mut shutdown = shutdown;
-    let drained = async {
-        let _ = shutdown.wait_for(|stop| *stop).await;
-        tokio::time::sleep(config.drain_timeout).await;
-    };
-    tokio::select! {
-        result = &mut serving => Ok(result?),
-        () = drained => {
-            tracing::warn!("grpc calls cut off at shutdown");
-            Ok(())
-        }
-    }
 }
 
 /// Ends every connection on drop.
@@ -405,6 +414,7 @@ fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcErro
         .add_service(service!(CommandsServer, CommandsService))
         .add_service(service!(SecurityServer, SecurityService))
         .add_service(service!(ShadowsServer, ShadowsService))
+        .add_service(service!(OperationsServer, OperationsService))
         .add_service(service!(PublishedPacketServiceServer, PrecedentService)))
 }
 

@@ -1,36 +1,6 @@
-//! Generated code: messages and clients from one pass, server traits from another (see build.rs).
+//! The messages of crate `gateway-api`, and the traits of the services, generated here (see build.rs).
 
-/// The encoded file descriptors of all our services, for reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
-
-/// Package `gateway`.
-pub mod gateway {
-    /// Package `gateway.v1`: messages and clients.
-    #[allow(
-        clippy::all,
-        clippy::allow_attributes_without_reason,
-        clippy::use_self,
-        unused_qualifications,
-        unreachable_pub,
-        reason = "generated"
-    )]
-    pub mod v1 {
-        tonic::include_proto!("gateway.v1");
-    }
-}
-
-/// Package `rpcserver`: messages and clients of the precedent.
-#[allow(
-    clippy::all,
-    clippy::allow_attributes_without_reason,
-    clippy::use_self,
-    unused_qualifications,
-    unreachable_pub,
-    reason = "generated"
-)]
-pub mod rpcserver {
-    tonic::include_proto!("rpcserver");
-}
+pub use gateway_api::{DESCRIPTORS, gateway, rpcserver};
 
 /// Server traits of `gateway.v1`.
 #[allow(
@@ -42,7 +12,7 @@ pub mod rpcserver {
     reason = "generated"
 )]
 pub(super) mod server {
-    include!(concat!(env!("OUT_DIR"), "/server/gateway.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/gateway.v1.rs"));
 }
 
 /// Server traits of `rpcserver`.
@@ -55,5 +25,5 @@ pub(super) mod server {
     reason = "generated"
 )]
 pub(super) mod precedent_server {
-    include!(concat!(env!("OUT_DIR"), "/server/rpcserver.rs"));
+    include!(concat!(env!("OUT_DIR"), "/rpcserver.rs"));
 }

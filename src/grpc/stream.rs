@@ -7,12 +7,12 @@
 //! would have been.
 
 mod buffer;
+mod open;
 mod target;
 
 use std::{
-    collections::HashMap,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -20,14 +20,14 @@ use std::{
 use broker::{Broker, StreamHandle};
 use bytes::{Buf, BufMut, Bytes};
 use gateway_core::metrics::count;
-use parking_lot::Mutex;
 use prost::encoding::{DecodeContext, WireType};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::{messages::encode, now, status::Error};
+use super::{messages::encode, now, server::access::Call, status::Error};
 
+pub(super) use open::{Backlog, OpenStream, Slot, Streams};
 pub(super) use target::{SlowPolicy, StreamOptions, StreamTarget, Taken};
 
 /// A response that is encoded already; takes the place of the generated type on the server's side.
@@ -56,78 +56,6 @@ impl prost::Message for RawMessage {
 
     fn clear(&mut self) {
         self.0 = Bytes::new();
-    }
-}
-
-/// All streams of the gateway: counts them and ends them at shutdown.
-#[derive(Debug)]
-pub(super) struct Streams {
-    inner: Mutex<Registry>,
-    max: usize,
-}
-
-#[derive(Debug, Default)]
-struct Registry {
-    next: u64,
-    open: HashMap<u64, Option<Weak<StreamTarget>>>,
-    closed: bool,
-}
-
-/// One place among the streams, given back on drop.
-#[derive(Debug)]
-pub(super) struct Slot {
-    streams: Arc<Streams>,
-    id: u64,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.streams.inner.lock().open.remove(&self.id);
-    }
-}
-
-impl Streams {
-    /// At most `max` streams at once.
-    pub(super) fn new(max: usize) -> Self {
-        Self { inner: Mutex::default(), max }
-    }
-
-    /// Takes a place, for a stream with or without a target.
-    pub(super) fn open(self: &Arc<Self>, target: Option<&Arc<StreamTarget>>) -> Result<Slot, Error> {
-        let mut inner = self.inner.lock();
-        if inner.closed {
-            return Err(Error::ShuttingDown);
-        }
-        if inner.open.len() >= self.max {
-            return Err(Error::TooManyStreams);
-        }
-        let id = inner.next;
-        inner.next += 1;
-        inner.open.insert(id, target.map(Arc::downgrade));
-        Ok(Slot { streams: Arc::clone(self), id })
-    }
-
-    /// Tells watchers that values of `device` were deleted.
-    pub(super) fn removed(&self, device: &str, topics: &[Arc<str>]) {
-        let targets: Vec<_> = {
-            let inner = self.inner.lock();
-            inner.open.values().flatten().filter_map(Weak::upgrade).collect()
-        };
-        for target in targets {
-            target.removed(device, topics);
-        }
-    }
-
-    /// Ends all streams that have a target, and refuses new ones.
-    pub(super) fn close(&self) {
-        let targets: Vec<_> = {
-            let mut inner = self.inner.lock();
-            inner.closed = true;
-            inner.open.values().flatten().filter_map(Weak::upgrade).collect()
-        };
-        for target in targets {
-            target.close(Error::ShuttingDown);
-        }
     }
 }
 
@@ -225,15 +153,15 @@ pub(super) struct Pace {
 }
 
 impl Subscription {
-    /// Registers `target` with the broker for `filters`.
+    /// Registers `target` with the broker for `filters`, for a call.
     pub(super) fn attach(
         broker: &Broker,
-        streams: &Arc<Streams>,
+        (streams, call): (&Arc<Streams>, &Arc<Call>),
         target: Arc<StreamTarget>,
         filters: &[String],
         pace: Pace,
     ) -> Result<Self, Error> {
-        let slot = streams.open(Some(&target))?;
+        let slot = streams.open_with(call, &target, filters)?;
         let handle = broker.attach_stream(target.clone(), filters);
         Ok(Self::new(target, Some(handle), slot, pace))
     }

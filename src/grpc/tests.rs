@@ -40,13 +40,13 @@ async fn start_with(
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let health = Health { reporter: health, latest };
     let streams = Arc::new(Streams::new(1));
-    let memory = Memory {
-        account: Arc::new(Account::new(64 << 20)),
-        request: RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) },
-    };
+    let account = Arc::new(Account::new(64 << 20));
+    let bounds = RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) };
+    let limit = call_limit(&config, &account, bounds);
     let tls = tls.map(|settings| GrpcTls { settings, revocations: None });
     let access = Access(Arc::new(Backends::open(&Default::default()).unwrap()));
-    let server = tokio::spawn(run(listener, tls, config, memory, access, routes, health, streams, shutdown));
+    let api = Api { config, account, limit, access, routes, health, streams, shutdown };
+    let server = tokio::spawn(api.serve(listener, tls));
     Running { port, stop, server }
 }
 
@@ -332,4 +332,31 @@ async fn state_is_healthy_only_with_its_store_and_the_server_always() {
     running.stop.send(true).unwrap();
     drop(channel);
     running.server.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_call_inside_the_process_is_let_in_by_the_same_layers() {
+    let token = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(token.path(), "").unwrap();
+    let config = crate::config::Backends { tokens: Some(token.path().to_owned()), ..Default::default() };
+    let health = HealthReporter::new();
+    let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
+    let account = Arc::new(Account::new(64 << 20));
+    let bounds = RequestBounds { message: 1 << 20, timeout: Duration::from_secs(30) };
+    let api = Api {
+        config: GrpcConfig::default(),
+        limit: CallLimit::new(1, 1, Arc::clone(&account), bounds),
+        account,
+        access: Access(Arc::new(Backends::open(&config).unwrap())),
+        routes,
+        health: Health { reporter: health, latest: None },
+        streams: Arc::new(Streams::new(1)),
+        shutdown: watch::channel(false).1,
+    };
+    let local = api.local().on_behalf_of(([127, 0, 0, 1], 1).into());
+    let mut health = HealthClient::new(local.clone());
+    assert!(health.check(HealthCheckRequest::default()).await.is_ok(), "anybody may ask for health");
+    let mut state = proto::gateway::v1::state_client::StateClient::new(local);
+    let denied = state.get_latest(proto::gateway::v1::GetLatestRequest::default()).await.unwrap_err();
+    assert_eq!(denied.code(), Code::Unauthenticated);
 }

@@ -4,7 +4,8 @@
 //! accept       from a listening socket to a connection that owns a session
 //! connection   the task of a connection: reads, has the session handle frames, does what that leaves, ends
 //! device       a session as all threads see it: out-buffer and link behind one lock; flush writes
-//! layers       TLS and WebSocket
+//! layers       TLS and WebSocket, and the socket below them
+//! quic         what is in the place of a socket for MQTT over QUIC
 //! errands      what connections do for subscriptions that they have not asked for
 //! evict        ends connections that may no longer be
 //! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
@@ -20,11 +21,16 @@ mod device;
 mod errands;
 mod evict;
 mod layers;
+#[cfg(feature = "quic")]
+mod quic;
 mod shard;
 mod shared;
 mod timers;
+mod trace;
 mod wheel;
 
 pub(crate) use accept::listener::{BoundListener, accept_loop};
-pub(crate) use shard::{ShardHandle, start_shards, tick_shards};
+#[cfg(feature = "quic")]
+pub(crate) use quic::ALPN;
+pub(crate) use shard::{Pulse, ShardHandle, start_shards, tick_shards};
 pub(crate) use shared::{Shared, session_maker};

@@ -7,7 +7,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::Context,
     thread::JoinHandle,
@@ -15,7 +15,7 @@ use std::{
 };
 
 use broker::Turn;
-use gateway_core::{Effort, Peer, Timestamp};
+use gateway_core::{Effort, Peer, Timestamp, clock};
 use session::trim_buffers;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
 
@@ -30,6 +30,8 @@ use super::{
 };
 use crate::door::{Guest, Seat};
 use crate::net::Shared;
+#[cfg(feature = "quic")]
+use crate::net::quic::Call;
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
@@ -130,9 +132,17 @@ pub(super) fn flush_turn() {
     }
 }
 
+/// What a listener accepted.
+pub(super) enum Arrived {
+    /// A socket, of TCP or of the Unix family.
+    Stream(std::net::TcpStream),
+    #[cfg(feature = "quic")]
+    Quic(Box<Call>),
+}
+
 /// An accepted socket on its way to its shard.
 pub(super) struct Incoming {
-    pub(super) stream: std::net::TcpStream,
+    pub(super) stream: Arrived,
     pub(super) peer: Peer,
     pub(super) listener: Arc<Listener>,
     pub(super) seat: Seat,
@@ -151,9 +161,30 @@ enum Order {
 pub(crate) struct ShardHandle {
     sender: mpsc::Sender<Order>,
     connections: Arc<AtomicUsize>,
+    pulse: Pulse,
+}
+
+/// When a shard last looked at what a second brings, in milliseconds of [`Timestamp`].
+#[derive(Clone)]
+pub(crate) struct Pulse(Arc<AtomicU64>);
+
+impl Pulse {
+    fn new() -> Self {
+        Self(Arc::new(AtomicU64::new(clock::now().0)))
+    }
+
+    /// For how long the shard has not looked; a second is ordinary.
+    pub(crate) fn silence(&self) -> Duration {
+        Duration::from_millis(clock::now().0.saturating_sub(self.0.load(Relaxed)))
+    }
 }
 
 impl ShardHandle {
+    /// Whether the shard goes on.
+    pub(crate) fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
     /// Connections of this shard now.
     pub(super) fn load(&self) -> usize {
         self.connections.load(Relaxed)
@@ -190,7 +221,8 @@ pub(crate) fn start_shards(
     for index in 0..count {
         let (sender, receiver) = mpsc::channel(HANDOVER);
         let connections = Arc::new(AtomicUsize::new(0));
-        handles.push(ShardHandle { sender, connections: Arc::clone(&connections) });
+        let pulse = Pulse::new();
+        handles.push(ShardHandle { sender, connections: Arc::clone(&connections), pulse: pulse.clone() });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .event_interval(POLLS_PER_LOOK)
@@ -202,7 +234,7 @@ pub(crate) fn start_shards(
             runtime.block_on(async {
                 tokio::select! {
                     () = shared.until_ended() => {}
-                    () = run(receiver, Arc::clone(&shared), connections) => {}
+                    () = run(receiver, Arc::clone(&shared), connections, pulse) => {}
                 }
             });
             // Connections that are dropped with their runtime may have timers.
@@ -214,13 +246,19 @@ pub(crate) fn start_shards(
     Ok((handles, threads))
 }
 
-async fn run(mut orders: mpsc::Receiver<Order>, shared: Arc<Shared>, connections: Arc<AtomicUsize>) {
+async fn run(
+    mut orders: mpsc::Receiver<Order>,
+    shared: Arc<Shared>,
+    connections: Arc<AtomicUsize>,
+    pulse: Pulse,
+) {
     while let Some(order) = orders.recv().await {
         match order {
             Order::Serve(incoming, load) => {
                 tokio::spawn(Serving::new(incoming, load, &shared));
             }
             Order::Tick => {
+                pulse.0.store(clock::now().0, Relaxed);
                 wheel::tick();
                 started::tick(shared.limits.packet_timeout.secs());
                 trim_buffers();

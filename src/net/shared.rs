@@ -157,20 +157,7 @@ mod tests {
     /// In virtual time.
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
-        let broker = Broker::new(BrokerConfig {
-            limits: Arc::default(),
-            non_broker: false,
-            namespace: String::new(),
-            listener_strategies: Default::default(),
-            latest: None,
-            history: None,
-            stores: None,
-            log: None,
-            reserved: Vec::new(),
-            durability: broker::DurabilityRules::default(),
-            judge_will: None,
-            tenants: Default::default(),
-        });
+        let broker = Broker::new(BrokerConfig::default());
         let shared = Shared::new(broker, Arc::new(AllowAll), None, Guard::idle(), String::new());
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");

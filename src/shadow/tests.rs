@@ -37,20 +37,7 @@ impl Bench {
         };
         let store = Arc::new(MemoryShadows::default());
         let shadows = Shadows::new(Arc::clone(&store) as _, options);
-        let broker = Broker::new(BrokerConfig {
-            limits: Arc::new(limits),
-            non_broker: false,
-            namespace: String::new(),
-            listener_strategies: Default::default(),
-            latest: None,
-            history: None,
-            stores: None,
-            log: None,
-            reserved: Vec::new(),
-            durability: Default::default(),
-            judge_will: None,
-            tenants: Default::default(),
-        });
+        let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
         Self { broker, store, part: DeviceShadows(Arc::clone(&shadows)), shadows }
     }
 

@@ -1,15 +1,7 @@
-//! The log: where it goes, in which form, what passes; and the live trace of single clients.
+//! The log: where it goes, in which form, what passes.
 
-use std::{
-    collections::HashSet,
-    io::IsTerminal,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-};
+use std::{io::IsTerminal, sync::Arc};
 
-use parking_lot::RwLock;
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{
     Layer, Registry,
@@ -22,6 +14,7 @@ use tracing_subscriber::{
 use super::{
     audit::{AUDIT, AuditFile},
     lines::Lines,
+    trace::trace_clients,
 };
 use crate::config::{Log, LogFormat, log_level};
 
@@ -91,91 +84,9 @@ fn filter(level: &str) -> Targets {
         .fold(targets, |targets, library| targets.with_target(*library, most))
 }
 
-/// The clients whose packets are logged now. Checking costs one relaxed load while there are none.
-#[derive(Debug, Default)]
-pub struct TraceClients {
-    any: AtomicBool,
-    clients: RwLock<HashSet<String>>,
-}
-
-impl TraceClients {
-    /// Whether events of this client go to [`CLIENT_TRACE`].
-    pub fn is_traced(&self, client_id: &str) -> bool {
-        self.any.load(Relaxed) && self.clients.read().contains(client_id)
-    }
-
-    /// Whether any client is traced.
-    pub fn any(&self) -> bool {
-        self.any.load(Relaxed)
-    }
-
-    /// The most clients traced at once, besides those of the configuration.
-    const MOST: usize = 1000;
-
-    /// Starts tracing a client; false if too many are traced.
-    pub fn add(&self, client_id: &str) -> bool {
-        let mut clients = self.clients.write();
-        if clients.len() >= Self::MOST && !clients.contains(client_id) {
-            return false;
-        }
-        clients.insert(client_id.to_owned());
-        self.any.store(true, Relaxed);
-        true
-    }
-
-    /// Stops tracing a client; false if it was not traced.
-    pub fn remove(&self, client_id: &str) -> bool {
-        let mut clients = self.clients.write();
-        let removed = clients.remove(client_id);
-        self.any.store(!clients.is_empty(), Relaxed);
-        removed
-    }
-
-    /// Traces exactly these clients.
-    pub fn replace(&self, ids: impl IntoIterator<Item = String>) {
-        let mut clients = self.clients.write();
-        *clients = ids.into_iter().collect();
-        self.any.store(!clients.is_empty(), Relaxed);
-    }
-
-    /// The traced clients in order.
-    pub fn list(&self) -> Vec<String> {
-        let mut list: Vec<String> = self.clients.read().iter().cloned().collect();
-        list.sort_unstable();
-        list
-    }
-}
-
-/// The set of the process.
-pub fn trace_clients() -> &'static TraceClients {
-    static CLIENTS: OnceLock<TraceClients> = OnceLock::new();
-    CLIENTS.get_or_init(TraceClients::default)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn clients_are_traced_from_add_to_remove() {
-        let clients = TraceClients::default();
-        assert!(!clients.any() && !clients.is_traced("a"));
-        assert!(clients.add("a") && clients.add("a"));
-        assert!(clients.is_traced("a") && !clients.is_traced("b"));
-        assert!(clients.remove("a") && !clients.remove("a"));
-        assert!(!clients.any());
-        clients.replace(["z".to_owned(), "y".to_owned()]);
-        assert_eq!(clients.list(), ["y", "z"]);
-    }
-
-    /// Rules out a set that backends let grow without end.
-    #[test]
-    fn a_thousand_clients_are_traced_and_no_more() {
-        let clients = TraceClients::default();
-        assert!((0..1000).all(|n| clients.add(&n.to_string())));
-        assert!(!clients.add("one more") && clients.add("999"));
-        assert!(clients.remove("5") && clients.add("one more"));
-    }
 
     #[test]
     fn spans_that_nobody_wants_are_not_made_at_each_request_to_the_database() {

@@ -2,34 +2,17 @@
 
 use std::fmt::Write;
 
-use gateway_core::metrics::{Gauge, MetricKind, Row, Totals, escape_label};
+use gateway_core::metrics::{Row, Totals, figures};
 
 use super::ProcessStats;
 
-/// Everything countable: counters, gauges, figures of the process and the version. `/metrics` and OTLP show
-/// exactly this.
-pub(crate) fn rows(totals: &Totals, gauges: Vec<Gauge>, process: &ProcessStats) -> Vec<Row> {
-    let counters = totals.rows().into_iter().map(|(name, help, labels, value)| Row {
-        name,
-        suffix: "",
-        help,
-        kind: MetricKind::Counter,
-        labels: labels.into(),
-        value: value as f64,
-    });
-    let gauge = |name, help, labels: String, value| Row {
-        name,
-        suffix: "",
-        help,
-        kind: MetricKind::Gauge,
-        labels: labels.into(),
-        value,
-    };
-    let mut rows: Vec<Row> = counters.collect();
-    rows.extend(gauges.into_iter().map(|(name, help, labels, value)| gauge(name, help, labels, value)));
+/// Everything countable: counters, what was read of the rest, figures of the process and the version. `/metrics` and OTLP
+/// show exactly this.
+pub(crate) fn rows(totals: &Totals, read: Vec<Row>, process: &ProcessStats) -> Vec<Row> {
+    let mut rows = totals.rows();
+    rows.extend(read);
     rows.extend(process_rows(process));
-    let version = format!("version=\"{}\"", escape_label(crate::config::version()));
-    rows.push(gauge("mqtt_server_build_info", "Version of the server", version, 1.0));
+    rows.push(figures::BUILD_INFO.of([crate::config::version()], 1.0));
     rows
 }
 
@@ -43,26 +26,17 @@ pub(crate) fn render(rows: &[Row]) -> String {
     page.finish()
 }
 
-fn process_rows(process: &ProcessStats) -> impl Iterator<Item = Row> {
+fn process_rows(process: &ProcessStats) -> [Row; 8] {
     [
-        ("process_resident_memory_bytes", "Resident memory", process.rss_bytes as f64),
-        ("process_resident_memory_peak_bytes", "Highest resident memory", process.rss_peak_bytes as f64),
-        ("process_virtual_memory_bytes", "Virtual memory", process.virtual_bytes as f64),
-        ("process_cpu_seconds_total", "User and system CPU time", process.cpu_seconds),
-        ("process_open_fds", "Open file descriptors", process.open_fds as f64),
-        ("process_max_fds", "Most file descriptors allowed", process.max_fds as f64),
-        ("process_threads", "Threads", process.threads as f64),
-        ("process_start_time_seconds", "Start, seconds since 1970", process.start_seconds),
+        figures::PROCESS_RESIDENT.is(process.rss_bytes as f64),
+        figures::PROCESS_RESIDENT_PEAK.is(process.rss_peak_bytes as f64),
+        figures::PROCESS_VIRTUAL.is(process.virtual_bytes as f64),
+        figures::PROCESS_CPU.is(process.cpu_seconds),
+        figures::PROCESS_FDS.is(process.open_fds as f64),
+        figures::PROCESS_FDS_LIMIT.is(process.max_fds as f64),
+        figures::PROCESS_THREADS.is(process.threads as f64),
+        figures::PROCESS_START.is(process.start_seconds),
     ]
-    .into_iter()
-    .map(|(name, help, value)| Row {
-        name,
-        suffix: "",
-        help,
-        kind: if name.ends_with("_total") { MetricKind::Counter } else { MetricKind::Gauge },
-        labels: "".into(),
-        value,
-    })
 }
 
 fn number(value: f64) -> String {
@@ -111,13 +85,13 @@ mod tests {
     #[test]
     fn every_name_is_described_once_and_its_rows_stand_together() {
         let totals = Totals { refused_connect: 3, handshake_timeout: 4, ..Totals::default() };
-        let gauges: Vec<Gauge> = vec![
-            ("mqtt_connections", "Connections", "listener=\"a\"".to_owned(), 2.0),
-            ("mqtt_sessions", "Sessions", String::new(), 0.5),
-            ("mqtt_connections", "Connections", format!("listener=\"{}\"", escape_label("b\"\\")), 1.0),
+        let read = vec![
+            figures::GROUP_LOST.of(["a"], 2.0),
+            figures::SESSIONS.is(0.5),
+            figures::GROUP_LOST.of(["b\"\\"], 1.0),
         ];
         let process = ProcessStats { cpu_seconds: 1.25, ..ProcessStats::default() };
-        let text = render(&rows(&totals, gauges, &process));
+        let text = render(&rows(&totals, read, &process));
         let mut described = HashSet::new();
         let mut current = "";
         for line in text.lines() {
@@ -136,7 +110,7 @@ mod tests {
         for line in [
             "mqtt_connections_refused_total{reason=\"connack\"} 3",
             "mqtt_connections_refused_total{reason=\"connect_timeout\"} 4",
-            "mqtt_connections{listener=\"b\\\"\\\\\"} 1",
+            "gateway_group_lost{group=\"b\\\"\\\\\"} 1",
             "mqtt_sessions 0.5",
             "process_cpu_seconds_total 1.25",
         ] {

@@ -1,21 +1,18 @@
-//! Logs, the HTTP pages for operators, and OTLP export. A leaf beside `config`.
+//! Logs, metrics as operators read them, and OTLP export. A leaf beside `config`.
 
 mod audit;
 mod export;
-mod http;
 mod lines;
 mod logs;
 mod metrics;
 #[cfg(feature = "otel")]
 mod otel;
-mod pages;
 mod process;
-mod write_timeout;
+mod trace;
 
 pub(crate) use audit::AUDIT;
 pub(crate) use export::{ReadRows, Telemetry};
-pub(crate) use http::{HttpLimits, serve};
-pub use logs::trace_clients;
 pub(crate) use metrics::{render, rows};
-pub(crate) use pages::{Denied, Pages};
 pub(crate) use process::ProcessStats;
+pub use trace::trace_clients;
+pub(crate) use trace::{ClientTrace, TraceClients, TracedPacket, TracedPublish, WATCH_BYTES, Watch};

@@ -70,6 +70,11 @@ pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts
 }
 
 impl Facts {
+    /// Seconds since 1970: the latest begin in the chain, and the earliest end.
+    pub(super) fn validity(&self) -> (i64, i64) {
+        (self.from, self.until)
+    }
+
     /// Days until the end, below zero after it.
     pub(super) fn days_left(&self, now: SystemTime) -> f64 {
         (self.until - seconds(now)) as f64 / DAY as f64

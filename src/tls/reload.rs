@@ -55,6 +55,21 @@ struct Pair {
     told_nameless: bool,
 }
 
+/// A certificate in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Certificate {
+    /// The use.
+    pub(crate) of: String,
+    /// Its file.
+    pub(crate) file: PathBuf,
+    /// The DNS names in it.
+    pub(crate) names: Vec<String>,
+    /// Seconds since 1970: the latest begin in its chain.
+    pub(crate) from: i64,
+    /// The earliest end in its chain.
+    pub(crate) until: i64,
+}
+
 /// A problem of a certificate in use because of which clients will refuse it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notice {
@@ -154,6 +169,19 @@ impl TlsStore {
         let uses = self.uses.lock();
         let pairs = uses.iter().flat_map(|entry| entry.pairs.iter().map(|pair| (&entry.name, pair)));
         pairs.map(|(name, pair)| (name.clone(), pair.cert.clone(), pair.facts.days_left(now))).collect()
+    }
+
+    /// Every certificate of every use.
+    pub(crate) fn certificates(&self) -> Vec<Certificate> {
+        let uses = self.uses.lock();
+        let pairs = uses.iter().flat_map(|entry| entry.pairs.iter().map(|pair| (&entry.name, pair)));
+        pairs
+            .map(|(name, pair)| {
+                let (from, until) = pair.facts.validity();
+                let names = pair.facts.names.clone();
+                Certificate { of: name.clone(), file: pair.cert.clone(), names, from, until }
+            })
+            .collect()
     }
 
     /// What should be reported at `now` and was not yet since the certificate was read: that it has no names, that it

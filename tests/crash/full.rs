@@ -28,22 +28,22 @@ use super::{
 };
 
 /// Latest values have a store of their own, which is not what is tested.
-const CONFIG: &str = "[latest]\nenabled = false\n";
+pub(super) const CONFIG: &str = "[latest]\nenabled = false\n";
 const GROUP: &str = "g";
 
 /// A file system of its own.
-struct Disk(PathBuf);
+pub(super) struct Disk(PathBuf);
 
 impl Disk {
     /// Mounts a small one; `None` where that is not allowed.
-    fn mount(path: &Path) -> Option<Self> {
+    pub(super) fn mount(path: &Path) -> Option<Self> {
         let mut mount = Command::new("mount");
         let done = mount.args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(path).output();
         done.is_ok_and(|output| output.status.success()).then(|| Self(path.to_owned()))
     }
 
     /// Takes all room that is left, and whatever becomes free until the answer is dropped.
-    fn fill(&self) -> Ballast {
+    pub(super) fn fill(&self) -> Ballast {
         let path = self.0.join("ballast");
         let mut file = File::create(&path).expect("make the ballast");
         let (full, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -72,7 +72,7 @@ impl Drop for Disk {
 }
 
 /// What fills a disk.
-struct Ballast {
+pub(super) struct Ballast {
     path: PathBuf,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

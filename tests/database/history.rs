@@ -15,7 +15,7 @@ use crate::{
     tables::{Tables, wait_for},
 };
 
-const RULE: &str = "[[database.history]]\nfilter = \"log/#\"\nttl = \"1h\"\n";
+pub(crate) const RULE: &str = "[[database.history]]\nfilter = \"log/#\"\nttl = \"1h\"\n";
 
 fn request(topic: &str, oldest_first: bool) -> ListHistoryRequest {
     ListHistoryRequest {
@@ -28,7 +28,7 @@ fn request(topic: &str, oldest_first: bool) -> ListHistoryRequest {
 }
 
 /// Publishes the numbers, each acknowledged, to a topic with history and to one without.
-fn publish(gateway: &Gateway, numbers: std::ops::Range<u32>) {
+pub(crate) fn publish(gateway: &Gateway, numbers: std::ops::Range<u32>) {
     let mut device = Client::connect(gateway.mqtt(), Protocol::V5, "recorder");
     for number in numbers {
         device.publish_acked("log/a", &number.to_be_bytes(), false);
@@ -37,7 +37,7 @@ fn publish(gateway: &Gateway, numbers: std::ops::Range<u32>) {
 }
 
 /// Waits until nothing of the history waits for the database.
-fn is_written(gateway: &Gateway) {
+pub(crate) fn is_written(gateway: &Gateway) {
     wait_for("the history is written", || match gateway.server.metric("gateway_history_pending") {
         0 => Ok(()),
         waiting => Err(format!("{waiting} messages wait")),

@@ -19,6 +19,7 @@ mod gateway;
 mod history;
 mod load;
 mod proxy;
+mod rpcs;
 mod schema;
 mod several;
 mod shadows;

@@ -340,6 +340,35 @@ fn a_revoked_certificate_ends_its_connection_and_no_other() {
     until(|| server.log().contains("connection ended, it may no longer be"));
 }
 
+/// The failure: devices of a new authority wait for a restart, or those of one that is gone come in by resuming a session.
+#[test]
+fn an_authority_is_rotated_with_both_for_a_while_and_without_a_restart() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let (old, new) = (Authority::new(&dir.path().join("old")), Authority::new(&dir.path().join("new")));
+    let pem = |authority: &Authority| fs::read_to_string(authority.path("ca.crt")).expect("read");
+    let trusted = dir.path().join("clients.crt");
+    fs::write(&trusted, pem(&old)).expect("write the authority");
+    let more = format!("[tls]\nclient_ca = \"{}\"\nrequire_client_cert = true", trusted.display());
+    let server = server_of(&old, &more);
+    let port = server.port("secured");
+    let trust = Trust::in_authority(&old.der);
+    let (before, after) = (trust.config(Some(old.client(7))), trust.config(Some(new.client(8))));
+    let mut device = Secured::connect(port, Arc::clone(&before), "stays").expect("of the authority");
+    assert!(Secured::connect(port, Arc::clone(&after), "after").is_err(), "nobody knows it yet");
+
+    fs::write(&trusted, [pem(&old), pem(&new)].concat()).expect("write both");
+    reload(&server, RELOADED);
+    Secured::connect(port, Arc::clone(&after), "after").expect("of the new one");
+    Secured::connect(port, Arc::clone(&before), "before").expect("of the old one, still");
+
+    fs::write(&trusted, pem(&new)).expect("write the new one");
+    reload(&server, RELOADED);
+    assert!(Secured::connect(port, before, "before").is_err(), "not even by resuming its session");
+    Secured::connect(port, after, "after").expect("of the new one");
+    device.send(&Packet::PingReq).expect("send");
+    assert_eq!(device.next().expect("who is connected stays")[0], 0xD0);
+}
+
 /// The failure: a ban of a certificate by its name misses who has logged in otherwise, or is connected already.
 #[test]
 fn a_ban_by_common_name_ends_a_device_that_logged_in_without_it() {

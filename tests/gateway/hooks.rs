@@ -242,7 +242,7 @@ fn more_logins_than_may_wait_for_a_hook_are_busy() {
     assert_eq!(hook.asked(), 1);
 }
 
-/// Logins a second against a hook that takes 20 ms: the figure in docs/security.md. Nothing is asserted about time; run it with
+/// Logins a second against a hook that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted about time; run it with
 /// `cargo test --profile dist --test gateway -- --ignored --nocapture hook_of_20_ms`.
 #[test]
 #[ignore = "a measurement"]

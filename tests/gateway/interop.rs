@@ -58,12 +58,17 @@ fn mosquitto(scenario: &str) {
 
 #[test]
 fn paho_over_tcp_and_websocket() {
-    pytest("test_transports.py", "not tls and not wss");
+    pytest("test_transports.py", "not tls and not wss and not quic");
 }
 
 #[test]
 fn paho_over_tls_and_secure_websocket() {
     pytest("test_transports.py", "tls or wss");
+}
+
+#[test]
+fn httpx_over_http_and_its_openapi_file() {
+    pytest("test_http.py", "");
 }
 
 #[test]

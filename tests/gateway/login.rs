@@ -260,7 +260,7 @@ pub(crate) fn logins_a_second(clients: usize, logins: usize, answer: impl Fn(&st
     (clients * logins) as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Logins a second by password, and the memory that hashing takes: the figures in docs/security.md. Run it with
+/// Logins a second by password, and the memory that hashing takes: the figures in docs/security/devices.md. Run it with
 /// `cargo test --profile dist --test gateway -- --ignored --nocapture by_password`.
 #[test]
 #[ignore = "a measurement"]

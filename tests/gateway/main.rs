@@ -3,15 +3,22 @@
 #![expect(clippy::print_stderr, reason = "what was left out, and what scripts print, belongs to the output")]
 
 mod bans;
+mod bridges;
 mod certificates;
 #[path = "../support/client.rs"]
 mod client;
+mod clients;
+mod ctl;
 mod damage;
 mod delivery;
 mod doors;
 mod durable;
 mod enhanced;
+mod guides;
 mod hooks;
+mod http_api;
+mod https;
+mod import;
 mod interop;
 mod jwks;
 mod limits;
@@ -22,7 +29,10 @@ mod matrix;
 mod memory;
 mod metrics;
 mod non_broker;
+mod observability;
+mod page;
 mod provider;
+mod quic;
 mod quotas;
 mod restart;
 mod rpcs;
@@ -34,6 +44,7 @@ mod script;
 mod shadows;
 mod start;
 mod store_tool;
+mod supervisor;
 #[path = "../support/mod.rs"]
 mod support;
 mod tour;

@@ -885,7 +885,7 @@ async fn the_provider_is_part_of_the_explanation() {
     tokio::task::spawn_blocking(|| drop((provider, server))).await.expect("stop");
 }
 
-/// Logins a second against a service that takes 20 ms: the figure in docs/security.md. Nothing is asserted about time; run it with
+/// Logins a second against a service that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted about time; run it with
 /// `cargo test --profile dist --test gateway -- --ignored --nocapture provider_of_20_ms`.
 #[test]
 #[ignore = "a measurement"]

@@ -15,6 +15,10 @@ use std::{
 use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
 use codec::{AckKind, encode_ack};
 use gateway_core::Protocol;
+use mqtt_server::proto::gateway::v1::{
+    PublishRequest, UpdateShadowRequest, Wait, publisher_client::PublisherClient,
+    shadows_client::ShadowsClient,
+};
 use prost::Message as _;
 use prost_types::{FileDescriptorProto, FileDescriptorSet};
 use rumqttc::v5::{
@@ -28,9 +32,13 @@ use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::mpsc};
 
 use crate::{
-    client::{Client, decoded, hello},
+    client::{Client, Got, decoded, hello},
     support::{Server, need, on_path, python, root, run, skipped},
 };
+
+/// What devices may do where there are rules: all but this.
+const RULES: &str =
+    "[[rules]]\ndeny = \"all\"\ntopics = [\"kept/#\"]\n\n[[rules]]\nallow = \"all\"\ntopics = [\"#\"]\n";
 
 /// Only a failing test takes so long.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -40,7 +48,11 @@ fn folder() -> PathBuf {
 }
 
 fn table() -> Value {
-    let text = fs::read_to_string(folder().join("table.json")).expect("read the table");
+    read_table("table.json")
+}
+
+fn read_table(name: &str) -> Value {
+    let text = fs::read_to_string(folder().join(name)).expect("read the table");
     serde_json::from_str(&text).expect("the table is JSON")
 }
 
@@ -103,9 +115,12 @@ fn keys(table: &Value, name: &str) -> BTreeSet<String> {
 #[test]
 fn each_rpc_has_a_row_in_which_it_succeeds() {
     let table = table();
-    let succeeds = |row: &&&Value| row["code"].is_null() && row["types"].is_null();
+    // Walked by tests/database/rpcs.rs.
+    let with_database = read_table("database.json");
+    let succeeds = |row: &&Value| row["code"].is_null() && row["types"].is_null();
     let tried: BTreeSet<String> = rows(&table)
-        .iter()
+        .into_iter()
+        .chain(rows(&with_database))
         .filter(succeeds)
         .map(|row| row["call"].as_str().unwrap_or_default().to_owned())
         .collect();
@@ -118,7 +133,7 @@ fn each_rpc_has_a_row_in_which_it_succeeds() {
 }
 
 /// Every reason of the code: the words to which `fn reason` maps.
-fn reasons() -> BTreeSet<String> {
+pub(crate) fn reasons() -> BTreeSet<String> {
     let mut reasons = BTreeSet::new();
     for file in ["src/grpc/status.rs", "src/backends/mod.rs", "src/grpc/messages/commands.rs"] {
         let text = fs::read_to_string(root().join(file)).expect("read the code");
@@ -149,11 +164,81 @@ fn each_reason_has_a_row_or_it_is_said_why_not() {
 fn the_table_has_no_field_that_nobody_reads() {
     let table = table();
     let fields = keys(&table, "fields");
-    for row in rows(&table) {
+    let with_database = read_table("database.json");
+    for row in rows(&table).into_iter().chain(rows(&with_database)) {
         let unknown: Vec<_> =
             row.as_object().expect("a row").keys().filter(|key| !fields.contains(*key)).collect();
         assert!(unknown.is_empty(), "{unknown:?} in {row}");
     }
+}
+
+/// The library that makes the disk of a gateway obey a file, built into `dir`.
+fn recorder(dir: &Path) -> PathBuf {
+    let library = dir.join("recorder.so");
+    let source = root().join("tests/recorder/recorder.c");
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-fPIC", "-O2", "-o"]).args([&library, &source]).args(["-ldl", "-lpthread"]);
+    let (built, output) = run(&mut command, LIMIT);
+    assert!(built, "{output}");
+    library
+}
+
+/// A gateway whose disk stands still as long as the file `stall` is there.
+fn start_to_be_stalled(toml: &str, library: PathBuf, stall: &Path) -> Server {
+    let dir = tempfile::tempdir().expect("a directory");
+    let environment = [
+        ("LD_PRELOAD", library),
+        ("RECORDER_DIR", dir.path().to_path_buf()),
+        ("RECORDER_STALL", stall.to_path_buf()),
+    ];
+    Server::start_in_environment(dir, &[], toml, &environment)
+}
+
+/// Another process of the gateway, over a shadow of `lamp` that is not as it was written.
+async fn damage_a_shadow(mut server: Server, toml: &str) -> Server {
+    const TEXT: &[u8] = b"what the disk has lost";
+    let desired = format!("{{\"note\":\"{}\"}}", String::from_utf8_lossy(TEXT));
+    let request = UpdateShadowRequest {
+        device_id: "lamp".to_owned(),
+        desired: Some(desired),
+        ..UpdateShadowRequest::default()
+    };
+    let channel = crate::non_broker::channel(&server).await;
+    ShadowsClient::new(channel).update_shadow(request).await.expect("a shadow");
+    assert!(server.stop(), "it ends as it should");
+    let file = server.dir().join("data/shadows/data.mdb");
+    let mut bytes = fs::read(&file).expect("the store of shadows");
+    let places: Vec<usize> =
+        bytes.windows(TEXT.len()).enumerate().filter(|(_, part)| *part == TEXT).map(|(at, _)| at).collect();
+    assert!(!places.is_empty(), "the document is in its store");
+    for at in places {
+        bytes[at] ^= 1;
+    }
+    fs::write(&file, bytes).expect("damage the store");
+    server.kill_and_restart(&[], toml)
+}
+
+/// Another process of the gateway, after one that was killed while a call with the key `lost` waited for the device `mute`.
+async fn crash_within_a_call(server: Server, toml: &str) -> Server {
+    let mut mute = silent_device(&server, "mute");
+    let publish = |topic: &str, key: &str| PublishRequest {
+        topic: topic.to_owned(),
+        payload: b"pay".as_slice().into(),
+        idempotency_key: key.to_owned(),
+        wait: Wait::Acked.into(),
+        ..PublishRequest::default()
+    };
+    let mut client = PublisherClient::new(crate::non_broker::channel(&server).await);
+    let mut other = client.clone();
+    let waiting = publish("mute/pay", "lost");
+    let waiting = tokio::spawn(async move { client.publish(waiting).await });
+    let got = tokio::task::spawn_blocking(move || mute.next()).await.expect("a thread");
+    assert_eq!(got, Got::Publish("mute/pay".to_owned(), b"pay".to_vec()));
+    // Its answer comes when its key is on disk, and with it all keys before.
+    other.publish(publish("nobody", "kept")).await.expect("published");
+    let server = server.kill_and_restart(&[], toml);
+    assert!(waiting.await.expect("a task").is_err(), "the call has ended with the gateway");
+    server
 }
 
 /// The gateways of the table, their tokens and devices. All of it ends with this.
@@ -171,6 +256,7 @@ impl World {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name).display().to_string();
         fs::write(at("bans"), "[[bans]]\nclient_id = \"banned\"\nreason = \"test\"\n").expect("write bans");
+        fs::write(at("rules"), RULES).expect("write rules");
         let mut tokens = BTreeMap::new();
         for (name, token) in table["tokens"].as_object().expect("tokens") {
             tokens.insert(name.clone(), add_token(&dir.path().join("tokens"), name, token));
@@ -179,8 +265,19 @@ impl World {
         let (mut servers, mut silent) = (BTreeMap::new(), Vec::new());
         for (name, gateway) in table["gateways"].as_object().expect("gateways") {
             let toml = gateway["toml"].as_str().unwrap_or_default();
-            let toml = toml.replace("{bans}", &at("bans")).replace("{tokens}", &at("tokens"));
-            let mut server = Server::start_with(&[], &toml);
+            let toml = toml
+                .replace("{bans}", &at("bans"))
+                .replace("{tokens}", &at("tokens"))
+                .replace("{rules}", &at("rules"));
+            let mut server = match name.as_str() {
+                "stalled" => start_to_be_stalled(&toml, recorder(dir.path()), &dir.path().join("stall")),
+                _ => Server::start_with(&[], &toml),
+            };
+            match name.as_str() {
+                "damaged" => server = runtime.block_on(damage_a_shadow(server, &toml)),
+                "crashed" => server = runtime.block_on(crash_within_a_call(server, &toml)),
+                _ => {}
+            }
             let devices: Vec<&str> =
                 gateway["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             if devices.contains(&"away") {
@@ -198,6 +295,7 @@ impl World {
             }
             servers.insert(name.clone(), server);
         }
+        fs::write(at("stall"), "").expect("stop a disk");
         fs::write(at("descriptors"), descriptors().encode_to_vec()).expect("write descriptors");
         let gateway =
             |server: &Server| json!({ "grpc": server.ports.grpc, "pid": server.pid(), "ca": server.ca() });
@@ -214,6 +312,7 @@ impl World {
         let (success, output) = run(&mut command, LIMIT);
         eprintln!("{output}");
         assert!(success, "{command:?} failed; its output is above");
+        fs::remove_file(self.dir.path().join("stall")).expect("let the disk go on");
         for (name, server) in &mut self.servers {
             assert!(server.stop(), "{name} did not stop cleanly");
             let log = server.log();
@@ -224,7 +323,7 @@ impl World {
 }
 
 /// Adds a token to the file and returns its secret.
-fn add_token(file: &Path, name: &str, token: &Value) -> String {
+pub(crate) fn add_token(file: &Path, name: &str, token: &Value) -> String {
     let list = |key: &str| -> Option<Vec<String>> {
         Some(token[key].as_array()?.iter().filter_map(|one| Some(one.as_str()?.to_owned())).collect())
     };
@@ -350,7 +449,7 @@ fn grpc_go_sees_each_rpc_and_error_as_the_table_says() {
     let (fetched, output) = go(&["mod", "download"]);
     if !fetched {
         eprintln!("{output}");
-        return skipped("what proxy.golang.org has of grpc-go");
+        return skipped("the Go module proxy, which has grpc-go");
     }
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("walk-rpcs");
     let (built, output) = go(&["build", "-o", &program.display().to_string(), "."]);

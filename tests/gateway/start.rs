@@ -94,7 +94,7 @@ fn dev_makes_certificates_listens_and_says_what_to_try() {
     for part in [
         format!("mosquitto_sub --cafile certs/ca.crt -h localhost -p {tls} "),
         format!("mosquitto_pub --cafile certs/ca.crt -h localhost -p {tls} "),
-        format!("grpc_client -- --addr https://localhost:{} --ca certs/ca.crt", found[1].1.port()),
+        format!("mqtt-server ctl --addr https://localhost:{} latest get", found[1].1.port()),
     ] {
         assert!(text.contains(&part), "{part} in {text}");
     }

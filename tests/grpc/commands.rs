@@ -203,7 +203,7 @@ async fn each_failure_tells_how_far_the_command_came() {
     let refused = failure(Code::FailedPrecondition, "COMMAND_REFUSED", "SENT");
     assert_eq!(failed(sending).await, refused);
 
-    let limit = Duration::from_millis(500);
+    let limit = Duration::from_secs(3);
     let (unacked, acked) = (send_for(&setup, request("d"), limit), device.hear());
     drop(acked);
     assert_eq!(failed(unacked).await, failure(Code::DeadlineExceeded, "COMMAND_TIMED_OUT", "SENT"));
@@ -551,7 +551,7 @@ async fn a_restart_goes_on_with_what_was_active_and_knows_what_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stored_commands_have_bounds_and_need_a_store() {
+async fn stored_commands_have_bounds() {
     let setup = Setup::with(|config| {
         config.commands.max_active = 3;
         config.commands.max_active_per_device = 2;
@@ -567,8 +567,26 @@ async fn stored_commands_have_bounds_and_need_a_store() {
     }
     stored.cancel("1").await.unwrap();
     stored.start(start("4", "d")).await.unwrap();
+}
 
-    let setup = Setup::with(|config| config.store.enabled = false).await;
-    let status = Stored::of(&setup).start(start("1", "d")).await.unwrap_err();
-    assert_eq!(refusal(&status), (Code::FailedPrecondition, "COMMANDS_DISABLED".to_owned()));
+#[tokio::test(flavor = "multi_thread")]
+async fn started_commands_without_a_store_end_with_the_process() {
+    let change = |config: &mut mqtt_server::config::Config| config.store.enabled = false;
+    let setup = Setup::with(change).await;
+    let mut stored = Stored::of(&setup);
+    stored.start(start("answered", "d")).await.unwrap();
+    stored.start(start("cancelled", "away")).await.unwrap();
+    stored.start(start("waiting", "away")).await.unwrap();
+    let mut device = Responder::new(&setup, Protocol::V4, "d");
+    let heard = device.hear();
+    device.answer(&heard, 200, "here");
+    assert_eq!(device.acked(), 0);
+    let answered = stored.until("answered", v1::CommandState::Replied).await.pop().unwrap();
+    assert_eq!(answered.reply.unwrap().payload, "here");
+    assert_eq!(stored.cancel("cancelled").await.unwrap().state(), v1::CommandState::Cancelled);
+    assert_eq!(stored.list("away", true).await, ["waiting"]);
+    drop(device);
+    let setup = setup.restarted(change).await;
+    let status = Stored::of(&setup).get("waiting").await.unwrap_err();
+    assert_eq!(refusal(&status), (Code::NotFound, "COMMAND_NOT_FOUND".to_owned()));
 }

@@ -1,8 +1,10 @@
 //! Devices: list, get, disconnect, trace.
 
+use std::collections::VecDeque;
+
 use mqtt_server::{internals::trace_clients, proto::gateway::v1};
 use rumqttc::v5::mqttbytes::QoS;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use crate::{client::Got, harness::*};
 
@@ -286,4 +288,79 @@ async fn tracing_of_one_client_is_switched_by_rpc() {
     assert!(!traced("traced by the test"));
     let nobody = setup.devices().set_device_trace(v1::SetDeviceTraceRequest::default()).await.unwrap_err();
     assert_eq!(nobody.code(), Code::InvalidArgument);
+}
+
+/// The next packet of a trace.
+async fn traced(
+    stream: &mut Streaming<v1::TracePacketsResponse>,
+    seen: &mut VecDeque<v1::TracedPacket>,
+) -> v1::TracedPacket {
+    while seen.is_empty() {
+        let response = soon("a packet", stream.message()).await.unwrap().expect("a trace that goes on");
+        seen.extend(response.items.into_iter().map(|item| match item.item {
+            Some(v1::trace_packets_item::Item::Packet(packet)) => packet,
+            other => panic!("{other:?}"),
+        }));
+    }
+    seen.pop_front().expect("a packet")
+}
+
+/// Fails if a packet of either direction is missing from a trace, is of somebody else, or shows what was not asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_shows_every_packet_of_its_device_and_no_other() {
+    use v1::{PacketDirection::*, PacketType as Kind};
+    let setup = Setup::new().await;
+    let id = "watched by the test";
+    let begin = async |payload_bytes| {
+        let request = v1::TracePacketsRequest { device_id: id.to_owned(), payload_bytes };
+        let mut stream = setup.devices().trace_packets(request).await.unwrap().into_inner();
+        let first = soon("the beginning", stream.message()).await.unwrap().expect("a response");
+        assert!(first.items.is_empty());
+        stream
+    };
+    let mut bare = begin(0).await;
+    let mut with_payloads = begin(3).await;
+    let mut other = setup.raw("another", |_| {});
+    other.subscribe("t/#");
+    let mut device = setup.raw(id, |_| {});
+    device.subscribe("t/#");
+    other.publish("t/1", b"hello", gateway_core::QoS::AtMostOnce, false);
+    device.next();
+    device.publish_acked("u/2", b"", true);
+    let wanted = [
+        (FromDevice, Kind::Connect, ""),
+        (ToDevice, Kind::Connack, ""),
+        (FromDevice, Kind::Subscribe, ""),
+        (ToDevice, Kind::Suback, ""),
+        (ToDevice, Kind::Publish, "t/1"),
+        (FromDevice, Kind::Publish, "u/2"),
+        (ToDevice, Kind::Puback, ""),
+    ];
+    for (stream, shown) in [(&mut bare, ""), (&mut with_payloads, "hel")] {
+        let mut seen = VecDeque::new();
+        for (direction, kind, topic) in wanted {
+            let packet = traced(stream, &mut seen).await;
+            assert_eq!((packet.direction(), packet.r#type()), (direction, kind), "{packet:?}");
+            assert!(packet.size > 0 && packet.time.is_some() && !packet.malformed && !packet.withheld);
+            let publish = packet.publish.unwrap_or_default();
+            assert_eq!(publish.topic, topic);
+            match (kind, topic) {
+                (Kind::Subscribe, _) => assert_eq!(packet.topic_filters, ["t/#"]),
+                (Kind::Suback | Kind::Connack, _) => assert_eq!(packet.reason_codes.len(), 1),
+                (_, "t/1") => assert_eq!((publish.payload_size, &publish.payload[..]), (5, shown.as_bytes())),
+                (_, "u/2") => assert!(publish.retain && packet.packet_id.is_some()),
+                _ => {}
+            }
+        }
+        assert!(seen.is_empty(), "of somebody else: {seen:?}");
+    }
+    assert!(trace_clients().any());
+    drop((bare, with_payloads));
+    // The gateway hears of it soon, and from then on no packet costs anything.
+    soon("the end of the trace", async {
+        while trace_clients().any() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }

@@ -6,6 +6,7 @@ mod acked;
 mod bans;
 #[path = "../support/client.rs"]
 mod client;
+mod client_library;
 mod commands;
 mod devices;
 mod events;

@@ -1,12 +1,13 @@
 //! Shadows: devices by their topics, backends by gRPC, and who is told of what.
 
+use access::backends::Role;
 use mqtt_server::proto::gateway::v1::{self, shadows_client::ShadowsClient, watch_shadow_item::Item};
 use rumqttc::v5::mqttbytes::QoS;
 use serde_json::{Value, json};
 use tonic::{Code, Streaming, transport::Channel};
 use tonic_types::StatusExt as _;
 
-use crate::{client::Got, harness::*};
+use crate::{access::Guarded, client::Got, harness::*};
 
 const PREFIX: &str = "$gateway/devices";
 
@@ -415,4 +416,61 @@ async fn a_will_reports_and_a_message_of_a_backend_is_only_a_message() {
     let end = format!("{PREFIX}/end");
     setup.publish(to(&end, "")).await.unwrap();
     assert_eq!(listener.next().await.topic, end);
+}
+
+/// Rules out that a backend reads, changes or watches shadows out of its scope, be it of devices or of topics.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backend_meets_the_shadows_in_its_scope_only() {
+    let led = ["$gateway/devices/+/shadow/name/led/#"];
+    let guarded = Guarded::with(
+        &[
+            ("all", Role::Admin, None, None),
+            ("devices", Role::Admin, None, Some(&["d*"])),
+            ("topics", Role::Admin, Some(&led), None),
+        ],
+        |_| {},
+    )
+    .await;
+    let desired = Some("{\"v\":1}".to_owned());
+    let set = async |who: &str, device: &str, name: &str| {
+        let request = v1::UpdateShadowRequest { desired: desired.clone(), ..update(device, name) };
+        let mut client = ShadowsClient::new(guarded.channel(who));
+        soon("an update", client.update_shadow(request)).await.map(|_| ())
+    };
+    for (device, name) in [("d1", ""), ("d1", "led"), ("x1", ""), ("x1", "led")] {
+        set("all", device, name).await.unwrap();
+    }
+    let denied = (Code::PermissionDenied, "OUT_OF_SCOPE".to_owned());
+    let all = v1::WatchShadowRequest { changes_only: true, ..Default::default() };
+    for (who, own, others, in_list) in [
+        ("devices", ("d1", ""), [("x1", ""), ("x1", "led")], vec!["", "led"]),
+        ("topics", ("x1", "led"), [("x1", ""), ("d1", "")], vec!["led"]),
+    ] {
+        let mut client = ShadowsClient::new(guarded.channel(who));
+        let mut changes = soon("a watch", client.watch_shadow(all.clone())).await.unwrap().into_inner();
+        for (device, name) in others {
+            let status = client.get_shadow(get(device, name)).await.unwrap_err();
+            assert_eq!(refusal(&status), denied, "{who} gets {device} {name}");
+            let status = set(who, device, name).await.unwrap_err();
+            assert_eq!(refusal(&status), denied, "{who} updates {device} {name}");
+            let status = client.delete_shadow(delete(device, name)).await.unwrap_err();
+            assert_eq!(refusal(&status), denied, "{who} deletes {device} {name}");
+            set("all", device, name).await.unwrap();
+        }
+        set(who, own.0, own.1).await.unwrap();
+        client.get_shadow(get(own.0, own.1)).await.unwrap();
+        let page = v1::ListShadowsRequest { device_id: own.0.into(), ..Default::default() };
+        let page = client.list_shadows(page).await.unwrap().into_inner();
+        let names: Vec<_> = page.shadows.iter().map(|shadow| shadow.name.as_str()).collect();
+        assert_eq!(names, in_list, "{who}");
+        // Its own change is the first it hears of, although those of others came before.
+        let items = soon("a change", changes.message()).await.unwrap().unwrap().items;
+        let Some(Item::Shadow(shadow)) = &items[0].item else { panic!("{items:?}") };
+        assert_eq!((shadow.device_id.as_str(), shadow.name.as_str()), own, "{who}");
+    }
+    let mut client = ShadowsClient::new(guarded.channel("devices"));
+    let page = v1::ListShadowsRequest { device_id: "x1".into(), ..Default::default() };
+    assert_eq!(refusal(&client.list_shadows(page).await.unwrap_err()), denied);
+    let watch = v1::WatchShadowRequest { device_ids: vec!["x1".into()], ..Default::default() };
+    assert_eq!(refusal(&client.watch_shadow(watch).await.unwrap_err()), denied);
 }

@@ -16,7 +16,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 HOST = os.environ.get("GW_HOST", "localhost")
 CA = os.environ.get("GW_CA", "certs/ca.crt")
-PORTS = {name: int(os.environ.get("GW_" + name.upper(), "0")) for name in ("tcp", "tls", "ws", "wss", "grpc", "http")}
+PORTS = {name: int(os.environ.get("GW_" + name.upper(), "0")) for name in ("tcp", "tls", "ws", "wss", "quic", "grpc", "http")}
 WAIT = 60.0
 
 V31, V311, V5 = paho.MQTTv31, paho.MQTTv311, paho.MQTTv5
@@ -68,6 +68,9 @@ class Client:
             self.paho.tls_set_context(context)
         if transport in ("ws", "wss"):
             self.paho.ws_set_options(path="/mqtt")
+        if transport == "quic":
+            import quic
+            self.paho._create_socket = quic.sock
         self.paho.on_message = lambda _c, _u, message: self.messages.put(message)
         self.paho.on_connect = lambda _c, _u, flags, code, props: self.connected.put((flags, code, props))
         self.paho.on_disconnect = lambda _c, _u, _f, code, props: self.disconnected.put((code, props))

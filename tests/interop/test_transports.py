@@ -7,7 +7,7 @@ import pytest
 import gw
 from gw import Client, VERSIONS, unique
 
-TRANSPORTS = ["tcp", "tls", "ws", "wss"]
+TRANSPORTS = ["tcp", "tls", "ws", "wss", "quic"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

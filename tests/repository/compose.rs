@@ -3,23 +3,18 @@
 
 use std::{collections::BTreeMap, fs, process::Command, time::Duration};
 
-use crate::support::{Server, need, python, root, run};
+use crate::support::{Server, root, run};
 use clap::Parser as _;
 use mqtt_server::config::{Address, Config, Flags};
 use serde_json::Value;
 
-/// The file as JSON, read by a YAML parser; none if that is missing and may be.
 fn compose() -> Option<Value> {
-    let python = python();
-    if !need("the Python environment .venv", python.is_some()) {
-        return None;
-    }
-    let mut command = Command::new(python?);
-    command.args(["-c", "import json, sys, yaml; json.dump(yaml.safe_load(open(sys.argv[1])), sys.stdout)"]);
-    command.arg(root().join("docker-compose.yml"));
-    let (success, output) = run(&mut command, Duration::from_secs(60));
-    assert!(success, "docker-compose.yml cannot be read: {output}");
-    Some(serde_json::from_str(&output).expect("JSON of Python"))
+    crate::yaml("docker-compose.yml")
+}
+
+/// A file or folder of the repository.
+fn is_there(path: &str) -> bool {
+    path.starts_with("./deploy/") && root().join(path).exists()
 }
 
 /// A list of texts.
@@ -113,7 +108,10 @@ fn published_ports_are_on_loopback_and_the_gateway_listens_on_them() {
         }
         for volume in texts(&service["volumes"]) {
             let (name, _) = volume.split_once(':').expect("a volume");
-            assert!(name == "./certs" || compose["volumes"].get(name).is_some(), "volume {name}");
+            assert!(
+                name == "./certs" || compose["volumes"].get(name).is_some() || is_there(name),
+                "volume {name}"
+            );
         }
     }
 }
@@ -133,6 +131,31 @@ fn the_health_check_of_the_gateway_tells_ready_from_absent() {
     assert!(!healthy(), "{line:?}");
 }
 
+/// The same line by line, and the image has it for those who don't use Compose.
+#[test]
+fn the_image_has_the_health_check_of_compose() {
+    let Some(compose) = compose() else { return };
+    let test = texts(&compose["services"]["gateway"]["healthcheck"]["test"]);
+    let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
+    let check = dockerfile.lines().find_map(|line| line.trim().strip_prefix("CMD ")).expect("a health check");
+    let check: Vec<String> = serde_json::from_str(check).expect("a list, so that no shell is in between");
+    assert_eq!(check, test[1..]);
+}
+
+/// Prometheus finds the gateway and its token where Compose puts them.
+#[test]
+fn prometheus_scrapes_the_gateway_of_compose() {
+    let Some(file) = crate::yaml("deploy/prometheus/compose.yml") else { return };
+    let Some(mut plain) = crate::yaml("deploy/prometheus/prometheus.yml") else { return };
+    let job = &mut plain["scrape_configs"][0];
+    job["static_configs"][0]["targets"] = serde_json::json!(["gateway:9090"]);
+    job["authorization"]["credentials_file"] = "/certs/metrics.token".into();
+    assert_eq!(file, plain, "the two configurations differ in more than where things are");
+    let Some(compose) = compose() else { return };
+    let command = compose["services"]["prometheus"]["command"].as_str().expect("a command");
+    assert!(command.contains("/etc/prometheus/compose.yml"), "{command}");
+}
+
 /// The stop signal of the image and the time that Compose gives are those of the program.
 #[test]
 fn the_gateway_has_time_to_stop() {
@@ -150,7 +173,10 @@ fn the_gateway_has_time_to_stop() {
 #[test]
 fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
     let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
-    assert!(!dockerfile.contains("CMD") && !dockerfile.contains("\"--config\""), "{dockerfile}");
+    assert!(
+        !dockerfile.lines().any(|line| line.starts_with("CMD")) && !dockerfile.contains("\"--config\""),
+        "{dockerfile}"
+    );
     let set = |line: &str| -> Option<(String, String)> {
         let line = line.trim_start_matches("ENV").trim().trim_end_matches('\\').trim();
         let (name, value) = line.strip_prefix("MQTT_SERVER_")?.split_once('=')?;

@@ -11,31 +11,48 @@ use std::{
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("abuse", &["auth", "config", "door", "reload", "tls"]),
-    ("auth", &["config", "reload", "tls"]),
+    ("auth", &["config", "reload", "remote", "tls"]),
     ("backends", &["config", "reload", "telemetry"]),
+    ("bridges", &["config", "groups", "remote", "tls"]),
     ("config", &[]),
     ("door", &["reload"]),
     ("reload", &[]),
+    ("remote", &["config", "reload", "tls"]),
     ("shutdown", &[]),
     ("tls", &["config", "reload"]),
-    ("telemetry", &["config", "door", "reload"]),
+    ("telemetry", &["config", "reload"]),
+    ("http", &["door", "grpc", "tls"]),
     ("net", &["abuse", "auth", "config", "door", "telemetry", "tls"]),
     ("groups", &[]),
     ("commands", &[]),
     ("shadow", &[]),
     (
         "grpc",
-        &["abuse", "auth", "backends", "commands", "config", "door", "groups", "reload", "shadow", "tls"],
+        &[
+            "abuse",
+            "auth",
+            "backends",
+            "bridges",
+            "commands",
+            "config",
+            "door",
+            "groups",
+            "reload",
+            "shadow",
+            "telemetry",
+            "tls",
+        ],
     ),
 ];
 
 /// Dependencies that few folders use: path in the code, folders.
 const OWNED: &[(&str, &[&str])] = &[
-    ("axum::", &["src/telemetry"]),
-    ("tonic::", &["src/auth/remote", "src/grpc", "src/telemetry"]),
-    ("prost::", &["src/auth/remote", "src/grpc"]),
+    ("axum::", &["src/http"]),
+    ("tonic::", &["crates/api", "src/auth/remote", "src/grpc", "src/http/json", "src/http/page"]),
+    ("prost::", &["crates/api", "crates/ctl", "src/auth/remote", "src/grpc", "src/http/json"]),
     ("tungstenite::", &["src/net"]),
-    ("hyper::", &["src/auth/remote", "src/grpc", "src/telemetry"]),
+    ("quinn::", &["src/net"]),
+    ("hyper::", &["src/auth/remote", "src/bridges", "src/grpc", "src/http", "src/remote"]),
     ("socket2::", &["src/net", "src/gateway"]),
     ("rustls::", &["src/net", "src/tls", "src/grpc", "crates/store/src/scylla"]),
     ("heed::", &["crates/store/src/embedded"]),
@@ -44,11 +61,11 @@ const OWNED: &[(&str, &[&str])] = &[
 /// A longer file says why at its head: `//! Long because …`.
 const MAX_LINES: usize = 800;
 
-struct Source {
+pub(crate) struct Source {
     /// Path from the root, with forward slashes.
-    path: String,
+    pub(crate) path: String,
     /// Text without comments and without the test module at the end.
-    code: String,
+    pub(crate) code: String,
     lines: usize,
     says_why: bool,
 }
@@ -57,7 +74,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn is_tests(path: &str) -> bool {
+pub(crate) fn is_tests(path: &str) -> bool {
     path.split('/')
         .any(|part| matches!(part, "tests" | "tests.rs" | "suite.rs") || part.ends_with("_tests.rs"))
 }
@@ -87,7 +104,7 @@ fn sources(folders: &[&str]) -> Vec<Source> {
 }
 
 /// All that is compiled into the gateway.
-fn gateway_sources() -> Vec<Source> {
+pub(crate) fn gateway_sources() -> Vec<Source> {
     sources(&["src", "crates"])
 }
 
@@ -227,15 +244,17 @@ fn the_wall_test_sees_groups_and_super_paths() {
     assert_eq!(names(&source), BTreeSet::from(expected));
 }
 
-/// 3.1.1: [MQTT-7.0.0-1] asks the rules of a client of a server that connects to other servers. This one does not: a
-/// bridge would have to show that it keeps them. Connections are made to a Unix socket, to see if it is stale, and to
-/// services that speak no MQTT.
+/// 3.1.1: [MQTT-7.0.0-1] asks the rules of a client of a server that connects to other servers. A bridge does, over one
+/// kind of connection; all others are to a Unix socket, to see if it is stale, and to services that speak no MQTT.
 #[test]
-fn the_gateway_opens_no_connection_to_another_server() {
+fn connections_to_others_are_opened_in_few_places() {
     let allowed = [
-        "src/auth/remote/client.rs",
+        "src/bridges/mqtt/link.rs",
+        "src/remote.rs",
         "src/auth/remote/provider.rs",
         "src/net/accept/unix.rs",
+        // What waits for calls has that name in quinn, too.
+        "src/net/quic/mod.rs",
         "src/telemetry/otel.rs",
     ];
     let opens =

@@ -110,12 +110,25 @@ impl Server {
     }
 
     fn start_in(dir: tempfile::TempDir, args: &[&str], toml: &str) -> Self {
+        Self::start_in_environment(dir, args, toml, &[])
+    }
+
+    /// Starts a server in this directory, with these variables in its environment.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub fn start_in_environment(
+        dir: tempfile::TempDir,
+        args: &[&str],
+        toml: &str,
+        environment: &[(&str, PathBuf)],
+    ) -> Self {
         let config = dir.path().join("test.toml");
         fs::write(&config, format!("{toml}\n{LISTENERS}")).expect("write the configuration");
         certificates(&dir.path().join("certs"));
         let more = ["--config", "test.toml", "--data-dir", "data"];
         let pair = ["--cert", "certs/server.crt", "--key", "certs/server.key"];
-        Self::launch(dir, &[&more[..], &pair, args].concat(), Ports::logged)
+        Self::launch(dir, &[&more[..], &pair, args].concat(), environment, Ports::logged)
     }
 
     /// Starts a server with the configuration that a directory has, on ports of its own and on loopback only.
@@ -123,20 +136,26 @@ impl Server {
     /// # Panics
     /// When it does not become ready.
     pub fn start_as_configured(dir: tempfile::TempDir, config: &str) -> Self {
-        Self::launch(dir, &["--config", config], |log| {
+        Self::launch(dir, &["--config", config, "--data-dir", "data"], &[], |log| {
             let port = |listener| logged_port(log, listener);
             let (tls, grpc, http) = (port("default")?, port("grpc")?, port("http")?);
             Some(Ports { tls, tcp: 0, ws: 0, wss: 0, grpc, http })
         })
     }
 
-    fn launch(dir: tempfile::TempDir, args: &[&str], ports: impl Fn(&str) -> Option<Ports>) -> Self {
+    fn launch(
+        dir: tempfile::TempDir,
+        args: &[&str],
+        environment: &[(&str, PathBuf)],
+        ports: impl Fn(&str) -> Option<Ports>,
+    ) -> Self {
         let log = fs::File::create(dir.path().join("server.log")).expect("create the log");
         let child = command(env!("CARGO_BIN_EXE_mqtt-server"))
             .current_dir(dir.path())
             .args(["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"])
             .args(args)
             .env("NO_COLOR", "1")
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("clone the log handle"))
             .stderr(log)
@@ -197,6 +216,14 @@ impl Server {
     pub fn metric(&self, name: &str) -> u64 {
         let page = self.http_get("/metrics").expect("read the metrics");
         let rows = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+        rows.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// The sum of a metric over its rows with this label, such as `kind="quic"`; 0 while there is none.
+    pub fn metric_of(&self, name: &str, label: &str) -> u64 {
+        let page = self.http_get("/metrics").expect("read the metrics");
+        let rows =
+            page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name) && line.contains(label));
         rows.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
@@ -278,7 +305,7 @@ pub fn local(port: u16) -> SocketAddr {
 }
 
 /// Makes an authority and a server certificate for `localhost` as files of `dir`.
-fn certificates(dir: &Path) {
+pub fn certificates(dir: &Path) {
     use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
     let mut ca = CertificateParams::default();
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -350,6 +377,17 @@ pub fn skipped(what: &str) {
 /// The root of the repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folder with `prometheus` and `promtool`; none, said loudly, if it is missing and may be.
+pub fn prometheus() -> Option<PathBuf> {
+    let fetched = root().join("target/tools/prometheus/usr/bin");
+    let folders = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+    let places = std::iter::once(fetched).chain(folders.unwrap_or_default());
+    let found = places
+        .into_iter()
+        .find(|folder| folder.join("promtool").exists() && folder.join("prometheus").exists());
+    need("Prometheus", found.is_some()).then_some(found?)
 }
 
 /// The Python of the test environment, when it is complete.

@@ -1,6 +1,6 @@
 //! The tours of the documentation: fenced blocks that tests run as they stand.
 //!
-//! A `text` block after one lists lines that its output must contain. The blocks run as written, but for two things:
+//! A `text` block after one lists lines that its output must contain; `toml file NAME` is a file that is there before. The blocks run as written, but for two things:
 //! port numbers of the defaults become those of the test's server, and `cargo run … --example NAME --` becomes the
 //! example that `cargo test` has built already.
 #![allow(unreachable_pub, dead_code, reason = "shared by several test binaries")]
@@ -55,11 +55,48 @@ pub fn blocks(page: &str, wanted: &str) -> Vec<Block> {
     blocks
 }
 
+/// The files that a page shows with their names, `toml file NAME`: (name, text).
+pub fn files(page: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(root().join(page)).expect("read the page");
+    let named = fences(&text).into_iter().filter_map(|(info, content)| {
+        let (_, name) = info.split_once(" file ")?;
+        Some((name.to_owned(), content))
+    });
+    named.collect()
+}
+
+/// What is said of each block of a text, as in `sh tour`.
+pub fn infos(text: &str) -> Vec<String> {
+    fences(text).into_iter().map(|(info, _)| info).collect()
+}
+
+/// Whether a page has blocks with this info string.
+pub fn has(text: &str, wanted: &str) -> bool {
+    fences(text).iter().any(|(info, _)| info == wanted)
+}
+
+/// The text with other ports, each number by itself and once: what was put in is not looked at again.
+pub fn with_ports(text: &str, ports: &[(&str, &str)]) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(|letter: char| letter.is_ascii_digit()) {
+        let (before, number) = rest.split_at(at);
+        let end = number.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(number.len());
+        let (number, after) = number.split_at(end);
+        let actual =
+            ports.iter().find(|(written, _)| *written == number).map_or(number, |(_, actual)| actual);
+        out.push_str(before);
+        out.push_str(actual);
+        rest = after;
+    }
+    out + rest
+}
+
 /// A directory with a `cargo` that starts built examples.
 fn shim(dir: &Path) {
     let examples = Path::new(env!("CARGO_BIN_EXE_mqtt-server")).with_file_name("examples");
     assert!(
-        ["grpc_client", "hook_provider"].iter().all(|name| examples.join(name).exists()),
+        examples.join("hook_provider").exists(),
         "the examples are not built: run scripts/test.sh, `cargo test` without naming targets, or \
          `cargo build --examples` first"
     );
@@ -100,16 +137,25 @@ impl Block {
     /// As [`Self::run`].
     pub fn run_in(&self, dir: &Path, ports: &[(&str, &str)], path: &str) {
         let bin = dir.join("bin");
-        shim(&bin);
-        let (bin, usual) = (bin.display().to_string(), std::env::var("PATH").unwrap_or_default());
-        let path =
-            [&bin, path, &usual].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":");
-        let mut script = self.script.clone();
-        for (written, actual) in ports {
-            script = script.replace(written, actual);
+        if self.script.contains("--example ") {
+            shim(&bin);
         }
+        let (bin, usual) = (bin.display().to_string(), std::env::var("PATH").unwrap_or_default());
+        let program =
+            Path::new(env!("CARGO_BIN_EXE_mqtt-server")).parent().expect("a directory").display().to_string();
+        let path = [&bin, path, &program, &usual]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(":");
+        let script = with_ports(&self.script, ports);
         let mut command = Command::new("bash");
         command.args(["-euo", "pipefail", "-c", &script]).current_dir(dir).env("PATH", &path);
+        // Where `mqtt-server ctl` looks without being told, with no profile of whoever runs the tests.
+        if let Some((_, port)) = ports.iter().find(|(written, _)| *written == "10000") {
+            command.env("MQTTCTL_ADDR", format!("https://localhost:{port}"));
+        }
+        command.env("XDG_CONFIG_HOME", dir.join("no-profiles"));
         let (success, output) = run(&mut command, Duration::from_secs(300));
         assert!(success, "this block failed:\n{script}\nand said:\n{output}");
         for line in &self.expected {

@@ -2,10 +2,11 @@
 
 use std::error::Error;
 
-const PROTOS: [&str; 4] = [
+const PROTOS: [&str; 5] = [
     "gateway/v1/commands.proto",
     "gateway/v1/groups.proto",
     "gateway/v1/publisher.proto",
+    "gateway/v1/shadows.proto",
     "gateway/v1/subscriber.proto",
 ];
 

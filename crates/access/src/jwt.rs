@@ -20,8 +20,9 @@ pub const MAX_TOKEN: usize = 16 << 10;
 pub const MIN_SECRET: usize = 32;
 /// The most keys of a set.
 pub const MAX_KEYS: usize = 256;
-/// The most claims of a token that are kept for rules, and the most values of each.
-const MAX_CLAIMS: usize = 64;
+/// The most claims that a token may have, and the most values of one. A token with more is refused: a rule that denies must
+/// see all of them.
+const MAX_CLAIMS: usize = 256;
 /// How deep claims are looked for inside others.
 const MAX_DEPTH: usize = 4;
 
@@ -46,6 +47,9 @@ pub enum JwtError {
     /// It is not from whom, or not for whom, it must be, or lacks a claim that it must have.
     #[error("the token is not meant for here")]
     NotForUs,
+    /// It has more claims than are taken, or more values in one.
+    #[error("the token has more than {MAX_CLAIMS} claims, or values of one")]
+    TooMany,
 }
 
 /// A key or set of keys that cannot be used.
@@ -292,7 +296,9 @@ impl Expected {
             }
         }
         let mut kept = BTreeMap::new();
-        keep("", claims, 0, &mut kept);
+        if !keep("", claims, 0, &mut kept) {
+            return Err(JwtError::TooMany);
+        }
         let first =
             |name: &str| -> Option<Box<str>> { kept.get(name).and_then(|values| values.first().cloned()) };
         let client_id = match self.client_id.as_str() {
@@ -308,13 +314,14 @@ impl Expected {
     }
 }
 
-/// Claims as text; those inside others under a path with dots. Beyond the bounds they are left out.
+/// Claims as text; those inside others under a path with dots. False if there are more than are taken.
+#[must_use]
 fn keep(
     path: &str,
     claims: &Map<String, Value>,
     depth: usize,
     kept: &mut BTreeMap<Box<str>, Box<[Box<str>]>>,
-) {
+) -> bool {
     let text = |value: &Value| -> Option<Box<str>> {
         match value {
             Value::String(text) => Some(text.as_str().into()),
@@ -323,24 +330,20 @@ fn keep(
             _ => None,
         }
     };
-    for (name, value) in claims {
-        if kept.len() >= MAX_CLAIMS {
-            return;
-        }
+    claims.iter().all(|(name, value)| {
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-        match value {
-            Value::Object(inner) if depth + 1 < MAX_DEPTH => keep(&path, inner, depth + 1, kept),
-            Value::Object(_) | Value::Null => {}
-            Value::Array(all) => {
-                let values = all.iter().filter_map(text).take(MAX_CLAIMS).collect();
-                kept.insert(path.into(), values);
-            }
-            one => {
-                let values = text(one).into_iter().collect();
-                kept.insert(path.into(), values);
-            }
+        let values: Box<[Box<str>]> = match value {
+            Value::Object(inner) if depth + 1 < MAX_DEPTH => return keep(&path, inner, depth + 1, kept),
+            Value::Object(_) | Value::Null => return true,
+            Value::Array(all) => all.iter().filter_map(text).collect(),
+            one => text(one).into_iter().collect(),
+        };
+        let few = values.len() <= MAX_CLAIMS && kept.len() < MAX_CLAIMS;
+        few && {
+            kept.insert(path.into(), values);
+            true
         }
-    }
+    })
 }
 
 #[cfg(test)]
@@ -387,6 +390,23 @@ mod tests {
         assert_eq!(*principal.claims["on"], [Box::from("true")]);
         assert!(!principal.claims.contains_key("none"));
         assert_eq!((verified.expires, verified.client_id.as_deref()), (Some(NOW + 60), Some("d1")));
+    }
+
+    #[test]
+    fn a_token_with_more_than_is_kept_is_refused_and_not_cut() {
+        let values = |count: usize| (0..count).map(|n| n.to_string()).collect::<Vec<_>>();
+        let one = |count: usize| check(json!({"sub": "a", "exp": NOW + 60, "g": values(count)}), &expected());
+        assert_eq!(one(MAX_CLAIMS).unwrap().principal.claims["g"].len(), MAX_CLAIMS);
+        assert_eq!(one(MAX_CLAIMS + 1).unwrap_err(), JwtError::TooMany);
+        let many = |count: usize| {
+            let mut claims = json!({"sub": "a", "exp": NOW + 60});
+            for name in values(count) {
+                claims["in"][name] = 1.into();
+            }
+            check(claims, &expected())
+        };
+        assert!(many(MAX_CLAIMS - 2).is_ok());
+        assert_eq!(many(MAX_CLAIMS - 1).unwrap_err(), JwtError::TooMany);
     }
 
     #[test]

@@ -152,6 +152,14 @@ impl<T: Clone> Cache<T> {
         }
     }
 
+    /// What is there for `key` is not good any more, not even better than nothing.
+    pub fn forget(&mut self, key: &[u8; 32]) {
+        // It keeps its place, since the order has it; another answer takes it, or it leaves in its turn.
+        if let Some(entry) = self.entries.get_mut(key) {
+            (entry.fresh, entry.stale) = (Timestamp(0), Timestamp(0));
+        }
+    }
+
     /// How many are kept.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -211,5 +219,9 @@ mod tests {
         cache.put(key(4), 4, at(0), Duration::ZERO, Duration::ZERO, 0);
         assert_eq!(cache.get(&key(4), at(0)), Found::Nothing);
         assert_eq!(cache.order.len(), 2);
+        cache.forget(&key(3));
+        assert_eq!((cache.get(&key(3), at(0)), cache.len()), (Found::Nothing, 2));
+        cache.put(key(3), 5, at(0), SECOND, SECOND, 0);
+        assert_eq!((cache.get(&key(3), at(0)), cache.order.len()), (Found::Fresh(5), 2));
     }
 }

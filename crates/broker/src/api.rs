@@ -9,7 +9,8 @@ use gateway_core::{
 
 use super::{ConnectionInfo, DurabilityRules, Parties, QueueInfo, RetainedCursor, Session, Stores, Will};
 
-/// Start parameters.
+/// Start parameters. The default is a broker in memory, with nothing switched on.
+#[derive(Default)]
 pub struct BrokerConfig {
     /// Bounds.
     pub limits: Arc<Limits>,

@@ -144,6 +144,14 @@ impl Deliveries {
         self.recent.front().map(|&slot| (self.base, slot))
     }
 
+    /// The deadline of the oldest among those without one of their own.
+    pub(crate) fn oldest(&self) -> Option<Timestamp> {
+        let old = self.old.first_key_value().map(|(_, slot)| slot);
+        // What is not live at the front goes when it is settled.
+        let slot = old.or_else(|| self.recent.iter().find(|slot| slot.live));
+        slot.map(|slot| slot.deadline)
+    }
+
     /// Those of a range that are left, in order of number.
     pub(crate) fn within(&self, range: IdRange) -> Vec<u64> {
         if range.first > range.last {

@@ -84,7 +84,7 @@ fn what_fails_before_a_message_neither_delays_it_nor_gives_it_up() {
         let id = taken.deliveries.iter().find(|delivery| delivery.record.offset == failing);
         let id = id.expect("it comes, and is not given up").id;
         let nack = Nack::default();
-        group.nack(member, &Ranges::of([IdRange { first: id, last: id }]), &nack, now).expect("here");
+        group.nack(member, &Ranges::of([IdRange { first: id, last: id }]), &nack, now, 1).expect("here");
         let due = group.tick(now).expect("it comes again");
         // The second delivery of an unlucky one counts as one.
         assert!(due <= now.plus_millis(2_000), "{failing} waits until {due:?} from {now:?}");
@@ -96,6 +96,32 @@ fn what_fails_before_a_message_neither_delays_it_nor_gives_it_up() {
         group.acknowledge(member, &all()).expect("here");
     }
     assert!(group.given_up(10).is_empty());
+}
+
+/// One request that gave back all that a member had looked through all of it each time, and held the log's writer up meanwhile.
+#[test]
+fn what_is_given_back_at_once_is_given_back_in_steps() {
+    let mut group = Group::new(identity(), GroupConfig::default());
+    let member = join(&mut group, "a", 0).member;
+    let places = [1, 2, 3, 4, 5];
+    for offset in places {
+        group.appended(PARTITION, &record(offset, &format!("d{offset}")));
+    }
+    let taken = read_and_take(&mut group, member, &places, Timestamp(0));
+    let [first, .., last] = &taken.deliveries[..] else { panic!("{taken:?}") };
+    // As a caller may write them: with numbers that it never had.
+    let ranges = [
+        IdRange { first: first.id, last: first.id + 1 },
+        IdRange { first: first.id + 2, last: first.id + 2 },
+        IdRange { first: last.id - 1, last: u64::MAX },
+    ];
+    let mut left = Ranges::of(ranges);
+    for given_back in [2, 4, 5] {
+        assert!(!left.is_empty());
+        left = group.nack(member, &left, &Nack::default(), Timestamp(0), 2).expect("here");
+        assert_eq!(group.status().totals.nacked, given_back);
+    }
+    assert!(left.is_empty());
 }
 
 #[test]

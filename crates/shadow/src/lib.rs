@@ -22,6 +22,7 @@
 //! Must not know: tokio, stores, MQTT's packets, gRPC.
 
 mod answer;
+mod fuzz;
 mod json;
 mod rejection;
 mod request;
@@ -31,6 +32,7 @@ mod tests;
 mod topics;
 
 pub use answer::{Context, Snapshot};
+pub use fuzz::fuzz_shadow;
 pub use json::{Json, JsonError, Object};
 pub use rejection::Rejection;
 pub use request::{Patch, Update, client_token};

@@ -39,6 +39,7 @@ mod memory;
 mod memory_group_state;
 #[cfg(any(test, feature = "test-util"))]
 mod memory_log;
+mod memory_publisher;
 #[cfg(any(test, feature = "test-util"))]
 mod memory_shadows;
 mod page;
@@ -97,6 +98,7 @@ pub use memory::MemoryLatest;
 pub use memory_group_state::MemoryGroupState;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_log::{MemoryLog, MemoryLogOptions};
+pub use memory_publisher::MemoryPublisher;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_shadows::MemoryShadows;
 pub use page::{PageBuilder, PageToken, Selection};

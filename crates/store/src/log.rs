@@ -48,6 +48,13 @@ pub trait PartitionedLog: Send + Sync {
     /// what is there to its end, both included. For lag after a seek, for retention, for the age of what is left.
     fn marks(&self, group: GroupId) -> Vec<Mark>;
 
+    /// About when what is at this place was received: the time of the last of the [`Self::marks`] that is not behind it.
+    /// Asked for each look at a group, so not to be found by making all of them where there are many.
+    fn time_at(&self, offset: u64) -> Option<Timestamp> {
+        let marks = self.marks(GroupId(0));
+        marks.iter().rfind(|mark| mark.offset <= offset).or_else(|| marks.first()).map(|mark| mark.time)
+    }
+
     /// The group is gone for good: what was counted for it may be forgotten, if there is anything.
     fn forget(&self, _group: GroupId) {}
 

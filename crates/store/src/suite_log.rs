@@ -227,6 +227,10 @@ fn marks_count_what_a_group_got(log: &dyn PartitionedLog, push: Push<'_>) {
     let count = |group| {
         let marks = log.marks(GroupId(group));
         assert!(marks.len() >= 2, "where it starts and where it ends");
+        for mark in &marks {
+            let last = marks.iter().rfind(|other| other.offset <= mark.offset).unwrap();
+            assert_eq!(log.time_at(mark.offset), Some(last.time), "{mark:?} of {marks:?}");
+        }
         assert!(
             marks.is_sorted_by(|a, b| a.offset <= b.offset && a.messages <= b.messages && a.bytes <= b.bytes)
         );

@@ -1,5 +1,6 @@
 //! One guard for each remote source: a deadline, a limit on questions at once and on those that wait, a circuit breaker, and a
-//! cache of answers that also helps out while nobody answers.
+//! cache of answers that also helps out while nobody answers. What allows and what does not is remembered apart: whoever tries
+//! passwords pushes no good answer out.
 
 use std::{
     future::Future,
@@ -41,7 +42,38 @@ pub(super) struct Guard<P> {
     places: Arc<Semaphore>,
     waiting: Arc<AtomicUsize>,
     breaker: Mutex<Breaker>,
-    cache: Mutex<Cache<Answer<P>>>,
+    caches: Mutex<Caches<P>>,
+}
+
+/// Answers that are remembered, each for its question in one of the two.
+struct Caches<P> {
+    allowed: Cache<Answer<P>>,
+    others: Cache<Answer<P>>,
+}
+
+impl<P: Clone> Caches<P> {
+    fn get(&self, key: &[u8; 32], now: Timestamp) -> Found<Answer<P>> {
+        match self.allowed.get(key, now) {
+            Found::Nothing => self.others.get(key, now),
+            found => found,
+        }
+    }
+}
+
+/// A question that is being asked. Dropped before its outcome was told, since what asks has panicked, it has failed: the
+/// breaker would wait for ever for the outcome of its try.
+struct Asking<'a> {
+    breaker: &'a Mutex<Breaker>,
+    is_told: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if !self.is_told {
+            count(|c| c.hook_failures.add(1));
+            self.breaker.lock().failed(clock::now());
+        }
+    }
 }
 
 impl<P: Clone + Send + 'static> Guard<P> {
@@ -53,7 +85,10 @@ impl<P: Clone + Send + 'static> Guard<P> {
             places: Arc::new(Semaphore::new(limits.max_concurrent)),
             waiting: Arc::default(),
             breaker: Mutex::new(Breaker::new(limits.failures, limits.retry_after.0, LONGEST_PAUSE)),
-            cache: Mutex::new(Cache::new(limits.cache_size)),
+            caches: Mutex::new(Caches {
+                allowed: Cache::new(limits.cache_size),
+                others: Cache::new(limits.cache_size),
+            }),
             limits,
         })
     }
@@ -67,7 +102,7 @@ impl<P: Clone + Send + 'static> Guard<P> {
     where
         F: Future<Output = Result<Answer<P>, String>> + Send + 'static,
     {
-        let found = self.cache.lock().get(&key, clock::now());
+        let found = self.caches.lock().get(&key, clock::now());
         let stale = match found {
             Found::Fresh(answer) => {
                 count(|c| c.hook_cached.add(1));
@@ -111,7 +146,9 @@ impl<P: Clone + Send + 'static> Guard<P> {
                 count(|c| c.hook_open.add(1));
                 return Err(Away::Silent);
             }
+            let mut asking = Asking { breaker: &this.breaker, is_told: false };
             let told = timeout(deadline, ask).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+            asking.is_told = true;
             this.take(key, told, clock::now())
         });
         asked.await.unwrap_or(Err(Away::Silent))
@@ -142,7 +179,16 @@ impl<P: Clone + Send + 'static> Guard<P> {
                 };
                 let mut jitter = [0];
                 let _ = rand::fill(&mut jitter);
-                self.cache.lock().put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
+                let mut caches = self.caches.lock();
+                let Caches { allowed, others } = &mut *caches;
+                let (own, other) = match &answer {
+                    Answer::Allow(_) => (allowed, others),
+                    Answer::Deny | Answer::Ignore => (others, allowed),
+                };
+                own.put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
+                // It may have been another before.
+                other.forget(&key);
+                drop(caches);
                 Ok(answer)
             }
             Err(problem) => {
@@ -169,5 +215,48 @@ impl Waits {
 impl Drop for Waits {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Span;
+
+    fn guard(limits: RemoteLimits) -> Arc<Guard<u8>> {
+        Guard::new("test", limits)
+    }
+
+    async fn answer(guard: &Arc<Guard<u8>>, key: u8, answer: Answer<u8>) -> Result<Answer<u8>, Away> {
+        guard.answer([key; 32], async move { Ok(answer) }).await
+    }
+
+    #[tokio::test]
+    async fn a_question_that_panics_leaves_no_try_open_for_ever() {
+        let limits =
+            RemoteLimits { failures: 1, retry_after: Span(Duration::ZERO), ..RemoteLimits::default() };
+        let guard = guard(limits);
+        for _ in 0..2 {
+            // The first opens the breaker, the second is its try.
+            let asked = guard.answer([1; 32], async { panic!("a bug of ours") }).await;
+            assert_eq!(asked.err(), Some(Away::Silent));
+        }
+        let asked = answer(&guard, 1, Answer::Allow(7)).await;
+        assert!(matches!(asked, Ok(Answer::Allow(7))), "it is asked again");
+    }
+
+    #[tokio::test]
+    async fn failed_logins_push_no_good_answer_out_and_a_new_answer_counts() {
+        let guard = guard(RemoteLimits { cache_size: 4, ..RemoteLimits::default() });
+        answer(&guard, 0, Answer::Allow(7)).await.expect("an answer");
+        for key in 1..=10 {
+            answer(&guard, key, Answer::Deny).await.expect("an answer");
+        }
+        let known = guard.answer([0; 32], async { Err("not to be asked".to_owned()) }).await;
+        assert!(matches!(known, Ok(Answer::Allow(7))));
+        let denied = guard.take([0; 32], Ok(Answer::Deny), clock::now());
+        assert!(matches!(denied, Ok(Answer::Deny)));
+        let known = guard.answer([0; 32], async { Err("not to be asked".to_owned()) }).await;
+        assert!(matches!(known, Ok(Answer::Deny)), "what it said last");
     }
 }

@@ -7,16 +7,12 @@ use aws_lc_rs::{hmac, rand};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::{
-    Answer, MAX_CLAIMS, Said,
-    client::{Client, Service},
-    conclude, ends, fitting,
-    guard::Guard,
-};
+use super::{Answer, MAX_CLAIMS, Said, conclude, ends, fitting, guard::Guard};
 use crate::{
     auth::{Credentials, Method, Principal},
     config::{AuthHttp, ConfigError, OnError, Problem},
     reload::Reload,
+    remote::{Client, Service},
     tls,
 };
 

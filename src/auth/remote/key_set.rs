@@ -15,10 +15,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::client::{Client, Service};
 use crate::{
     config::{AuthJwt, ConfigError, Problem},
     reload::Reload,
+    remote::{Client, Service},
     tls,
 };
 

@@ -1,7 +1,6 @@
 //! Services of the user that decide who may connect and what they may do, and what stands between them and the devices.
 
 mod authorizer;
-mod client;
 mod events;
 mod grpc;
 mod guard;

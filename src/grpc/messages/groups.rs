@@ -481,6 +481,7 @@ pub(in crate::grpc) fn member_to_proto(member: MemberStatus) -> v1::Member {
         partitions: u32::try_from(member.partitions).unwrap_or(u32::MAX),
         outstanding: member.outstanding.messages as u64,
         lease_time: member.lease_until.map(|at| answers::time(clock::to_wall(at))),
+        oldest_delivery_time: member.oldest.map(|at| answers::time(clock::to_wall(at))),
     }
 }
 

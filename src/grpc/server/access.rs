@@ -31,6 +31,7 @@ use tower_layer::Layer;
 
 use super::{
     calls::Standing,
+    local::Behalf,
     methods::{Method, Who, method},
 };
 use crate::{
@@ -83,6 +84,16 @@ impl Call {
 
     pub(in crate::grpc) fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    /// The method, as `/package.Service/Method`.
+    pub(in crate::grpc) fn method(&self) -> &'static str {
+        self.method
+    }
+
+    /// Where the caller is, unless it is inside the process.
+    pub(in crate::grpc) fn peer(&self) -> Option<SocketAddr> {
+        self.peer
     }
 
     pub(in crate::grpc) fn scope(&self) -> &Scope {
@@ -197,7 +208,8 @@ impl<S> Guarded<S> {
     fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static Method), Error> {
         let path = request.uri().path();
         let standing = request.extensions().get::<Arc<Standing>>();
-        let peer = standing.map(|standing| standing.peer());
+        let behalf = || request.extensions().get::<Behalf>().map(|behalf| behalf.0);
+        let peer = standing.map(|standing| standing.peer()).or_else(behalf);
         let deny = |caller: Option<&Caller>, error: Error| {
             // What is no method of ours is text of the peer.
             let end = path.floor_char_boundary(MOST_OBJECT);
@@ -227,6 +239,11 @@ impl<S> Guarded<S> {
             return Err(deny(Some(&caller), error));
         }
         Ok((Arc::new(Call { caller, method: method.path, peer, object: Mutex::default() }), method))
+    }
+
+    /// Whether a call with this path and these headers would be let through; a denial is counted and in the log.
+    pub(in crate::grpc) fn check<B>(&self, request: &Request<B>) -> Result<(), Error> {
+        self.admit(request).map(drop)
     }
 
     fn identify(&self, headers: &HeaderMap, standing: Option<&Arc<Standing>>) -> Result<Caller, Unknown> {

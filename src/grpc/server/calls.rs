@@ -191,6 +191,13 @@ pub(in crate::grpc) struct Limited<S> {
     limit: CallLimit,
 }
 
+impl<S> Limited<S> {
+    /// What is limited.
+    pub(in crate::grpc) fn inner(&self) -> &S {
+        &self.inner
+    }
+}
+
 impl<S, B> Service<Request<Body>> for Limited<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,

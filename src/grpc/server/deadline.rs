@@ -8,7 +8,7 @@ use tonic::metadata::MetadataMap;
 use crate::grpc::status::Error;
 
 /// Kept back of a caller's deadline, so that our answer comes before its own.
-const DEADLINE_MARGIN: Duration = Duration::from_millis(50);
+const DEADLINE_MARGIN: Duration = Duration::from_millis(250);
 
 /// When a call must be answered: its grpc-timeout less a margin, or the default.
 pub(in crate::grpc) fn deadline(metadata: &MetadataMap, default: Duration) -> Instant {

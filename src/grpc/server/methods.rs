@@ -1,6 +1,6 @@
 //! Every method that is served, and who may call it.
 
-use access::backends::Roles;
+use access::backends::{Role, Roles};
 
 /// Who may call a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,10 @@ impl Method {
         Self { stays: true, ..Self::asks(path, roles) }
     }
 
+    const fn watches(path: &'static str, roles: Roles) -> Self {
+        Self { administers: true, ..Self::stays(path, roles) }
+    }
+
     const fn administers(path: &'static str, roles: Roles) -> Self {
         Self { administers: true, ..Self::asks(path, roles) }
     }
@@ -54,6 +58,7 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Publisher/CancelScheduled", Roles::CLEAR),
 
     Method::stays("/gateway.v1.Subscriber/Subscribe", Roles::READ),
+    Method::asks("/gateway.v1.Subscriber/ListStreams", Roles::READ),
 
     Method::asks("/gateway.v1.State/GetLatest", Roles::READ),
     Method::asks("/gateway.v1.State/BatchGetLatest", Roles::READ),
@@ -78,6 +83,7 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Devices/DisconnectDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/DeleteDevice", Roles::OPERATE),
     Method::administers("/gateway.v1.Devices/SetDeviceTrace", Roles::OPERATE),
+    Method::watches("/gateway.v1.Devices/TracePackets", Roles::OPERATE),
 
     Method::stays("/gateway.v1.Events/WatchEvents", Roles::READ),
 
@@ -121,6 +127,13 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/ListTenants", Roles::ADMINISTER),
 
+    Method::asks("/gateway.v1.Operations/GetCaller", Roles::READ),
+    Method::asks("/gateway.v1.Operations/GetStatus", Roles::READ),
+    Method::asks("/gateway.v1.Operations/GetMetrics", Roles::READ),
+    Method::asks("/gateway.v1.Operations/ListCertificates", Roles::READ),
+    Method::administers("/gateway.v1.Operations/GetConfiguration", Roles::ADMINISTER),
+    Method::asks("/gateway.v1.Operations/ListBridges", Roles::READ),
+
     Method::stays("/rpcserver.PublishedPacketService/StreamPublishedPayload", Roles::READ),
     Method::asks("/rpcserver.PublishedPacketService/PublishPayloadToDevice", Roles::PUBLISH),
 ];
@@ -129,6 +142,15 @@ const METHODS: &[Method] = &[
 pub(in crate::grpc) fn method(path: &str) -> Option<&'static Method> {
     // Some fifty comparisons, most of which end with the length.
     METHODS.iter().find(|method| method.path == path)
+}
+
+/// The paths of what `role` may call.
+pub(in crate::grpc) fn methods_of(role: Role) -> impl Iterator<Item = &'static str> {
+    let may = move |who| match who {
+        Who::Anybody => true,
+        Who::Has(roles) => roles.include(role),
+    };
+    METHODS.iter().filter(move |method| may(method.who)).map(|method| method.path)
 }
 
 #[cfg(test)]

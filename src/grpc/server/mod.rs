@@ -5,6 +5,7 @@ pub(super) mod access;
 pub(super) mod answer_body;
 pub(super) mod calls;
 pub(super) mod deadline;
+pub(super) mod local;
 pub(super) mod methods;
 pub(super) mod purse;
 pub(super) mod request_body;

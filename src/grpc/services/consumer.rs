@@ -174,7 +174,7 @@ pub(in crate::grpc) struct Consuming {
     state: State,
     /// What comes after what was sent: the end.
     last: Option<Result<(), Status>>,
-    _slot: Slot,
+    slot: Slot,
 }
 
 enum State {
@@ -192,6 +192,7 @@ struct Open {
     group: Arc<Groups>,
     /// Its name.
     name: String,
+    member_id: String,
     /// For ids of messages.
     log: u64,
     heartbeat: Option<(Duration, Pin<Box<Sleep>>)>,
@@ -209,7 +210,12 @@ impl Drop for Open {
 
 impl Open {
     /// Adds what there is to a frame; how the stream ends after it, if it does.
-    fn poll_frame(&mut self, cx: &mut TaskContext<'_>, out: &mut Vec<u8>) -> Option<Result<(), Status>> {
+    fn poll_frame(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        out: &mut Vec<u8>,
+        slot: &Slot,
+    ) -> Option<Result<(), Status>> {
         if let Some(opened) = self.opened.take() {
             item(out, Item::Opened(opened));
         }
@@ -221,6 +227,7 @@ impl Open {
         match polled {
             Poll::Ready(Ok(batch)) => {
                 self.encode(out, &batch);
+                slot.sent(batch.deliveries.len() as u64);
                 if batch.is_drained {
                     return Some(Ok(()));
                 }
@@ -285,16 +292,20 @@ impl Stream for Consuming {
         }
         if let State::Opening(opening) = &mut self.state {
             match std::task::ready!(opening.as_mut().poll(cx)) {
-                Ok(open) => self.state = State::Open(Box::new(open)),
+                Ok(open) => {
+                    self.slot.reads(&open.name, &open.member_id);
+                    self.state = State::Open(Box::new(open));
+                }
                 Err(status) => {
                     self.state = State::Ended;
                     return Poll::Ready(Some(Err(status)));
                 }
             }
         }
-        let State::Open(open) = &mut self.state else { return Poll::Ready(None) };
+        let Self { state, slot, .. } = &mut *self;
+        let State::Open(open) = state else { return Poll::Ready(None) };
         let mut out = Vec::new();
-        let last = open.poll_frame(cx, &mut out);
+        let last = open.poll_frame(cx, &mut out, slot);
         if last.is_none() {
             open.poll_heartbeat(cx, &mut out);
         }
@@ -346,7 +357,11 @@ async fn open(
         false => (first.member_id, lease),
     };
     let member = all.open(&name, &member_id, lease, credit).map_err(Error::from)?;
-    let opened = v1::Opened { member_id, partitions: PARTITIONS as u32, resumed: member.is_resumed() };
+    let opened = v1::Opened {
+        member_id: member_id.clone(),
+        partitions: PARTITIONS as u32,
+        resumed: member.is_resumed(),
+    };
     let member = Arc::new(Mutex::new(member));
     let said = Arc::<Mutex<Said>>::default();
     let hearing = Hearing { member: Arc::clone(&member), said: Arc::clone(&said), bounds };
@@ -357,6 +372,7 @@ async fn open(
         hearing,
         group: all,
         name,
+        member_id,
         log: log_id(&context),
         heartbeat: heartbeat.map(|span| (span, Box::pin(sleep_until(Instant::now() + span)))),
         shutdown: Box::pin(async move {
@@ -382,10 +398,10 @@ impl Consumer for ConsumerService {
     ) -> Result<Response<Self::ConsumeStream>, Status> {
         let call = Call::of(request.extensions())?;
         offered(&self.context)?;
-        let slot = self.context.streams.open(None)?;
+        let slot = self.context.streams.open(&call)?;
         // The answer begins at once: some clients wait for that before they say anything.
         let opening = open(self.context.clone(), call, request.into_inner());
-        Ok(Response::new(Consuming { state: State::Opening(Box::pin(opening)), last: None, _slot: slot }))
+        Ok(Response::new(Consuming { state: State::Opening(Box::pin(opening)), last: None, slot }))
     }
 
     async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<v1::FetchResponse>, Status> {

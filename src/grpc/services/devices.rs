@@ -1,11 +1,13 @@
 //! `gateway.v1.Devices`.
 //!
 //! ```text
+//! packets      its packets as they come and go
 //! queue        what waits for a device
 //! subscribing  subscriptions that backends make for devices
 //! top          the devices of which most waits
 //! ```
 
+mod packets;
 mod queue;
 mod subscribing;
 mod top;
@@ -182,7 +184,7 @@ impl Devices for DevicesService {
     ) -> Result<Response<v1::ListTopDevicesResponse>, Status> {
         let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
-        let ranking = top::rank(&self.context.broker, &call, &request);
+        let ranking = top::rank(&self.context.broker, &self.context.walk, &call, &request);
         Ok(Response::new(within(&metadata, self.context.config.wait_timeout, ranking).await?))
     }
 
@@ -365,11 +367,26 @@ impl Devices for DevicesService {
         let call = Call::of(request.extensions())?;
         let request = request.into_inner();
         self.check_id(&call, &request.device_id)?;
-        if !(self.context.hooks.set_trace)(&request.device_id, request.enabled) {
+        let traces = self.context.hooks.traces;
+        if !request.enabled {
+            traces.remove(&request.device_id);
+        } else if !traces.add(&request.device_id) {
             return Err(Error::TooManyTraces.into());
         }
         tracing::info!(client_id = request.device_id, enabled = request.enabled, "client trace switched");
         Ok(Response::new(v1::SetDeviceTraceResponse {}))
+    }
+
+    type TracePacketsStream = packets::Packets;
+
+    async fn trace_packets(
+        &self,
+        request: Request<v1::TracePacketsRequest>,
+    ) -> Result<Response<Self::TracePacketsStream>, Status> {
+        let call = Call::of(request.extensions())?;
+        let request = request.into_inner();
+        self.check_id(&call, &request.device_id)?;
+        Ok(Response::new(packets::trace(&self.context, &call, request)?))
     }
 }
 

@@ -96,6 +96,15 @@ async fn next_batch(events: &mut EventReader, wanted: &Wanted) -> Vec<v1::WatchE
     items
 }
 
+/// How many events its caller is told are missing.
+fn missed(items: &[v1::WatchEventsItem]) -> u64 {
+    let gaps = items.iter().filter_map(|item| match &item.item {
+        Some(v1::watch_events_item::Item::Gap(gap)) => Some(gap.count),
+        _ => None,
+    });
+    gaps.sum()
+}
+
 #[tonic::async_trait]
 impl Events for EventsService {
     type WatchEventsStream = ReceiverStream<Result<v1::WatchEventsResponse, Status>>;
@@ -124,12 +133,11 @@ impl Events for EventsService {
         let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
         let from = TOKENS.place(&request.resume_token)?;
 
-        let slot = self.context.streams.open(None)?;
+        let slot = self.context.streams.open(&call)?;
         let mut events = self.context.broker.watch_events(from).ok_or(Error::OldToken)?;
         let mut shutdown = self.context.shutdown.clone();
         let (sender, receiver) = mpsc::channel(FRAMES);
         tokio::spawn(async move {
-            let _slot = slot;
             // The first says only from where on nothing is missed.
             let mut response = Ok(Vec::new());
             loop {
@@ -138,11 +146,16 @@ impl Events for EventsService {
                     items,
                     resume_token: TOKENS.token(events.place()),
                 });
-                if sender.send(response_now).await.is_err() || last {
+                let items = response_now.as_ref().map_or(0, |response| response.items.len());
+                let sent = slot.sending(items as u64, sender.send(response_now)).await;
+                if sent.is_err() || last {
                     return;
                 }
                 response = tokio::select! {
-                    items = next_batch(&mut events, &wanted) => Ok(items),
+                    items = next_batch(&mut events, &wanted) => {
+                        slot.lost(missed(&items));
+                        Ok(items)
+                    }
                     () = silence(heartbeat) => {
                         let beat = v1::Heartbeat { time: Some(answers::time(clock::to_wall(now()))) };
                         Ok(vec![item(v1::watch_events_item::Item::Heartbeat(beat))])
@@ -167,20 +180,7 @@ mod tests {
     use super::*;
 
     fn broker() -> Broker {
-        Broker::new(BrokerConfig {
-            limits: Arc::default(),
-            non_broker: false,
-            namespace: String::new(),
-            listener_strategies: Default::default(),
-            latest: None,
-            history: None,
-            stores: None,
-            log: None,
-            durability: Default::default(),
-            judge_will: None,
-            tenants: Default::default(),
-            reserved: Vec::new(),
-        })
+        Broker::new(BrokerConfig::default())
     }
 
     /// More events than are kept, by one device or two.

@@ -7,7 +7,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 /// The service that reads latest values.
 const STATE: &str = "gateway.v1.State";
 
-pub(in crate::grpc) const SERVICES: [&str; 12] = [
+pub(in crate::grpc) const SERVICES: [&str; 13] = [
     "",
     "gateway.v1.Publisher",
     "gateway.v1.Subscriber",
@@ -19,6 +19,7 @@ pub(in crate::grpc) const SERVICES: [&str; 12] = [
     "gateway.v1.Consumer",
     "gateway.v1.Commands",
     "gateway.v1.Security",
+    "gateway.v1.Operations",
     "rpcserver.PublishedPacketService",
 ];
 

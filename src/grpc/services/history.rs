@@ -55,30 +55,20 @@ pub(in crate::grpc) async fn page(
 mod tests {
     use std::sync::{Arc, atomic::Ordering::SeqCst};
 
-    use broker::{BrokerConfig, DurabilityRules, Turn};
+    use broker::{BrokerConfig, Turn};
     use gateway_core::{ClientId, Message, Origin, OriginKind};
     use store::{History, HistoryOptions, HistoryRule, MemoryHistory};
 
     use super::*;
-    use crate::config::Limits;
 
     fn setup(on: bool) -> (Arc<MemoryHistory>, Broker) {
         let store = Arc::new(MemoryHistory::default());
         let rule = HistoryRule { filter: "kept/#".to_owned(), ttl: std::time::Duration::from_secs(3_600) };
         let options = HistoryOptions { rules: vec![rule], ..HistoryOptions::default() };
         let broker = Broker::new(BrokerConfig {
-            limits: Arc::new(Limits::default()),
-            non_broker: false,
             namespace: "devices/{client_id}/#".to_owned(),
-            listener_strategies: Default::default(),
-            latest: None,
             history: on.then(|| History::new(Arc::clone(&store) as _, options)),
-            stores: None,
-            log: None,
-            reserved: Vec::new(),
-            durability: DurabilityRules::default(),
-            judge_will: None,
-            tenants: Default::default(),
+            ..BrokerConfig::default()
         });
         (store, broker)
     }

@@ -51,7 +51,8 @@ impl PublishedPacketService for PrecedentService {
             Selector::new(true).devices(devices, Vec::new()).within(devices_of(&call.caller().grant));
         let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         let filters = call.narrow("topic", convert::or_all(Vec::new()), MAX_FILTERS)?;
-        let stream = Subscription::attach(broker, &self.context.streams, target, &filters, Pace::default())?;
+        let stream =
+            Subscription::attach(broker, (&self.context.streams, &call), target, &filters, Pace::default())?;
         Ok(Response::new(stream))
     }
 

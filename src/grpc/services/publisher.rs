@@ -375,7 +375,7 @@ impl Publisher for PublisherService {
         request: Request<Streaming<v1::PublishStreamRequest>>,
     ) -> Result<Response<Self::PublishStreamStream>, Status> {
         let call = Call::of(request.extensions())?;
-        let slot = self.context.streams.open(None)?;
+        let slot = self.context.streams.open(&call)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
         let purse = self.purse(&request);
         let run = PublishRun::new(self.context.clone(), call, sender.clone(), purse);
@@ -446,7 +446,7 @@ impl Publisher for PublisherService {
         let end = end.then(|| deadline(request.metadata(), self.context.config.wait_timeout));
         let purse = self.purse(&request);
         let many = Many::new(request.into_inner(), &self.context, &call)?;
-        let slot = self.context.streams.open(None)?;
+        let slot = self.context.streams.open(&call)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
         let run = ManyRun::new(self.context.clone(), call, sender.clone(), many, end, purse);
         tokio::spawn(async move {
@@ -521,20 +521,7 @@ mod tests {
     /// One call would keep a thread of the services, and all calls on it, until the last of its messages is routed.
     #[test]
     fn a_large_batch_lets_other_calls_go_first() {
-        let broker = Broker::new(BrokerConfig {
-            limits: Arc::default(),
-            non_broker: false,
-            namespace: String::new(),
-            listener_strategies: Default::default(),
-            latest: None,
-            history: None,
-            stores: None,
-            log: None,
-            reserved: Vec::new(),
-            durability: Default::default(),
-            judge_will: None,
-            tenants: Default::default(),
-        });
+        let broker = Broker::new(BrokerConfig::default());
         let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
         let call = Call::unlimited();
         let options = keys::KeyOptions { most: 1, time: Duration::from_secs(1) };

@@ -57,7 +57,7 @@ fn role_from(role: i32) -> Result<Role, Error> {
     }
 }
 
-fn role_to(role: Role) -> i32 {
+pub(super) fn role_to(role: Role) -> i32 {
     let role = match role {
         Role::Reader => v1::Role::Reader,
         Role::Publisher => v1::Role::Publisher,
@@ -74,13 +74,13 @@ fn scope_from(scope: v1::Scope) -> Result<Scope, Error> {
     scope.map_err(|error| Error::invalid("scope", error.to_string()))
 }
 
-fn scope_to(scope: &Scope) -> v1::Scope {
+pub(super) fn scope_to(scope: &Scope) -> v1::Scope {
     let list =
         |list: Option<&[Box<str>]>| list.unwrap_or_default().iter().map(|text| text.to_string()).collect();
     v1::Scope { topic_filters: list(scope.topics()), device_patterns: list(scope.devices()) }
 }
 
-fn time(seconds: u64) -> prost_types::Timestamp {
+pub(super) fn time(seconds: u64) -> prost_types::Timestamp {
     answers::time(Timestamp(seconds.saturating_mul(1_000)))
 }
 
@@ -96,7 +96,7 @@ fn shown(grant: &Grant) -> v1::Token {
 }
 
 /// What is for all devices is for callers whose scope is everything.
-fn over_all(call: &Call) -> Result<(), Error> {
+pub(super) fn over_all(call: &Call) -> Result<(), Error> {
     if call.scope().is_all() { Ok(()) } else { Err(call.out_of_scope("scope", "everything")) }
 }
 

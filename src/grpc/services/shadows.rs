@@ -21,6 +21,7 @@ use crate::{
         proto::{gateway::v1, server::shadows_server::Shadows},
         server::{access::Call, deadline::within},
         status::Error,
+        stream::Slot,
     },
     shadow::{Change, Key, Shadow, Shadows as All},
 };
@@ -221,7 +222,7 @@ impl Shadows for ShadowsService {
         request.names.iter().try_for_each(|name| check_name("names", name))?;
         let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
         let all = Arc::clone(self.all()?);
-        let slot = self.context.streams.open(None)?;
+        let slot = self.context.streams.open(&call)?;
         let wanted = Arc::new(Wanted {
             devices: request.device_ids.iter().cloned().collect(),
             names: request.names.into_iter().collect(),
@@ -235,14 +236,13 @@ impl Shadows for ShadowsService {
         let (sender, receiver) = mpsc::channel(FRAMES);
         let (devices, changes_only) = (request.device_ids, request.changes_only);
         tokio::spawn(async move {
-            let _slot = slot;
             let sending = async {
                 if !changes_only {
-                    send_snapshot(&all, &devices, &wanted, &sender).await?;
+                    send_snapshot(&all, &devices, &wanted, (&sender, &slot)).await?;
                 }
                 loop {
                     let items = next_items(&mut watch, heartbeat).await;
-                    send(&sender, items).await?;
+                    send((&sender, &slot), items).await?;
                 }
             };
             let ended: Result<std::convert::Infallible, Ended> = tokio::select! {
@@ -294,8 +294,17 @@ fn item(item: v1::watch_shadow_item::Item) -> v1::WatchShadowItem {
     v1::WatchShadowItem { item: Some(item) }
 }
 
+/// How many changes its caller is told are missing.
+fn missed(items: &[v1::WatchShadowItem]) -> u64 {
+    let gaps = items.iter().filter_map(|item| match &item.item {
+        Some(v1::watch_shadow_item::Item::Gap(gap)) => Some(gap.count),
+        _ => None,
+    });
+    gaps.sum()
+}
+
 /// Sends items in batches that are not too large.
-async fn send(sender: &Sender, items: Vec<v1::WatchShadowItem>) -> Result<(), Ended> {
+async fn send((sender, slot): (&Sender, &Slot), items: Vec<v1::WatchShadowItem>) -> Result<(), Ended> {
     let mut items = items.into_iter().peekable();
     while items.peek().is_some() {
         let mut size = 0;
@@ -307,13 +316,20 @@ async fn send(sender: &Sender, items: Vec<v1::WatchShadowItem>) -> Result<(), En
             batch.push(item);
         }
         let response = v1::WatchShadowResponse { items: batch };
-        sender.send(Ok(response)).await.map_err(|_| Ended::Gone)?;
+        slot.lost(missed(&response.items));
+        let messages = response.items.len() as u64;
+        slot.sending(messages, sender.send(Ok(response))).await.map_err(|_| Ended::Gone)?;
     }
     Ok(())
 }
 
 /// Sends the current shadows, and that these were all.
-async fn send_snapshot(all: &All, devices: &[String], wanted: &Wanted, sender: &Sender) -> Result<(), Ended> {
+async fn send_snapshot(
+    all: &All,
+    devices: &[String],
+    wanted: &Wanted,
+    to: (&Sender, &Slot),
+) -> Result<(), Ended> {
     use v1::watch_shadow_item::Item;
 
     for device in devices {
@@ -322,14 +338,14 @@ async fn send_snapshot(all: &All, devices: &[String], wanted: &Wanted, sender: &
             let page = all.list(device, after.as_deref(), SNAPSHOT_PAGE).await;
             let (found, last) = page.map_err(|rejection| Ended::Error(rejection.into()))?;
             let current = found.iter().filter(|shadow| wanted.is(shadow));
-            send(sender, current.map(|shadow| item(Item::Shadow(to_proto(shadow)))).collect()).await?;
+            send(to, current.map(|shadow| item(Item::Shadow(to_proto(shadow)))).collect()).await?;
             if last.is_none() {
                 break;
             }
             after = last;
         }
     }
-    send(sender, vec![item(Item::SnapshotEnd(v1::SnapshotEnd {}))]).await
+    send(to, vec![item(Item::SnapshotEnd(v1::SnapshotEnd {}))]).await
 }
 
 /// Changes, or a heartbeat if none comes for so long.

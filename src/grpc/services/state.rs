@@ -359,7 +359,7 @@ impl State for StateService {
         let target = Arc::new(target);
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
-        let changes = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;
+        let changes = Subscription::attach(broker, (&self.context.streams, &call), target, &filters, pace)?;
         // Where values are listed by device only, there is no snapshot of all devices: it ends at once.
         let listed = latest.lists_all() || !request.device_ids.is_empty();
         let snapshot_of = if listed { filters.into_iter().rev().collect() } else { Vec::new() };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
+use super::streams;
 use crate::grpc::{
     Context,
     messages::{
@@ -44,7 +45,15 @@ impl Subscriber for SubscriberService {
         };
         let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         let pace = Pace { linger: wanted.linger, heartbeat: wanted.heartbeat };
-        let stream = Subscription::attach(broker, &self.context.streams, target, &filters, pace)?;
+        let stream = Subscription::attach(broker, (&self.context.streams, &call), target, &filters, pace)?;
         Ok(Response::new(stream))
+    }
+
+    async fn list_streams(
+        &self,
+        request: Request<v1::ListStreamsRequest>,
+    ) -> Result<Response<v1::ListStreamsResponse>, Status> {
+        let call = Call::of(request.extensions())?;
+        Ok(Response::new(streams::rank(&self.context, &call, request.get_ref())?))
     }
 }

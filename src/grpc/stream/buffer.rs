@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use ahash::RandomState;
 
-use gateway_core::{DropReason, Outcome, metrics::count};
+use gateway_core::{DropReason, Outcome, Timestamp, metrics::count};
 use hashbrown::HashMap;
 
 use super::{
@@ -41,6 +41,10 @@ pub(super) struct StreamBuffer {
     /// In a publisher's flush list.
     pub(super) dirty: bool,
     pub(super) closed: Option<Error>,
+    /// Messages that the reader took, and that were lost, since the beginning.
+    pub(super) sent: u64,
+    pub(super) dropped: u64,
+    pub(super) conflated: u64,
 }
 
 /// Encoded messages.
@@ -52,6 +56,8 @@ pub(super) struct Batch {
     pub(super) inside: Losses,
     pub(super) bytes: Vec<u8>,
     pub(super) messages: u32,
+    /// When the first of them was received.
+    pub(super) since: Timestamp,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +124,8 @@ pub(super) struct Values {
 pub(super) struct Value {
     pub(super) key: Arc<[u8]>,
     pub(super) bytes: Vec<u8>,
+    /// When the oldest change that is not read was received.
+    pub(super) since: Timestamp,
 }
 
 impl Shortage {
@@ -153,6 +161,19 @@ impl StreamBuffer {
             && self.values.queue.is_empty()
     }
 
+    /// How many messages wait for the reader.
+    pub(super) fn waiting(&self) -> usize {
+        let sealed: usize = self.sealed.iter().map(|batch| batch.messages as usize).sum();
+        sealed + self.open.messages as usize + self.values.queue.len()
+    }
+
+    /// When the oldest of them was received.
+    pub(super) fn oldest(&self) -> Option<Timestamp> {
+        let open = (self.open.messages > 0).then_some(self.open.since);
+        let batch = self.sealed.front().map(|batch| batch.since).or(open);
+        batch.or_else(|| self.values.queue.front().map(|value| value.since))
+    }
+
     pub(super) fn is_full(&self, batch: usize) -> bool {
         !self.sealed.is_empty() || self.bytes >= batch
     }
@@ -172,6 +193,7 @@ impl StreamBuffer {
             };
             self.bytes -= oldest.bytes.len();
             shortage.count(u64::from(oldest.messages));
+            self.dropped += u64::from(oldest.messages);
             let next = self.sealed.front_mut().unwrap_or(&mut self.open);
             next.lost.add(oldest.lost);
             next.lost.add(oldest.inside);

@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Context};
 
 use broker::{Broker, Delivered, MemoryKind, Selector, Target};
 use bytes::Bytes;
-use gateway_core::{DropReason, Message, Offer, Outcome, matches, metrics::count};
+use gateway_core::{DropReason, Message, Offer, Outcome, Timestamp, clock, matches, metrics::count};
 use parking_lot::Mutex;
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
         status::Error,
     },
     buffer::{Batch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
+    open::Backlog,
 };
 
 /// The memory budget is charged in steps of this size, so that not every message touches what all threads share.
@@ -85,6 +86,7 @@ impl StreamTarget {
         if self.watched.is_empty() || !self.selector.wants_device(Some(device)) {
             return;
         }
+        let now = clock::now();
         let waker = {
             let mut state = self.state.lock();
             if state.closed.is_some() {
@@ -93,7 +95,9 @@ impl StreamTarget {
             for topic in topics.iter().filter(|topic| self.watched.iter().any(|f| matches(f, topic))) {
                 let encode = |out: &mut Vec<u8>| encode::removed(out, device, topic);
                 let need = encode::removed_bound(device, topic);
-                if let Outcome::Dropped(reason) = self.conflate(&mut state, (device, topic), need, encode) {
+                let of = (device, &**topic, now);
+                if let Outcome::Dropped(reason) = self.conflate(&mut state, of, need, encode) {
+                    state.dropped += 1;
                     count_drop(reason);
                 }
             }
@@ -127,6 +131,24 @@ impl StreamTarget {
         }
     }
 
+    /// Fixed properties.
+    pub(in crate::grpc) fn options(&self) -> &StreamOptions {
+        &self.options
+    }
+
+    /// How it is now.
+    pub(in crate::grpc) fn backlog(&self) -> Backlog {
+        let state = self.state.lock();
+        Backlog {
+            waiting: state.waiting() as u64,
+            bytes: state.bytes as u64,
+            oldest: state.oldest(),
+            sent: state.sent,
+            dropped: state.dropped,
+            conflated: state.conflated,
+        }
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.state.lock().closed.is_some()
     }
@@ -152,6 +174,7 @@ impl StreamTarget {
         let full_only = full_only && state.closed.is_none();
         if let Some(batch) = state.pop(&self.options, full_only) {
             self.settle(&mut state);
+            state.sent += u64::from(batch.messages);
             drop(state);
             return self.finish(batch);
         }
@@ -195,7 +218,7 @@ impl StreamTarget {
                 let device = message.origin.client_id.map_or("", |id| id.as_str());
                 let form = self.options.form;
                 let encode = |out: &mut Vec<u8>| encode::message(out, form, message);
-                self.conflate(state, (device, message.topic), need, encode)
+                self.conflate(state, (device, message.topic, message.received), need, encode)
             }
             _ => self.append(state, message, need),
         }
@@ -231,6 +254,9 @@ impl StreamTarget {
             open.inside.add(lost);
         }
         encode::message(&mut open.bytes, form, message);
+        if open.messages == 0 {
+            open.since = message.received;
+        }
         open.messages += 1;
         state.bytes += open.bytes.len() - before;
         Outcome::Sent
@@ -284,11 +310,11 @@ impl StreamTarget {
     fn conflate(
         &self,
         state: &mut StreamBuffer,
-        (device, topic): (&str, &str),
+        (device, topic, at): (&str, &str, Timestamp),
         need: usize,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Outcome {
-        let StreamBuffer { values, bytes, lost, charged, .. } = state;
+        let StreamBuffer { values, bytes, lost, charged, conflated, .. } = state;
         values.key.clear();
         values.key.extend_from_slice(device.as_bytes());
         values.key.push(0); // in no client id and no topic
@@ -303,6 +329,7 @@ impl StreamTarget {
             *bytes -= value.bytes.len();
             if !value.bytes.is_empty() {
                 lost.conflated += 1;
+                *conflated += 1;
             }
             value.bytes.clear();
             if let Some(shortage) = self.shortage(charged, *bytes, need) {
@@ -325,7 +352,7 @@ impl StreamTarget {
         *bytes += encoded.len() + overhead;
         let key: Arc<[u8]> = values.key.as_slice().into();
         values.index.insert(Arc::clone(&key), values.first + values.queue.len() as u64);
-        values.queue.push_back(Value { key, bytes: encoded });
+        values.queue.push_back(Value { key, bytes: encoded, since: at });
         Outcome::Sent
     }
 }
@@ -352,6 +379,7 @@ impl Target for StreamTarget {
         let outcome = if self.selector.wants(message) {
             let mut state = self.state.lock();
             let outcome = self.add(&mut state, message);
+            state.dropped += u64::from(matches!(outcome, Outcome::Dropped(_)));
             let ready = !state.full_only || state.is_full(self.options.batch) || state.closed.is_some();
             if state.waker.is_some() && !state.dirty && ready {
                 state.dirty = true;
@@ -392,8 +420,6 @@ impl Target for StreamTarget {
     }
 
     fn load(&self) -> usize {
-        let state = self.state.lock();
-        let sealed: usize = state.sealed.iter().map(|batch| batch.messages as usize).sum();
-        sealed + state.open.messages as usize + state.values.queue.len()
+        self.state.lock().waiting()
     }
 }

@@ -31,17 +31,8 @@ fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> 
 fn broker(limits: Limits) -> Broker {
     Broker::new(BrokerConfig {
         limits: Arc::new(limits),
-        non_broker: false,
         namespace: "devices/{client_id}/#".to_owned(),
-        listener_strategies: Default::default(),
-        latest: None,
-        history: None,
-        stores: None,
-        log: None,
-        reserved: Vec::new(),
-        durability: broker::DurabilityRules::default(),
-        judge_will: None,
-        tenants: Default::default(),
+        ..BrokerConfig::default()
     })
 }
 
@@ -51,9 +42,13 @@ fn deliver(target: &StreamTarget, device: &str, topic: &str, payload: &[u8]) -> 
     target.deliver(&Message::new(topic, payload, Timestamp(1), origin), OPTIONS)
 }
 
+fn call() -> Arc<Call> {
+    Arc::new(Call::unlimited())
+}
+
 fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
     let streams = Arc::new(Streams::new(10));
-    let slot = streams.open(Some(target)).unwrap();
+    let slot = streams.open_with(&call(), target, &[]).unwrap();
     Subscription::new(Arc::clone(target), None, slot, pace)
 }
 
@@ -202,14 +197,14 @@ async fn close_ends_the_stream_after_what_was_buffered() {
 async fn shutdown_ends_streams_with_unavailable() {
     let streams = Arc::new(Streams::new(1));
     let target = target(SlowPolicy::DropOldest, 4096, 1024);
-    let slot = streams.open(Some(&target)).unwrap();
-    assert_eq!(streams.open(None).unwrap_err(), Error::TooManyStreams);
+    let slot = streams.open_with(&call(), &target, &[]).unwrap();
+    assert_eq!(streams.open(&call()).unwrap_err(), Error::TooManyStreams);
     let mut stream = Subscription::new(Arc::clone(&target), None, slot, Pace::default());
     let waiting = tokio::spawn(async move { stream.next().await.unwrap().unwrap_err().code() });
     tokio::task::yield_now().await;
     streams.close();
     assert_eq!(waiting.await.unwrap(), Code::Unavailable);
-    assert_eq!(streams.open(None).unwrap_err(), Error::ShuttingDown);
+    assert_eq!(streams.open(&call()).unwrap_err(), Error::ShuttingDown);
 }
 
 #[test]
@@ -445,4 +440,31 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     assert_eq!(gaps(&target), (1, 1));
     drop(target);
     assert_eq!(broker.gauges().queued_bytes, 0);
+}
+
+#[test]
+fn the_backlog_of_a_stream_is_what_its_reader_has_not_taken() {
+    let at = |target: &StreamTarget, topic: &str, at: u64| {
+        let id = ClientId::new("d");
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 1 };
+        target.deliver(&Message::new(topic, &[0; 700], Timestamp(at), origin), OPTIONS);
+    };
+    let cx = Context::from_waker(Waker::noop());
+    for (policy, kept, oldest, dropped, conflated) in [
+        (SlowPolicy::DropOldest, 5, Some(13), 3, 0),
+        (SlowPolicy::DropNewest, 5, Some(10), 3, 0),
+        (SlowPolicy::Conflate, 2, Some(10), 0, 6),
+    ] {
+        let target = target(policy, 4_096, 1_024);
+        for n in 0..8 {
+            at(&target, if n % 2 == 0 { "even" } else { "odd" }, 10 + n);
+        }
+        let backlog = target.backlog();
+        assert_eq!((backlog.waiting, backlog.oldest), (kept, oldest.map(Timestamp)), "{policy:?}");
+        assert_eq!((backlog.sent, backlog.dropped, backlog.conflated), (0, dropped, conflated), "{policy:?}");
+        assert!((1..=4_096).contains(&backlog.bytes), "{policy:?}");
+        while let Taken::Batch { .. } = target.take(&cx, false) {}
+        let after = Backlog { sent: kept, dropped, conflated, ..Backlog::default() };
+        assert_eq!(target.backlog(), after, "{policy:?}");
+    }
 }

@@ -7,6 +7,8 @@ use gateway_core::{Peer, info_of_peer, log_limits::Said};
 use thiserror::Error;
 use tracing::debug;
 
+#[cfg(feature = "quic")]
+use crate::net::quic::CallError;
 use crate::{door::Refusal, net::layers::LayerError};
 
 /// Why there is no connection.
@@ -32,6 +34,9 @@ pub(in crate::net) enum HandshakeError {
     Crowded,
     #[error("{}", reason::words(*.code))]
     Refused { code: u8, client_id: Box<str> },
+    #[cfg(feature = "quic")]
+    #[error("quic: {0}")]
+    Quic(#[from] CallError),
     #[error("another connection took the session over")]
     Superseded,
 }
@@ -42,6 +47,10 @@ impl HandshakeError {
         let ip = peer.ip();
         match self {
             Self::Io(_) | Self::Closed | Self::Superseded => {
+                debug!(%peer, listener, error = %self, "handshake failed")
+            }
+            #[cfg(feature = "quic")]
+            Self::Quic(error) if error.is_farewell() => {
                 debug!(%peer, listener, error = %self, "handshake failed")
             }
             Self::Refused { code, client_id } => {

@@ -33,6 +33,8 @@ use super::{
     proxy,
     unauthenticated::{Crowded, Place},
 };
+#[cfg(feature = "quic")]
+use crate::net::quic::Call;
 use crate::net::{
     Shared,
     connection::{
@@ -43,12 +45,13 @@ use crate::net::{
     layers::{
         LayerError, Layers,
         layered::Io,
+        socket::Socket,
         tls::TlsLayer,
         websocket::{Frames, Upgrade, upgrade},
     },
-    shard::{Incoming, Local},
+    shard::{Arrived, Incoming, Local},
     shared::Entering,
-    timers, wheel,
+    timers, trace, wheel,
 };
 use crate::{
     auth::{Credentials, Denied, Identity, Permissions, Secret, Unanswered, Wish},
@@ -95,7 +98,7 @@ pub(in crate::net) async fn run(incoming: Incoming, shared: Arc<Shared>) -> Opti
 
 /// `peer` becomes the one that a proxy names.
 async fn establish(
-    stream: std::net::TcpStream,
+    stream: Arrived,
     peer: &mut Peer,
     listener: &Listener,
     seat: &mut Seat,
@@ -103,8 +106,13 @@ async fn establish(
     shared: Arc<Shared>,
     place: &Place,
 ) -> Result<Connection, HandshakeError> {
+    let socket = match stream {
+        Arrived::Stream(stream) => TcpStream::from_std(stream)?.into(),
+        #[cfg(feature = "quic")]
+        Arrived::Quic(call) => Box::pin(answer(*call, *peer, seat, guest, &shared)).await?,
+    };
     let (layers, plain) = (Layers::default(), Vec::new());
-    let mut wire = Wire { stream: TcpStream::from_std(stream)?, guest, place, layers, plain };
+    let mut wire = Wire { socket, guest, place, layers, plain };
     // Boxed, so that a socket that waits for its CONNECT holds little.
     if let Some(named) = Box::pin(wire.put_on_layers(listener, seat, &shared)).await? {
         *peer = named.into();
@@ -116,6 +124,38 @@ async fn establish(
         guest.heard();
     }
     Box::pin(conclude(wire, connect, *peer, listener, shared)).await
+}
+
+/// The handshake of QUIC, up to the client's stream.
+#[cfg(feature = "quic")]
+async fn answer(
+    call: Call,
+    peer: Peer,
+    seat: &mut Seat,
+    guest: &Guest,
+    shared: &Shared,
+) -> Result<Socket, HandshakeError> {
+    let proved = call.is_proved();
+    let shaken = call.shake(shared.broker.account()).await;
+    count(|c| if shaken.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) });
+    let shaken = shaken?;
+    guest.spoke();
+    if !proved {
+        name(seat, guest, peer.into(), shared)?;
+    }
+    let stream = shaken.stream().await?;
+    guest.spoke();
+    Ok(Socket::Quic(Box::new(stream)))
+}
+
+/// Holds the address, which is known only now, against bans and its limits.
+fn name(seat: &mut Seat, guest: &Guest, peer: SocketAddr, shared: &Shared) -> Result<(), HandshakeError> {
+    let barred = barred::at_door(peer.into(), shared);
+    let named = barred.map_or_else(|| seat.named(guest, peer.into()), Err);
+    named.map_err(|refusal| {
+        count_refusal(refusal);
+        HandshakeError::Address(refusal)
+    })
 }
 
 async fn conclude(
@@ -383,13 +423,15 @@ async fn open(
     let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
     wire.layers.wire.drain(..wire.layers.sent);
     wire.layers.sent = 0;
-    let (read, write) = wire.stream.into_split();
     // Where sending has a rate only the connection's own task sends.
-    let (io, writer) = if wire.layers.is_plain() && room.is_none() {
-        (Io::Plain(read), Writer::Direct(Some(write)))
-    } else {
-        let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
-        (Io::layered(read, write, wire.layers, charge), Writer::Owner)
+    let (io, writer) = match wire.socket {
+        Socket::Stream(read, write) if wire.layers.is_plain() && room.is_none() => {
+            (Io::Plain(read), Writer::Direct(Some(write)))
+        }
+        socket => {
+            let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
+            (Io::layered(socket, wire.layers, charge), Writer::Owner)
+        }
     };
     claim.keep();
     device.heard(opened.epoch, wheel::second());
@@ -414,7 +456,7 @@ async fn open(
         limiter,
     );
     if let Some(old) = replaced {
-        flush::end_replaced(old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
+        flush::end_replaced(&device, old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
     }
     if let Some(enhanced) = enhanced {
         connection.rare().reauthentication = Some(Box::new(Reauthentication::new(enhanced)));
@@ -471,7 +513,7 @@ fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
 
 /// A socket during its handshake.
 struct Wire<'a> {
-    stream: TcpStream,
+    socket: Socket,
     guest: &'a Guest,
     layers: Layers,
     /// Bytes above the layers that are there so far.
@@ -489,14 +531,9 @@ impl Wire<'_> {
     ) -> Result<Option<SocketAddr>, HandshakeError> {
         let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
         if let Some(peer) = peer {
-            let barred = barred::at_door(peer.into(), shared);
-            let named = barred.map_or_else(|| seat.named(self.guest, peer.into()), Err);
-            named.map_err(|refusal| {
-                count_refusal(refusal);
-                HandshakeError::Address(refusal)
-            })?;
+            name(seat, self.guest, peer, shared)?;
         }
-        if let Some(config) = &listener.tls {
+        if let Some(config) = listener.tls.as_ref().filter(|_| !self.socket.has_own_tls()) {
             self.start_tls(config.load_full()).await?;
         }
         if let Some(entry) = &listener.websocket {
@@ -580,6 +617,7 @@ impl Wire<'_> {
                 };
                 self.plain.drain(..len);
                 count(|c| c.packets_in.add(1));
+                trace::connect(&connect.client_id, len);
                 return Ok(connect);
             }
             self.fill().await?;
@@ -614,21 +652,23 @@ impl Wire<'_> {
         let max = usize::try_from(connect.maximum_packet_size.unwrap_or(u32::MAX)).unwrap_or(usize::MAX);
         // A refusal above the client's maximum is left out, the close is not.
         codec::encode_within(&packet, protocol, max, &mut bytes);
+        trace::refused(&connect.client_id, &bytes, protocol);
         if self.layers.seal(&bytes).is_ok() {
             self.layers.close();
             let _ = self.flush().await;
-            let _ = self.stream.shutdown().await;
+            self.socket.set_code(wire_code);
+            let _ = self.socket.shutdown().await;
         }
         HandshakeError::Refused { code, client_id: connect.client_id.as_str().into() }
     }
 
     /// Reads once and passes the bytes through the layers.
     async fn fill(&mut self) -> Result<(), HandshakeError> {
-        let Self { stream, layers, plain, guest, .. } = self;
+        let Self { socket, layers, plain, guest, .. } = self;
         let (read, opened) = poll_fn(|cx| {
             let mut local = Local::take();
             let mut buffer = ReadBuf::new(&mut local.read);
-            let polled = Pin::new(&mut *stream).poll_read(cx, &mut buffer);
+            let polled = Pin::new(&mut *socket).poll_read(cx, &mut buffer);
             let bytes = buffer.filled_mut();
             let read = polled.map_ok(|()| (bytes.len(), layers.open(bytes, plain)));
             local.put_back();
@@ -649,14 +689,13 @@ impl Wire<'_> {
 
     async fn flush(&mut self) -> io::Result<()> {
         if !self.layers.wire.is_empty() {
-            self.stream.write_all(&self.layers.wire).await?;
+            self.socket.write_all(&self.layers.wire).await?;
             self.layers.wire = Vec::new();
         }
         Ok(())
     }
 
     fn certificate(&self) -> Option<Vec<u8>> {
-        let certificates = self.layers.tls.as_ref()?.peer_certificates()?;
-        Some(certificates.first()?.to_vec())
+        self.layers.certificate().or_else(|| self.socket.certificate())
     }
 }

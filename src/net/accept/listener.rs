@@ -15,10 +15,16 @@ use super::{
     barred,
     unix::{self, SocketFile},
 };
-use crate::net::{ShardHandle, Shared, shard::Incoming};
+use crate::net::{
+    ShardHandle, Shared,
+    shard::{Arrived, Incoming},
+};
+#[cfg(feature = "quic")]
+use crate::{config::Quic, net::quic};
 use crate::{
     config::{Address, FileMode, Limits},
     door::{self, Bounds, Door, Lobby, Origins, Refusal},
+    tls::TlsHandle,
 };
 
 const BACKLOG: i32 = 4096;
@@ -48,6 +54,8 @@ pub(in crate::net) struct WebSocketEntry {
 enum Bound {
     Tcp(std::net::TcpListener),
     Unix(SocketFile, std::os::unix::net::UnixListener),
+    #[cfg(feature = "quic")]
+    Quic(std::net::UdpSocket, Quic),
 }
 
 /// A listener that has its socket.
@@ -91,6 +99,17 @@ impl BoundListener {
     pub(crate) fn bind_unix(name: &str, path: &Path, mode: FileMode) -> io::Result<Self> {
         let (file, socket) = unix::bind(path, mode.0, BACKLOG)?;
         Ok(Self::new(name, Bound::Unix(file, socket), Address::Unix(path.to_owned())))
+    }
+
+    /// Binds a socket for QUIC; [`Self::with_tls`] has to follow.
+    ///
+    /// # Errors
+    /// Any error of the operating system.
+    #[cfg(feature = "quic")]
+    pub(crate) fn bind_quic(name: &str, address: SocketAddr, settings: Quic) -> io::Result<Self> {
+        let socket = quic::bind(address)?;
+        let address = Address::Ip(socket.local_addr()?);
+        Ok(Self::new(name, Bound::Quic(socket, settings), address))
     }
 
     fn new(name: &str, socket: Bound, address: Address) -> Self {
@@ -158,14 +177,15 @@ impl BoundListener {
     }
 }
 
-/// Accepts until `shutdown` says so. Runs on the service runtime.
+/// Accepts until `shutdown` says so. Runs on the service runtime. A listener of QUIC then goes on until its connections have
+/// ended, since all of them have its socket.
 pub(crate) async fn accept_loop(
     bound: BoundListener,
     shared: Arc<Shared>,
     shards: Vec<ShardHandle>,
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let socket = Acceptor::new(bound.socket)?;
+    let mut socket = Acceptor::new(bound.socket, bound.listener.tls.as_ref())?;
     let listener = bound.listener;
     let door = Door::new(listener.bounds(&shared.limits), &shared.house);
     let waiting = shared.limits.max_handshakes.saturating_mul(LOBBY);
@@ -175,12 +195,15 @@ pub(crate) async fn accept_loop(
         let accepted = tokio::select! {
             accepted = pace.wait_for(socket.accept()) => Some(accepted),
             () = door.changed(), if !lobby.is_empty() => None,
-            _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
+            _ = shutdown.wait_for(|stop| *stop) => break,
         };
         match accepted {
             Some(Ok((stream, peer))) => {
+                let Some(stream) = stream.unless_doubtful(|| !lobby.is_empty() || door.is_half_full()) else {
+                    continue;
+                };
                 count(|c| c.connections_accepted.add(1));
-                let address = listener.address_of(peer);
+                let address = listener.address_of(peer).filter(|_| stream.has_proved_address());
                 let barred = address.and_then(|_| barred::at_door(peer, &shared));
                 match barred.map_or_else(|| door.arrive(address), Err) {
                     Ok(()) => {
@@ -200,18 +223,27 @@ pub(crate) async fn accept_loop(
         }
         while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
             let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
-            match (entered, stream.prepare()) {
-                (Err(refusal), _) => refused(refusal, peer, &listener),
-                (Ok((seat, guest)), Ok(stream)) => {
+            let (seat, guest) = match entered {
+                Ok(places) => places,
+                Err(refusal) => {
+                    refused(refusal, peer, &listener);
+                    continue;
+                }
+            };
+            match socket.prepare(stream) {
+                Ok(stream) => {
                     let listener = Arc::clone(&listener);
                     shard.send(Incoming { stream, peer, listener, seat, guest }).await;
                 }
-                (_, Err(error)) => {
+                Err(error) => {
                     debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
                 }
             }
         }
     }
+    drop(lobby);
+    socket.drain().await;
+    Ok(())
 }
 
 impl Listener {
@@ -257,18 +289,29 @@ enum Acceptor {
     Tcp(TcpListener),
     /// The file goes with the listener.
     Unix(#[expect(dead_code, reason = "held for its drop")] SocketFile, UnixListener),
+    #[cfg(feature = "quic")]
+    Quic(Box<quic::Entrance>),
 }
 
 enum Accepted {
     Tcp(tokio::net::TcpStream),
     Unix(tokio::net::UnixStream),
+    #[cfg(feature = "quic")]
+    Quic(Box<quinn::Incoming>),
 }
 
 impl Acceptor {
-    fn new(bound: Bound) -> io::Result<Self> {
+    fn new(bound: Bound, tls: Option<&TlsHandle>) -> io::Result<Self> {
+        #[cfg(not(feature = "quic"))]
+        let _ = tls;
         Ok(match bound {
             Bound::Tcp(socket) => Self::Tcp(TcpListener::from_std(socket)?),
             Bound::Unix(file, socket) => Self::Unix(file, UnixListener::from_std(socket)?),
+            #[cfg(feature = "quic")]
+            Bound::Quic(socket, settings) => {
+                let tls = tls.ok_or_else(|| io::Error::other("QUIC without a certificate"))?;
+                Self::Quic(Box::new(quic::Entrance::open(socket, Arc::clone(tls), settings)?))
+            }
         })
     }
 
@@ -280,19 +323,63 @@ impl Acceptor {
                 Ok((Accepted::Tcp(stream), peer.into()))
             }
             Self::Unix(_, socket) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::UNIX)),
+            #[cfg(feature = "quic")]
+            Self::Quic(endpoint) => {
+                let (incoming, peer) = endpoint.accept().await?;
+                Ok((Accepted::Quic(Box::new(incoming)), peer.into()))
+            }
+        }
+    }
+
+    /// The stream without its runtime: it belongs to another thread's from now on.
+    fn prepare(&mut self, accepted: Accepted) -> io::Result<Arrived> {
+        match accepted {
+            Accepted::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.into_std().map(Arrived::Stream)
+            }
+            Accepted::Unix(stream) => Ok(Arrived::Stream(unix::as_tcp(stream.into_std()?))),
+            #[cfg(feature = "quic")]
+            Accepted::Quic(incoming) => match self {
+                Self::Quic(endpoint) => Ok(Arrived::Quic(Box::new(endpoint.take(*incoming)?))),
+                _ => Err(io::ErrorKind::Unsupported.into()),
+            },
+        }
+    }
+
+    /// Waits for what its connections still send, if that is this socket's.
+    async fn drain(self) {
+        #[cfg(feature = "quic")]
+        if let Self::Quic(endpoint) = self {
+            endpoint.drain().await;
         }
     }
 }
 
 impl Accepted {
-    /// The stream without its runtime: it belongs to another thread's from now on.
-    fn prepare(self) -> io::Result<std::net::TcpStream> {
+    /// Whether the peer has shown that its packets come from where they say.
+    fn has_proved_address(&self) -> bool {
         match self {
-            Self::Tcp(stream) => {
-                stream.set_nodelay(true)?;
-                stream.into_std()
+            Self::Tcp(_) | Self::Unix(_) => true,
+            #[cfg(feature = "quic")]
+            Self::Quic(incoming) => incoming.remote_address_validated(),
+        }
+    }
+
+    /// None if the peer was asked to come again with proof of its address, which is done while there are `many`.
+    fn unless_doubtful(self, many: impl FnOnce() -> bool) -> Option<Self> {
+        match self {
+            #[cfg(feature = "quic")]
+            Self::Quic(incoming) if !incoming.remote_address_validated() && many() => {
+                count(|c| c.quic_retries.add(1));
+                // One that has brought proof is not asked.
+                let _ = incoming.retry();
+                None
             }
-            Self::Unix(stream) => Ok(unix::as_tcp(stream.into_std()?)),
+            accepted => {
+                let _ = many;
+                Some(accepted)
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a connection ends: the last bytes, the link, the broker.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use broker::{Aftermath, CloseReason, Closed, Session, Turn};
 use codec::reason;
@@ -12,7 +12,7 @@ use crate::net::{
     device::{Flushing, Link, Writer, flush},
     layers::layered::Io,
     shard::flush_turn,
-    wheel,
+    trace, wheel,
 };
 
 /// Why a connection ends.
@@ -40,8 +40,7 @@ impl Connection {
         self.leave_unfinished();
         flush_turn();
         self.forget_partial();
-        let last = self.farewell(end);
-        self.say_goodbye(last);
+        self.say_goodbye(end.code());
         wheel::ended();
         count(|c| c.connections_closed.add(1));
         if let End::Protocol(code) = end {
@@ -95,28 +94,9 @@ impl Connection {
         );
     }
 
-    /// The last bytes to send.
-    fn farewell(&self, end: End) -> &'static [u8] {
-        let code = match end {
-            End::Protocol(code) => code,
-            End::Close(close) => match close {
-                CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
-                CloseReason::Administrative(code) => code,
-                // 0x8A is for CONNACK only [MQTT-3.14.2-1].
-                CloseReason::NotAuthorized | CloseReason::Banned => reason::NOT_AUTHORIZED,
-                CloseReason::SlowConsumer | CloseReason::Memory => reason::QUOTA_EXCEEDED,
-                CloseReason::PacketTimeout => reason::IMPLEMENTATION_SPECIFIC_ERROR,
-                CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
-                CloseReason::KeepAlive => reason::KEEP_ALIVE_TIMEOUT,
-                CloseReason::WriteTimeout | CloseReason::SessionEnded => return &[],
-            },
-            End::Superseded => reason::SESSION_TAKEN_OVER,
-            End::Disconnect { .. } | End::PeerClosed | End::Failed => return &[],
-        };
-        self.disconnect_bytes(code)
-    }
-
-    fn say_goodbye(&mut self, last: &[u8]) {
+    /// Sends the last bytes, if there is something to say.
+    fn say_goodbye(&mut self, code: Option<u8>) {
+        let last = code.map_or(&[][..], |code| self.disconnect_bytes(code));
         if let Io::Layered(io) = &mut self.io {
             let slot = self.device.lock_owned(self.epoch);
             let blocked = slot.and_then(|slot| slot.link.as_ref().map(|link| link.sending.is_left()));
@@ -126,28 +106,36 @@ impl Connection {
                 let rest = slot.out.take_out();
                 drop(slot);
                 let _ = io.layers.seal(&rest);
+                trace::written(&self.device, &rest, self.inbound.protocol());
             }
             let _ = io.layers.seal(last);
+            trace::written(&self.device, last, self.inbound.protocol());
             io.layers.close();
-            let _ = io.write.try_write(&io.layers.wire[io.layers.sent..]);
+            io.socket.try_write(&io.layers.wire[io.layers.sent..]);
+            io.socket.set_code(code.unwrap_or(reason::NORMAL_DISCONNECTION));
             self.device.detach(self.epoch);
             return;
         }
         let Some(link) = self.detach_flushed() else { return };
         let Link { writer: Writer::Direct(Some(writer)), unsent, .. } = link else { return };
         flush::farewell(&writer, unsent.as_deref(), last);
+        trace::written(&self.device, last, self.inbound.protocol());
     }
 
     /// Writes what waits and the socket takes, and detaches. The last bytes come after that, so that no message of
     /// another thread can follow them [MQTT-3.14.4-1]. A thread that writes for this device just now has the socket:
-    /// it is given the moment that a write without waiting takes.
+    /// it is given the moment that a write without waiting takes, and a few milliseconds where the system has taken the
+    /// processor from it in the middle of that.
     fn detach_flushed(&self) -> Option<Link> {
         const YIELDS: usize = 1_000;
-        for _ in 0..YIELDS {
+        const NAPS: usize = 50;
+        const NAP: Duration = Duration::from_micros(100);
+        for attempt in 0..YIELDS + NAPS {
             flush::flush_owned(&self.device, self.epoch);
             match self.device.detach_idle(self.epoch) {
                 Ok(link) => return link,
-                Err(Flushing) => std::thread::yield_now(),
+                Err(Flushing) if attempt < YIELDS => std::thread::yield_now(),
+                Err(Flushing) => std::thread::sleep(NAP),
             }
         }
         self.device.detach(self.epoch)
@@ -173,6 +161,26 @@ pub(in crate::net) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
 }
 
 impl End {
+    /// What the client is told, if anything.
+    fn code(self) -> Option<u8> {
+        Some(match self {
+            Self::Protocol(code) => code,
+            Self::Close(close) => match close {
+                CloseReason::TakenOver => reason::SESSION_TAKEN_OVER,
+                CloseReason::Administrative(code) => code,
+                // 0x8A is for CONNACK only [MQTT-3.14.2-1].
+                CloseReason::NotAuthorized | CloseReason::Banned => reason::NOT_AUTHORIZED,
+                CloseReason::SlowConsumer | CloseReason::Memory => reason::QUOTA_EXCEEDED,
+                CloseReason::PacketTimeout => reason::IMPLEMENTATION_SPECIFIC_ERROR,
+                CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
+                CloseReason::KeepAlive => reason::KEEP_ALIVE_TIMEOUT,
+                CloseReason::WriteTimeout | CloseReason::SessionEnded => return None,
+            },
+            Self::Superseded => reason::SESSION_TAKEN_OVER,
+            Self::Disconnect { .. } | Self::PeerClosed | Self::Failed => return None,
+        })
+    }
+
     fn as_str(self) -> &'static str {
         match self {
             Self::Disconnect { .. } => "disconnect",

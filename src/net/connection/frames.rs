@@ -12,10 +12,10 @@ use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, P
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
-use crate::net::{Shared, device::Device, shard::Work};
+use crate::net::{Shared, device::Device, shard::Work, trace};
 use crate::{
     auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
-    telemetry::trace_clients,
+    telemetry::{ClientTrace, trace_clients},
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -45,7 +45,7 @@ impl Connection {
     fn handle_each(&mut self, bytes: &[u8], handled: &mut Handled, work: &mut Work) -> Result<(), End> {
         let Work { turn, answers, now, .. } = work;
         let max = self.device.shared.limits.max_packet_size.0;
-        let traced = self.is_traced();
+        let traced = trace_clients().of(self.device.core().client_id().as_str());
         self.go_on(*now, turn, answers)?;
         loop {
             if turn.effort.is_spent() {
@@ -54,7 +54,7 @@ impl Connection {
             }
             debug_assert!(!self.is_unfinished(), "only a spent account leaves a packet unfinished");
             let rest = &bytes[handled.used..];
-            if !traced {
+            if traced.is_none() {
                 let (inbound, effort, mut owner) = self.split(*now, turn);
                 let acks = inbound.handle_plain_pubacks(rest, effort, &mut owner)?;
                 if acks > 0 {
@@ -64,8 +64,8 @@ impl Connection {
             }
             let frame = codec::frame(rest, max).map_err(Violation::from)?;
             let Some(frame) = frame else { return Ok(()) };
-            if traced {
-                self.trace(&frame);
+            if let Some(traced) = &traced {
+                self.trace(traced, &frame);
             }
             handled.used += frame.len;
             handled.messages += u32::from(frame.is_publish());
@@ -126,18 +126,18 @@ impl Connection {
         }
     }
 
-    /// Type and size, never content.
-    fn trace(&self, frame: &Frame<'_>) {
+    /// Tells of a packet: the log its type and size, never content, and those who watch what they asked for.
+    #[cold]
+    fn trace(&self, traced: &ClientTrace, frame: &Frame<'_>) {
+        trace::show(traced, frame, self.inbound.protocol(), true);
+        if !traced.is_logged {
+            return;
+        }
         let core = self.device.core();
         let info = core.connection(self.epoch);
         let peer = info.as_ref().map(|info| tracing::field::display(info.peer));
         let listener = info.as_ref().map(|info| info.listener.as_str());
         info!(peer, client_id = %core.client_id(), listener, first = frame.first, bytes = frame.len, "packet received");
-    }
-
-    fn is_traced(&self) -> bool {
-        let traced = trace_clients();
-        traced.any() && traced.is_traced(self.device.core().client_id().as_str())
     }
 
     /// Routes a message and answers its PUBLISH; leaves it unfinished if it has very many receivers.

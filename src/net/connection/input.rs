@@ -47,11 +47,11 @@ impl Connection {
         let have = self.partial.len();
         let start = if have < local.read.len() / 2 { have } else { 0 };
         let mut buffer = ReadBuf::new(&mut local.read[start..]);
-        let socket = match &mut self.io {
-            Io::Plain(read) => read,
-            Io::Layered(io) => &mut io.read,
+        let polled = match &mut self.io {
+            Io::Plain(read) => Pin::new(read).poll_read(cx, &mut buffer),
+            Io::Layered(io) => Pin::new(&mut io.socket).poll_read(cx, &mut buffer),
         };
-        if ready!(Pin::new(socket).poll_read(cx, &mut buffer)).is_err() {
+        if ready!(polled).is_err() {
             return Poll::Ready(Err(End::Failed));
         }
         let read = buffer.filled().len();

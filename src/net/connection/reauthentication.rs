@@ -90,7 +90,7 @@ impl Connection {
             client_id: core.client_id().to_string(),
             username: None,
             password: None,
-            certificate: self.certificate().map(<[u8]>::to_vec),
+            certificate: self.certificate(),
             peer: info.peer.to_string(),
             listener: info.listener,
         };
@@ -102,10 +102,9 @@ impl Connection {
     }
 
     /// DER of the client's certificate, if TLS verified one.
-    fn certificate(&self) -> Option<&[u8]> {
+    fn certificate(&self) -> Option<Vec<u8>> {
         let Io::Layered(io) = &self.io else { return None };
-        let certificates = io.layers.tls.as_ref()?.peer_certificates()?;
-        certificates.first().map(|certificate| &**certificate)
+        io.layers.certificate().or_else(|| io.socket.certificate())
     }
 
     /// Goes on with an authentication that is under way. The task is woken for more.
@@ -230,7 +229,7 @@ impl Connection {
         if principal.expires.is_some_and(|at| at <= now) {
             return Err(self.refuse_reauthentication(Denied::NotAuthorized));
         }
-        let certificate = self.certificate().and_then(CertificateId::of);
+        let certificate = self.certificate().as_deref().and_then(CertificateId::of);
         let permissions = Permissions::new(Arc::clone(principal));
         let device = Arc::clone(&self.device);
         let core = device.core();

@@ -24,7 +24,7 @@ use crate::net::{
         Device, Writer,
         link_tests::{Wakes, attach, open, open_as, shared_with, socket},
     },
-    layers::{Layers, layered::Io},
+    layers::{Layers, layered::Io, socket::Socket},
     shard::Local,
 };
 use crate::{auth::Permissions, config::Limits};
@@ -262,7 +262,7 @@ async fn what_a_websocket_frame_costs_is_charged() {
     let Writer::Direct(Some(write)) = writer else { panic!("a socket") };
     let layers = Layers { websocket: Some(Box::default()), ..Layers::default() };
     let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
-    scene.connection.io = Io::layered(read, write, layers, charge);
+    scene.connection.io = Io::layered(Socket::Stream(read, write), layers, charge);
     if let Some(link) = &mut scene.device.lock().link {
         link.writer = Writer::Owner;
     }

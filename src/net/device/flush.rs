@@ -8,11 +8,12 @@ use std::{
 
 use broker::Session;
 use codec::reason;
-use gateway_core::{clock, metrics::count};
+use gateway_core::{Protocol, clock, metrics::count};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use super::{Device, Link, Unsent, Writer, sending::Then};
+use crate::net::trace;
 
 const ROUNDS: usize = 4;
 
@@ -171,11 +172,19 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
     }
     let writer = writer.take()?;
     link.sending.start();
-    let unsent = match link.unsent.take() {
+    let begun = link.unsent.take();
+    let is_fresh = begun.is_none();
+    let unsent = match begun {
         Some(unsent) => *unsent,
         None => Unsent::new(slot.out.take_out()),
     };
-    Some(Flight { epoch: link.epoch, writer, unsent, v5: slot.out.protocol().is_v5() })
+    let protocol = slot.out.protocol();
+    let flight = Flight { epoch: link.epoch, writer, unsent, v5: protocol.is_v5() };
+    drop(guard);
+    if is_fresh {
+        trace::written(device, &flight.unsent.bytes, protocol);
+    }
+    Some(flight)
 }
 
 /// The `owner` is never woken by itself: it has registered for writability or goes on at once.
@@ -239,9 +248,10 @@ pub(in crate::net) fn scratch() -> Vec<u8> {
 }
 
 /// Ends the replaced link `old` with `last` (a DISCONNECT in v5) where its writer is here.
-pub(in crate::net) fn end_replaced(old: Link, last: &[u8]) {
+pub(in crate::net) fn end_replaced(device: &Device, old: Link, last: &[u8]) {
     if let Writer::Direct(Some(writer)) = &old.writer {
         farewell(writer, old.unsent.as_deref(), last);
+        trace::written(device, last, Protocol::V5);
     }
     old.waker.wake();
 }

@@ -41,20 +41,7 @@ pub(in crate::net) fn shared() -> Arc<Shared> {
 }
 
 pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
-    let broker = Broker::new(BrokerConfig {
-        limits: Arc::new(limits),
-        non_broker: false,
-        namespace: String::new(),
-        listener_strategies: Default::default(),
-        latest: None,
-        history: None,
-        stores: None,
-        log: None,
-        reserved: Vec::new(),
-        durability: broker::DurabilityRules::default(),
-        judge_will: None,
-        tenants: Default::default(),
-    });
+    let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
     Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::Guard::idle(), String::new())
 }
 

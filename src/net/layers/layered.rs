@@ -9,30 +9,27 @@ use std::{
 use broker::{Charge, CloseReason};
 use gateway_core::{Effort, clock, metrics::count};
 use session::recycle;
-use tokio::{
-    io::AsyncWrite,
-    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
-};
+use tokio::{io::AsyncWrite, net::tcp::OwnedReadHalf};
 
-use super::{LayerError, Layers};
+use super::{LayerError, Layers, socket::Socket};
 use crate::net::{
     connection::{BACKLOG, Connection, ending::End},
     device::{Unsent, flush},
     shard::go_on_after_others,
+    trace,
 };
 
 /// What the layers of a connection may hold uncharged.
 const FREE: usize = 1 << 10;
 
-/// The socket's reading side and, with layers, all of it.
+/// The socket's reading side and, where only the connection's own task writes, all of it.
 pub(in crate::net) enum Io {
     Plain(OwnedReadHalf),
     Layered(Box<Layered>),
 }
 
 pub(in crate::net) struct Layered {
-    pub(in crate::net) read: OwnedReadHalf,
-    pub(in crate::net) write: OwnedWriteHalf,
+    pub(in crate::net) socket: Socket,
     pub(in crate::net) layers: Layers,
     /// Bytes written to the socket.
     pub(in crate::net) total: u64,
@@ -40,13 +37,8 @@ pub(in crate::net) struct Layered {
 }
 
 impl Io {
-    pub(in crate::net) fn layered(
-        read: OwnedReadHalf,
-        write: OwnedWriteHalf,
-        layers: Layers,
-        charge: Charge,
-    ) -> Self {
-        Self::Layered(Box::new(Layered { read, write, layers, total: 0, charge }))
+    pub(in crate::net) fn layered(socket: Socket, layers: Layers, charge: Charge) -> Self {
+        Self::Layered(Box::new(Layered { socket, layers, total: 0, charge }))
     }
 
     /// Whether the peer does not read what the layers have for it.
@@ -80,7 +72,7 @@ impl Layered {
 }
 
 impl Connection {
-    /// TLS and WebSocket, and where sending has a rate: takes the out-buffer, wraps it, writes it.
+    /// TLS, WebSocket and QUIC, and where sending has a rate: takes the out-buffer, wraps it, writes it.
     pub(in crate::net) fn poll_write_layers(
         &mut self,
         effort: &mut Effort,
@@ -89,7 +81,7 @@ impl Connection {
         let Io::Layered(io) = &mut self.io else { return Poll::Ready(Ok(())) };
         loop {
             while io.layers.sent < io.layers.wire.len() {
-                match Pin::new(&mut io.write).poll_write(cx, &io.layers.wire[io.layers.sent..]) {
+                match Pin::new(&mut io.socket).poll_write(cx, &io.layers.wire[io.layers.sent..]) {
                     Poll::Ready(Ok(0)) => {
                         return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
                     }
@@ -136,6 +128,7 @@ impl Connection {
             if bytes.is_empty() {
                 return Poll::Ready(Ok(()));
             }
+            trace::written(&self.device, &bytes, self.inbound.protocol());
             Self::note_sending(&mut self.rare, &bytes);
             io.layers.wire = flush::scratch();
             let sealed = io.layers.seal(&bytes);

@@ -1,6 +1,7 @@
 //! What lies between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
 
 pub(super) mod layered;
+pub(super) mod socket;
 pub(super) mod tls;
 pub(super) mod websocket;
 
@@ -42,9 +43,14 @@ pub(in crate::net) struct Layers {
 }
 
 impl Layers {
-    /// Whether neither layer is there: any thread may then write MQTT bytes to the socket.
+    /// Whether neither layer is there: any thread may then write MQTT bytes to a socket.
     pub(in crate::net) fn is_plain(&self) -> bool {
         self.tls.is_none() && self.websocket.is_none()
+    }
+
+    /// DER of the client's certificate, if TLS has one.
+    pub(in crate::net) fn certificate(&self) -> Option<Vec<u8>> {
+        Some(self.tls.as_ref()?.peer_certificates()?.first()?.to_vec())
     }
 
     /// Bytes held here, in both directions.

@@ -171,12 +171,12 @@ fn steps() -> Vec<String> {
 fn each_step_has_a_row_that_lets_in_and_one_that_does_not() {
     let steps = steps();
     assert!(steps.len() >= 5 && steps.iter().any(|step| step == "password"), "{steps:?}");
-    let page = fs::read_to_string(root().join("docs/security.md")).expect("read the page");
+    let page = fs::read_to_string(root().join("docs/security/devices.md")).expect("read the page");
     for step in &steps {
         let rows = || LOGINS.iter().filter(|row| row.step == step);
         assert!(rows().any(|row| row.answer == IN), "no row where {step} lets in");
         assert!(rows().any(|row| row.answer != IN), "no row where {step} does not");
-        assert!(page.contains(&format!("\n| `{step}` |")), "docs/security.md has no row for {step}");
+        assert!(page.contains(&format!("\n| `{step}` |")), "docs/security/devices.md has no row for {step}");
     }
     assert!(
         LOGINS.iter().all(|row| matches!(row.step, "" | "ban") || steps.iter().any(|step| step == row.step))

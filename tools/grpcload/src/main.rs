@@ -8,6 +8,8 @@ mod member;
 mod procstat;
 mod seen;
 mod send;
+mod shadows;
+mod stored;
 
 use std::time::{Duration, Instant};
 
@@ -64,6 +66,10 @@ enum Command {
     Member(member::Member),
     /// Send commands to a fleet of devices that answer them
     Send(send::Send),
+    /// Start stored commands, and list them
+    Stored(stored::Stored),
+    /// Update shadows, as backends or as devices
+    Shadows(shadows::Shadows),
     /// Send most of many large messages and wait
     Hold(hold::Hold),
 }
@@ -155,6 +161,8 @@ fn main() {
                 Command::Fetch(args) => fetch::run(&args).await,
                 Command::Member(args) => member::run(&args).await,
                 Command::Send(args) => send::run(&args).await,
+                Command::Stored(args) => stored::run(&args).await,
+                Command::Shadows(args) => shadows::run(&args).await,
                 Command::Hold(args) => hold::run(&args).await,
             }
         })

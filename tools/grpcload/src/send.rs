@@ -43,13 +43,13 @@ pub struct Send {
 }
 
 /// A text or payload with its length.
-fn text(into: &mut Vec<u8>, text: &[u8]) {
+pub fn text(into: &mut Vec<u8>, text: &[u8]) {
     into.extend(u16::try_from(text.len()).unwrap_or(u16::MAX).to_be_bytes());
     into.extend(text);
 }
 
 /// A packet of MQTT 3.1.1.
-fn packet(first: u8, body: &[u8]) -> Vec<u8> {
+pub fn packet(first: u8, body: &[u8]) -> Vec<u8> {
     let mut packet = vec![first];
     let mut left = body.len();
     loop {
@@ -65,7 +65,7 @@ fn packet(first: u8, body: &[u8]) -> Vec<u8> {
 }
 
 /// The next packet.
-async fn read(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>) -> Result<u8, Failure> {
+pub async fn read(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>) -> Result<u8, Failure> {
     let first = stream.read_u8().await?;
     let (mut length, mut shift) = (0, 0);
     loop {
@@ -81,13 +81,8 @@ async fn read(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>) -> Result<u
     Ok(first)
 }
 
-/// A device that acknowledges each command and answers it at QoS 1.
-async fn device(
-    address: String,
-    name: String,
-    answer: Vec<u8>,
-    ready: mpsc::Sender<()>,
-) -> Result<(), Failure> {
+/// A device with a connection of MQTT 3.1.1.
+pub async fn connect_device(address: String, name: &str) -> Result<BufReader<TcpStream>, Failure> {
     let mut stream = BufReader::new(TcpStream::connect(address).await?);
     stream.get_ref().set_nodelay(true)?;
     let mut hello = Vec::new();
@@ -99,6 +94,18 @@ async fn device(
     if read(&mut stream, &mut body).await? != 0x20 || body != [0, 0] {
         return Err("no CONNACK".into());
     }
+    Ok(stream)
+}
+
+/// A device that acknowledges each command and answers it at QoS 1.
+async fn device(
+    address: String,
+    name: String,
+    answer: Vec<u8>,
+    ready: mpsc::Sender<()>,
+) -> Result<(), Failure> {
+    let mut stream = connect_device(address, &name).await?;
+    let mut body = Vec::new();
     drop(ready);
     loop {
         if read(&mut stream, &mut body).await? & 0xF0 != 0x30 {

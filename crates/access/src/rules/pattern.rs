@@ -8,7 +8,8 @@ use crate::Subject;
 
 /// Levels that a filter of a rule may have: looking at a topic goes as deep as the filters do.
 const MOST_LEVELS: usize = 64;
-/// Values of one claim that are looked at, so that a token cannot make a decision costly.
+/// Values of one claim that are looked at, so that a token cannot make a decision costly. With more of them, what a rule would
+/// deny for one is denied, as if it were unfit: a token cannot hide a value behind others.
 const MOST_VALUES: usize = 32;
 
 /// A filter of a rule.
@@ -281,6 +282,16 @@ impl Part {
         }
     }
 
+    /// Whether there are values that are not looked at.
+    fn is_cut(&self, subject: &Subject<'_>) -> bool {
+        match self {
+            Self::Claim(name) => {
+                subject.principal.claims.get(name).is_some_and(|all| all.len() > MOST_VALUES)
+            }
+            _ => false,
+        }
+    }
+
     /// What it stands for; several values of a claim are alternatives.
     fn values<'a>(&self, subject: &Subject<'a>) -> Values<'a> {
         let principal = subject.principal;
@@ -340,6 +351,7 @@ impl Template {
                 continue;
             }
             let mut longer = Vec::new();
+            unfit |= part.is_cut(subject);
             for value in part.values(subject) {
                 if is_unfit(value) {
                     unfit = true;
@@ -363,7 +375,7 @@ fn fit(parts: &[Part], rest: &str, subject: &Subject<'_>) -> Fit {
     if let Part::Text(text) = part {
         return rest.strip_prefix(&**text).map_or(Fit::No, |rest| fit(parts, rest, subject));
     }
-    let mut result = Fit::No;
+    let mut result = if part.is_cut(subject) { Fit::Unfit } else { Fit::No };
     for value in part.values(subject) {
         if is_unfit(value) {
             result = Fit::Unfit;

@@ -489,3 +489,28 @@ proptest! {
         prop_assert_eq!(refused, !any, "{} of {}", &asked, &filter);
     }
 }
+
+#[test]
+fn a_value_behind_many_others_does_not_escape_a_denial() {
+    let rules = rules(
+        r##"[[rules]]
+deny = "all"
+topics = ["site/%{claim.barred}/t"]
+[[rules]]
+allow = "all"
+topics = ["site/#"]
+"##,
+    );
+    let with = |count: usize| {
+        let mut principal = user("anna");
+        let values = (0..count).map(|n| format!("s{n}").into());
+        principal.claims = BTreeMap::from([("barred".into(), values.collect())]);
+        principal
+    };
+    let (few, many) = (with(32), with(33));
+    let (few, many) = (subject("c", &few), subject("c", &many));
+    assert_eq!(may(&rules, &few, "site/s31/t", PLAIN), Err(Excess::Topic));
+    assert_eq!(may(&rules, &few, "site/other/t", PLAIN), Ok(()));
+    assert_eq!(may(&rules, &many, "site/s32/t", PLAIN), Err(Excess::Topic));
+    assert_eq!(rules.subscribe(&many, "site/s32/t"), Subscribing::Denied(2));
+}

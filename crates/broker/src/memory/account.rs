@@ -45,11 +45,15 @@ pub enum MemoryKind {
     Commands,
     /// Requests for device shadows that wait, and changes that wait for backends.
     Shadows,
+    /// Requests and answers over HTTP under way, of the API and of the web page, with its logins and live parts.
+    Http,
+    /// What QUIC may hold of connections: its state, and what is on the way in both directions.
+    Quic,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -65,6 +69,8 @@ impl MemoryKind {
         Self::Log,
         Self::Commands,
         Self::Shadows,
+        Self::Http,
+        Self::Quic,
     ];
 
     /// As metrics name it.
@@ -85,6 +91,8 @@ impl MemoryKind {
             Self::Log => "log",
             Self::Commands => "commands",
             Self::Shadows => "shadows",
+            Self::Http => "http",
+            Self::Quic => "quic",
         }
     }
 
@@ -93,10 +101,10 @@ impl MemoryKind {
     fn divisor(self) -> usize {
         match self {
             Self::Queued | Self::Partial | Self::Replies | Self::GrpcStreams => 1,
-            // Each gRPC connection costs something whatever it sends, so that many could leave nothing for devices.
-            Self::Sessions | Self::GrpcMessages => 2,
+            // Each gRPC or QUIC connection costs something whatever it sends, so that many could leave nothing for others.
+            Self::Sessions | Self::GrpcMessages | Self::Quic => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
-            Self::Wills | Self::Log | Self::Publisher | Self::Commands | Self::Shadows => 8,
+            Self::Http | Self::Wills | Self::Log | Self::Publisher | Self::Commands | Self::Shadows => 8,
             Self::Unauthenticated => 16,
         }
     }

@@ -1,7 +1,7 @@
 //! All parties: the tenants that are configured, and whoever else has something of a quota just now.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Weak},
 };
 
@@ -29,10 +29,16 @@ pub(crate) struct Book {
 /// Parties without a section of their own, as long as somebody belongs to them.
 #[derive(Default)]
 struct Others {
-    by_name: HashMap<(PartyKind, Box<str>), Weak<Party>, RandomState>,
-    /// When there are so many, those to whom nobody belongs any more are removed.
-    sweep_at: usize,
+    by_name: HashMap<Key, Weak<Party>, RandomState>,
+    /// All of them, in the order in which they are looked at: those to whom nobody belongs any more are removed.
+    turns: VecDeque<Key>,
 }
+
+type Key = (PartyKind, Arc<str>);
+
+/// Of those that are known so many are looked at for each that is new. With two there are never more than twice as many as
+/// somebody belongs to, and no login waits for a look at all.
+const LOOKS: usize = 2;
 
 impl Book {
     /// The quotas of each identity and, by name, of tenants; `*` is every other tenant.
@@ -86,24 +92,35 @@ impl Book {
     }
 
     fn other(&self, kind: PartyKind, name: &str, quotas: &Quotas) -> Arc<Party> {
-        const FEW: usize = 1024;
+        let key: Key = (kind, name.into());
         let mut others = self.others.lock();
-        let others = &mut *others;
-        let known = others.by_name.entry((kind, name.into())).or_default();
-        if let Some(party) = known.upgrade() {
+        let Others { by_name, turns } = &mut *others;
+        if let Some(known) = by_name.get_mut(&key) {
+            if let Some(party) = known.upgrade() {
+                return party;
+            }
+            let party = Arc::new(Party::new(kind, name, quotas.clone()));
+            *known = Arc::downgrade(&party);
             return party;
         }
-        let party = Arc::new(Party::new(kind, name, quotas.clone()));
-        *known = Arc::downgrade(&party);
-        if others.by_name.len() >= others.sweep_at.max(FEW) {
-            others.by_name.retain(|_, party| party.strong_count() > 0);
-            others.sweep_at = others.by_name.len() * 2;
+        for _ in 0..LOOKS {
+            let Some(looked) = turns.pop_front() else { break };
+            if by_name.get(&looked).is_some_and(|party| party.strong_count() > 0) {
+                turns.push_back(looked);
+            } else {
+                by_name.remove(&looked);
+            }
         }
+        let party = Arc::new(Party::new(kind, name, quotas.clone()));
+        by_name.insert(key.clone(), Arc::downgrade(&party));
+        turns.push_back(key);
         party
     }
 
     #[cfg(test)]
     pub(crate) fn others_len(&self) -> usize {
-        self.others.lock().by_name.len()
+        let others = self.others.lock();
+        assert_eq!(others.by_name.len(), others.turns.len());
+        others.by_name.len()
     }
 }

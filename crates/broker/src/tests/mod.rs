@@ -287,15 +287,10 @@ impl Bench {
             limits: Arc::new(limits),
             non_broker,
             namespace: "devices/{client_id}/#".to_owned(),
-            listener_strategies: BTreeMap::new(),
-            latest: None,
-            history: None,
             stores,
             log: log.map(|log| GroupLog { log, memory: 1 << 20 }),
             reserved,
-            durability: DurabilityRules::default(),
-            judge_will: None,
-            tenants: Default::default(),
+            ..BrokerConfig::default()
         });
         Self { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
     }

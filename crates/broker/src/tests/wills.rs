@@ -66,18 +66,10 @@ pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
 
 fn judged(disk: &Arc<Disk>, judge_will: Option<Arc<JudgeWill>>) -> Bench {
     let broker = Broker::new(BrokerConfig {
-        limits: Arc::default(),
-        non_broker: false,
         namespace: "devices/{client_id}/#".to_owned(),
-        listener_strategies: BTreeMap::new(),
-        latest: None,
-        history: None,
         stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
-        log: None,
-        reserved: Vec::new(),
-        durability: DurabilityRules::default(),
         judge_will,
-        tenants: Default::default(),
+        ..BrokerConfig::default()
     });
     Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
 }

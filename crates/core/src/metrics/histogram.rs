@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::row::{MetricKind, Row};
+use super::row::{Figure, Row};
 
 /// Durations in buckets. Any thread may observe; meant for what happens now and then, not for each message.
 #[derive(Debug)]
@@ -35,17 +35,10 @@ impl Histogram {
         self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Rows of a family of this name: cumulated buckets, sum in seconds, count.
-    pub fn rows(&self, name: &'static str, help: &'static str) -> Vec<Row> {
+    /// Rows of this figure: cumulated buckets, sum in seconds, count.
+    pub fn rows(&self, figure: &'static Figure<0>) -> Vec<Row> {
         let mut total = 0;
-        let row = |suffix, labels: String, value| Row {
-            name,
-            suffix,
-            help,
-            kind: MetricKind::Histogram,
-            labels: labels.into(),
-            value,
-        };
+        let row = |suffix, labels: String, value| Row::new(&figure.family, suffix, labels.into(), value);
         let bounds = self.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
         let mut rows: Vec<Row> = bounds
             .zip(&self.buckets)
@@ -62,6 +55,7 @@ impl Histogram {
 
 #[cfg(test)]
 mod tests {
+    use super::super::figures;
     use super::*;
 
     #[test]
@@ -70,7 +64,7 @@ mod tests {
         for millis in [1, 100, 101, 2000] {
             histogram.observe(Duration::from_millis(millis));
         }
-        let rows = histogram.rows("x_seconds", "X");
+        let rows = histogram.rows(&figures::LATEST_WRITE);
         let text: Vec<_> = rows.iter().map(|r| format!("{}{{{}}} {}", r.suffix, r.labels, r.value)).collect();
         assert_eq!(
             text,

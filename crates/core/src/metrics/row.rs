@@ -2,11 +2,8 @@
 
 use std::borrow::Cow;
 
-/// A gauge: name, help, labels as `name="value"` (empty for none), value.
-pub type Gauge = (&'static str, &'static str, String, f64);
-
 /// A label value with the characters escaped that have a meaning in the format.
-pub fn escape_label(value: &str) -> String {
+fn escape_label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -32,8 +29,59 @@ impl MetricKind {
     }
 }
 
-/// One value with everything that describes it; rows of one name need not be adjacent.
+/// All rows of one name, and what operators read about them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Family {
+    /// Metric name; counters end in `_total`.
+    pub name: &'static str,
+    /// What it measures, in words.
+    pub help: &'static str,
+    /// Its kind.
+    pub kind: MetricKind,
+    /// Names of the labels whose values are known only while the gateway runs.
+    pub labels: &'static [&'static str],
+    /// More about it, in Markdown: a line for each line of its comment, with a space before it.
+    pub about: &'static str,
+    /// The rows that are always there: labels as `name="value",...` (empty for none), and what the row means, as in `about`.
+    pub rows: &'static [(&'static str, &'static str)],
+}
+
+impl Family {
+    /// What its values are measured in, as the name says by the conventions of Prometheus; none for numbers of things.
+    pub fn unit(&self) -> Option<&'static str> {
+        let units = ["bytes", "microseconds", "seconds", "days"];
+        units.into_iter().find(|unit| self.name.split('_').any(|word| word == *unit))
+    }
+}
+
+/// A family that is read when somebody asks for it, with this many labels. [`super::figures`] has them all.
+#[derive(Debug)]
+pub struct Figure<const LABELS: usize> {
+    pub(super) family: Family,
+}
+
+impl<const LABELS: usize> Figure<LABELS> {
+    /// A row with these values of its labels, in their order.
+    pub fn of(&'static self, values: [&str; LABELS], value: f64) -> Row {
+        let pairs = self.family.labels.iter().zip(values);
+        let labels: Vec<String> =
+            pairs.map(|(label, value)| format!("{label}=\"{}\"", escape_label(value))).collect();
+        Row::new(&self.family, "", labels.join(",").into(), value)
+    }
+}
+
+impl Figure<0> {
+    /// Its only row.
+    pub fn is(&'static self, value: f64) -> Row {
+        self.of([], value)
+    }
+}
+
+/// One value with everything that describes it; rows of one name need not be adjacent. Only what is declared in this crate
+/// can be a row.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Row {
     /// Metric name; counters end in `_total`.
     pub name: &'static str,
@@ -47,4 +95,15 @@ pub struct Row {
     pub labels: Cow<'static, str>,
     /// The value now. Whole numbers are exact up to 2^53.
     pub value: f64,
+}
+
+impl Row {
+    pub(super) fn new(
+        family: &'static Family,
+        suffix: &'static str,
+        labels: Cow<'static, str>,
+        value: f64,
+    ) -> Self {
+        Self { name: family.name, suffix, help: family.help, kind: family.kind, labels, value }
+    }
 }

@@ -1,6 +1,6 @@
 //! What members say of what they have.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, iter, time::Duration};
 
 use gateway_core::{Partition, Timestamp};
 
@@ -12,7 +12,7 @@ use super::{
         member::MemberKey,
         outstanding::Entry,
         partition::{Dying, Ready},
-        ranges::Ranges,
+        ranges::{IdRange, Ranges},
     },
     Gone, Group,
 };
@@ -68,19 +68,35 @@ impl Group {
     }
 
     /// Gives deliveries of the member back: each comes again after its pause, and what came later of its key is void and
-    /// comes after it. What is not with the member any more is passed over.
+    /// comes after it. What is not with the member any more is passed over. At most `limit` at once, since each looks through
+    /// what came later; returns what is left for the next call.
     ///
     /// # Errors
     /// [`Gone`] if the member is.
-    pub fn nack(&mut self, key: MemberKey, ranges: &Ranges, nack: &Nack, now: Timestamp) -> Result<(), Gone> {
+    pub fn nack(
+        &mut self,
+        key: MemberKey,
+        ranges: &Ranges,
+        nack: &Nack,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Ranges, Gone> {
         self.find(key)?;
-        for range in ranges.iter() {
+        let mut room = limit;
+        let mut further = ranges.iter();
+        while let Some(range) = further.next() {
             let Some(member) = self.member(key.index) else { break };
-            for id in member.deliveries.within(range) {
+            let ids = member.deliveries.within(range);
+            for &id in ids.iter().take(room) {
                 self.give_back_delivery(key.index, id, nack, now);
             }
+            if let Some(&first) = ids.get(room) {
+                let left = IdRange { first, last: range.last };
+                return Ok(Ranges::of(iter::once(left).chain(further)));
+            }
+            room -= ids.len();
         }
-        Ok(())
+        Ok(Ranges::default())
     }
 
     /// Gives deliveries of the member so long from now on. A message of a partition that is handed over is kept until the

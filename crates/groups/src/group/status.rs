@@ -5,7 +5,11 @@ use std::sync::Arc;
 use gateway_core::{Partition, Timestamp};
 
 use super::{
-    super::{member::Amount, partition::PartitionState},
+    super::{
+        config::millis,
+        member::{Amount, MemberKey},
+        partition::PartitionState,
+    },
     Group,
 };
 
@@ -58,6 +62,8 @@ pub struct MemberStatus {
     pub outstanding: Amount,
     /// When it goes, if nothing is heard of it.
     pub lease_until: Option<Timestamp>,
+    /// When it got the oldest message that it has not acknowledged, those aside that it keeps longer than others.
+    pub oldest: Option<Timestamp>,
 }
 
 /// A message that waits.
@@ -109,14 +115,29 @@ impl Group {
         self.totals
     }
 
+    /// What was read for a member and waits for it to take it.
+    pub fn ahead(&self, key: MemberKey) -> Amount {
+        let member = self.members.get(key.index as usize).and_then(Option::as_ref);
+        member
+            .filter(|member| member.number == key.number)
+            .map_or_else(Amount::default, |member| member.ahead)
+    }
+
+    /// Whether the member of this number is there.
+    pub fn has_member(&self, number: u64) -> bool {
+        self.numbers.contains_key(&number)
+    }
+
     /// All members.
     pub fn members(&self) -> Vec<MemberStatus> {
+        let given = millis(self.config.ack_deadline);
         let members = self.members.iter().flatten().map(|member| MemberStatus {
             name: Arc::clone(&member.name),
             is_connected: member.is_here(),
             partitions: member.partitions,
             outstanding: member.outstanding,
             lease_until: member.lease_until,
+            oldest: member.deliveries.oldest().map(|at| Timestamp(at.0.saturating_sub(given))),
         });
         members.collect()
     }

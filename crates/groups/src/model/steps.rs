@@ -152,7 +152,8 @@ impl World {
         }
         let key = consumer.key;
         let ranges = Ranges::of([IdRange { first: id, last: id }]);
-        self.group.nack(key, &ranges, &nack, self.now).expect("is here");
+        let left = self.group.nack(key, &ranges, &nack, self.now, 1).expect("is here");
+        assert!(left.is_empty());
         let Some(failed) = failed else { return };
         let place = (failed.partition.0, failed.record.offset);
         let limit = self.config.max_attempts;

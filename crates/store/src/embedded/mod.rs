@@ -7,6 +7,7 @@
 //! is skipped and reported when read, and mended by the device's next value. What LMDB meets later ends the use of the
 //! store (`environment`).
 
+mod answered;
 mod check;
 mod committer;
 mod environment;
@@ -23,6 +24,7 @@ mod pending;
 mod publisher;
 mod queues;
 mod read;
+mod readers;
 mod record;
 mod reserve;
 mod retained;
@@ -39,7 +41,7 @@ mod write;
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 pub use environment::CommitHook;
 use environment::{Environment, EnvironmentOptions, Table};
@@ -51,6 +53,8 @@ pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
 pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
 pub use shadows::EmbeddedShadows;
+
+use readers::Readers;
 
 use super::{
     BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, SpillStore, StoreError,
@@ -83,7 +87,7 @@ pub struct EmbeddedLatest {
     shared: Arc<LatestTables>,
     jobs: Option<mpsc::Sender<write::LatestJob>>,
     writer: Option<JoinHandle<()>>,
-    readers: Arc<Semaphore>,
+    readers: Readers,
 }
 
 struct LatestTables {
@@ -114,12 +118,7 @@ impl EmbeddedLatest {
             .name("latest-writer".to_owned())
             .spawn(move || writer.run(inbox))
             .map_err(|e| StoreError::Unavailable(format!("cannot start the writer thread: {e}")))?;
-        Ok(Self {
-            shared,
-            jobs: Some(jobs),
-            writer: Some(writer),
-            readers: Arc::new(Semaphore::new(READERS)),
-        })
+        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: Readers::new(READERS) })
     }
 
     /// Where a damaged file was moved at open, if there was one.
@@ -151,16 +150,8 @@ impl EmbeddedLatest {
         &self,
         read: impl FnOnce(&LatestTables) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let permit = Arc::clone(&self.readers).acquire_owned().await.map_err(|_| closed())?;
         let shared = Arc::clone(&self.shared);
-        // The permit goes with the read: a caller that gave up must not make room for one more that hangs.
-        let read = move || {
-            let _permit = permit;
-            read(&shared)
-        };
-        tokio::task::spawn_blocking(read)
-            .await
-            .map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))?
+        self.readers.clone().run(move || read(&shared)).await
     }
 }
 

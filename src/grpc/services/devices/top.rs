@@ -21,9 +21,6 @@ const DEFAULT: usize = 10;
 /// What looking at one step of sessions and their queues costs, which are 256.
 const LOOK: u32 = 256 * Effort::DELIVERY;
 
-/// The walk that is under way.
-static WALK: Semaphore = Semaphore::const_new(1);
-
 /// The most of something, at most a number of them.
 struct Top<T> {
     most: usize,
@@ -54,9 +51,10 @@ impl<T: Ord> Top<T> {
     }
 }
 
-/// Ranks the devices in scope. Cancel safe.
+/// Ranks the devices in scope, once `walk` has room for one more. Cancel safe.
 pub(super) async fn rank(
     broker: &Broker,
+    walk: &Semaphore,
     call: &Call,
     request: &v1::ListTopDevicesRequest,
 ) -> Result<v1::ListTopDevicesResponse, Error> {
@@ -75,7 +73,7 @@ pub(super) async fn rank(
     let mut top = Top::new(most);
     let mut ranked = 0;
     {
-        let _one = WALK.acquire().await.map_err(|_| Error::Internal)?;
+        let _one = walk.acquire().await.map_err(|_| Error::Internal)?;
         let mut turn = Turn::default();
         let mut next = Some(1);
         while let Some(start) = next {

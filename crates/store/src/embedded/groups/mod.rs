@@ -14,18 +14,20 @@ use std::{ops::Bound, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use gateway_core::{GroupId, metrics::count};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
     DurableOptions,
+    answered::AnsweredWork,
     committer::{Committer, Lazy},
     environment::{Environment, Table},
     fields,
+    readers::Readers,
 };
 use crate::{
     BoxFuture, DataDir, Epoch, GroupState, StateChange, StateError, StateRecord, StoreError, StoreHealth,
 };
-use work::{Op, StateWork, Submitted};
+use work::{Op, StateMaker};
 
 /// Longest key of a record.
 const MAX_KEY: usize = 400;
@@ -46,8 +48,8 @@ const RECORD: u8 = 1;
 pub struct EmbeddedGroupState {
     environment: Arc<Environment>,
     table: Table,
-    committer: Arc<Committer<StateWork>>,
-    readers: Arc<Semaphore>,
+    committer: Arc<Committer<AnsweredWork<StateMaker>>>,
+    readers: Readers,
 }
 
 impl EmbeddedGroupState {
@@ -58,15 +60,10 @@ impl EmbeddedGroupState {
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("groups", 1))?);
         let table = environment.open_tables(|txn| environment.env.create_database(txn, Some("groups")))?;
-        let (work, inboxes) = StateWork::new(table, options.max_waiting_bytes);
+        let (work, inboxes) = AnsweredWork::new(StateMaker::new(table), options.max_waiting_bytes);
         let committer =
             Committer::start("groups-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
-        Ok(Self {
-            environment,
-            table,
-            committer: Arc::new(committer),
-            readers: Arc::new(Semaphore::new(READERS)),
-        })
+        Ok(Self { environment, table, committer: Arc::new(committer), readers: Readers::new(READERS) })
     }
 
     /// Where a damaged file was moved at open, if there was one.
@@ -82,31 +79,23 @@ impl EmbeddedGroupState {
 
     fn submit<T>(&self, op: impl FnOnce(oneshot::Sender<T>) -> Op) -> oneshot::Receiver<T> {
         let (reply, answer) = oneshot::channel();
-        self.committer.submit(Submitted::new(op(reply)), true);
+        self.committer.submit(op(reply), true);
         answer
     }
 
-    async fn read_table<T: Send + 'static>(
-        readers: Arc<Semaphore>,
-        environment: Arc<Environment>,
+    fn read_table<T: Send + 'static>(
+        &self,
         read: impl FnOnce(&heed::RoTxn<'_, heed::WithoutTls>) -> Result<T, heed::Error> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let permit = readers.acquire_owned().await.map_err(|_| super::closed())?;
-        // The permit goes with the read: a caller that gave up must not make room for one more that hangs.
-        let read = move || {
-            let _permit = permit;
-            environment.reading(read)
-        };
-        tokio::task::spawn_blocking(read)
-            .await
-            .map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))?
+    ) -> BoxFuture<'static, Result<T, StoreError>> {
+        let environment = Arc::clone(&self.environment);
+        Box::pin(self.readers.clone().run(move || environment.reading(read)))
     }
 }
 
 impl GroupState for EmbeddedGroupState {
     fn groups(&self) -> BoxFuture<'static, Result<Vec<GroupId>, StoreError>> {
         let table = self.table;
-        Box::pin(Self::read_table(Arc::clone(&self.readers), Arc::clone(&self.environment), move |txn| {
+        self.read_table(move |txn| {
             let (mut groups, mut next) = (Vec::new(), 0_u32);
             // One look for each group, however many records it has.
             while let Some((key, _)) =
@@ -122,13 +111,13 @@ impl GroupState for EmbeddedGroupState {
                 }
             }
             Ok(groups)
-        }))
+        })
     }
 
     fn epoch(&self, group: GroupId) -> BoxFuture<'static, Result<Epoch, StoreError>> {
         let table = self.table;
         let read = move |txn: &heed::RoTxn<'_, heed::WithoutTls>| work::epoch(table, txn, group);
-        Box::pin(Self::read_table(Arc::clone(&self.readers), Arc::clone(&self.environment), read))
+        self.read_table(read)
     }
 
     fn acquire(&self, group: GroupId, after: Epoch) -> BoxFuture<'static, Result<Epoch, StateError>> {
@@ -187,7 +176,7 @@ impl GroupState for EmbeddedGroupState {
             }
             Ok(records)
         };
-        Box::pin(Self::read_table(Arc::clone(&self.readers), Arc::clone(&self.environment), read))
+        self.read_table(read)
     }
 
     fn remove(&self, group: GroupId, epoch: Epoch) -> BoxFuture<'static, Result<(), StateError>> {
@@ -195,7 +184,7 @@ impl GroupState for EmbeddedGroupState {
         Box::pin(async move {
             loop {
                 let (reply, answer) = oneshot::channel();
-                committer.submit(Submitted::new(Op::Remove { group, epoch, reply }), true);
+                committer.submit(Op::Remove { group, epoch, reply }, true);
                 let removed: usize = answer.await.map_err(|_| super::closed())??;
                 if removed < REMOVED_AT_ONCE {
                     return Ok(());

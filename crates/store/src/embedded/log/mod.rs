@@ -370,6 +370,15 @@ impl PartitionedLog for EmbeddedLog {
         marks
     }
 
+    fn time_at(&self, offset: u64) -> Option<Timestamp> {
+        if offset >= self.shared.tails.durable() {
+            return Some(self.shared.counts.lock().latest);
+        }
+        let segments = self.shared.segments.read();
+        let behind = segments.partition_point(|segment| segment.header.base <= offset);
+        segments.get(behind.saturating_sub(1)).map(|segment| segment.header.time)
+    }
+
     fn bytes(&self) -> u64 {
         self.shared.bytes.load(Relaxed)
     }

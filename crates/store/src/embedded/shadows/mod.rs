@@ -14,20 +14,22 @@ mod work;
 use std::{ops::Bound, path::PathBuf, sync::Arc};
 
 use gateway_core::metrics::count;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
     DurableOptions,
+    answered::AnsweredWork,
     committer::{Committer, Lazy},
     environment::{Environment, Table},
     keys,
+    readers::Readers,
 };
 use crate::{
     BoxFuture, DataDir, MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore, StoreError,
     StoreHealth,
 };
 pub(super) use record::is_sound;
-use work::{Op, ShadowWork, Submitted};
+use work::{Op, ShadowMaker};
 
 /// Reads at once; more wait.
 const READERS: usize = 4;
@@ -39,8 +41,8 @@ const MAX_READ: usize = 4 << 20;
 pub struct EmbeddedShadows {
     environment: Arc<Environment>,
     table: Table,
-    committer: Committer<ShadowWork>,
-    readers: Arc<Semaphore>,
+    committer: Committer<AnsweredWork<ShadowMaker>>,
+    readers: Readers,
 }
 
 impl EmbeddedShadows {
@@ -51,10 +53,10 @@ impl EmbeddedShadows {
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("shadows", 1))?);
         let table = environment.open_tables(|txn| environment.env.create_database(txn, Some("shadows")))?;
-        let (work, inboxes) = ShadowWork::new(table, options.max_waiting_bytes);
+        let (work, inboxes) = AnsweredWork::new(ShadowMaker { table }, options.max_waiting_bytes);
         let committer =
             Committer::start("shadows-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
-        Ok(Self { environment, table, committer, readers: Arc::new(Semaphore::new(READERS)) })
+        Ok(Self { environment, table, committer, readers: Readers::new(READERS) })
     }
 
     /// Where a damaged file was moved at open, if there was one.
@@ -76,7 +78,7 @@ impl EmbeddedShadows {
             record::encode(&record, &mut value);
             let (reply, answer) = oneshot::channel();
             let op = Op::Put { key, value, expected: 0, is_removal: false, reply };
-            self.committer.submit(Submitted::new(op), true);
+            self.committer.submit(op, true);
             Ok::<_, StoreError>(answer)
         });
         for answer in submitted.collect::<Result<Vec<_>, _>>()? {
@@ -97,7 +99,7 @@ impl EmbeddedShadows {
         op: impl FnOnce(oneshot::Sender<Result<ShadowPut, StoreError>>) -> Op,
     ) -> Result<ShadowPut, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.committer.submit(Submitted::new(op(reply)), true);
+        self.committer.submit(op(reply), true);
         answer.await.map_err(|_| super::closed())?
     }
 
@@ -105,16 +107,8 @@ impl EmbeddedShadows {
         &self,
         read: impl FnOnce(&heed::RoTxn<'_, heed::WithoutTls>) -> Result<T, heed::Error> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let permit = Arc::clone(&self.readers).acquire_owned().await.map_err(|_| super::closed())?;
         let environment = Arc::clone(&self.environment);
-        // The permit goes with the read: a caller that gave up must not make room for one more that hangs.
-        let read = move || {
-            let _permit = permit;
-            environment.reading(read)
-        };
-        tokio::task::spawn_blocking(read)
-            .await
-            .map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))?
+        self.readers.clone().run(move || environment.reading(read)).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! The file of an export: JSON, one record a line. docs/operations.md describes it.
+//! The file of an export: JSON, one record a line. docs/operations/tools.md describes it.
 
 use std::{
     fs::File,

@@ -1,4 +1,4 @@
-//! A client of one HTTP service: HTTP/1.1 over TCP or TLS, with connections that are used again.
+//! A client of one HTTP service that the gateway calls: HTTP/1.1 over TCP or TLS, with connections that are used again.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use hyper::{
     Method, Request, StatusCode, Uri,
     body::Incoming,
     client::conn::http1::{SendRequest, handshake},
-    header,
+    header::{self, HeaderMap, HeaderName, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use crate::{
 const MAX_ANSWER: usize = 64 << 10;
 
 /// See the module.
-pub(super) struct Client {
+pub(crate) struct Client {
     uri: Uri,
     host: String,
     port: u16,
@@ -40,7 +40,7 @@ impl Client {
     ///
     /// # Errors
     /// What is wrong with the URL.
-    pub(super) fn new(url: &str, tls: Option<ClientTls>) -> Result<Self, String> {
+    pub(crate) fn new(url: &str, tls: Option<ClientTls>) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|_| "not a URL".to_owned())?;
         let host = uri.host().ok_or("no host in the URL")?.trim_matches(['[', ']']).to_owned();
         let (secure, usual) = match uri.scheme_str() {
@@ -65,25 +65,44 @@ impl Client {
     ///
     /// # Errors
     /// There is no whole answer; the text has nothing of the request.
-    pub(super) async fn post(&self, json: Vec<u8>) -> Result<(StatusCode, Bytes), String> {
-        self.ask(Method::POST, Bytes::from(json)).await
+    pub(crate) async fn post(&self, json: Vec<u8>) -> Result<(StatusCode, Bytes), String> {
+        let told = self.ask(Method::POST, Bytes::from(json), &[]).await?;
+        Ok((told.status, told.body))
+    }
+
+    /// Posts JSON with headers of the caller's; as [`Self::post`].
+    ///
+    /// # Errors
+    /// There is no whole answer.
+    pub(crate) async fn send(
+        &self,
+        json: Bytes,
+        headers: &[(HeaderName, HeaderValue)],
+    ) -> Result<Told, String> {
+        self.ask(Method::POST, json, headers).await
     }
 
     /// Gets what is there; as [`Self::post`].
     ///
     /// # Errors
     /// There is no whole answer.
-    pub(super) async fn get(&self) -> Result<(StatusCode, Bytes), String> {
-        self.ask(Method::GET, Bytes::new()).await
+    pub(crate) async fn get(&self) -> Result<(StatusCode, Bytes), String> {
+        let told = self.ask(Method::GET, Bytes::new(), &[]).await?;
+        Ok((told.status, told.body))
     }
 
     /// Whether nobody else hears or changes what is said: over TLS, or within this machine.
-    pub(super) fn is_secret(&self) -> bool {
+    pub(crate) fn is_secret(&self) -> bool {
         let address: Result<IpAddr, _> = self.host.parse();
         self.tls.is_some() || self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
     }
 
-    async fn ask(&self, method: Method, body: Bytes) -> Result<(StatusCode, Bytes), String> {
+    async fn ask(
+        &self,
+        method: Method,
+        body: Bytes,
+        headers: &[(HeaderName, HeaderValue)],
+    ) -> Result<Told, String> {
         loop {
             let idle = self.idle.lock().pop();
             let used = idle.is_some();
@@ -92,7 +111,7 @@ impl Client {
                 Some(sender) => sender,
                 None => self.connect().await?,
             };
-            let answer = match sender.send_request(self.request(&method, body.clone())?).await {
+            let answer = match sender.send_request(self.request(&method, body.clone(), headers)?).await {
                 Ok(answer) => answer,
                 // The service may have closed it while nobody used it.
                 Err(_) if used => continue,
@@ -106,7 +125,12 @@ impl Client {
         }
     }
 
-    fn request(&self, method: &Method, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
+    fn request(
+        &self,
+        method: &Method,
+        body: Bytes,
+        headers: &[(HeaderName, HeaderValue)],
+    ) -> Result<Request<Full<Bytes>>, String> {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let host = self.uri.authority().map_or("", |authority| authority.as_str());
         // What stands before an @ is not for the header.
@@ -114,6 +138,9 @@ impl Client {
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
         if method == Method::POST {
             request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        for (name, value) in headers {
+            request = request.header(name, value);
         }
         request
             .header(header::ACCEPT, "application/json")
@@ -147,7 +174,7 @@ impl Client {
 }
 
 /// The client of a service whose CA is read again. Questions that are under way keep the client of before.
-pub(super) struct Service {
+pub(crate) struct Service {
     name: &'static str,
     ca: Option<PathBuf>,
     make: Box<dyn Fn() -> Result<Client, ConfigError> + Send + Sync>,
@@ -159,7 +186,7 @@ impl Service {
     ///
     /// # Errors
     /// Those of `make`.
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &'static str,
         ca: Option<PathBuf>,
         make: impl Fn() -> Result<Client, ConfigError> + Send + Sync + 'static,
@@ -168,7 +195,7 @@ impl Service {
         Ok(Arc::new(Self { name, ca, make: Box::new(make), client }))
     }
 
-    pub(super) fn client(&self) -> Arc<Client> {
+    pub(crate) fn client(&self) -> Arc<Client> {
         self.client.load_full()
     }
 }
@@ -191,10 +218,18 @@ impl Reload for Service {
     }
 }
 
-async fn read(answer: hyper::Response<Incoming>) -> Result<(StatusCode, Bytes), String> {
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
-    Ok((status, body.map_err(|error| format!("no whole answer: {error}"))?.to_bytes()))
+/// An answer.
+pub(crate) struct Told {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+async fn read(answer: hyper::Response<Incoming>) -> Result<Told, String> {
+    let (head, body) = answer.into_parts();
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
+    let body = body.map_err(|error| format!("no whole answer: {error}"))?.to_bytes();
+    Ok(Told { status: head.status, headers: head.headers, body })
 }
 
 #[cfg(test)]

@@ -1,9 +1,15 @@
-//! Serves the [pages](super::pages) for operators over HTTP/1.1.
+//! Serves a [`Site`](super::Site) over HTTP/1.1, with TLS or without.
 //!
 //! axum answers the requests. Accepting is ours, since a connection that does not send or does not read keeps its
-//! place only until another needs it, and those who read metrics never keep health from being answered.
+//! place only until another needs it, and no [kind of request](Kind) ever keeps another from being answered.
 
-use std::{future::Future, net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -13,8 +19,9 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use gateway_core::metrics::count;
+use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
 use hyper::{
+    body::Incoming,
     server::conn::http1,
     service::{Service, service_fn},
 };
@@ -24,23 +31,35 @@ use hyper_util::{
 };
 use parking_lot::Mutex;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, watch},
     task::JoinSet,
+    time::timeout,
 };
+use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
 use super::{
-    pages::{Authorize, Denied, Pages},
+    Site, json,
+    pages::{Authorize, Denied},
+    seats::{Kind, Seats},
     write_timeout::WriteTimeout,
 };
-use crate::door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine};
+use crate::{
+    door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine},
+    tls::TlsHandle,
+};
 
 /// Bounds of the server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HttpLimits {
     /// Connections that read pages at once, and as many that ask for health.
     pub max_connections: usize,
+    /// Connections at once with a request to the API.
+    pub max_requests: usize,
+    /// Connections at once whose answer is a stream.
+    pub max_streams: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Duration,
     /// How long a client may read nothing of an answer before its connection ends.
@@ -50,46 +69,60 @@ pub(crate) struct HttpLimits {
 impl Default for HttpLimits {
     fn default() -> Self {
         let seconds = Duration::from_secs(10);
-        Self { max_connections: 64, header_timeout: seconds, write_timeout: seconds }
+        Self {
+            max_connections: 64,
+            max_requests: 256,
+            max_streams: 256,
+            header_timeout: seconds,
+            write_timeout: seconds,
+        }
     }
 }
 
 /// How long at most a connection keeps its place when others wait for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Sockets that may wait for a place, as a multiple of the places.
-const LOBBY: usize = 16;
+const LOBBY: usize = 4;
+
+/// Where a request comes from, among its extensions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer(pub(super) SocketAddr);
+
+/// Among the extensions of a request that came through TLS of this listener.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Encrypted;
 
 /// What all connections share.
 struct Server {
     authorize: Authorize,
     router: TowerToHyperService<Router>,
     limits: HttpLimits,
-    readers: Arc<Semaphore>,
-    health: Arc<Semaphore>,
+    seats: Seats,
     /// Whether only this machine can connect: then requests must name it as their host.
     loopback: bool,
     stopped: watch::Receiver<bool>,
 }
 
-/// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them.
+/// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them. `tls` is looked at for each
+/// connection.
 pub(crate) async fn serve(
     listener: TcpListener,
-    pages: Pages,
+    tls: Option<TlsHandle>,
+    site: Site,
     limits: HttpLimits,
     shutdown: impl Future<Output = ()>,
 ) {
     let (stop, stopped) = watch::channel(false);
-    let seats = limits.max_connections.clamp(1, Semaphore::MAX_PERMITS);
+    let seats = Seats::new(&limits);
+    let places = seats.places();
     let server = Arc::new(Server {
-        authorize: Arc::clone(&pages.authorize),
-        router: TowerToHyperService::new(pages.router()),
+        authorize: Arc::clone(&site.pages.authorize),
+        router: TowerToHyperService::new(site.router()),
         limits,
-        readers: Arc::new(Semaphore::new(seats)),
-        health: Arc::new(Semaphore::new(seats)),
+        seats,
         loopback: listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()),
         stopped,
     });
-    let places = seats.saturating_mul(2);
     let patience = PATIENCE.min(limits.header_timeout / 2);
     let door = Door::alone(Bounds { handshakes: places, patience, ..Bounds::default() });
     let mut lobby = Lobby::new(places.saturating_mul(LOBBY));
@@ -104,7 +137,7 @@ pub(crate) async fn serve(
         };
         match accepted {
             Some(Ok((stream, peer))) => {
-                let turned_away = lobby.push(Some(peer.into()), (stream, peer.ip()));
+                let turned_away = lobby.push(Some(peer.into()), (stream, peer));
                 count(|c| c.http_refused_waiting.add(turned_away.iter().count() as u64));
             }
             Some(Err(error)) => {
@@ -117,24 +150,74 @@ pub(crate) async fn serve(
         }
         while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
             if let Ok((seat, guest)) = entered {
-                connections.spawn(run(Arc::clone(&server), stream, peer, seat, guest));
+                let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.load_full()));
+                connections.spawn(open(Arc::clone(&server), stream, tls, peer, seat, guest));
             }
         }
     }
     drop(lobby);
     stop.send_replace(true);
     let finished = async { while connections.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(limits.header_timeout, finished).await;
+    let _ = timeout(limits.header_timeout, finished).await;
 }
 
-/// One connection.
-async fn run(server: Arc<Server>, stream: TcpStream, peer: IpAddr, seat: Seat, guest: Guest) {
-    let held = Arc::new(Mutex::new(None));
-    let service = service_fn(async |request| match server.refusal(&request, peer, &held) {
-        Some(refusal) => Ok(refusal),
-        None => server.router.call(request).await,
-    });
+/// One connection, with TLS first where there is.
+async fn open(
+    server: Arc<Server>,
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    peer: SocketAddr,
+    seat: Seat,
+    guest: Guest,
+) {
     let stream = WriteTimeout::new(stream, server.limits.write_timeout);
+    let Some(acceptor) = tls else { return run(&server, stream, peer, false, seat, guest).await };
+    let handshake = pin!(timeout(server.limits.header_timeout, acceptor.accept(stream)));
+    let shaken = guest.attend(handshake).await;
+    count(|c| match &shaken {
+        Some(Ok(Ok(_))) => c.handshake_tls_ok.add(1),
+        Some(_) => c.handshake_tls_failed.add(1),
+        None => c.http_refused_silent.add(1),
+    });
+    match shaken {
+        Some(Ok(Ok(stream))) => run(&server, stream, peer, true, seat, guest).await,
+        Some(Ok(Err(error))) => {
+            let listener = "http";
+            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener, reason = %error, "TLS handshake failed");
+        }
+        Some(Err(_)) => {
+            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener = "http", "handshake timed out");
+        }
+        None => debug!("http connection closed for another"),
+    }
+}
+
+/// The requests of one connection.
+async fn run(
+    server: &Server,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    peer: SocketAddr,
+    encrypted: bool,
+    seat: Seat,
+    guest: Guest,
+) {
+    let held = Mutex::new(None);
+    let service = service_fn(async |mut request: Request<Incoming>| {
+        match server.refusal(&request, peer.ip(), &held) {
+            Some(refusal) => Ok(refusal),
+            None => {
+                // What it does is bounded by its seat and its own deadlines from now on.
+                if matches!(*held.lock(), Some((Kind::Api | Kind::Stream | Kind::Screen | Kind::Live, _))) {
+                    guest.heard();
+                }
+                request.extensions_mut().insert(Peer(peer));
+                if encrypted {
+                    request.extensions_mut().insert(Encrypted);
+                }
+                server.router.call(request).await
+            }
+        }
+    });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
@@ -173,35 +256,36 @@ impl Server {
         &self,
         request: &Request<B>,
         peer: IpAddr,
-        held: &Mutex<Option<OwnedSemaphorePermit>>,
+        held: &Mutex<Option<(Kind, OwnedSemaphorePermit)>>,
     ) -> Option<Response> {
         let refuse = |status, why: &'static str| Some((status, [(CONNECTION, "close")], why).into_response());
         if self.loopback && !names_this_machine(request) {
             let why = "this page is for this machine only: ask for localhost, 127.0.0.1 or [::1]\n";
             return refuse(StatusCode::MISDIRECTED_REQUEST, why);
         }
-        let seats = match request.uri().path() {
-            "/healthz" | "/readyz" => &self.health,
-            _ => {
-                match self.authorized(request, peer) {
-                    Ok(()) => {}
-                    Err(Denied::Unknown) => {
-                        let headers = [(CONNECTION, "close"), (WWW_AUTHENTICATE, "Bearer")];
-                        let why = "send 'Authorization: Bearer TOKEN' with a token that 'mqtt-server token create' made\n";
-                        return Some((StatusCode::UNAUTHORIZED, headers, why).into_response());
-                    }
-                    Err(Denied::Forbidden) => {
-                        return refuse(StatusCode::FORBIDDEN, "this needs a scope of all devices\n");
-                    }
+        let kind = Kind::of(request.uri().path());
+        // What the API shows to whom is the API's own matter.
+        if kind == Kind::Page {
+            match self.authorized(request, peer) {
+                Ok(()) => {}
+                Err(Denied::Unknown) => {
+                    let headers = [(CONNECTION, "close"), (WWW_AUTHENTICATE, "Bearer")];
+                    let why = "send 'Authorization: Bearer TOKEN' with a token that 'mqtt-server token create' made\n";
+                    return Some((StatusCode::UNAUTHORIZED, headers, why).into_response());
                 }
-                &self.readers
+                Err(Denied::Forbidden) => {
+                    return refuse(StatusCode::FORBIDDEN, "this needs a scope of all devices\n");
+                }
             }
-        };
+        }
         let mut held = held.lock();
         *held = None;
-        *held = Arc::clone(seats).try_acquire_owned().ok();
+        *held = self.seats.take(kind).map(|seat| (kind, seat));
         if held.is_none() {
             count(|c| c.http_refused_busy.add(1));
+            if matches!(kind, Kind::Api | Kind::Stream) {
+                return Some(json::busy());
+            }
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many connections read this\n");
         }
         None
@@ -240,6 +324,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::http::Pages;
 
     struct Server {
         addr: SocketAddr,
@@ -265,7 +350,8 @@ mod tests {
             }),
         };
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(serve(listener, pages, limits, async { stopped.await.unwrap_or(()) }));
+        let site = Site { pages, more: Vec::new() };
+        let task = tokio::spawn(serve(listener, None, site, limits, async { stopped.await.unwrap_or(()) }));
         Server { addr, ready, stop: Some(stop), task }
     }
 
@@ -341,13 +427,13 @@ mod tests {
         idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         idle.read_u8().await.unwrap();
         server.stop.take().unwrap().send(()).unwrap();
-        tokio::time::timeout(Duration::from_secs(60), server.task).await.unwrap().unwrap();
+        timeout(Duration::from_secs(60), server.task).await.unwrap().unwrap();
     }
 
     /// No timeout frees a place within the test.
     fn patient(max_connections: usize) -> HttpLimits {
         let hour = Duration::from_secs(3_600);
-        HttpLimits { max_connections, header_timeout: hour, write_timeout: hour }
+        HttpLimits { max_connections, header_timeout: hour, write_timeout: hour, ..HttpLimits::default() }
     }
 
     #[tokio::test]

@@ -1,0 +1,163 @@
+//! Calls that are repeated while the gateway cannot be reached, where that does no harm.
+
+use std::{future::Future, time::Duration};
+
+use gateway_api::gateway::v1::{
+    Command, CommandSpec, GetLatestRequest, LatestValue, ListLatestRequest, PublishRequest, PublishResponse,
+    Reply, SendRequest, Shadow, StartCommandRequest, UpdateShadowRequest, Wait,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    Client, Error, Reason,
+    backoff::{Backoff, random},
+};
+
+/// The longest id of a command, and the longest idempotency key.
+pub const COMMAND_ID_BYTES: usize = 128;
+
+/// A key that nobody else makes, for [`PublishRequest::idempotency_key`] or the id of a command.
+pub fn new_key() -> String {
+    format!("{:016x}{:016x}", random(), random())
+}
+
+impl Client {
+    /// Publishes once. The request gets an idempotency key unless it has one, and is sent again with that key while the gateway
+    /// cannot be reached, at most for the client's patience: however often it is sent, it is published once.
+    ///
+    /// # Errors
+    /// What the gateway refuses, and the last failure when the patience is over; the message may be published then or not.
+    pub async fn publish(&self, mut request: PublishRequest) -> Result<PublishResponse, Error> {
+        if request.idempotency_key.is_empty() {
+            request.idempotency_key = new_key();
+        }
+        self.again(|| {
+            let (mut publisher, request) = (self.publisher(), request.clone());
+            async move { Ok(publisher.publish(request).await?.into_inner()) }
+        })
+        .await
+    }
+
+    /// The same, until every receiver that is online has acknowledged the message.
+    ///
+    /// # Errors
+    /// As [`Self::publish`]; the level that was reached is in the metadata.
+    pub async fn publish_and_wait(&self, request: PublishRequest) -> Result<PublishResponse, Error> {
+        self.publish(PublishRequest { wait: Wait::Acked.into(), ..request }).await
+    }
+
+    /// Sends a command and waits for the device's answer, whatever its status; at most `wait_for_device` for the device, and
+    /// `within` for everything. Not repeated.
+    ///
+    /// # Errors
+    /// What the gateway refuses, and no answer in time.
+    pub async fn command(
+        &self,
+        spec: CommandSpec,
+        wait_for_device: Option<Duration>,
+        within: Duration,
+    ) -> Result<Reply, Error> {
+        let wait_for_device = wait_for_device.and_then(|wait| wait.try_into().ok());
+        let mut request = tonic::Request::new(SendRequest { spec: Some(spec), wait_for_device });
+        request.set_timeout(within);
+        Ok(self.commands().send(request).await?.into_inner().reply.unwrap_or_default())
+    }
+
+    /// Starts a command that the gateway keeps until the device has answered or it expires. Repeated under the same id, which is
+    /// made unless the request has one.
+    ///
+    /// # Errors
+    /// What the gateway refuses, and the last failure when the patience is over.
+    pub async fn start_command(&self, mut request: StartCommandRequest) -> Result<Command, Error> {
+        if request.command_id.is_empty() {
+            request.command_id = new_key();
+        }
+        self.again(|| {
+            let (mut commands, request) = (self.commands(), request.clone());
+            async move { Ok(commands.start_command(request).await?.into_inner().command.unwrap_or_default()) }
+        })
+        .await
+    }
+
+    /// The latest value of a topic, of a device or over all; none if there is none.
+    ///
+    /// # Errors
+    /// What the gateway refuses, and the last failure when the patience is over.
+    pub async fn latest(&self, device_id: Option<&str>, topic: &str) -> Result<Option<LatestValue>, Error> {
+        let request = GetLatestRequest { topic: topic.to_owned(), device_id: device_id.map(str::to_owned) };
+        let got = self
+            .again(|| {
+                let (mut state, request) = (self.state(), request.clone());
+                async move { Ok(state.get_latest(request).await?.into_inner().value) }
+            })
+            .await;
+        match got {
+            Err(error) if *error.reason() == Reason::ValueNotFound => Ok(None),
+            got => got,
+        }
+    }
+
+    /// A page of latest values, and the token of the next one, empty at the end.
+    ///
+    /// # Errors
+    /// As [`Self::latest`].
+    pub async fn list_latest(&self, request: ListLatestRequest) -> Result<(Vec<LatestValue>, String), Error> {
+        self.again(|| {
+            let (mut state, request) = (self.state(), request.clone());
+            async move {
+                let page = state.list_latest(request).await?.into_inner();
+                Ok((page.values, page.next_page_token))
+            }
+        })
+        .await
+    }
+
+    /// A shadow; none if there is none. The classic one has no name.
+    ///
+    /// # Errors
+    /// As [`Self::latest`].
+    pub async fn shadow(&self, device_id: &str, name: &str) -> Result<Option<Shadow>, Error> {
+        let got = self
+            .again(|| {
+                let (device_id, name) = (device_id.to_owned(), name.to_owned());
+                let (mut shadows, request) =
+                    (self.shadows(), gateway_api::gateway::v1::GetShadowRequest { device_id, name });
+                async move { Ok(shadows.get_shadow(request).await?.into_inner().shadow) }
+            })
+            .await;
+        match got {
+            Err(error) if *error.reason() == Reason::ShadowNotFound => Ok(None),
+            got => got,
+        }
+    }
+
+    /// Changes a shadow. Not repeated by itself: with an expected version a repetition tells whether the first was heard.
+    ///
+    /// # Errors
+    /// What the gateway refuses; [`Reason::VersionConflict`] has the version there is in its metadata.
+    pub async fn update_shadow(&self, request: UpdateShadowRequest) -> Result<Shadow, Error> {
+        Ok(self.shadows().update_shadow(request).await?.into_inner().shadow.unwrap_or_default())
+    }
+
+    /// Makes the call until it succeeds, fails for good, or the patience is over.
+    pub(crate) async fn again<T, F>(&self, call: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let end = Instant::now() + self.patience;
+        let mut backoff = Backoff::default();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let error = match timeout(left, call()).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => error,
+                Err(_) => return Err(Error::no_answer(self.patience)),
+            };
+            let pause = backoff.after(error.retry_after());
+            if !error.is_temporary() || Instant::now() + pause >= end {
+                return Err(error);
+            }
+            sleep(pause).await;
+        }
+    }
+}

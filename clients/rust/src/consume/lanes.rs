@@ -1,0 +1,292 @@
+//! Which messages run, wait and are done: one lane for each device, and for each topic of backends, so that their messages are
+//! handled in their order.
+//!
+//! Knows no stream and no task. Bounded by what the gateway may have outstanding with a member, and by [`REMEMBERED`].
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use gateway_api::gateway::v1::{ConsumedMessage, consumed_message::Content};
+
+/// Messages that were done and whose acknowledgement was lost with a stream: so many are remembered.
+const REMEMBERED: usize = 10_000;
+
+/// What to tell the gateway of a handler that has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Finished {
+    /// Nothing, or it is among the acknowledgements.
+    Settled,
+    /// This delivery is to be given back.
+    GiveBack(u64),
+}
+
+#[derive(Default)]
+pub(super) struct Lanes {
+    lanes: HashMap<String, Lane>,
+    /// Lanes of which nothing runs and something waits.
+    ready: VecDeque<String>,
+    running: HashMap<u64, Running>,
+    names: u64,
+    /// Done and not said yet, by delivery id.
+    acknowledgements: VecDeque<u64>,
+    /// Done, said perhaps, and not confirmed: delivery id and message id.
+    unconfirmed: HashMap<u64, String>,
+    done: Remembered,
+}
+
+#[derive(Default)]
+struct Lane {
+    waiting: VecDeque<ConsumedMessage>,
+    busy: bool,
+}
+
+struct Running {
+    lane: String,
+    message_id: String,
+    /// Its delivery on the stream of now; none once that is void.
+    delivery_id: Option<u64>,
+}
+
+#[derive(Default)]
+struct Remembered {
+    ids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+impl Remembered {
+    fn add(&mut self, id: String) {
+        if self.ids.insert(id.clone()) {
+            self.order.push_back(id);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+    }
+}
+
+impl Lanes {
+    /// A message has come.
+    pub(super) fn deliver(&mut self, message: ConsumedMessage) {
+        if self.done.ids.contains(&message.message_id) {
+            self.acknowledgements.push_back(message.delivery_id);
+            self.unconfirmed.insert(message.delivery_id, message.message_id);
+            return;
+        }
+        let key = match &message.content {
+            // As the gateway orders them: what comes from no device, by topic. No client id has a NUL.
+            Some(Content::Message(message)) if message.device_id.is_empty() => format!("\0{}", message.topic),
+            Some(Content::Message(message)) => message.device_id.clone(),
+            Some(Content::Event(event)) => event.device_id.clone(),
+            None => String::new(),
+        };
+        let lane = self.lanes.entry(key.clone()).or_default();
+        lane.waiting.push_back(message);
+        if !lane.busy && lane.waiting.len() == 1 {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// The next message to handle, with the name that [`Self::finish`] takes.
+    pub(super) fn start(&mut self) -> Option<(u64, ConsumedMessage)> {
+        loop {
+            let key = self.ready.pop_front()?;
+            let Some(lane) = self.lanes.get_mut(&key).filter(|lane| !lane.busy) else { continue };
+            let Some(message) = lane.waiting.pop_front() else {
+                self.lanes.remove(&key);
+                continue;
+            };
+            if self.done.ids.contains(&message.message_id) {
+                // Done by a handler of an earlier stream while this waited.
+                self.acknowledgements.push_back(message.delivery_id);
+                self.unconfirmed.insert(message.delivery_id, message.message_id);
+                self.ready.push_front(key);
+                continue;
+            }
+            lane.busy = true;
+            self.names += 1;
+            let (delivery_id, message_id) = (Some(message.delivery_id), message.message_id.clone());
+            self.running.insert(self.names, Running { lane: key, message_id, delivery_id });
+            return Some((self.names, message));
+        }
+    }
+
+    /// A handler has ended.
+    pub(super) fn finish(&mut self, name: u64, done: bool) -> Finished {
+        let Some(running) = self.running.remove(&name) else { return Finished::Settled };
+        let Running { lane: key, message_id, delivery_id } = running;
+        if let Some(lane) = self.lanes.get_mut(&key) {
+            lane.busy = false;
+            if !done && delivery_id.is_some() {
+                // Void with it: they come again behind it.
+                lane.waiting.clear();
+            }
+            if lane.waiting.is_empty() {
+                self.lanes.remove(&key);
+            } else {
+                self.ready.push_back(key);
+            }
+        }
+        match (delivery_id, done) {
+            (Some(id), true) => {
+                self.acknowledgements.push_back(id);
+                self.unconfirmed.insert(id, message_id);
+                Finished::Settled
+            }
+            (Some(id), false) => Finished::GiveBack(id),
+            (None, true) => {
+                self.done.add(message_id);
+                Finished::Settled
+            }
+            (None, false) => Finished::Settled,
+        }
+    }
+
+    /// Deliveries to acknowledge, at most so many.
+    pub(super) fn acknowledge(&mut self, most: usize) -> Vec<u64> {
+        let count = self.acknowledgements.len().min(most);
+        self.acknowledgements.drain(..count).collect()
+    }
+
+    /// Acknowledgements are on the disk; how many of them are ours.
+    pub(super) fn confirm(&mut self, first: u64, last: u64) -> u64 {
+        let before = self.unconfirmed.len();
+        self.unconfirmed.retain(|id, _| !(first..=last).contains(id));
+        (before - self.unconfirmed.len()) as u64
+    }
+
+    /// Acknowledgements came too late: the messages come again, to whomever.
+    pub(super) fn lose(&mut self, first: u64, last: u64) {
+        let lost: Vec<u64> =
+            self.unconfirmed.keys().copied().filter(|id| (first..=last).contains(id)).collect();
+        for id in lost {
+            if let Some(message_id) = self.unconfirmed.remove(&id) {
+                self.done.add(message_id);
+            }
+        }
+    }
+
+    /// Deliveries are void.
+    pub(super) fn revoke(&mut self, first: u64, last: u64) {
+        let void = |id: u64| (first..=last).contains(&id);
+        for lane in self.lanes.values_mut() {
+            lane.waiting.retain(|message| !void(message.delivery_id));
+        }
+        self.lanes.retain(|_, lane| lane.busy || !lane.waiting.is_empty());
+        for running in self.running.values_mut() {
+            running.delivery_id = running.delivery_id.filter(|id| !void(*id));
+        }
+    }
+
+    /// The stream is lost, and all its deliveries with it. What runs goes on.
+    pub(super) fn lose_stream(&mut self) {
+        for lane in self.lanes.values_mut() {
+            lane.waiting.clear();
+        }
+        self.lanes.retain(|_, lane| lane.busy);
+        self.ready.clear();
+        for running in self.running.values_mut() {
+            running.delivery_id = None;
+        }
+        self.acknowledgements.clear();
+        for (_, message_id) in std::mem::take(&mut self.unconfirmed) {
+            self.done.add(message_id);
+        }
+    }
+
+    /// Deliveries that run or wait, at most so many.
+    pub(super) fn unfinished(&self, most: usize) -> Vec<u64> {
+        let waiting =
+            self.lanes.values().flat_map(|lane| lane.waiting.iter().map(|message| message.delivery_id));
+        self.running.values().filter_map(|running| running.delivery_id).chain(waiting).take(most).collect()
+    }
+
+    /// Messages whose handler has begun and whose acknowledgement is not confirmed.
+    pub(super) fn unsettled(&self) -> usize {
+        self.running.len() + self.unconfirmed.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gateway_api::gateway::v1::ReceivedMessage;
+
+    use super::*;
+
+    fn message(delivery_id: u64, device: &str) -> ConsumedMessage {
+        let content = ReceivedMessage { device_id: device.to_owned(), ..ReceivedMessage::default() };
+        ConsumedMessage {
+            delivery_id,
+            message_id: format!("m{delivery_id}"),
+            content: Some(Content::Message(content)),
+            ..ConsumedMessage::default()
+        }
+    }
+
+    fn started(lanes: &mut Lanes) -> Vec<(u64, u64)> {
+        std::iter::from_fn(|| lanes.start()).map(|(name, message)| (name, message.delivery_id)).collect()
+    }
+
+    #[test]
+    fn messages_of_one_device_never_run_at_the_same_time() {
+        let mut lanes = Lanes::default();
+        for (id, device) in [(1, "a"), (2, "a"), (3, "b"), (4, "a")] {
+            lanes.deliver(message(id, device));
+        }
+        let first = started(&mut lanes);
+        assert_eq!(first.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(lanes.finish(first[0].0, true), Finished::Settled);
+        let second = started(&mut lanes);
+        assert_eq!(second.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [2]);
+        assert_eq!(lanes.acknowledge(9), [1]);
+        assert_eq!(lanes.confirm(1, 1), 1);
+    }
+
+    #[test]
+    fn what_waits_behind_a_message_that_is_given_back_is_not_handled() {
+        let mut lanes = Lanes::default();
+        lanes.deliver(message(1, "a"));
+        lanes.deliver(message(2, "a"));
+        let first = started(&mut lanes);
+        assert_eq!(lanes.finish(first[0].0, false), Finished::GiveBack(1));
+        assert!(started(&mut lanes).is_empty());
+        lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") });
+        assert_eq!(started(&mut lanes).len(), 1);
+    }
+
+    #[test]
+    fn what_was_done_as_the_stream_was_lost_is_not_done_twice() {
+        let mut lanes = Lanes::default();
+        for (id, device) in [(1, "a"), (2, "b"), (3, "c")] {
+            lanes.deliver(message(id, device));
+        }
+        let first = started(&mut lanes);
+        lanes.finish(first[0].0, true);
+        assert_eq!(lanes.acknowledge(9), [1]);
+        lanes.lose_stream();
+        // Its handler ends on no stream; the third one's goes on while its message comes again.
+        lanes.finish(first[1].0, true);
+        for (id, device) in [(1, "a"), (2, "b"), (3, "c")] {
+            lanes.deliver(message(id, device));
+        }
+        assert!(started(&mut lanes).is_empty());
+        assert_eq!(lanes.acknowledge(9), [1, 2]);
+        lanes.finish(first[2].0, true);
+        assert!(started(&mut lanes).is_empty());
+        assert_eq!(lanes.acknowledge(9), [3]);
+        assert_eq!(lanes.confirm(1, 3), 3);
+    }
+
+    #[test]
+    fn a_void_delivery_is_neither_handled_nor_acknowledged() {
+        let mut lanes = Lanes::default();
+        lanes.deliver(message(1, "a"));
+        lanes.deliver(message(2, "a"));
+        let first = started(&mut lanes);
+        lanes.revoke(1, 2);
+        lanes.finish(first[0].0, true);
+        assert!(started(&mut lanes).is_empty());
+        assert!(lanes.acknowledge(9).is_empty());
+        assert_eq!(lanes.unsettled(), 0);
+    }
+}

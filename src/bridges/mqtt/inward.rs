@@ -1,0 +1,200 @@
+//! Messages from another broker. The bridge has a session there that outlives its connection, so that what is published while the
+//! bridge is away waits for it; a PUBACK goes out when the message is on the gateway's disk.
+
+use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
+
+use broker::Turn;
+use bytes::Bytes;
+use codec::{Ack, Packet, Publish, Subscribe, SubscribeFilter};
+use gateway_core::{Commit, QoS};
+use tokio::{select, time::timeout};
+
+use super::{
+    Dial,
+    link::{Link, Wish},
+};
+use crate::{
+    bridges::{
+        inward::{Door, In, Incoming},
+        status::{Failure, Reason, Refusal, Status},
+    },
+    config::Bridge,
+};
+
+/// Messages that the broker may have sent and that are not acknowledged.
+const WINDOW: u16 = 1_000;
+/// Bytes of payloads of these.
+const WINDOW_BYTES: usize = 4 << 20;
+/// Time for the subscription.
+const SUBSCRIBING: Duration = Duration::from_secs(15);
+
+/// See the module.
+pub(in crate::bridges) struct MqttIn {
+    dial: Dial,
+    config: Bridge,
+    status: Arc<Status>,
+    door: Door,
+    max_packet: usize,
+}
+
+/// A message that is published here and not acknowledged there.
+struct Owed {
+    id: u16,
+    bytes: usize,
+    /// It was published, and not left out.
+    is_carried: bool,
+    commit: Option<Arc<Commit>>,
+}
+
+impl MqttIn {
+    pub(in crate::bridges) fn new(
+        dial: Dial,
+        config: Bridge,
+        status: Arc<Status>,
+        door: Door,
+        max_packet: usize,
+    ) -> Self {
+        Self { dial, config, status, door, max_packet }
+    }
+}
+
+impl In for MqttIn {
+    async fn serve(&mut self) -> Failure {
+        match self.bring().await {
+            Ok(never) => match never {},
+            Err(failure) => failure,
+        }
+    }
+}
+
+impl MqttIn {
+    async fn bring(&self) -> Result<std::convert::Infallible, Failure> {
+        let keeps = u32::try_from(self.config.max_age.0.as_secs()).unwrap_or(u32::MAX);
+        let wish = Wish { keeps: Some(keeps), receive_maximum: WINDOW, max_packet: self.max_packet };
+        let mut link = Link::open(&self.dial, wish).await?;
+        let mut owed: VecDeque<Owed> = VecDeque::new();
+        link.put(&Packet::Subscribe(self.subscription(&link)));
+        let granted = timeout(SUBSCRIBING, self.until_granted(&mut link, &mut owed)).await;
+        granted.unwrap_or_else(|_| Err(Failure::new(Reason::Deadline, "no answer to SUBSCRIBE")))?;
+        self.status.up();
+        loop {
+            let waiting: usize = owed.iter().map(|owed| owed.bytes).sum();
+            let full = owed.len() >= usize::from(WINDOW) || waiting >= WINDOW_BYTES;
+            let first = async {
+                match owed.front().map(|owed| &owed.commit) {
+                    Some(Some(commit)) => commit.wait().await,
+                    Some(None) => Ok(()),
+                    None => pending().await,
+                }
+            };
+            select! {
+                written = first => {
+                    written.map_err(|_| Failure::new(Reason::Store, "the disk has not taken a message"))?;
+                    let Some(done) = owed.pop_front() else { continue };
+                    if done.is_carried {
+                        self.status.carried(1, done.bytes);
+                    }
+                    self.status.set_in_flight(owed.len());
+                    if done.id != 0 {
+                        link.put(&Packet::PubAck(Ack {
+                            packet_id: done.id,
+                            code: 0,
+                            reason_string: None,
+                            user: Vec::new(),
+                        }));
+                    }
+                }
+                // What is owed bounds what is read; answers and pings go on.
+                step = link.step_if(!full) => {
+                    step?;
+                    let mut turn = Turn::default();
+                    while let Some(packet) = link.take()? {
+                        self.heard(&link, &packet, &mut owed, &mut turn).await?;
+                    }
+                    turn.flush();
+                    self.status.set_in_flight(owed.len());
+                }
+            }
+        }
+    }
+
+    fn subscription(&self, link: &Link) -> Subscribe {
+        let is_v5 = link.protocol().is_v5();
+        let all = ["#".to_owned()];
+        let topics = if self.config.topics.is_empty() { &all[..] } else { &self.config.topics };
+        let qos = QoS::from_bits(self.dial.config.qos).unwrap_or_default();
+        let filter = |filter: &String| SubscribeFilter {
+            filter: filter.clone(),
+            qos,
+            no_local: is_v5,
+            retain_as_published: is_v5,
+            // Retained messages come with a new session, and not again with each connection.
+            retain_handling: u8::from(is_v5),
+        };
+        Subscribe { packet_id: 1, id: None, user: Vec::new(), filters: topics.iter().map(filter).collect() }
+    }
+
+    /// Messages of the session may come before the answer.
+    async fn until_granted(&self, link: &mut Link, owed: &mut VecDeque<Owed>) -> Result<(), Failure> {
+        loop {
+            link.step().await?;
+            let mut turn = Turn::default();
+            while let Some(packet) = link.take()? {
+                if let Packet::SubAck(answer) = link.read(&packet)? {
+                    turn.flush();
+                    let refused = answer.codes.iter().find(|&&code| code >= 0x80);
+                    let why = |code: &u8| format!("the broker refuses the subscription, code {code:#04x}");
+                    return refused.map_or(Ok(()), |code| Err(Failure::new(Reason::Denied, why(code))));
+                }
+                self.heard(link, &packet, owed, &mut turn).await?;
+            }
+            turn.flush();
+        }
+    }
+
+    async fn heard(
+        &self,
+        link: &Link,
+        packet: &Bytes,
+        owed: &mut VecDeque<Owed>,
+        turn: &mut Turn,
+    ) -> Result<(), Failure> {
+        let Packet::Publish(publish) = link.read(packet)? else { return Ok(()) };
+        let published = self.publish(&publish, turn).await?;
+        owed.push_back(Owed {
+            id: publish.packet_id,
+            bytes: publish.payload.len(),
+            is_carried: published.is_some(),
+            commit: published.flatten(),
+        });
+        Ok(())
+    }
+
+    /// What an acknowledgement must wait for, if anything; `None` if the message is left out.
+    async fn publish(
+        &self,
+        publish: &Publish<'_>,
+        turn: &mut Turn,
+    ) -> Result<Option<Option<Arc<Commit>>>, Failure> {
+        if self.door.was_here(publish.properties.as_deref()) {
+            self.status.looped();
+            return Ok(None);
+        }
+        let config = &self.dial.config;
+        let rest = publish.topic.strip_prefix(config.remote_prefix.as_str()).unwrap_or(publish.topic);
+        let topic = format!("{}{rest}", config.local_prefix);
+        if !self.door.takes(&topic) {
+            self.status.refused(Refusal::Topic);
+            return Ok(None);
+        }
+        let incoming = Incoming {
+            topic: &topic,
+            payload: publish.payload,
+            qos: publish.qos,
+            retain: publish.retain && config.retain,
+            properties: publish.properties.clone(),
+            expiry: publish.expiry,
+        };
+        self.door.publish(&incoming, turn).await.map(Some)
+    }
+}

@@ -1,0 +1,233 @@
+//! One connection to a broker: bytes in, bytes out, pings.
+
+use std::{io, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use codec::{ConnAck, Connect, Packet, decode, encode, frame};
+use gateway_core::Protocol;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf, split},
+    net::TcpStream,
+    select,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::Dial;
+use crate::bridges::status::{Failure, Reason};
+
+/// Anything that bytes go through.
+trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
+
+/// What the bridge asks of a session.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// Nothing of an earlier connection is kept; else the broker keeps the session for so many seconds.
+    pub(super) keeps: Option<u32>,
+    /// Messages that the broker may have sent unacknowledged.
+    pub(super) receive_maximum: u16,
+    /// The longest packet that the broker may send.
+    pub(super) max_packet: usize,
+}
+
+/// See the module.
+pub(super) struct Link {
+    reader: ReadHalf<Box<dyn Stream>>,
+    writer: WriteHalf<Box<dyn Stream>>,
+    input: BytesMut,
+    /// What is to be written, less what was.
+    output: BytesMut,
+    unflushed: bool,
+    protocol: Protocol,
+    max_packet: usize,
+    interval: Duration,
+    ping_at: Instant,
+    /// A ping has no answer yet.
+    pinged: bool,
+    /// What the broker said.
+    pub(super) welcome: ConnAck,
+}
+
+/// A connection, with its login, takes no longer.
+const MOST_CONNECT: Duration = Duration::from_secs(15);
+/// Bytes that are read at once.
+const READ: usize = 16 << 10;
+
+impl Link {
+    /// Connects and logs in. Cancel safe: then there is no connection.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) async fn open(dial: &Dial, wish: Wish) -> Result<Self, Failure> {
+        let connecting = timeout(dial.deadline.min(MOST_CONNECT), Self::connect(dial, wish)).await;
+        connecting.unwrap_or_else(|_| Err(Failure::new(Reason::Deadline, "no connection in time")))
+    }
+
+    async fn connect(dial: &Dial, wish: Wish) -> Result<Self, Failure> {
+        let setup = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
+        let (tls, password) = (dial.tls().map_err(setup)?, dial.password().map_err(setup)?);
+        let failed = |error: io::Error| {
+            Failure::new(Reason::Connect, format!("connect to {}:{}: {error}", dial.host, dial.port))
+        };
+        let socket = TcpStream::connect((dial.host.as_str(), dial.port)).await.map_err(failed)?;
+        let _ = socket.set_nodelay(true);
+        let stream: Box<dyn Stream> = match tls {
+            None => Box::new(socket),
+            Some((connector, name)) => {
+                let tls = connector.connect(name, socket).await;
+                Box::new(tls.map_err(|error| Failure::new(Reason::Connect, format!("TLS: {error}")))?)
+            }
+        };
+        let (reader, writer) = split(stream);
+        let interval = dial.config.keep_alive.0 / 2;
+        let protocol = dial.protocol();
+        let mut link = Self {
+            reader,
+            writer,
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            unflushed: false,
+            protocol,
+            max_packet: wish.max_packet,
+            interval,
+            ping_at: Instant::now() + interval,
+            pinged: false,
+            welcome: ConnAck::default(),
+        };
+        let mut connect = Connect::new(protocol, dial.client_id.as_str());
+        connect.clean_start = wish.keeps.is_none();
+        connect.keep_alive = u16::try_from(dial.config.keep_alive.0.as_secs()).unwrap_or(u16::MAX);
+        connect.username.clone_from(&dial.config.username);
+        connect.password = password.map(Bytes::from);
+        if protocol.is_v5() {
+            connect.session_expiry = wish.keeps;
+            connect.receive_maximum = Some(wish.receive_maximum);
+            connect.maximum_packet_size = u32::try_from(wish.max_packet).ok();
+        }
+        link.put(&Packet::Connect(Box::new(connect)));
+        let welcome = link.next().await?;
+        match link.read(&welcome)? {
+            Packet::ConnAck(welcome) if welcome.code == 0 => link.welcome = *welcome,
+            Packet::ConnAck(welcome) => return Err(refusal(protocol, &welcome)),
+            _ => return Err(Failure::new(Reason::Failed, "the first packet is no CONNACK")),
+        }
+        Ok(link)
+    }
+
+    /// Puts a packet behind what is to be written; [`Self::step`] writes it.
+    pub(super) fn put(&mut self, packet: &Packet<'_>) {
+        let mut bytes = Vec::new();
+        encode(packet, self.protocol, &mut bytes);
+        self.output.extend_from_slice(&bytes);
+    }
+
+    /// Bytes that are to be written.
+    pub(super) fn unwritten(&self) -> usize {
+        self.output.len() + usize::from(self.unflushed)
+    }
+
+    /// The level that is spoken.
+    pub(super) fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// The next whole packet that was read, if there is one.
+    ///
+    /// # Errors
+    /// What was read is no packet, or too long.
+    pub(super) fn take(&mut self) -> Result<Option<Bytes>, Failure> {
+        let found = frame(&self.input, self.max_packet).map_err(|error| malformed(&error))?;
+        let length = found.map(|found| found.len);
+        Ok(length.map(|length| self.input.split_to(length).freeze()))
+    }
+
+    /// What [`Self::take`] returned, as a packet.
+    ///
+    /// # Errors
+    /// It is none, or a farewell.
+    pub(super) fn read<'a>(&self, bytes: &'a [u8]) -> Result<Packet<'a>, Failure> {
+        let found = frame(bytes, self.max_packet).map_err(|error| malformed(&error))?;
+        let found = found.ok_or_else(|| Failure::new(Reason::Failed, "half a packet"))?;
+        match decode(&found, self.protocol).map_err(|error| malformed(&error))? {
+            Packet::Disconnect(farewell) => {
+                let why = format!("the broker ends the connection, code {:#04x}", farewell.code);
+                Err(Failure::new(Reason::Closed, why))
+            }
+            packet => Ok(packet),
+        }
+    }
+
+    /// The next packet, waited for.
+    async fn next(&mut self) -> Result<Bytes, Failure> {
+        loop {
+            if let Some(packet) = self.take()? {
+                return Ok(packet);
+            }
+            self.step().await?;
+        }
+    }
+
+    /// Reads or writes what can be, or pings; returns after one of them. Cancel safe.
+    ///
+    /// # Errors
+    /// The connection has ended, or nothing answers.
+    pub(super) async fn step(&mut self) -> Result<(), Failure> {
+        self.step_if(true).await
+    }
+
+    /// As [`Self::step`]; nothing is read unless `reads`.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) async fn step_if(&mut self, reads: bool) -> Result<(), Failure> {
+        let lost = |error: io::Error| Failure::new(Reason::Closed, format!("connection: {error}"));
+        self.input.reserve(READ);
+        let (writes, flushes) = (!self.output.is_empty(), self.unflushed);
+        let (writer, output) = (&mut self.writer, &mut self.output);
+        let written = async {
+            if writes {
+                return writer.write_buf(output).await.map(|_| true);
+            }
+            writer.flush().await.map(|()| false)
+        };
+        select! {
+            read = self.reader.read_buf(&mut self.input), if reads => {
+                if read.map_err(lost)? == 0 {
+                    return Err(Failure::new(Reason::Closed, "the broker has closed the connection"));
+                }
+                self.pinged = false;
+            }
+            written = written, if writes || flushes => self.unflushed = written.map_err(lost)?,
+            () = sleep_until(self.ping_at) => {
+                // Unread, the answer may be there.
+                if self.pinged && reads {
+                    return Err(Failure::new(Reason::Deadline, "no answer to a ping"));
+                }
+                self.pinged = true;
+                self.ping_at = Instant::now() + self.interval;
+                self.put(&Packet::PingReq);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn malformed(error: &codec::DecodeError) -> Failure {
+    Failure::new(Reason::Failed, format!("the broker sends what is no packet: {error}"))
+}
+
+/// Why the broker does not let the bridge in.
+fn refusal(protocol: Protocol, welcome: &ConnAck) -> Failure {
+    use codec::reason;
+    let busy = match protocol {
+        Protocol::V5 => {
+            matches!(welcome.code, reason::SERVER_UNAVAILABLE | reason::SERVER_BUSY | reason::QUOTA_EXCEEDED)
+        }
+        // 3: server unavailable.
+        Protocol::V3 | Protocol::V4 => welcome.code == 3,
+    };
+    let why = welcome.reason_string.as_deref().unwrap_or_default();
+    let detail = format!("the broker refuses the connection, code {:#04x} {why}", welcome.code);
+    Failure::new(if busy { Reason::Busy } else { Reason::Denied }, detail.trim_end())
+}

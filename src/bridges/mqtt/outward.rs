@@ -1,0 +1,179 @@
+//! Messages to another broker.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use codec::{Packet, Publish, PublishFrame, reason};
+use gateway_core::{Properties, QoS, clock};
+
+use super::{
+    Dial,
+    link::{Link, Wish},
+};
+use crate::bridges::{
+    MARK, has_mark,
+    outward::Out,
+    status::{Failure, Reason, Status},
+    work::{Fate, Item, Work},
+};
+
+/// A broker that messages are sent to. They count as delivered when it has acknowledged them; at QoS 0 when they are written.
+pub(in crate::bridges) struct MqttOut {
+    dial: Dial,
+    status: Arc<Status>,
+    link: Option<Link>,
+    /// The last packet id.
+    last: u16,
+    /// The number of this gateway.
+    mark: String,
+}
+
+/// The broker sends acknowledgements, and nothing long.
+const WISH: Wish = Wish { keeps: None, receive_maximum: 16, max_packet: 64 << 10 };
+/// Bytes that wait to be written before more are encoded.
+const AHEAD: usize = 64 << 10;
+
+impl MqttOut {
+    /// `mark` is the number of this gateway.
+    pub(in crate::bridges) fn new(dial: Dial, status: Arc<Status>, mark: String) -> Self {
+        Self { dial, status, link: None, last: 0, mark }
+    }
+}
+
+impl Out for MqttOut {
+    async fn deliver(&mut self, work: &mut Work) -> Result<(), Failure> {
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => Link::open(&self.dial, WISH).await?,
+        };
+        let sent = self.send(&mut link, work).await;
+        if sent.is_ok() {
+            self.link = Some(link);
+        }
+        sent
+    }
+
+    async fn idle(&mut self) -> Result<(), Failure> {
+        let Some(link) = &mut self.link else {
+            self.link = Some(Link::open(&self.dial, WISH).await?);
+            return Ok(());
+        };
+        loop {
+            link.step().await?;
+            while let Some(packet) = link.take()? {
+                link.read(&packet)?;
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.link = None;
+    }
+}
+
+impl MqttOut {
+    async fn send(&mut self, link: &mut Link, work: &mut Work) -> Result<(), Failure> {
+        let qos = QoS::from_bits(self.dial.config.qos).unwrap_or_default();
+        let window = usize::from(link.welcome.receive_maximum.unwrap_or(u16::MAX));
+        let mut open = work.open().into_iter().peekable();
+        let mut sent: BTreeMap<u16, usize> = BTreeMap::new();
+        let mut written = Vec::new();
+        loop {
+            while sent.len() < window
+                && link.unwritten() < AHEAD
+                && let Some(at) = open.next()
+            {
+                let id = match qos {
+                    QoS::AtMostOnce => 0,
+                    _ => self.next_id(),
+                };
+                match self.put(link, work.item(at), id, qos) {
+                    Put::Sent if id == 0 => written.push(at),
+                    Put::Sent => {
+                        sent.insert(id, at);
+                    }
+                    Put::Passed => work.set(at, Fate::Done),
+                    Put::Refused(why) => work.set(at, Fate::Refused(why)),
+                }
+            }
+            if open.peek().is_none() && sent.is_empty() && link.unwritten() == 0 {
+                break;
+            }
+            link.step().await?;
+            while let Some(packet) = link.take()? {
+                if let Packet::PubAck(ack) = link.read(&packet)?
+                    && let Some(at) = sent.remove(&ack.packet_id)
+                {
+                    work.set(at, fate(ack.code)?);
+                }
+            }
+        }
+        for at in written {
+            work.set(at, Fate::Done);
+        }
+        Ok(())
+    }
+
+    fn next_id(&mut self) -> u16 {
+        self.last = self.last.checked_add(1).unwrap_or(1);
+        self.last
+    }
+
+    fn put(&self, link: &mut Link, item: &Item, id: u16, qos: QoS) -> Put {
+        let message = item.message();
+        if has_mark(message.properties.as_deref(), &self.mark) {
+            // It went out here before, and came back.
+            self.status.looped();
+            return Put::Passed;
+        }
+        let config = &self.dial.config;
+        let rest = message.topic.strip_prefix(config.local_prefix.as_str()).unwrap_or(&message.topic);
+        let topic = format!("{}{rest}", config.remote_prefix);
+        if topic.is_empty() || topic.len() > usize::from(u16::MAX) {
+            return Put::Refused("its topic has no name there".to_owned());
+        }
+        let is_v5 = link.protocol().is_v5();
+        let properties = is_v5.then(|| {
+            let mut properties = message.properties.as_deref().cloned().unwrap_or_default();
+            properties.user.push((MARK.to_owned(), self.mark.clone()));
+            Arc::<Properties>::new(properties)
+        });
+        let expiry = item.left(clock::now()).filter(|_| is_v5);
+        let publish = Publish {
+            dup: false,
+            qos,
+            retain: message.retain && config.retain && link.welcome.retain_available != Some(false),
+            topic: &topic,
+            packet_id: id,
+            payload: &message.payload,
+            alias: None,
+            expiry: expiry.map(|left| u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)),
+            ids: Vec::new(),
+            properties,
+        };
+        let most = link.welcome.maximum_packet_size.map_or(codec::MAX_FRAME_LEN, |most| most as usize);
+        if PublishFrame::of(&publish, link.protocol()).encoded_len() > most {
+            return Put::Refused(format!("longer than the broker takes ({most} bytes)"));
+        }
+        link.put(&Packet::Publish(publish));
+        Put::Sent
+    }
+}
+
+/// What became of a message that was to be sent.
+enum Put {
+    Sent,
+    /// It is not for the other side.
+    Passed,
+    Refused(String),
+}
+
+/// What an acknowledgement says. Of a broker that is full it is a failure; what it does not take otherwise it never will.
+fn fate(code: u8) -> Result<Fate, Failure> {
+    match code {
+        0..0x80 => Ok(Fate::Done),
+        reason::QUOTA_EXCEEDED => {
+            Err(Failure::new(Reason::Busy, "the broker takes no more for now (quota exceeded)"))
+        }
+        code => Ok(Fate::Refused(format!("the broker refuses it, code {code:#04x}"))),
+    }
+}

@@ -1,0 +1,282 @@
+//! Carries messages out: takes those of a group that the bridge makes for itself, brings them to the other side in batches, and
+//! acknowledges only what the other side has acknowledged.
+//!
+//! One batch is in hand at a time, so that a device's messages arrive in order whatever fails: what is not acknowledged is tried
+//! again before anything behind it. While the other side is away the batch stays in hand and everything else on the disk, in the
+//! log; nobody who publishes waits for it.
+
+use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
+
+use aws_lc_rs::rand;
+use gateway_core::clock;
+use groups::{Credit, Nack, Room};
+use tokio::{
+    select,
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::warn;
+
+use super::{
+    status::{Failure, Reason, Refusal, Status},
+    work::Work,
+};
+use crate::{
+    config::{Bridge, WhenFull},
+    groups::{Definition, Filter, GroupError, Groups, Member, Order, Start},
+};
+
+/// The other side of a bridge that leads out.
+pub(super) trait Out: Send {
+    /// Brings what is open in `work` to the other side, in order, and says of each message what became of it. Without an error
+    /// nothing is left open. Cancelled, or failed, it is followed by [`Self::reset`].
+    fn deliver(&mut self, work: &mut Work) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Looks after the other side while there is nothing to deliver. Returns when it is known to answer, or not to; never if
+    /// nothing is to be done. Cancel safe.
+    fn idle(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Forgets what is under way.
+    fn reset(&mut self);
+}
+
+/// How long the group leaves a message with the bridge that does not say that it still has it.
+const HOLD: Duration = Duration::from_secs(60);
+/// How often it says so.
+const KEEP: Duration = Duration::from_secs(15);
+/// How long what was acknowledged last may take to be written, at the end.
+pub(super) const LAST: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(super) struct Outward<O> {
+    pub(super) config: Bridge,
+    pub(super) status: Arc<Status>,
+    pub(super) groups: Arc<Groups>,
+    pub(super) out: O,
+    /// The gateway ends.
+    pub(super) drain: watch::Receiver<bool>,
+}
+
+/// The group of a bridge.
+pub(super) fn group_of(bridge: &str) -> String {
+    format!("bridge.{bridge}")
+}
+
+fn definition(name: &str, bridge: &Bridge) -> Definition {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    Definition {
+        name: group_of(name),
+        filter: Filter {
+            topics: bridge.topics.clone(),
+            exclude_topics: bridge.exclude_topics.clone(),
+            include_backends: bridge.include_backends,
+            min_qos: bridge.least_qos() as u8,
+            ..Filter::default()
+        },
+        order: Order::Device,
+        ack_deadline: millis(HOLD),
+        max_attempts: 0,
+        min_backoff: 1_000,
+        max_backoff: 10_000,
+        retention_age: millis(bridge.max_age.0),
+        retention_bytes: bridge.max_bytes.0 as u64,
+        replay_age: 0,
+        when_full: match bridge.when_full {
+            WhenFull::DropOldest => crate::groups::WhenFull::DropOldest,
+            WhenFull::Refuse => crate::groups::WhenFull::Refuse,
+        },
+        paused: false,
+        labels: BTreeMap::from([("bridge".to_owned(), name.to_owned())]),
+    }
+}
+
+/// Makes the group of a bridge, or makes it as the configuration is now. Whether it is paused an operator says.
+///
+/// # Errors
+/// Those of the store, or [`GroupError::TooManyGroups`].
+pub(super) async fn make_group(groups: &Groups, name: &str, bridge: &Bridge) -> Result<(), GroupError> {
+    let mut wanted = definition(name, bridge);
+    match groups.get(&wanted.name) {
+        Ok(info) => {
+            wanted.paused = info.definition.paused;
+            if info.definition == wanted { Ok(()) } else { groups.update(wanted, None).await.map(drop) }
+        }
+        Err(GroupError::NotFound) => groups.create(wanted, &Start::Latest).await.map(drop),
+        Err(error) => Err(error),
+    }
+}
+
+impl<O: Out> Outward<O> {
+    /// Runs until the gateway ends.
+    pub(super) async fn run(mut self) {
+        loop {
+            let failure = match self.serve().await {
+                Ok(()) => return,
+                Err(error) => Failure::new(Reason::Store, error.to_string()),
+            };
+            let pause = self.failed(&failure, false);
+            select! {
+                () = ended(&mut self.drain) => return,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// As long as the group has the bridge for a member.
+    async fn serve(&mut self) -> Result<(), GroupError> {
+        make_group(&self.groups, self.status.name(), &self.config).await?;
+        let credit = Credit { messages: self.config.batch_messages, bytes: self.config.batch_bytes.0 };
+        let _held = self.groups.set_aside(credit.bytes)?;
+        let group = group_of(self.status.name());
+        let mut member = self.groups.open(&group, "bridge", Duration::ZERO, credit)?;
+        while let Some(mut work) = self.take(&mut member).await? {
+            self.status.set_in_flight(work.len());
+            let done = self.carry(&mut member, &mut work).await;
+            self.status.set_in_flight(0);
+            if !done? {
+                break;
+            }
+        }
+        // What was acknowledged is on disk before the end.
+        let last = async {
+            member.drain()?;
+            while !member.next(Room { messages: 0, bytes: 0 }).await?.is_drained {}
+            Ok::<_, crate::groups::Ended>(())
+        };
+        let _ = timeout(LAST, last).await;
+        Ok(())
+    }
+
+    /// The next batch: what there is, and what comes within the time that is allowed for it. `None` at the end.
+    async fn take(&mut self, member: &mut Member) -> Result<Option<Work>, GroupError> {
+        let mut work = Work::default();
+        let mut until: Option<Instant> = None;
+        loop {
+            let messages = self.config.batch_messages.saturating_sub(work.len());
+            let bytes = self.config.batch_bytes.0.saturating_sub(work.bytes());
+            if messages == 0 || bytes == 0 {
+                return Ok(Some(work));
+            }
+            let waits = work.len() == 0;
+            let filled = async {
+                match until {
+                    Some(until) => sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            select! {
+                biased;
+                () = ended(&mut self.drain) => return Ok((!waits).then_some(work)),
+                batch = member.next(Room { messages, bytes }) => {
+                    let batch = batch?;
+                    if batch.deliveries.is_empty() {
+                        continue;
+                    }
+                    work.add(batch.deliveries);
+                    if self.config.linger.0.is_zero() {
+                        return Ok(Some(work));
+                    }
+                    until.get_or_insert_with(|| Instant::now() + self.config.linger.0);
+                }
+                () = filled => return Ok(Some(work)),
+                up = self.out.idle(), if waits => match up {
+                    Ok(()) => self.status.up(),
+                    Err(failure) => {
+                        self.out.reset();
+                        let pause = self.failed(&failure, false);
+                        select! {
+                            () = ended(&mut self.drain) => return Ok(None),
+                            () = sleep(pause) => {}
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    /// Brings a batch to the other side, however long that takes. False if the gateway ends before.
+    async fn carry(&mut self, member: &mut Member, work: &mut Work) -> Result<bool, GroupError> {
+        loop {
+            self.status.expired(work.expire(clock::now()));
+            let sent = self.attempt(member, work).await?;
+            let (done, count, bytes) = work.take_done();
+            if count > 0 {
+                member.acknowledge(&done)?;
+                self.status.carried(count, bytes);
+            }
+            let Err(failure) = sent else {
+                self.status.up();
+                for (delivery, reason) in work.take_refused() {
+                    self.status.refused(Refusal::Other);
+                    warn!(
+                        bridge = self.status.name(),
+                        reason, "message is refused, it becomes a dead letter"
+                    );
+                    member.nack(&delivery, &Nack { delay: None, reason, dead_letter: true })?;
+                }
+                return Ok(true);
+            };
+            self.out.reset();
+            let pause = self.failed(&failure, count > 0);
+            let mut pause = pin!(sleep(pause));
+            loop {
+                select! {
+                    () = &mut pause => break,
+                    () = ended(&mut self.drain) => {
+                        member.nack(&work.held(), &Nack::default())?;
+                        return Ok(false);
+                    }
+                    () = sleep(KEEP) => member.extend(&work.held(), HOLD)?,
+                }
+            }
+            member.extend(&work.held(), HOLD)?;
+        }
+    }
+
+    /// One try, within the deadline.
+    async fn attempt(
+        &mut self,
+        member: &mut Member,
+        work: &mut Work,
+    ) -> Result<Result<(), Failure>, GroupError> {
+        let held = work.held();
+        let mut sent = pin!(timeout(self.config.deadline.0, self.out.deliver(work)));
+        loop {
+            select! {
+                sent = &mut sent => {
+                    let late = || Failure::new(Reason::Deadline, "no answer in time");
+                    return Ok(sent.unwrap_or_else(|_| Err(late())));
+                }
+                () = sleep(KEEP) => member.extend(&held, HOLD)?,
+            }
+        }
+    }
+
+    /// Notes a failure. Returns how long to wait: less than the full time by chance, so that bridges do not come together.
+    fn failed(&self, failure: &Failure, progressed: bool) -> Duration {
+        let count = self.status.failed(failure, progressed);
+        let pause = pause(&self.config, count, failure.after);
+        self.status.waits(pause);
+        pause
+    }
+}
+
+/// The pause after so many failures in a row.
+pub(super) fn pause(config: &Bridge, count: u32, after: Option<Duration>) -> Duration {
+    let doubled = 1_u32.checked_shl(count.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
+    let longest = config.retry_max.0;
+    let full = config.retry_min.0.saturating_mul(doubled).min(longest);
+    let mut chance = [0];
+    let _ = rand::fill(&mut chance);
+    let pause = full - full * u32::from(chance[0]) / 1024;
+    // What the other side asks for is honoured within reason.
+    pause.max(after.unwrap_or_default().min(MOST_AFTER))
+}
+
+/// The longest pause that the other side may ask for.
+const MOST_AFTER: Duration = Duration::from_mins(10);
+
+/// Until the gateway ends.
+pub(super) async fn ended(drain: &mut watch::Receiver<bool>) {
+    let _ = drain.wait_for(|&drain| drain).await;
+}

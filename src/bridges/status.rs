@@ -1,0 +1,328 @@
+//! How a bridge is: what it has carried, why it has failed, and whether the other side answers.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
+
+use gateway_core::{
+    Timestamp, clock,
+    metrics::{Row, figures},
+};
+use parking_lot::Mutex;
+use tracing::{debug, info, warn};
+
+/// Why the other side did not take something, or cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// No connection could be made.
+    Connect,
+    /// The other side does not let the bridge in.
+    Denied,
+    /// The connection ended.
+    Closed,
+    /// There was no answer in time.
+    Deadline,
+    /// The other side has too much to do, and says so.
+    Busy,
+    /// It failed, or said what cannot be understood.
+    Failed,
+    /// The gateway's own log or disk.
+    Store,
+}
+
+impl Reason {
+    const ALL: [Self; 7] =
+        [Self::Connect, Self::Denied, Self::Closed, Self::Deadline, Self::Busy, Self::Failed, Self::Store];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Denied => "denied",
+            Self::Closed => "closed",
+            Self::Deadline => "deadline",
+            Self::Busy => "busy",
+            Self::Failed => "failed",
+            Self::Store => "store",
+        }
+    }
+}
+
+/// Why a message will never be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The other side says so.
+    Other,
+    /// Its topic is none that the gateway takes.
+    Topic,
+    /// It lacks what its topic is made of.
+    Field,
+    /// It has a header whose name is no text.
+    Header,
+    /// It is longer than the gateway takes.
+    Size,
+}
+
+impl Refusal {
+    const ALL: [Self; 5] = [Self::Other, Self::Topic, Self::Field, Self::Header, Self::Size];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Other => "other_side",
+            Self::Topic => "topic",
+            Self::Field => "field",
+            Self::Header => "header",
+            Self::Size => "size",
+        }
+    }
+}
+
+/// One failure.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) reason: Reason,
+    /// For the log; nothing secret.
+    pub(super) detail: String,
+    /// The other side asked not to be asked sooner.
+    pub(super) after: Option<Duration>,
+}
+
+impl Failure {
+    pub(super) fn new(reason: Reason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into(), after: None }
+    }
+}
+
+/// Failures in a row after which the other side counts as away.
+const AWAY: u32 = 3;
+
+/// Most bytes of a failure's words that are kept.
+const DETAIL: usize = 500;
+
+/// Values of `state`.
+const STARTING: u8 = 0;
+const UP: u8 = 1;
+const DOWN: u8 = 2;
+
+/// See the module. Read by whoever shows metrics, written by the bridge's task.
+pub(super) struct Status {
+    name: String,
+    kind: &'static str,
+    direction: &'static str,
+    carried: AtomicU64,
+    bytes: AtomicU64,
+    refused: [AtomicU64; Refusal::ALL.len()],
+    expired: AtomicU64,
+    looped: AtomicU64,
+    failures: [AtomicU64; Reason::ALL.len()],
+    in_flight: AtomicUsize,
+    state: AtomicU8,
+    /// In a row.
+    failed: AtomicU64,
+    last: Mutex<Last>,
+}
+
+/// The failure that came last, for whoever looks.
+#[derive(Default)]
+struct Last {
+    failure: Option<LastFailure>,
+    /// While the other side is left alone.
+    retry: Option<Timestamp>,
+}
+
+/// A failure as it is shown.
+#[derive(Clone)]
+pub(crate) struct LastFailure {
+    /// On the wall clock.
+    pub(crate) at: Timestamp,
+    pub(crate) reason: &'static str,
+    pub(crate) detail: String,
+}
+
+/// Whether the other side answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    /// It was not reached yet.
+    Starting,
+    /// It answers.
+    Up,
+    /// It failed several times in a row: it is tried with pauses.
+    Down,
+}
+
+/// How a bridge is at one moment.
+pub(crate) struct Seen {
+    pub(crate) name: String,
+    pub(crate) kind: &'static str,
+    pub(crate) state: State,
+    pub(crate) carried: u64,
+    pub(crate) bytes: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) refused: u64,
+    pub(crate) expired: u64,
+    pub(crate) looped: u64,
+    /// Since the start, by reason; those that happened.
+    pub(crate) failures: BTreeMap<&'static str, u64>,
+    /// In a row.
+    pub(crate) failed: u64,
+    pub(crate) last: Option<LastFailure>,
+    /// On the wall clock; `None` while nothing is waited for.
+    pub(crate) retry: Option<Timestamp>,
+}
+
+impl Status {
+    pub(super) fn new(name: &str, kind: &'static str, direction: &'static str) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            direction,
+            carried: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            refused: Default::default(),
+            expired: AtomicU64::new(0),
+            looped: AtomicU64::new(0),
+            failures: Default::default(),
+            in_flight: AtomicUsize::new(0),
+            state: AtomicU8::new(STARTING),
+            failed: AtomicU64::new(0),
+            last: Mutex::default(),
+        }
+    }
+
+    /// How it is now. Its figures are read one after the other, not at one point in time.
+    pub(super) fn seen(&self) -> Seen {
+        let failures = Reason::ALL.iter().zip(&self.failures);
+        let failures = failures.map(|(reason, count)| (reason.as_str(), count.load(Relaxed)));
+        let (last, retry) = {
+            let last = self.last.lock();
+            (last.failure.clone(), last.retry)
+        };
+        Seen {
+            name: self.name.clone(),
+            kind: self.kind,
+            state: match self.state.load(Relaxed) {
+                UP => State::Up,
+                DOWN => State::Down,
+                _ => State::Starting,
+            },
+            carried: self.carried.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            in_flight: self.in_flight.load(Relaxed) as u64,
+            refused: self.refused.iter().map(|counter| counter.load(Relaxed)).sum(),
+            expired: self.expired.load(Relaxed),
+            looped: self.looped.load(Relaxed),
+            failures: failures.filter(|(_, count)| *count > 0).collect(),
+            failed: self.failed.load(Relaxed),
+            last,
+            retry,
+        }
+    }
+
+    /// The other side is left alone for so long.
+    pub(super) fn waits(&self, pause: Duration) {
+        let millis = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        self.last.lock().retry = Some(clock::to_wall(clock::now()).plus_millis(millis));
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Messages reached the other side, or came from it.
+    pub(super) fn carried(&self, messages: usize, bytes: usize) {
+        self.carried.fetch_add(messages as u64, Relaxed);
+        self.bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Messages carried since the start.
+    pub(super) fn total(&self) -> u64 {
+        self.carried.load(Relaxed)
+    }
+
+    /// A message will never be taken.
+    pub(super) fn refused(&self, refusal: Refusal) {
+        if let Some(at) = Refusal::ALL.iter().position(|&known| known == refusal) {
+            self.refused[at].fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Messages expired before their turn.
+    pub(super) fn expired(&self, messages: usize) {
+        self.expired.fetch_add(messages as u64, Relaxed);
+    }
+
+    /// A message has been here before, and is not passed on.
+    pub(super) fn looped(&self) {
+        self.looped.fetch_add(1, Relaxed);
+    }
+
+    /// So many are with the other side and not acknowledged.
+    pub(super) fn set_in_flight(&self, messages: usize) {
+        self.in_flight.store(messages, Relaxed);
+    }
+
+    /// The other side answers.
+    pub(super) fn up(&self) {
+        self.failed.store(0, Relaxed);
+        let before = self.state.swap(UP, Relaxed);
+        self.last.lock().retry = None;
+        if before != UP {
+            let (bridge, kind) = (self.name.as_str(), self.kind);
+            let again = before == DOWN;
+            info!(bridge, kind, direction = self.direction, again, "bridge is up");
+        }
+    }
+
+    /// It failed. Returns how often in a row.
+    pub(super) fn failed(&self, failure: &Failure, progressed: bool) -> u32 {
+        if let Some(at) = Reason::ALL.iter().position(|&reason| reason == failure.reason) {
+            self.failures[at].fetch_add(1, Relaxed);
+        }
+        if progressed {
+            self.failed.store(0, Relaxed);
+        }
+        let count = u32::try_from(self.failed.fetch_add(1, Relaxed) + 1).unwrap_or(u32::MAX);
+        let (bridge, kind, direction) = (self.name.as_str(), self.kind, self.direction);
+        let (reason, detail) = (failure.reason.as_str(), failure.detail.as_str());
+        self.last.lock().failure = Some(LastFailure {
+            at: clock::to_wall(clock::now()),
+            reason,
+            detail: detail[..detail.floor_char_boundary(DETAIL)].to_owned(),
+        });
+        if count >= AWAY && self.state.swap(DOWN, Relaxed) != DOWN {
+            warn!(bridge, kind, direction, reason, detail, "bridge is down, it is tried again with pauses");
+        } else {
+            debug!(bridge, kind, direction, reason, detail, count, "bridge failed");
+        }
+        count
+    }
+
+    /// What `/metrics` shows of it; `lag` is what waits on the disk, in messages and bytes.
+    pub(super) fn rows(&self, lag: (u64, u64), rows: &mut Vec<Row>) {
+        let of = [self.name.as_str(), self.kind, self.direction];
+        let is_up = u64::from(self.state.load(Relaxed) == UP);
+        for (figure, value) in [
+            (&figures::BRIDGE_UP, is_up),
+            (&figures::BRIDGE_IN_FLIGHT, self.in_flight.load(Relaxed) as u64),
+            (&figures::BRIDGE_LAG, lag.0),
+            (&figures::BRIDGE_LAG_BYTES, lag.1),
+            (&figures::BRIDGE_MESSAGES, self.carried.load(Relaxed)),
+            (&figures::BRIDGE_BYTES, self.bytes.load(Relaxed)),
+            (&figures::BRIDGE_EXPIRED, self.expired.load(Relaxed)),
+            (&figures::BRIDGE_LOOPED, self.looped.load(Relaxed)),
+        ] {
+            rows.push(figure.of(of, value as f64));
+        }
+        for (reason, counter) in Refusal::ALL.iter().zip(&self.refused) {
+            let [name, kind, direction] = of;
+            let of = [name, kind, direction, reason.as_str()];
+            rows.push(figures::BRIDGE_REFUSED.of(of, counter.load(Relaxed) as f64));
+        }
+        for (reason, counter) in Reason::ALL.iter().zip(&self.failures) {
+            let [name, kind, direction] = of;
+            let of = [name, kind, direction, reason.as_str()];
+            rows.push(figures::BRIDGE_FAILURES.of(of, counter.load(Relaxed) as f64));
+        }
+    }
+}

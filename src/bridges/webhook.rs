@@ -1,0 +1,253 @@
+//! A service that batches are posted to, as JSON, signed.
+
+use std::time::Duration;
+
+use aws_lc_rs::hmac;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use gateway_core::{SharedMessage, clock};
+use hyper::{
+    StatusCode,
+    header::{AUTHORIZATION, HeaderName, HeaderValue, RETRY_AFTER},
+};
+use serde_json::{Map, Value, json};
+
+use super::{
+    mqtt::read_secret,
+    outward::Out,
+    status::{Failure, Reason},
+    work::{Fate, Item, Work},
+};
+use crate::{
+    config::WebhookBridge,
+    remote::{Client, Told},
+    tls,
+};
+
+/// Time and signature of a batch.
+const SIGNATURE: HeaderName = HeaderName::from_static("gateway-signature");
+/// The name of the bridge.
+const BRIDGE: HeaderName = HeaderName::from_static("gateway-bridge");
+
+/// See the module. Messages count as delivered with an answer of 2xx.
+pub(super) struct Webhook {
+    name: String,
+    config: WebhookBridge,
+    log: u64,
+    /// Made anew, with the files read again, after a failure.
+    client: Option<Ready>,
+    /// Messages posted together: fewer while one of them may be what the service does not take.
+    most: usize,
+}
+
+struct Ready {
+    client: Client,
+    secret: Option<hmac::Key>,
+    authorization: Option<HeaderValue>,
+}
+
+/// What came of one request.
+enum Answer {
+    Taken,
+    /// The service will never take this.
+    Never(String),
+}
+
+impl Webhook {
+    /// For the bridge of this name. Reads the files that are named.
+    ///
+    /// # Errors
+    /// The key below the bridge's table, and what is wrong with it.
+    pub(super) fn new(name: &str, config: &WebhookBridge) -> Result<Self, (&'static str, String)> {
+        ready(config)?;
+        Ok(Self { name: name.to_owned(), config: config.clone(), log: 0, client: None, most: usize::MAX })
+    }
+
+    /// Names the gateway in the ids of messages.
+    pub(super) fn of_log(self, log: u64) -> Self {
+        Self { log, ..self }
+    }
+
+    fn body(&self, items: &[&Item]) -> Bytes {
+        let messages: Vec<Value> = items.iter().map(|item| self.message(item)).collect();
+        Bytes::from(json!({ "bridge": self.name, "messages": messages }).to_string())
+    }
+
+    fn message(&self, item: &Item) -> Value {
+        let message: &SharedMessage = item.message();
+        let mut fields = Map::new();
+        let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+        set("id", item.id(self.log).into());
+        set("attempt", item.delivery.attempt.into());
+        set("topic", (*message.topic).into());
+        if let Some(id) = &message.client_id {
+            set("client_id", id.as_str().into());
+        }
+        set("qos", (message.qos as u8).into());
+        set("retain", message.retain.into());
+        set("received_ms", clock::to_wall(message.received).0.into());
+        match std::str::from_utf8(&message.payload) {
+            Ok(text) => set("payload", text.into()),
+            Err(_) => set("payload_base64", STANDARD.encode(&message.payload).into()),
+        };
+        if let Some(properties) = &message.properties {
+            if let Some(kind) = &properties.content_type {
+                set("content_type", kind.as_str().into());
+            }
+            if let Some(topic) = &properties.response_topic {
+                set("response_topic", topic.as_str().into());
+            }
+            if let Some(data) = &properties.correlation_data {
+                set("correlation_data_base64", STANDARD.encode(data).into());
+            }
+            if !properties.user.is_empty() {
+                let pairs = properties.user.iter().map(|(name, value)| json!([name, value]));
+                set("user_properties", pairs.collect());
+            }
+        }
+        fields.into()
+    }
+
+    async fn post(&mut self, body: Bytes) -> Result<Answer, Failure> {
+        let failed = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
+        let ready = match self.client.take() {
+            Some(ready) => ready,
+            None => ready(&self.config).map_err(failed)?,
+        };
+        let mut headers = Vec::new();
+        if let Ok(name) = HeaderValue::from_str(&self.name) {
+            headers.push((BRIDGE, name));
+        }
+        if let Some(secret) = &ready.secret {
+            let signature = sign(secret, clock::to_wall(clock::now()).0 / 1000, &body);
+            headers.extend(HeaderValue::from_str(&signature).ok().map(|value| (SIGNATURE, value)));
+        }
+        headers.extend(ready.authorization.clone().map(|value| (AUTHORIZATION, value)));
+        let told = ready.client.send(body, &headers).await;
+        let told = told.map_err(|error| {
+            let reason = if error.starts_with("no ") { Reason::Closed } else { Reason::Connect };
+            Failure::new(reason, error)
+        })?;
+        let answer = understand(&told)?;
+        self.client = Some(ready);
+        Ok(answer)
+    }
+}
+
+impl Out for Webhook {
+    async fn deliver(&mut self, work: &mut Work) -> Result<(), Failure> {
+        loop {
+            let open = work.open();
+            if open.is_empty() {
+                return Ok(());
+            }
+            let count = open.len().min(self.most);
+            let part = &open[..count];
+            let items: Vec<&Item> = part.iter().map(|&at| work.item(at)).collect();
+            let body = self.body(&items);
+            match self.post(body).await? {
+                Answer::Taken => {
+                    part.iter().for_each(|&at| work.set(at, Fate::Done));
+                    self.most = self.most.saturating_mul(2);
+                }
+                // One of them is at fault: halves tell which.
+                Answer::Never(_) if count > 1 => self.most = count.div_ceil(2),
+                Answer::Never(why) => {
+                    work.set(part[0], Fate::Refused(why));
+                    self.most = self.most.saturating_mul(2);
+                }
+            }
+        }
+    }
+
+    /// There is no connection to be looked after.
+    async fn idle(&mut self) -> Result<(), Failure> {
+        std::future::pending().await
+    }
+
+    fn reset(&mut self) {
+        self.client = None;
+    }
+}
+
+fn ready(config: &WebhookBridge) -> Result<Ready, (&'static str, String)> {
+    let tls = tls::client_config(&config.files(), false).map_err(|error| ("ca", error.to_string()))?;
+    let client = Client::new(&config.url, tls).map_err(|text| ("url", text))?;
+    let secret = config.secret_file.as_deref().map(|path| read_secret(path, "secret_file")).transpose()?;
+    let token = config.token_file.as_deref().map(|path| read_secret(path, "token_file")).transpose()?;
+    let authorization = token.map(|token| {
+        let value = HeaderValue::from_bytes(&[b"Bearer ", &token[..]].concat());
+        let mut value = value.map_err(|_| ("token_file", "is no token".to_owned()))?;
+        value.set_sensitive(true);
+        Ok(value)
+    });
+    Ok(Ready {
+        client,
+        secret: secret.map(|secret| hmac::Key::new(hmac::HMAC_SHA256, &secret)),
+        authorization: authorization.transpose()?,
+    })
+}
+
+/// `t=SECONDS,v1=HEX`: the time in seconds since 1970, and HMAC-SHA256 of it, a full stop and the body.
+fn sign(secret: &hmac::Key, time: u64, body: &[u8]) -> String {
+    let mut context = hmac::Context::with_key(secret);
+    context.update(format!("{time}.").as_bytes());
+    context.update(body);
+    let digest = context.sign();
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("t={time},v1={hex}")
+}
+
+/// What an answer means. What does not depend on the messages (a token, a path, a service that is overloaded) heals some day, so
+/// it is tried again; what the service has read and does not want never will.
+fn understand(told: &Told) -> Result<Answer, Failure> {
+    let status = told.status;
+    if status.is_success() {
+        return Ok(Answer::Taken);
+    }
+    let text = format!("status {}", status.as_u16());
+    match status {
+        StatusCode::UNAUTHORIZED
+        | StatusCode::FORBIDDEN
+        | StatusCode::NOT_FOUND
+        | StatusCode::METHOD_NOT_ALLOWED
+        | StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(Failure::new(Reason::Denied, text)),
+        StatusCode::REQUEST_TIMEOUT
+        | StatusCode::TOO_EARLY
+        | StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::SERVICE_UNAVAILABLE => {
+            let after = told.headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
+            Err(Failure { after: after.map(Duration::from_secs), ..Failure::new(Reason::Busy, text) })
+        }
+        status if status.is_client_error() => Ok(Answer::Never(text)),
+        _ => Err(Failure::new(Reason::Failed, text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the guide says how to check it; the value is of another implementation.
+    #[test]
+    fn a_signature_is_of_the_time_and_the_body() {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, b"s3cret");
+        assert_eq!(
+            sign(&key, 1_700_000_000, br#"{"a":1}"#),
+            "t=1700000000,v1=1698a50bc74d1ff1db85c4e0a5297c2ad9fdba245d5737cdb789e4cc6e098940"
+        );
+    }
+
+    #[test]
+    fn only_what_depends_on_the_message_is_given_up() {
+        for (status, never) in
+            [(400, true), (413, true), (422, true), (401, false), (404, false), (429, false), (500, false)]
+        {
+            let status = StatusCode::from_u16(status).expect("a status");
+            let told = Told { status, headers: hyper::HeaderMap::new(), body: Bytes::new() };
+            let answer = understand(&told);
+            assert_eq!(matches!(answer, Ok(Answer::Never(_))), never, "{status}");
+            assert_eq!(answer.is_err(), !never, "{status}");
+        }
+    }
+}

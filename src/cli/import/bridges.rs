@@ -1,0 +1,273 @@
+//! `connection` and what follows it: a bridge out for each set of prefixes and QoS.
+
+use std::path::{Path, PathBuf};
+
+use super::{Told, draft::quoted};
+
+/// What of a bridge needs nothing here, and why.
+const NEEDLESS: &[(&str, &str)] = &[
+    ("bridge_attempt_unsubscribe", "a bridge out subscribes to nothing there"),
+    ("bridge_max_packet_size", "the other broker says what it takes"),
+    ("bridge_max_topic_alias", "a bridge uses no topic aliases"),
+    ("bridge_receive_maximum", "the other broker says how many it takes at once"),
+    ("bridge_reload_type", "a bridge is as the configuration was at the start"),
+    ("bridge_session_expiry_interval", "what waits is in the log of this side"),
+    ("bridge_tcp_keepalive", "keep_alive looks after the connection"),
+    ("bridge_tcp_user_timeout", "deadline is the time for an acknowledgement"),
+    ("bridge_tls_version", "TLS 1.2 or 1.3, as the other side has it"),
+    ("cleansession", "what waits is in the log of this side"),
+    ("idle_timeout", "a bridge stays connected"),
+    ("local_cleansession", "a bridge is no client of this side"),
+    ("local_clientid", "a bridge is no client of this side"),
+    ("local_password", "a bridge is no client of this side"),
+    ("local_username", "a bridge is no client of this side"),
+    ("notification_topic", "metrics say how each bridge is"),
+    ("notifications", "metrics say how each bridge is"),
+    ("notifications_local_only", "metrics say how each bridge is"),
+    ("restart_timeout", "retry_min and retry_max are the pauses, 200ms to 30s unless set"),
+    ("threshold", "a bridge stays connected"),
+    ("try_private", "what a bridge brings in, none sends out unless include_backends is set"),
+];
+
+/// What there is nothing for.
+const MISSING: &[(&str, &str)] = &[
+    ("bridge_alpn", "no ALPN is sent"),
+    ("bridge_bind_address", "the system chooses the address"),
+    ("bridge_capath", "put the certificates of the directory into one file, and name it as ca"),
+    ("bridge_ciphers", "those of TLS 1.2 and 1.3 that are secure"),
+    ("bridge_ciphers_tls1.3", "those of TLS 1.3 that are secure"),
+    ("bridge_require_ocsp", "there is no OCSP"),
+];
+
+/// The system's authorities, where Debian has them.
+const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// A line of a connection: place, key, value.
+pub(super) type Entry = (String, String, String);
+
+/// A `connection`, line by line.
+pub(super) struct Connection {
+    pub(super) place: String,
+    pub(super) name: String,
+    pub(super) lines: Vec<Entry>,
+}
+
+/// The tables of a connection, and the secrets that they name.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) text: String,
+    /// File and password.
+    pub(super) secrets: Vec<(PathBuf, String)>,
+}
+
+/// One `topic`.
+struct Topic {
+    filter: String,
+    qos: u8,
+    local: String,
+    remote: String,
+}
+
+impl Connection {
+    fn tell(&self, told: &mut Vec<Told>, place: &str, text: String, lost: bool) {
+        told.push(Told { place: place.to_owned(), text: format!("connection {}: {text}", self.name), lost });
+    }
+
+    fn last(&self, keys: &[&str]) -> Option<&str> {
+        let found = self.lines.iter().rev().find(|(_, key, _)| keys.contains(&key.as_str()));
+        found.map(|(_, _, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    fn is(&self, key: &str) -> bool {
+        self.last(&[key]).is_some_and(|value| matches!(value.to_lowercase().as_str(), "true" | "1"))
+    }
+
+    /// The tables; none if the connection cannot be carried over, which is told.
+    pub(super) fn tables(&self, beside: &Path, told: &mut Vec<Told>) -> Tables {
+        let topics = self.look_at_lines(told);
+        let Some(address) = self.last(&["address", "addresses"]) else {
+            self.tell(told, &self.place, "no address; it is not carried over".to_owned(), true);
+            return Tables::default();
+        };
+        for key in ["bridge_psk", "bridge_identity", "bridge_insecure"] {
+            let refused = if key == "bridge_insecure" { self.is(key) } else { self.last(&[key]).is_some() };
+            if refused {
+                let text =
+                    format!("{key}: a bridge checks the other side's certificate; it is not carried over");
+                self.tell(told, &self.place, text, true);
+                return Tables::default();
+            }
+        }
+        let hosts: Vec<&str> = address.split_whitespace().collect();
+        if hosts.len() > 1 {
+            let text = format!("a bridge has one address: {} alone is carried over", hosts[0]);
+            self.tell(told, &self.place, text, true);
+        }
+        let mut groups: Vec<(Topic, Vec<String>)> = Vec::new();
+        for topic in topics {
+            let filter = format!("{}{}", topic.local, topic.filter);
+            let same = |(known, _): &&mut (Topic, Vec<String>)| {
+                (known.qos.min(1), &known.local, &known.remote)
+                    == (topic.qos.min(1), &topic.local, &topic.remote)
+            };
+            match groups.iter_mut().find(same) {
+                Some((_, filters)) => filters.push(filter),
+                None => groups.push((topic, vec![filter])),
+            }
+        }
+        if groups.is_empty() {
+            let text = "no topic leads out; it is not carried over".to_owned();
+            self.tell(told, &self.place, text, true);
+        }
+        let mut made = Tables::default();
+        let name = self.slug();
+        let password = self.last(&["remote_password", "password"]);
+        let file = beside.with_file_name(format!("bridge-{name}.password"));
+        if let Some(password) = password {
+            made.secrets.push((file.clone(), password.to_owned()));
+        }
+        let several = groups.len() > 1;
+        if several && let Some(id) = self.client_id() {
+            let text = format!(
+                "its topics make {} bridges here, which have client ids of their own: {id}-1 and so on",
+                groups.len()
+            );
+            self.tell(told, &self.place, text, false);
+        }
+        for (number, (topic, filters)) in groups.iter().enumerate() {
+            let name = if several { format!("{name}-{}", number + 1) } else { name.clone() };
+            let password = password.map(|_| file.display().to_string());
+            // Two with one id would throw each other out.
+            let id = self
+                .client_id()
+                .map(|id| if several { format!("{id}-{}", number + 1) } else { id.to_owned() });
+            if number > 0 {
+                made.text.push('\n');
+            }
+            made.text.push_str(&self.table(&name, hosts[0], topic, filters, [id, password]));
+        }
+        made
+    }
+
+    fn look_at_lines(&self, told: &mut Vec<Told>) -> Vec<Topic> {
+        let mut topics = Vec::new();
+        for (place, key, value) in &self.lines {
+            let shown = format!("{key} {}", if key.ends_with("password") { "..." } else { value });
+            if let Some((_, why)) = NEEDLESS.iter().find(|(name, _)| name == key) {
+                self.tell(told, place, format!("{shown}: {why}"), false);
+            } else if let Some((_, remedy)) = MISSING.iter().find(|(name, _)| name == key) {
+                self.tell(told, place, format!("{shown}: {remedy}"), true);
+            } else if key == "start_type" && value != "automatic" || key == "round_robin" && self.is(key) {
+                self.tell(
+                    told,
+                    place,
+                    format!("{shown}: a bridge connects at the start and stays connected"),
+                    true,
+                );
+            } else if key == "bridge_protocol_version" && value == "mqttv31" {
+                self.tell(told, place, format!("{shown}: 3.1.1 is the oldest that a bridge speaks"), false);
+            } else if key == "topic" {
+                match topic(value) {
+                    Err(problem) => self.tell(told, place, format!("{shown}: {problem}"), true),
+                    Ok((topic, way)) => {
+                        if way != "out" {
+                            let text = format!("{shown}: what comes in is not carried over");
+                            self.tell(told, place, text, true);
+                        }
+                        if topic.qos == 2 {
+                            let text = format!(
+                                "{shown}: a bridge has QoS 0 and 1; after a failure a message may come twice"
+                            );
+                            self.tell(told, place, text, false);
+                        }
+                        if way != "in" {
+                            topics.push(topic);
+                        }
+                    }
+                }
+            }
+        }
+        topics
+    }
+
+    /// The name as one of ours.
+    fn slug(&self) -> String {
+        let known = |letter: char| if letter.is_ascii_alphanumeric() || letter == '-' { letter } else { '_' };
+        self.name.to_lowercase().chars().map(known).take(40).collect()
+    }
+
+    fn client_id(&self) -> Option<&str> {
+        self.last(&["remote_clientid", "clientid"])
+    }
+
+    fn table(
+        &self,
+        name: &str,
+        host: &str,
+        topic: &Topic,
+        filters: &[String],
+        [client_id, password]: [Option<String>; 2],
+    ) -> String {
+        let filters: Vec<String> = filters.iter().map(|filter| quoted(filter)).collect();
+        let mut rows = vec![format!("# {}", self.place), format!("[bridges.{name}]")];
+        rows.push(format!("topics = [{}]", filters.join(", ")));
+        rows.push(String::new());
+        rows.push(format!("[bridges.{name}.mqtt]"));
+        let ca =
+            self.last(&["bridge_cafile"]).or_else(|| self.is("bridge_tls_use_os_certs").then_some(SYSTEM_CA));
+        let scheme = if ca.is_some() { "mqtts" } else { "mqtt" };
+        let port = if host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+            ""
+        } else {
+            ":1883"
+        };
+        rows.push(format!("url = {}", quoted(&format!("{scheme}://{host}{port}"))));
+        if self.last(&["bridge_protocol_version"]) != Some("mqttv50") {
+            rows.push("level = \"3.1.1\"".to_owned());
+        }
+        let mut text = |key: &str, value: Option<&str>| {
+            rows.extend(
+                value.filter(|value| !value.is_empty()).map(|value| format!("{key} = {}", quoted(value))),
+            );
+        };
+        text("client_id", client_id.as_deref());
+        text("username", self.last(&["remote_username", "username"]));
+        text("password_file", password.as_deref());
+        text("ca", ca);
+        text("cert", self.last(&["bridge_certfile"]));
+        text("key", self.last(&["bridge_keyfile"]));
+        text("local_prefix", Some(&topic.local));
+        text("remote_prefix", Some(&topic.remote));
+        rows.push(format!("qos = {}", topic.qos.min(1)));
+        if self.last(&["bridge_outgoing_retain"]).is_some() && !self.is("bridge_outgoing_retain") {
+            rows.push("retain = false".to_owned());
+        }
+        let seconds = self.last(&["keepalive_interval"]).and_then(|value| value.parse::<u32>().ok());
+        if let Some(seconds) = seconds {
+            rows.push(format!("keep_alive = \"{}s\"", seconds.clamp(5, 65_535)));
+        }
+        rows.join("\n") + "\n"
+    }
+}
+
+/// `pattern [out|in|both] [qos] [local-prefix remote-prefix]`: the topic, and which way it goes.
+fn topic(value: &str) -> Result<(Topic, &str), &'static str> {
+    let mut words = value.split_whitespace();
+    let filter = words.next().ok_or("no topic")?;
+    let way = words.next().unwrap_or("out");
+    if !["out", "in", "both"].contains(&way) {
+        return Err("neither out, in nor both");
+    }
+    let qos = words.next().map_or(Ok(0), str::parse).ok().filter(|qos| *qos <= 2).ok_or("no such QoS")?;
+    let mut prefix = || words.next().filter(|word| *word != "\"\"").unwrap_or_default().to_owned();
+    let (local, remote) = (prefix(), prefix());
+    Ok((
+        Topic {
+            filter: if filter == "\"\"" { String::new() } else { filter.to_owned() },
+            qos,
+            local,
+            remote,
+        },
+        way,
+    ))
+}

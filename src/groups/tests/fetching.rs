@@ -1,0 +1,94 @@
+//! Calls of Fetch over a log whose reads take time.
+
+use super::*;
+
+/// A log whose reads end one after the other, a millisecond apart.
+struct Slow {
+    log: MemoryLog,
+    reads: std::sync::atomic::AtomicU64,
+}
+
+impl PartitionedLog for Slow {
+    fn append(
+        &self,
+        partition: Partition,
+        groups: &Arc<[GroupId]>,
+        message: &Arc<gateway_core::SharedMessage>,
+        commit: Option<Arc<Commit>>,
+    ) -> Result<(), store::LogFull> {
+        self.log.append(partition, groups, message, commit)
+    }
+    fn accepts(&self) -> bool {
+        self.log.accepts()
+    }
+    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {
+        let Reading::Now(slice) = self.log.read(partition, from, limit) else {
+            unreachable!("it is in memory")
+        };
+        let millis = 1 + self.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 3;
+        Reading::Later(Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            Ok(slice)
+        }))
+    }
+    fn find(
+        &self,
+        partition: Partition,
+        time: Timestamp,
+    ) -> store::BoxFuture<'static, Result<u64, StoreError>> {
+        self.log.find(partition, time)
+    }
+    fn bounds(&self, partition: Partition) -> Bounds {
+        self.log.bounds(partition)
+    }
+    fn trim(&self, partition: Partition, before: u64) {
+        self.log.trim(partition, before);
+    }
+    fn marks(&self, group: GroupId) -> Vec<store::Mark> {
+        self.log.marks(group)
+    }
+    fn bytes(&self) -> u64 {
+        self.log.bytes()
+    }
+    fn id(&self) -> u64 {
+        self.log.id()
+    }
+    fn watch(&self, watcher: Arc<dyn store::LogWatcher>) {
+        self.log.watch(watcher);
+    }
+    fn health(&self) -> store::StoreHealth {
+        self.log.health()
+    }
+}
+
+/// Rules out that a call gets what the first of several reads of the disk has brought, and the others are made again.
+#[tokio::test(start_paused = true)]
+async fn a_fetch_has_all_that_it_asks_for_although_it_is_read_in_pieces() {
+    let _ = clock();
+    let log = Slow { log: MemoryLog::new(MemoryLogOptions::default()), reads: 0.into() };
+    let log = Arc::new(log);
+    let options = GroupsOptions {
+        max_groups: 3,
+        max_dead_letters: 2,
+        max_dead_letter_bytes: 1 << 20,
+        max_log_bytes: u64::MAX,
+        upkeep_interval: Duration::from_secs(1_000_000),
+        clock,
+    };
+    let (state, marker) = (Arc::new(MemoryGroupState::new()), Arc::<Everything>::default());
+    let groups = Groups::load(Arc::clone(&log) as _, state, marker, options).await.expect("loads");
+    let (info, _) = groups.create(definition("g"), &Start::Latest).await.expect("a group");
+    for number in 0..600 {
+        let id = ClientId::new(&format!("device-{}", number % 3));
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
+        let message = Message::new("t", b"x", clock(), origin);
+        let partition = Partition::of(Some(id.as_str()), "t");
+        log.append(partition, &Arc::from([info.id]), message.share(), None).expect("room");
+    }
+    let room = Room { messages: 500, ..ROOM };
+    // Who does not wait gets it too.
+    let fetch = || groups.fetch("g", "m", LONG, Credit::default(), room, Duration::ZERO);
+    assert_eq!(fetch().await.expect("a batch").deliveries.len(), 500);
+    assert_eq!(fetch().await.expect("the rest").deliveries.len(), 100);
+    assert_eq!(fetch().await.expect("nothing").deliveries.len(), 0);
+}

@@ -1,0 +1,192 @@
+//! The packets of a device as they come and go, for who looks for what is wrong with it.
+
+use std::sync::Arc;
+
+use access::backends::Grant;
+use broker::{Charge, MemoryKind};
+use gateway_core::parse_shared;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use crate::{
+    grpc::{
+        Context,
+        messages::answers,
+        proto::gateway::v1::{self, trace_packets_item::Item},
+        server::access::Call,
+        status::Error,
+    },
+    telemetry::{TracedPacket, WATCH_BYTES},
+};
+
+/// Most bytes of a payload that are shown.
+const MOST_SHOWN: u32 = 4 << 10;
+/// Most packets in a response.
+const BATCH: usize = 128;
+/// Responses that wait for the caller to read them; behind them is the watch's own buffer.
+const FRAMES: usize = 2;
+
+/// The stream of a trace.
+pub(in crate::grpc) type Packets = ReceiverStream<Result<v1::TracePacketsResponse, Status>>;
+
+/// Begins a trace, which ends with its stream. The device's id has been checked.
+pub(super) fn trace(
+    context: &Context,
+    call: &Arc<Call>,
+    request: v1::TracePacketsRequest,
+) -> Result<Packets, Error> {
+    if request.payload_bytes > MOST_SHOWN {
+        return Err(Error::invalid("payload_bytes", format!("is more than {MOST_SHOWN}")));
+    }
+    let slot = context.streams.open(call)?;
+    let mut charge = Charge::new(context.broker.account(), MemoryKind::GrpcStreams);
+    // What waits, and as much again that is on its way to the caller.
+    if !charge.set(2 * WATCH_BYTES) {
+        return Err(Error::MemoryBudget);
+    }
+    let traces = context.hooks.traces;
+    let watching = traces.watch(&request.device_id, request.payload_bytes as usize);
+    let watching = watching.ok_or(Error::TooManyTraces)?;
+    let grant = Arc::clone(&call.caller().grant);
+    let mut shutdown = context.shutdown.clone();
+    let (sender, receiver) = mpsc::channel(FRAMES);
+    tokio::spawn(async move {
+        let _held = charge;
+        // The first says only that from now on nothing is left out.
+        let mut items = Vec::new();
+        loop {
+            let response = Ok(v1::TracePacketsResponse { items: std::mem::take(&mut items) });
+            if slot.sending(0, sender.send(response)).await.is_err() {
+                return;
+            }
+            let next = tokio::select! {
+                next = watching.watch().next() => Some(next),
+                _ = shutdown.wait_for(|stop| *stop) => None,
+                () = sender.closed() => return,
+            };
+            let Some((packets, missed)) = next else {
+                // Whether the caller hears this is its own matter.
+                let _ = sender.send(Err(Error::ShuttingDown.into())).await;
+                return;
+            };
+            for packet in packets {
+                items.push(item(Item::Packet(shown(packet, &grant))));
+                if items.len() >= BATCH {
+                    let response = Ok(v1::TracePacketsResponse { items: std::mem::take(&mut items) });
+                    if slot.sending(BATCH as u64, sender.send(response)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            slot.sent(items.len() as u64);
+            if missed > 0 {
+                slot.lost(missed);
+                let reason = v1::GapReason::BufferFull.into();
+                items.push(item(Item::Gap(v1::Gap { count: missed, reason })));
+            }
+        }
+    });
+    Ok(ReceiverStream::new(receiver))
+}
+
+fn item(item: Item) -> v1::TracePacketsItem {
+    v1::TracePacketsItem { item: Some(item) }
+}
+
+/// A packet as its caller may see it: topics out of its scope are withheld, with what is in their messages.
+fn shown(packet: TracedPacket, grant: &Grant) -> v1::TracedPacket {
+    let scope = &grant.scope;
+    let meets = |filter: &String| {
+        let plain = parse_shared(filter).ok().flatten().map_or(filter.as_str(), |(_, filter)| filter);
+        scope.meets(plain)
+    };
+    let named = packet.filters.len();
+    let topic_filters: Vec<String> = packet.filters.into_iter().filter(meets).collect();
+    let mut withheld = topic_filters.len() < named;
+    let publish = packet.publish.map(|publish| {
+        // Which topic an alias stands for is not known here.
+        let is_visible =
+            if publish.topic.is_empty() { scope.topics().is_none() } else { scope.has_topic(&publish.topic) };
+        withheld |= !is_visible;
+        let mut shown = v1::TracedPublish {
+            topic: String::new(),
+            topic_alias: publish.alias.map(u32::from),
+            qos: answers::qos_to_proto(publish.qos),
+            dup: publish.dup,
+            retain: publish.retain,
+            payload_size: publish.payload_size as u64,
+            payload: Default::default(),
+        };
+        if is_visible {
+            shown.topic = publish.topic;
+            shown.payload = publish.payload.into();
+        }
+        shown
+    });
+    v1::TracedPacket {
+        time: Some(answers::time(packet.at)),
+        direction: if packet.is_from_client {
+            v1::PacketDirection::FromDevice
+        } else {
+            v1::PacketDirection::ToDevice
+        }
+        .into(),
+        r#type: i32::from(packet.kind),
+        size: packet.size as u64,
+        packet_id: packet.packet_id.map(u32::from),
+        reason_codes: packet.reason_codes.into_iter().map(u32::from).collect(),
+        topic_filters,
+        topic_filter_count: packet.filter_count as u32,
+        publish,
+        withheld,
+        malformed: packet.is_malformed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use access::backends::Scope;
+    use gateway_core::{QoS, Timestamp};
+
+    use super::*;
+    use crate::telemetry::TracedPublish;
+
+    fn publish(topic: &str) -> TracedPacket {
+        TracedPacket {
+            at: Timestamp(1),
+            kind: 3,
+            publish: Some(TracedPublish {
+                topic: topic.to_owned(),
+                alias: Some(1),
+                qos: QoS::AtLeastOnce,
+                dup: false,
+                retain: true,
+                payload_size: 6,
+                payload: b"secret".to_vec(),
+            }),
+            ..TracedPacket::default()
+        }
+    }
+
+    /// Whoever may not read a topic could read it in a trace of one who publishes there.
+    #[test]
+    fn a_topic_out_of_scope_is_withheld_with_its_payload() {
+        let mut grant = Grant::clone(&Call::unlimited().caller().grant);
+        assert_eq!(shown(publish(""), &grant).publish.unwrap().payload, "secret");
+        grant.scope = Scope::new(Some(vec!["own/#".to_owned()]), None).unwrap();
+        let own = shown(publish("own/x"), &grant);
+        assert!(!own.withheld && own.publish.unwrap().topic == "own/x");
+        for other in ["other/x", ""] {
+            let withheld = shown(publish(other), &grant);
+            assert!(withheld.withheld);
+            let publish = withheld.publish.unwrap();
+            assert!(publish.topic.is_empty() && publish.payload.is_empty() && publish.payload_size == 6);
+        }
+        let filters = ["own/+", "$share/g/own/#", "other/#", "$share/g/other"].map(str::to_owned).to_vec();
+        let subscribe = TracedPacket { kind: 8, filter_count: 4, filters, ..TracedPacket::default() };
+        let subscribe = shown(subscribe, &grant);
+        assert_eq!(subscribe.topic_filters, ["own/+", "$share/g/own/#"]);
+        assert!(subscribe.withheld && subscribe.topic_filter_count == 4);
+    }
+}

@@ -1,0 +1,41 @@
+//! The HTTP listener: what operators read, the API for those without gRPC, and the web page.
+//!
+//! ```text
+//! server          connections, their bounds, who may ask
+//! seats           kinds of requests, none of which keeps another waiting
+//! held            what requests, answers and logins hold of the memory account
+//! pages           /metrics, /healthz, /readyz
+//! json            /v1: the gRPC API as JSON
+//! page            /page: the web page
+//! write_timeout   a client that reads nothing
+//! ```
+//!
+//! Knows the door of connections, and the gRPC API as a client does; what pages show is given to it by the wiring.
+
+mod held;
+mod json;
+pub(crate) mod page;
+mod pages;
+mod seats;
+mod server;
+mod write_timeout;
+
+use axum::Router;
+
+pub(crate) use json::{Json, JsonOptions};
+pub(crate) use pages::{Denied, Pages};
+pub(crate) use server::{HttpLimits, serve};
+
+/// All that the listener answers.
+pub(crate) struct Site {
+    /// What is always there.
+    pub pages: Pages,
+    /// The parts that are switched on, each with paths of its own.
+    pub more: Vec<Router>,
+}
+
+impl Site {
+    fn router(self) -> Router {
+        self.more.into_iter().fold(self.pages.router(), Router::merge)
+    }
+}

@@ -1,0 +1,128 @@
+//! Server-sent events: HTML that the script puts into the page.
+
+use std::{convert::Infallible, fmt::Write as _, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    http::header::{CONTENT_TYPE, HeaderName},
+    response::{IntoResponse, Response},
+};
+use gateway_core::metrics::count;
+use maud::Markup;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{House, short};
+use crate::http::held::Held;
+
+/// A comment so often, by which a browser that is gone is found out.
+pub(super) const PULSE: Duration = Duration::from_secs(15);
+/// Events that may wait to be sent: a browser that reads slowly holds up whoever makes them, and nobody else.
+const WAITING: usize = 4;
+
+/// Bytes that are set aside for these.
+const LIVE: usize = 256 << 10;
+
+/// A live part that is open.
+struct Open {
+    _held: Held,
+}
+
+impl Open {
+    fn new(held: Held) -> Self {
+        count(|c| c.page_live_opened.add(1));
+        Self { _held: held }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        count(|c| c.page_live_ended.add(1));
+    }
+}
+
+/// Where events go.
+pub(super) struct Events(mpsc::Sender<Result<Bytes, Infallible>>);
+
+/// The browser is gone.
+pub(super) struct Gone;
+
+impl Events {
+    /// Replaces what the element holds.
+    pub(super) async fn set(&self, element: &str, html: &Markup) -> Result<(), Gone> {
+        self.send("set", &format!("{element}\n{}", html.0)).await
+    }
+
+    /// Puts something before what the element holds.
+    pub(super) async fn add(&self, element: &str, html: &Markup) -> Result<(), Gone> {
+        self.send("add", &format!("{element}\n{}", html.0)).await
+    }
+
+    /// Says why there is no more.
+    pub(super) async fn end(&self, why: &str) -> Result<(), Gone> {
+        self.send("end", why).await
+    }
+
+    /// Nothing, by which it is seen whether somebody is there.
+    pub(super) async fn pulse(&self) -> Result<(), Gone> {
+        self.0.send(Ok(Bytes::from_static(b":\n\n"))).await.map_err(|_| Gone)
+    }
+
+    async fn send(&self, kind: &str, data: &str) -> Result<(), Gone> {
+        self.0.send(Ok(event(kind, data))).await.map_err(|_| Gone)
+    }
+}
+
+fn event(kind: &str, data: &str) -> Bytes {
+    let mut text = format!("event: {kind}\n");
+    for line in data.split(['\n', '\r']) {
+        let _ = writeln!(text, "data: {line}");
+    }
+    text.push('\n');
+    text.into()
+}
+
+/// An answer of the events that `make` sends, until it returns, the browser is gone, or the gateway shuts down.
+///
+/// What may wait of it is on the memory account as long.
+pub(super) fn stream<F>(house: &House, make: impl FnOnce(Events) -> F) -> Response
+where
+    F: Future<Output = Result<(), Gone>> + Send + 'static,
+{
+    let mut held = Held::new(&house.account);
+    if held.more(LIVE).is_err() {
+        return short();
+    }
+    let open = Open::new(held);
+    let mut drain = house.drain.clone();
+    let (sender, receiver) = mpsc::channel(WAITING);
+    let gone = sender.clone();
+    let making = make(Events(sender.clone()));
+    tokio::spawn(async move {
+        let _open = open;
+        tokio::select! {
+            _ = making => {}
+            () = gone.closed() => {}
+            () = async { drop(drain.wait_for(|drains| *drains).await) } => {
+                let _ = sender.try_send(Ok(event("end", "the gateway shuts down")));
+            }
+        }
+    });
+    let headers =
+        // nginx would gather events otherwise.
+        [(CONTENT_TYPE, "text/event-stream"), (HeaderName::from_static("x-accel-buffering"), "no")];
+    (headers, Body::from_stream(ReceiverStream::new(receiver))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn html_with_line_breaks_stays_one_event() {
+        assert_eq!(
+            event("set", "x\n<b>\r\n\n</b>"),
+            "event: set\ndata: x\ndata: <b>\ndata: \ndata: \ndata: </b>\n\n"
+        );
+    }
+}

@@ -1,0 +1,227 @@
+//! The first page: how the gateway is, with charts that grow while somebody looks.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use axum::{extract::State, response::Response};
+use gateway_api::gateway::v1;
+use maud::{Markup, html};
+use prost_types::Timestamp;
+use tonic::Status;
+
+use super::{
+    House,
+    chart::{Line, chart},
+    layout::{self, bytes, problem, time},
+    live,
+    ring::{STEP, Sample, levels, rates, ratios},
+    visit::Visitor,
+};
+
+/// What the charts and the tables are made of.
+const WANTED: &[&str] = &[
+    "mqtt_connections",
+    "mqtt_sessions",
+    "mqtt_subscriptions",
+    "mqtt_messages_",
+    "mqtt_payload_bytes_",
+    "mqtt_queued_",
+    "mqtt_inflight_messages",
+    "mqtt_retained_",
+    "gateway_memory_",
+    "gateway_store_",
+    "gateway_log_commit",
+    "gateway_latest_",
+    "gateway_grpc_streams",
+    "gateway_certificate_days_left",
+];
+
+struct Seen {
+    status: v1::GetStatusResponse,
+    samples: Vec<Sample>,
+}
+
+/// Asks the API, with the visitor's rights, and adds what it says to the samples that all share.
+async fn look(house: &House, visitor: &Visitor) -> Result<Seen, Status> {
+    let mut operations = visitor.api.operations();
+    let status = operations.get_status(v1::GetStatusRequest {}).await?.into_inner();
+    let name_prefixes = WANTED.iter().map(|name| (*name).to_owned()).collect();
+    let metrics = operations.get_metrics(v1::GetMetricsRequest { name_prefixes }).await?.into_inner();
+    let at = metrics.time.map_or(0, |at| at.seconds as u64 * 1_000 + at.nanos as u64 / 1_000_000);
+    let samples = house.ring.with(Sample::new(at, &metrics.metrics));
+    Ok(Seen { status, samples })
+}
+
+pub(super) async fn show(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
+    let body = match look(&house, &visitor).await {
+        Ok(seen) => html! {
+            div data-live="/page/live/overview" {
+                p data-status aria-live="polite" { "as of the moment the page was loaded; live with script" }
+                div #overview { (content(&seen)) }
+            }
+        },
+        Err(status) => html! {
+            (problem(&status))
+            p { "What is about all devices is for callers whose scope does not limit devices. Yours is:" }
+            (scope(visitor.caller.scope.as_ref()))
+        },
+    };
+    layout::page(&visitor, "/page/", "Overview", body)
+}
+
+fn scope(scope: Option<&v1::Scope>) -> Markup {
+    let lists = scope.map(|scope| [("Topics", &scope.topic_filters), ("Devices", &scope.device_patterns)]);
+    html! {
+        dl {
+            @for (name, list) in lists.into_iter().flatten() {
+                dt { (name) }
+                dd { @if list.is_empty() { "all" } @else { code { (list.join(", ")) } } }
+            }
+        }
+    }
+}
+
+/// Looks again and again for as long as somebody does.
+pub(super) async fn live(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
+    let own = Arc::clone(&house);
+    live::stream(&own, |events| async move {
+        let mut ticks = tokio::time::interval(Duration::from_millis(STEP));
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            match look(&house, &visitor).await {
+                Ok(seen) => events.set("overview", &content(&seen)).await?,
+                // The rights may be over.
+                Err(status) => return events.end(status.message()).await,
+            }
+        }
+    })
+}
+
+fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
+    Line { name: name.into(), points }
+}
+
+/// A line for each QoS.
+fn by_qos(samples: &[Sample], name: &str) -> Vec<Line> {
+    let of = |qos: u8| {
+        let key = format!("{name}{{qos={qos}}}");
+        line(format!("QoS {qos}"), rates(samples, |sample| sample.get(&key)))
+    };
+    (0..3).map(of).collect()
+}
+
+/// A line for each label of `name` whose last value is among the highest.
+fn by_label(samples: &[Sample], name: &str, of: impl Fn(&str) -> Vec<(f64, f64)>) -> Vec<Line> {
+    let Some(last) = samples.last() else { return Vec::new() };
+    let mut labels: Vec<(&str, f64)> = last.by_label(name).filter(|(_, value)| *value > 0.0).collect();
+    labels.sort_by(|a, b| b.1.total_cmp(&a.1));
+    labels.truncate(6);
+    let shown = |label: &str| label.split_once('=').map_or(label, |(_, value)| value).replace('_', " ");
+    labels.iter().map(|(label, _)| line(shown(label), of(&format!("{name}{{{label}}}")))).collect()
+}
+
+fn content(Seen { status, samples }: &Seen) -> Markup {
+    let Some(now) = samples.last() else { return html! {} };
+    let level = |name: &'static str| levels(samples, move |sample| sample.get(name));
+    let dropped =
+        by_label(samples, "mqtt_messages_dropped_total", |key| rates(samples, |sample| sample.get(key)));
+    let memory = by_label(samples, "gateway_memory_bytes", |key| {
+        levels(samples, |sample| sample.get(key) / f64::from(1 << 20))
+    });
+    let millis = |of: &'static str, by: &'static str| {
+        ratios(samples, move |sample| sample.get(of) / 1e3, move |sample| sample.get(by))
+    };
+    let latency = [
+        line(
+            "commit of the store",
+            millis("gateway_store_commit_microseconds_total", "gateway_store_commits_total"),
+        ),
+        line(
+            "commit of the log",
+            millis("gateway_log_commit_microseconds_total", "gateway_log_commits_total"),
+        ),
+        line(
+            "write of latest values",
+            ratios(
+                samples,
+                |sample| sample.get("gateway_latest_write_seconds_sum") * 1e3,
+                |sample| sample.get("gateway_latest_write_seconds_count"),
+            ),
+        ),
+    ];
+    let none = [line("dropped", vec![(-60.0, 0.0), (0.0, 0.0)])];
+    html! {
+        @if status.problems.is_empty() {
+            p.notice.good role="status" { "All is well." }
+        } @else {
+            div.notice.bad role="alert" { @for problem in &status.problems { div { (problem) } } }
+        }
+        dl.card {
+            dt { "Version" } dd { (status.version) }
+            dt { "Started" } dd { (time(status.start_time.as_ref())) " (" (lasts(status.start_time.as_ref(), now.at)) ")" }
+            dt { "Sessions" } dd { (now.get("mqtt_sessions")) " (" (now.get("mqtt_connections")) " connected)" }
+            dt { "Subscriptions" } dd { (now.get("mqtt_subscriptions")) }
+            dt { "Retained" } dd { (now.get("mqtt_retained_messages")) " messages, " (bytes(now.get("mqtt_retained_bytes"))) }
+            dt { "Waiting" } dd { (now.get("mqtt_queued_messages")) " messages in memory, " (now.get("gateway_store_queued")) " on disk" }
+            dt { "gRPC streams" } dd { (now.get("gateway_grpc_streams")) }
+        }
+        div.stack.grid {
+            section { (chart("Connections", "", &[line("connected", level("mqtt_connections")), line("sessions", level("mqtt_sessions"))])) }
+            section { (chart("Messages in", "/s", &by_qos(samples, "mqtt_messages_received_total"))) }
+            section { (chart("Messages out", "/s", &by_qos(samples, "mqtt_messages_sent_total"))) }
+            section { (chart("Payload bytes in", "B/s", &by_qos(samples, "mqtt_payload_bytes_received_total"))) }
+            section { (chart("Payload bytes out", "B/s", &by_qos(samples, "mqtt_payload_bytes_sent_total"))) }
+            section { (chart("Dropped, by reason", "/s", if dropped.is_empty() { &none } else { &dropped })) }
+            section { (chart("Latency", "ms", &latency)) }
+            section {
+                (chart("Memory account", "MiB", &memory))
+                p.why {
+                    (bytes(now.by_label("gateway_memory_bytes").map(|(_, value)| value).sum()))
+                    " of " (bytes(now.get("gateway_memory_budget_bytes"))) " (limits.memory_budget)"
+                }
+            }
+            section {
+                h2 { "Stores" }
+                (stores(now))
+            }
+        }
+    }
+}
+
+fn stores(now: &Sample) -> Markup {
+    let mut rows: Vec<(String, bool)> = now
+        .by_label("gateway_store_healthy")
+        .map(|(label, value)| (label.trim_start_matches("store=").to_owned(), value > 0.0))
+        .collect();
+    if now.values.contains_key("gateway_latest_healthy") {
+        rows.push(("latest".to_owned(), now.get("gateway_latest_healthy") > 0.0));
+    }
+    let rows: BTreeSet<_> = rows.into_iter().collect();
+    html! {
+        @if rows.is_empty() { p.muted { "There is no store: nothing is on disk." } }
+        table {
+            @for (name, is_sound) in &rows {
+                tr {
+                    th scope="row" { (name) }
+                    td class=(if *is_sound { "good" } else { "bad" }) { @if *is_sound { "takes writes" } @else { "fails" } }
+                }
+            }
+        }
+        @if now.get("gateway_store_set_aside") > 0.0 {
+            p.bad { (now.get("gateway_store_set_aside")) " damaged files were set aside at the start" }
+        }
+        @if now.get("gateway_latest_spilled") > 0.0 {
+            p.warn { (now.get("gateway_latest_spilled")) " latest values wait for the database" }
+        }
+    }
+}
+
+fn lasts(start: Option<&Timestamp>, now: u64) -> String {
+    let seconds = start.map_or(0, |start| (now / 1_000).saturating_sub(start.seconds as u64));
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours) {
+        (0, 0) => format!("{minutes} min"),
+        (0, _) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}

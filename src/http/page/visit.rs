@@ -1,0 +1,126 @@
+//! A request of somebody who is known, and forms that this page has made.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{Method, StatusCode, request::Parts},
+    response::{IntoResponse, Redirect, Response},
+};
+use gateway_api::gateway::v1;
+use gateway_core::{clock, metrics::count};
+use maud::html;
+use tonic::Code;
+
+pub(super) use super::form::Fields;
+use super::{
+    House,
+    api::Api,
+    form, layout,
+    login::{Known, is_own_form},
+};
+use crate::http::server::Peer;
+
+/// Who looks, and what they may do.
+pub(super) struct Visitor {
+    pub(super) api: Api,
+    pub(super) caller: v1::GetCallerResponse,
+    /// What every form brings back.
+    pub(super) csrf: Arc<str>,
+}
+
+impl Visitor {
+    /// Whether the role may call this method, as `Devices/GetDevice`.
+    pub(super) fn may(&self, method: &str) -> bool {
+        let known = |path: &String| path.strip_prefix("/gateway.v1.") == Some(method);
+        self.caller.methods.iter().any(known)
+    }
+
+    /// Why it may not; `None` if it may.
+    pub(super) fn why_not(&self, method: &str) -> Option<String> {
+        (!self.may(method)).then(|| format!("not for the role {}", self.role()))
+    }
+
+    pub(super) fn role(&self) -> &'static str {
+        match self.caller.role() {
+            v1::Role::Unspecified => "unknown",
+            v1::Role::Reader => "reader",
+            v1::Role::Publisher => "publisher",
+            v1::Role::Operator => "operator",
+            v1::Role::Admin => "admin",
+            v1::Role::Consumer => "consumer",
+        }
+    }
+
+    async fn of(parts: &Parts, house: &House) -> Result<Self, Response> {
+        let peer = peer(parts);
+        let known = match house.asks {
+            true => house.logins.find(&parts.headers, clock::now()),
+            false => Some(house.logins.open()),
+        };
+        let Some(Known { token, csrf }) = known else { return Err(to_login(parts)) };
+        let api = Api::new(&house.local, token.as_ref().map(|token| token.as_str()), peer);
+        match api.operations().get_caller(v1::GetCallerRequest {}).await {
+            Ok(caller) => Ok(Self { api, caller: caller.into_inner(), csrf }),
+            Err(status) if status.code() == Code::Unauthenticated => {
+                house.logins.remove(&parts.headers);
+                Err(to_login(parts))
+            }
+            Err(status) => Err(layout::failure(&status)),
+        }
+    }
+}
+
+/// Where a request comes from.
+pub(super) fn peer(parts: &Parts) -> SocketAddr {
+    parts.extensions.get::<Peer>().map_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0)
+}
+
+/// Where one logs in, and comes back from. A stream of events is not followed elsewhere.
+fn to_login(parts: &Parts) -> Response {
+    let path = parts.uri.path_and_query().map_or("/page/", |path| path.as_str());
+    if path.starts_with("/page/live/") {
+        return (StatusCode::UNAUTHORIZED, "log in first\n").into_response();
+    }
+    let next = if parts.method == Method::GET { path } else { "/page/" };
+    Redirect::to(&format!("/page/login?{}", layout::query(&[("next", next)]))).into_response()
+}
+
+impl FromRequestParts<Arc<House>> for Visitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, house: &Arc<House>) -> Result<Self, Response> {
+        Self::of(parts, house).await
+    }
+}
+
+/// A form that a page of ours has sent for somebody who is known.
+pub(super) struct Post {
+    pub(super) visitor: Visitor,
+    pub(super) fields: Fields,
+}
+
+impl FromRequest<Arc<House>> for Post {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, house: &Arc<House>) -> Result<Self, Response> {
+        let (parts, body) = request.into_parts();
+        let refuse = |why: &str| {
+            let text = html! { div.narrow { p.notice.bad role="alert" { (why) } p { a href="/page/" { "Overview" } } } };
+            (StatusCode::FORBIDDEN, layout::bare("Not taken", text)).into_response()
+        };
+        if !is_own_form(&parts.headers) {
+            count(|c| c.page_refused_origin.add(1));
+            return Err(refuse("This form was not sent from this page."));
+        }
+        let visitor = Visitor::of(&parts, house).await?;
+        let fields = Fields::read(house, &parts.headers, body, form::MOST).await?;
+        let token = fields.get("csrf").as_bytes();
+        let same = aws_lc_rs::constant_time::verify_slices_are_equal(token, visitor.csrf.as_bytes()).is_ok();
+        if token.is_empty() || !same {
+            count(|c| c.page_refused_csrf.add(1));
+            return Err(refuse("This form is of an earlier login. Load the page again."));
+        }
+        Ok(Self { visitor, fields })
+    }
+}

@@ -1,0 +1,88 @@
+//! Kinds of requests, and the seats that each has of its own.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::server::HttpLimits;
+
+/// What a request is, as far as it may keep others waiting. Told by its path, before anything of it is worked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Of supervisors, who are never kept waiting by others.
+    Health,
+    /// What operators read, such as metrics.
+    Page,
+    /// A call of the API, which is answered and over.
+    Api,
+    /// An answer that stays open.
+    Stream,
+    /// The web page.
+    Screen,
+    /// A live part of the web page, which stays open.
+    Live,
+}
+
+impl Kind {
+    /// The kind of what is asked for by `path`.
+    pub(super) fn of(path: &str) -> Self {
+        match path {
+            "/healthz" | "/readyz" => Self::Health,
+            "/openapi.json" => Self::Api,
+            _ if path.starts_with("/v1/stream/") => Self::Stream,
+            _ if path.starts_with("/v1/") => Self::Api,
+            "/" | "/page" => Self::Screen,
+            _ if path.starts_with("/page/live/") => Self::Live,
+            _ if path.starts_with("/page/") => Self::Screen,
+            _ => Self::Page,
+        }
+    }
+}
+
+/// Seats of each kind. A connection has one for its last request, until it asks again or ends.
+pub(super) struct Seats {
+    health: Arc<Semaphore>,
+    pages: Arc<Semaphore>,
+    api: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+    screens: Arc<Semaphore>,
+    live: Arc<Semaphore>,
+    places: usize,
+}
+
+impl Seats {
+    pub(super) fn new(limits: &HttpLimits) -> Self {
+        let most = Semaphore::MAX_PERMITS / 8;
+        let [few, requests, streams] = [limits.max_connections, limits.max_requests, limits.max_streams]
+            .map(|number| number.clamp(1, most));
+        let live = few.div_ceil(2);
+        let seats = |number| Arc::new(Semaphore::new(number));
+        Self {
+            health: seats(few),
+            pages: seats(few),
+            api: seats(requests),
+            streams: seats(streams),
+            screens: seats(few),
+            live: seats(live),
+            places: 3 * few + live + requests + streams,
+        }
+    }
+
+    /// How many there are of all kinds.
+    pub(super) fn places(&self) -> usize {
+        self.places
+    }
+
+    /// One of `kind`, if there is one left.
+    pub(super) fn take(&self, kind: Kind) -> Option<OwnedSemaphorePermit> {
+        let seats = match kind {
+            Kind::Health => &self.health,
+            Kind::Page => &self.pages,
+            Kind::Api => &self.api,
+            Kind::Stream => &self.streams,
+            Kind::Screen => &self.screens,
+            Kind::Live => &self.live,
+        };
+        Arc::clone(seats).try_acquire_owned().ok()
+    }
+}

@@ -1,0 +1,113 @@
+//! The one stream of a QUIC connection, in the place of a socket.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use broker::Charge;
+use quinn::{ConnectionError, ReadError, VarInt};
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::EntranceShared;
+
+/// How long a client may take to acknowledge the last bytes.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Reads and writes like a socket, from any thread. Dropped, it closes the connection, once the client has what was written,
+/// or after a moment.
+pub(in crate::net) struct Duplex(Option<Open>);
+
+struct Open {
+    send: quinn::SendStream,
+    recv: quinn::RecvStream,
+    connection: quinn::Connection,
+    shared: Arc<EntranceShared>,
+    charge: Charge,
+    /// Why it is closed, as MQTT says it.
+    code: u8,
+}
+
+impl Duplex {
+    pub(super) fn new(
+        send: quinn::SendStream,
+        recv: quinn::RecvStream,
+        connection: quinn::Connection,
+        shared: Arc<EntranceShared>,
+        charge: Charge,
+    ) -> Self {
+        Self(Some(Open { send, recv, connection, shared, charge, code: 0 }))
+    }
+
+    /// The reason code of MQTT with which the connection will be closed; 0 unless it is set.
+    pub(in crate::net) fn set_code(&mut self, code: u8) {
+        if let Some(open) = &mut self.0 {
+            open.code = code;
+        }
+    }
+
+    /// DER of the client's certificate, if it has shown one.
+    pub(in crate::net) fn certificate(&self) -> Option<Vec<u8>> {
+        let identity = self.0.as_ref()?.connection.peer_identity()?;
+        let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+        Some(chain.first()?.to_vec())
+    }
+}
+
+impl Drop for Duplex {
+    fn drop(&mut self) {
+        let Some(Open { mut send, recv, connection, shared, charge, code }) = self.0.take() else { return };
+        drop(recv);
+        // An error: the client wants no more, or is gone.
+        let finished = send.finish().is_ok() && connection.close_reason().is_none();
+        let lingers = finished.then(|| Arc::clone(&shared.lingering).try_acquire_owned().ok()).flatten();
+        let code = VarInt::from_u32(code.into());
+        let Some(permit) = lingers else {
+            connection.close(code, b"");
+            return;
+        };
+        shared.runtime.spawn(async move {
+            // Whatever comes of it, that was all.
+            let _ = tokio::time::timeout(LINGER, send.stopped()).await;
+            connection.close(code, b"");
+            drop((permit, charge));
+        });
+    }
+}
+
+impl AsyncRead for Duplex {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Some(open) = &mut self.0 else { return Poll::Ready(Ok(())) };
+        open.recv.poll_read_buf(cx, buffer).map(|read| match read {
+            // That is how a client leaves: it closes the connection and not the stream.
+            Err(ReadError::ConnectionLost(ConnectionError::ApplicationClosed(_))) => Ok(()),
+            read => Ok(read?),
+        })
+    }
+}
+
+impl AsyncWrite for Duplex {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let Some(open) = &mut self.0 else { return Poll::Ready(Err(io::ErrorKind::NotConnected.into())) };
+        Pin::new(&mut open.send).poll_write(cx, bytes).map_err(io::Error::from)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(open) = &mut self.0 {
+            let _ = open.send.finish();
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,114 @@
+//! A real Kafka of one node, killed, paused and started again on its port.
+
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use rdkafka::{
+    ClientConfig,
+    message::{Header, OwnedHeaders},
+    producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer},
+};
+
+use crate::support::{root, skipped};
+
+/// One of its own, on ports that were free.
+pub(super) struct Kafka {
+    pub(super) port: u16,
+    /// With `ca.pem` and `server.pem`, for a listener that speaks TLS two ports on.
+    tls: Option<PathBuf>,
+}
+
+impl Kafka {
+    /// `None`, said loudly, where Java or Maven is missing.
+    pub(super) fn start() -> Option<Self> {
+        Self::start_with(None)
+    }
+
+    /// Also with TLS, by the papers in this folder.
+    pub(super) fn start_with(tls: Option<PathBuf>) -> Option<Self> {
+        let port = loop {
+            let free = TcpListener::bind("127.0.0.1:0").expect("bind");
+            let port = free.local_addr().expect("an address").port();
+            // The next port is its controller's, and the one behind it for TLS.
+            let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+            if port < u16::MAX - 1 && is_free(port + 1) && is_free(port + 2) {
+                break port;
+            }
+        };
+        let kafka = Self { port, tls };
+        let started = kafka.run(&["start"]);
+        if started.status.code() == Some(3) {
+            skipped("Java, Maven or Kafka's jars");
+            return None;
+        }
+        assert!(started.status.success(), "{started:?}");
+        Some(kafka)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(root().join("scripts/kafka.sh"));
+        command.args(arguments).env("KAFKA_PORT", self.port.to_string());
+        command.envs(self.tls.as_ref().map(|folder| ("KAFKA_TLS", folder)));
+        command.output().expect("run scripts/kafka.sh")
+    }
+
+    /// `kill`, `start`, `pause` or `resume`.
+    pub(super) fn tell(&self, what: &str) {
+        let output = self.run(&[what]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Somebody who writes to it.
+    pub(super) fn writer(&self) -> Writer {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", format!("127.0.0.1:{}", self.port)).set("enable.idempotence", "true");
+        Writer(config.create().expect("a producer"))
+    }
+
+    /// The values of a topic by key, in order.
+    pub(super) fn values(&self, topic: &str) -> BTreeMap<String, Vec<usize>> {
+        let output = self.run(&["dump", topic]);
+        let text = String::from_utf8(output.stdout).expect("text");
+        let mut values = BTreeMap::<String, Vec<usize>>::new();
+        for line in text.lines() {
+            let mut cells = line.split('\t').rev();
+            let (value, key) = (cells.next().expect("a value"), cells.next().expect("a key"));
+            values.entry(key.to_owned()).or_default().push(value.parse().expect("a number"));
+        }
+        values
+    }
+}
+
+impl Drop for Kafka {
+    fn drop(&mut self) {
+        let _ = self.run(&["stop"]);
+    }
+}
+
+/// See [`Kafka::writer`].
+pub(super) struct Writer(ThreadedProducer<DefaultProducerContext>);
+
+impl Writer {
+    /// Puts a record down to be written.
+    pub(super) fn put(&self, topic: &str, key: Option<&str>, value: &[u8], headers: &[(&str, &[u8])]) {
+        let mut all = OwnedHeaders::new();
+        for &(key, value) in headers {
+            all = all.insert(Header { key, value: Some(value) });
+        }
+        let mut record = BaseRecord::<str, [u8]>::to(topic).payload(value).headers(all);
+        if let Some(key) = key {
+            record = record.key(key);
+        }
+        self.0.send(record).map_err(|(error, _)| error).expect("room");
+    }
+
+    /// Until all is written.
+    pub(super) fn flush(&self) {
+        self.0.flush(Duration::from_mins(2)).expect("write everything");
+    }
+}

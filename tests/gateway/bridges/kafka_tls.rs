@@ -1,0 +1,54 @@
+//! A Kafka that speaks TLS and wants a certificate and a password.
+
+use std::fs;
+
+use gateway_core::Protocol;
+
+use super::{cluster::Kafka, papers};
+use crate::{
+    client::{Client, Got},
+    support::{Server, until},
+};
+
+/// The failures: a bridge does not speak TLS or show its certificate and password, or it never reads a file again that was put right.
+#[test]
+fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
+    for mechanism in ["SCRAM-SHA-512", "PLAIN"] {
+        let folder = tempfile::tempdir().expect("make a directory");
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        papers::write(folder.path());
+        fs::write(at("password"), "wrong\n").expect("write");
+        let Some(kafka) = Kafka::start_with(Some(folder.path().to_owned())) else { return };
+        let writer = kafka.writer();
+        writer.put("in", Some("1"), b"before", &[]);
+        writer.flush();
+        let secure = format!(
+            "brokers = [\"127.0.0.1:{}\"]\ntls = true\nca = \"{}\"\ncert = \"{}\"\ncert_key = \"{}\"\n\
+             username = \"bridge\"\npassword_file = \"{}\"\nmechanism = \"{mechanism}\"\n",
+            kafka.port + 2,
+            at("ca.pem"),
+            at("client.crt"),
+            at("client.key"),
+            at("password")
+        );
+        let common = "retry_max = \"1s\"\ndeadline = \"5s\"\n";
+        let config = format!(
+            "[bridges.out]\ntopics = [\"out/#\"]\n{common}[bridges.out.kafka]\ntopic = \"out\"\n{secure}\
+             [bridges.in]\ndirection = \"in\"\ntopics = [\"in\"]\n{common}\
+             [bridges.in.kafka]\nmqtt_topic = \"in/{{key}}\"\n{secure}"
+        );
+        let server = Server::start_with(&[], &config);
+        until(|| server.metric("gateway_bridge_failures_total") > 2);
+        assert_eq!(server.metric("gateway_bridge_up"), 0, "{mechanism}: with the wrong password");
+        fs::write(at("password"), "secret\n").expect("write");
+        until(|| server.metric("gateway_bridge_up") == 2);
+        let mut device = Client::connect(server.ports.tcp, Protocol::V5, "d1");
+        device.subscribe("in/#");
+        writer.put("in", Some("1"), b"7", &[]);
+        writer.flush();
+        assert_eq!(device.next(), Got::Publish("in/1".to_owned(), b"7".to_vec()));
+        device.publish_acked("out/1", b"8", false);
+        until(|| server.metric("gateway_bridge_messages_total") == 2);
+        assert_eq!(kafka.values("out"), [("d1".to_owned(), vec![8])].into());
+    }
+}

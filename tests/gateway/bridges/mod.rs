@@ -1,0 +1,26 @@
+//! Bridges to systems that are real (Mosquitto) or that tests tell how to behave, and that are killed, slow and away.
+
+mod broker;
+#[cfg(feature = "kafka")]
+mod cluster;
+mod inward;
+#[cfg(feature = "kafka")]
+mod kafka;
+#[cfg(feature = "kafka")]
+mod kafka_in;
+#[cfg(feature = "kafka")]
+mod kafka_tls;
+mod mosquitto;
+mod papers;
+mod webhook;
+
+use crate::support::Server;
+
+/// What a bridge has carried, as the metrics tell.
+fn carried(server: &Server) -> u64 {
+    server.metric("gateway_bridge_messages_total")
+}
+
+fn lag(server: &Server) -> u64 {
+    server.metric("gateway_bridge_lag_messages")
+}

@@ -1,0 +1,122 @@
+//! What deploy/ and the release workflow say about the program, held against it. The package itself is tried by
+//! scripts/package-test.sh, which needs root.
+
+use std::{collections::BTreeMap, fs, process::Command, time::Duration};
+
+use crate::support::{root, run};
+use mqtt_server::config::{Config, Flags};
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("read {path}: {error}"))
+}
+
+/// The value behind the first line that begins so.
+fn value(path: &str, begins: &str) -> String {
+    let text = read(path);
+    let line = text.lines().map(str::trim).find_map(|line| line.strip_prefix(begins));
+    line.unwrap_or_else(|| panic!("{path} has no {begins}")).trim().trim_matches('"').to_owned()
+}
+
+#[test]
+fn a_tag_that_is_not_the_version_makes_no_release() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(value("deploy/helm/mqtt-server/Chart.yaml", "appVersion:"), version);
+    assert!(value("deploy/homebrew/mqtt-server.rb", "url").contains(&format!("/v{version}.tar.gz")));
+    for (tag, good) in
+        [(format!("v{version}"), true), (version.to_owned(), false), ("v99.0.0".to_owned(), false)]
+    {
+        let mut command = Command::new("scripts/release.sh");
+        command.args(["version", &tag]).current_dir(root());
+        let (success, output) = run(&mut command, Duration::from_secs(60));
+        assert_eq!(success, good, "{tag}: {output}");
+    }
+}
+
+#[test]
+fn hosted_tests_are_those_of_every_other_machine() {
+    let workflow = read(".github/workflows/ci.yml");
+    let steps: Vec<&str> = workflow.lines().filter_map(|line| line.trim().strip_prefix("- run: ")).collect();
+    assert_eq!(steps, ["rustup toolchain install", ".ci/run"]);
+    assert!(read(".ci/run").trim_end().ends_with("exec scripts/test.sh"));
+    assert!(read(".github/workflows/release.yml").contains("uses: ./.github/workflows/ci.yml"));
+}
+
+#[test]
+fn the_configuration_of_the_package_starts_and_is_for_this_machine_alone() {
+    let text = read("deploy/deb/mqtt-server.toml");
+    let config =
+        Config::load(&Flags::default(), Some(&text), &BTreeMap::new()).expect("a configuration that starts");
+    for address in [config.grpc_addr, config.http_addr] {
+        assert!(address.ip().is_loopback(), "{address}");
+    }
+    // What it proposes is taken, too: certificates, users and tokens, for others.
+    let proposed = text.lines().map(|line| line.strip_prefix("# ").unwrap_or(line));
+    let start = text.lines().position(|line| line.starts_with("# addr")).expect("a proposal");
+    let proposed: String = proposed.skip(start).map(|line| format!("{line}\n")).collect();
+    let config =
+        Config::load(&Flags::default(), Some(&proposed), &BTreeMap::new()).expect("a proposal that starts");
+    assert!(!config.non_tls && config.auth.password_file.is_some(), "{proposed}");
+    assert!(
+        config.data_dir.starts_with("./")
+            && text.contains(&value("deploy/deb/mqtt-server.service", "WorkingDirectory="))
+    );
+}
+
+/// Killed before its deadline, the gateway could not write what waits.
+#[test]
+fn whoever_stops_the_gateway_gives_it_time() {
+    let deadline = Config::default().shutdown.deadline.0.as_secs();
+    let unit: u64 = value("deploy/deb/mqtt-server.service", "TimeoutStopSec=").parse().expect("seconds");
+    assert!(unit > deadline, "{unit}");
+    let chart = "deploy/helm/mqtt-server/templates/statefulset.yaml";
+    let grace: u64 = value(chart, "terminationGracePeriodSeconds:").parse().expect("seconds");
+    let set = value("deploy/helm/mqtt-server/values.yaml", "deadline =");
+    let set: u64 = set.trim_matches(['"', 's']).parse().expect("seconds");
+    assert!(grace > set && set >= deadline, "{grace}, {set}");
+}
+
+/// Variables of the chart are keys, and with all of them the gateway would start.
+#[test]
+fn the_gateway_takes_the_variables_of_the_chart() {
+    let chart = read("deploy/helm/mqtt-server/templates/statefulset.yaml");
+    let set = |line: &str| -> Option<(String, String)> {
+        let (name, value) = line.trim().strip_prefix("- {name: MQTT_SERVER_")?.split_once(", value: ")?;
+        Some((format!("MQTT_SERVER_{name}"), value.trim_end_matches('}').trim_matches('"').to_owned()))
+    };
+    let mut env: BTreeMap<String, String> = chart.lines().filter_map(set).collect();
+    assert!(env.len() > 8, "{env:?}");
+    env.remove("MQTT_SERVER_CONFIG");
+    env.remove("MQTT_SERVER_AUTH__ALLOW_ANONYMOUS");
+    let values = read("deploy/helm/mqtt-server/values.yaml");
+    let config = values.split_once("config: |\n").expect("a configuration").1;
+    let config: String = config
+        .lines()
+        .take_while(|line| line.is_empty() || line.starts_with("  "))
+        .map(|line| format!("{}\n", line.trim()))
+        .collect();
+    let config = Config::load(&Flags::default(), Some(&config), &env).expect("a configuration that starts");
+    assert!(!config.grpc_addr.ip().is_loopback() && config.backends.takes_bearers());
+}
+
+/// The manifests of the guide are for this gateway: it takes their variables, and would start with them.
+#[test]
+fn the_gateway_takes_the_variables_of_the_guide_for_kubernetes() {
+    let page = read("docs/guides/kubernetes.md");
+    let (_, manifests) = page.split_once("```yaml\n").expect("manifests");
+    let (manifests, _) = manifests.split_once("```").expect("their end");
+    let set = |line: &str| -> Option<(String, String)> {
+        let (name, value) = line.trim().strip_prefix("- { name: MQTT_SERVER_")?.split_once(", value: ")?;
+        Some((format!("MQTT_SERVER_{name}"), value.trim_end_matches(" }").trim_matches('"').to_owned()))
+    };
+    let env: BTreeMap<String, String> = manifests.lines().filter_map(set).collect();
+    assert!(env.len() > 5, "{env:?}");
+    let config = Config::load(&Flags::default(), None, &env).expect("a configuration that starts");
+    assert!(config.backends.takes_bearers() && !config.http_addr.ip().is_loopback());
+    for (port, name) in [(config.grpc_addr.port(), "grpc"), (config.http_addr.port(), "http")] {
+        assert!(manifests.contains(&format!("{{ name: {name}, containerPort: {port} }}")), "{name} {port}");
+    }
+    let grace =
+        manifests.lines().find_map(|line| line.trim().strip_prefix("terminationGracePeriodSeconds: "));
+    let grace = grace.and_then(|line| line.split(' ').next()?.parse().ok());
+    assert!(grace > Some(config.shutdown.deadline.0.as_secs()), "{grace:?}");
+}
