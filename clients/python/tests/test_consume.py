@@ -1,0 +1,211 @@
+"""A member of a group keeps what it promises, whatever becomes of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import mqtt_gateway as gateway
+from mqtt_gateway import v1
+from world import World
+
+LIMIT = 60.0
+
+
+@contextlib.asynccontextmanager
+async def connected(world: World, address: str = "") -> AsyncIterator[gateway.Client]:
+    at = world.at
+    async with gateway.connect(address or at["address"], ca=at["ca"], token=at["token"]) as client:
+        yield client
+
+
+async def make_group(client: gateway.Client, name: str, topic: str, **fields: object) -> None:
+    group = v1.Group(name=name, filter=v1.Filter(topic_filters=[topic]), **fields)  # type: ignore[arg-type]
+    group.min_backoff.FromMilliseconds(20)
+    await client.stubs.groups.CreateGroup(v1.CreateGroupRequest(group=group), timeout=LIMIT)
+
+
+async def until(what: str, holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < end, f"not in time: {what}"
+        await asyncio.sleep(0.01)
+
+
+class Judge:
+    """What handlers have seen."""
+
+    def __init__(self) -> None:
+        self.seen: collections.Counter[str] = collections.Counter()
+        self.numbers: dict[str, list[int]] = collections.defaultdict(list)
+        self.running: set[str] = set()
+
+    async def handle(self, delivery: gateway.Delivery) -> None:
+        device = delivery.device_id
+        assert device not in self.running, f"two messages of {device} at once"
+        self.running.add(device)
+        await asyncio.sleep(0.001)
+        self.running.discard(device)
+        self.seen[delivery.message_id] += 1
+        self.numbers[device].append(int(delivery.payload))
+
+    def complete(self, devices: list[str], count: int) -> bool:
+        return all(len(set(self.numbers[device])) >= count for device in devices)
+
+    def check(self, devices: list[str], count: int) -> None:
+        """Each message once, none missing, and the first sight of each number in order. A device that was unsure sent a number
+        twice, in two messages."""
+        assert not [message for message, times in self.seen.items() if times > 1]
+        for device in devices:
+            first = list(dict.fromkeys(self.numbers[device]))
+            assert first == list(range(1, count + 1)), f"{device}: {first}"
+
+
+async def test_a_killed_gateway_loses_repeats_and_reorders_nothing(world: World) -> None:
+    devices, count, judge = [f"killed-{n}" for n in range(4)], 600, Judge()
+    async with connected(world) as client:
+        await make_group(client, "killed", "killed/#")
+        consumer = client.consume("killed", judge.handle, concurrency=3)
+        task = asyncio.create_task(consumer.run())
+        for device in devices:
+            world.do_device(device)
+            world.do_publish(device, f"killed/{device}", count, 0.002)
+        for share in (0.2, 0.5, 0.8):
+            await until("some are handled", lambda: len(judge.seen) >= share * count * len(devices))
+            world.do_kill()
+            await asyncio.to_thread(world.do_start)
+        await until("all are handled", lambda: judge.complete(devices, count))
+        for device in devices:
+            await asyncio.to_thread(world.do_published, device)
+        await consumer.drain()
+        await task
+        judge.check(devices, count)
+        assert consumer.reconnects >= 3
+        status = (await client.stubs.groups.GetGroup(v1.GetGroupRequest(name="killed"))).group.status
+        assert status.lag_messages == 0, status
+
+
+async def test_what_fails_comes_again_before_what_came_later(world: World) -> None:
+    failed: set[str] = set()
+    order: list[str] = []
+    async with connected(world) as client:
+        await make_group(client, "failing", "failing/#")
+
+        async def handle(delivery: gateway.Delivery) -> None:
+            text = delivery.payload.decode()
+            if int(text) % 5 == 0 and text not in failed:
+                failed.add(text)
+                raise gateway.GiveBack("not now")
+            order.append(text)
+
+        consumer = client.consume("failing", handle)
+        task = asyncio.create_task(consumer.run())
+        world.do_device("failing")
+        world.do_publish("failing", "failing/x", 60)
+        await until("all are handled", lambda: len(order) >= 60)
+        await consumer.drain()
+        await task
+        assert order == [str(number) for number in range(1, 61)]
+        assert len(failed) == 12
+
+
+async def test_what_fails_for_good_is_a_dead_letter_with_its_reason(world: World) -> None:
+    attempts: list[int] = []
+    handled: list[bytes] = []
+    async with connected(world) as client:
+        await make_group(client, "poison", "poison/#", max_attempts=2)
+
+        async def handle(delivery: gateway.Delivery) -> None:
+            if delivery.payload == b"1":
+                attempts.append(delivery.attempt)
+                raise ValueError("no number")
+            handled.append(delivery.payload)
+
+        consumer = client.consume("poison", handle)
+        task = asyncio.create_task(consumer.run())
+        world.do_device("poison")
+        world.do_publish("poison", "poison/x", 3)
+        await until("the others are handled", lambda: len(handled) >= 2)
+        await consumer.drain()
+        await task
+        letters = await client.stubs.groups.ListDeadLetters(v1.ListDeadLettersRequest(name="poison"))
+        assert [letter.reason for letter in letters.dead_letters] == ["ValueError: no number"]
+        assert attempts == [1, 2]
+
+
+async def test_a_member_that_drains_leaves_nothing_undone(world: World) -> None:
+    devices, count, judge = [f"drained-{n}" for n in range(6)], 300, Judge()
+    async with connected(world) as client:
+        await make_group(client, "drained", "drained/#")
+        leaving = client.consume("drained", judge.handle, max_outstanding=50)
+        leaves = asyncio.create_task(leaving.run())
+        await leaving.joined()
+        staying = client.consume("drained", judge.handle)
+        stays = asyncio.create_task(staying.run())
+        await staying.joined()
+        for device in devices:
+            world.do_device(device)
+            world.do_publish(device, f"drained/{device}", count, 0.001)
+        await until("the first has some", lambda: leaving.handled > 100)
+        await leaving.drain()
+        await leaves
+        gone = leaving.handled
+        assert leaving.confirmed == gone, "what was handled is acknowledged, on disk"
+        await until("all are handled", lambda: judge.complete(devices, count))
+        await staying.drain()
+        await stays
+        assert leaving.handled == gone
+        judge.check(devices, count)
+
+
+async def test_work_that_outlives_its_stream_is_not_begun_twice(world: World) -> None:
+    begun: list[int] = []
+    go_on = asyncio.Event()
+    async with connected(world, address=world.do_proxy()) as client:
+        await make_group(client, "outlives", "outlives/#")
+
+        async def handle(delivery: gateway.Delivery) -> None:
+            begun.append(int(delivery.payload))
+            await go_on.wait()
+
+        consumer = client.consume("outlives", handle)
+        task = asyncio.create_task(consumer.run())
+        world.do_device("outlives")
+        world.do_publish("outlives", "outlives/x", 2)
+        await until("it has begun", lambda: begun == [1])
+        world.do_cut()
+        world.do_publish("outlives", "outlives/x", 1)
+        # The new stream has brought what the old one had, and more.
+        await until("all have come again", lambda: consumer.reconnects == 1 and consumer.held == 3)
+        assert begun == [1]
+        go_on.set()
+        await until("all are acknowledged", lambda: consumer.confirmed == 3)
+        await consumer.drain()
+        await task
+        assert begun == [1, 2, 3]
+
+
+async def test_work_longer_than_the_lease_is_done_once(world: World) -> None:
+    seen: list[int] = []
+    async with connected(world) as client:
+        group = v1.Group(name="slow", filter=v1.Filter(topic_filters=["slow/#"]))
+        group.ack_deadline.FromSeconds(1)
+        await client.stubs.groups.CreateGroup(v1.CreateGroupRequest(group=group))
+
+        async def handle(delivery: gateway.Delivery) -> None:
+            # Three leases: this is what the test is about, not how it waits.
+            await asyncio.sleep(3)
+            # Would have grown with a delivery that came in between.
+            seen.append(delivery.attempt)
+
+        consumer = client.consume("slow", handle)
+        task = asyncio.create_task(consumer.run())
+        world.do_device("slow")
+        world.do_publish("slow", "slow/x", 1)
+        await until("it is acknowledged", lambda: consumer.confirmed == 1)
+        await consumer.drain()
+        await task
+        assert seen == [1]
