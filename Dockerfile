@@ -1,12 +1,15 @@
 # Build: the pinned toolchain, dependencies cached by the registry and target mounts.
 FROM rust:1.95-slim-trixie AS build
 WORKDIR /src
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev make && rm -rf /var/lib/apt/lists/*
+# A C++ compiler for librdkafka, whose build asks for one, and OpenSSL for its TLS.
+RUN apt-get update && \
+    apt-get install -y --no-install-recommends gcc g++ libc6-dev make pkg-config libssl-dev && \
+    rm -rf /var/lib/apt/lists/*
 COPY . .
 ARG GIT_COMMIT=
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    GIT_COMMIT=$GIT_COMMIT cargo build --profile dist --locked --bin mqtt-server && \
+    GIT_COMMIT=$GIT_COMMIT cargo build --profile dist --locked --features shipped --bin mqtt-server && \
     cp target/dist/mqtt-server /mqtt-server
 
 # Run: the binary alone, as a user without rights. It listens for devices on every interface of the container and takes its
@@ -25,7 +28,9 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 #
 # A file of your own: -v ./mqtt-server.toml:/etc/mqtt-server.toml:ro -e MQTT_SERVER_CONFIG=/etc/mqtt-server.toml.
 FROM debian:trixie-slim
-RUN useradd --system --uid 10001 --home-dir /var/lib/mqtt-server --create-home mqtt
+# OpenSSL of the system: only connections to Kafka use it, and a new image has its fixes.
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates libssl3t64 && rm -rf /var/lib/apt/lists/* && \
+    useradd --system --uid 10001 --home-dir /var/lib/mqtt-server --create-home mqtt
 COPY --from=build /mqtt-server /usr/local/bin/mqtt-server
 USER mqtt
 WORKDIR /var/lib/mqtt-server
@@ -36,4 +41,7 @@ ENV MQTT_SERVER_ADDR=0.0.0.0:8883 \
     MQTT_SERVER_DATA_DIR=/var/lib/mqtt-server/data
 EXPOSE 8883 10000
 STOPSIGNAL SIGTERM
+# The image has no HTTP client. With HTTP on another port, give docker run a --health-cmd of your own.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9090 && printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '"]
 ENTRYPOINT ["mqtt-server"]
