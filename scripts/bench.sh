@@ -8,7 +8,7 @@
 #   scripts/bench.sh memory        attacks on memory, against the configured budget; --mix NAME for one
 #
 # Builds the gateway as it is shipped and the load generators, gets Mosquitto from the system's package manager, and lets
-# the brokers take turns. Results go to target/bench/ and into docs/benchmarks.md. Exit 1: a bound was missed.
+# the brokers take turns. Results go to target/bench/ and into docs/benchmarks/results.md. Exit 1: a bound was missed.
 # Environment: ROUNDS (3), SECONDS_PER_RUN (5), BROKER_CPU (0), LOAD_CPU (1), SCALE (1; fewer connections and
 # subscriptions for a trial), SKIP_BUILD=1 (take the binaries that are there).
 set -euo pipefail

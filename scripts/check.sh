@@ -8,7 +8,7 @@ step fmt cargo fmt --all --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 step tools cargo clippy --locked -p mqload -p grpcload --all-targets -- -D warnings
 step "features of the store" store_features_check
-step "OTLP export" cargo clippy --locked --features otel --lib -- -D warnings
+step "OTLP export, and no QUIC" cargo clippy --locked --no-default-features --features otel --lib -- -D warnings
 step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
 if command -v cargo-deny >/dev/null; then

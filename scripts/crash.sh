@@ -12,6 +12,10 @@
 #   scripts/crash.sh ROUNDS commands           so many kills of the gateway while backends start and cancel commands and devices
 #                                              answer them (scripts/commands); only when asked for. Needs .venv, too
 #
+#   scripts/crash.sh ROUNDS bridges            so many kills of the gateway, of Kafka, and of both, in turn, while devices publish
+#                                              and a bridge carries it (scripts/bridges); only when asked for. Builds the feature
+#                                              kafka, and needs what scripts/kafka.sh says
+#
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
 # as far as timing allows), CRASH_BINARY=PATH (another build of the server).
 # Exit 1: something was lost, duplicated at QoS 2, or did not run.
@@ -22,14 +26,16 @@ set -euo pipefail
 rounds=${1:-50} part=${2:-all}
 profile=${PROFILE:-release}
 seed=${SEED:-$(date +%s)}
-case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands]" >&2; exit 2 ;; esac
-case $part in all | mqload | tests | groups | commands) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands]" >&2; exit 2 ;; esac
+case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges]" >&2; exit 2 ;; esac
+case $part in all | mqload | tests | groups | commands | bridges) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges]" >&2; exit 2 ;; esac
 
+features=()
+[ "$part" = bridges ] && features=(--features kafka)
 release=()
 [ "$profile" = release ] && release=(--release)
 if [ "${SKIP_BUILD:-}" != 1 ]; then
-  step "building the server" cargo build --locked "${release[@]}" --bin mqtt-server
-  step "building the load generators" cargo build --locked --release -p mqload -p grpcload
+  step "building the server" cargo build --locked "${release[@]}" "${features[@]}" --bin mqtt-server
+  [ "$part" = bridges ] || step "building the load generators" cargo build --locked --release -p mqload -p grpcload
 fi
 binary=${CRASH_BINARY:-$root/target/$profile/mqtt-server}
 mqload=$root/target/release/mqload
@@ -126,21 +132,11 @@ run_tests() {
     cargo test --locked --test crash -- --nocapture --test-threads 1
 }
 
-# The Go member, into $work/member. Its generated code and modules come from the Go registry.
+# The Go member, into $work/member. Its generated code is that of clients/go; its modules come from the Go registry.
 build_go_member() {
-  local module=$work/go
   command -v go >/dev/null || return 1
-  cp -r scripts/groups/gomember "$module"
-  mkdir -p "$module/generated" "$work/bin"
-  (
-    export GOBIN=$work/bin PATH=$work/bin:$PATH
-    go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.6 &&
-      go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1 &&
-      .venv/bin/python -m grpc_tools.protoc -Iproto --go_out="$module/generated" --go_opt=module=mqtt-server \
-        --go-grpc_out="$module/generated" --go-grpc_opt=module=mqtt-server proto/gateway/v1/*.proto &&
-      printf 'module mqtt-server\n\ngo 1.23\n' >"$module/generated/go.mod" &&
-      cd "$module" && go mod tidy && go build -o "$work/member" .
-  ) >"$work/go.log" 2>&1 || { tail -n 5 "$work/go.log" >&2; return 1; }
+  (cd scripts/groups/gomember && go build -o "$work/member" .) >"$work/go.log" 2>&1 ||
+    { tail -n 5 "$work/go.log" >&2; return 1; }
 }
 
 # The clients of the API in Python, and an empty folder for a world.
@@ -153,7 +149,7 @@ build_python() {
 
 run_commands() {
   build_python || return 1
-  PYTHONPATH=$work/python .venv/bin/python scripts/commands/world.py "$binary" "$work/world" "$rounds" "$seed" ||
+  PYTHONPATH=$work/python:scripts .venv/bin/python scripts/commands/world.py "$binary" "$work/world" "$rounds" "$seed" ||
     { tail -n 20 "$work"/world/*.log >&2; return 1; }
 }
 
@@ -165,11 +161,28 @@ run_groups() {
   else
     skip "the member in Go" "Go, or its packages, could not be had"
   fi
-  PYTHONPATH=$work/python .venv/bin/python scripts/groups/world.py "$binary" "$work/world" "$rounds" "$seed" \
+  PYTHONPATH=$work/python:scripts .venv/bin/python scripts/groups/world.py "$binary" "$work/world" "$rounds" "$seed" \
     "${members[@]}" || { tail -n 20 "$work"/world/*.log >&2; return 1; }
 }
 
+run_bridges() {
+  local code=0
+  mkdir -p "$work/world"
+  PYTHONPATH=scripts python3 scripts/bridges/world.py "$binary" "$work/world" "$rounds" "$seed" || code=$?
+  case $code in
+    0) ;;
+    3) skip "the bridge to Kafka" "Java, Maven or Kafka's jars could not be had" ;;
+    *) tail -n 20 "$work"/world/*.log >&2; return 1 ;;
+  esac
+}
+
 result=0
+if [ "$part" = bridges ]; then
+  say "bridges: $rounds kills"
+  run_bridges || result=1
+  report_skipped
+  exit $result
+fi
 if [ "$part" = groups ]; then
   say "consumer groups: $rounds kills"
   run_groups || result=1

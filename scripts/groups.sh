@@ -19,5 +19,5 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/python" "$work/measure"
 .venv/bin/python -m grpc_tools.protoc -Iproto --python_out="$work/python" --grpc_python_out="$work/python" proto/gateway/v1/*.proto
-PYTHONPATH=$work/python .venv/bin/python scripts/groups/measure.py \
+PYTHONPATH=$work/python:scripts .venv/bin/python scripts/groups/measure.py \
   target/release/mqtt-server target/release/mqload target/release/grpcload "$work/measure" "$@"

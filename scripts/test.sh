@@ -55,12 +55,27 @@ install_packages() {
   python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
   have npm || missing+=(nodejs npm)
   have pkill || missing+=(procps)
+  # The web page is tested in a real browser.
+  have chromium && have chromedriver || missing+=(chromium chromium-driver)
   [ ${#missing[@]} -eq 0 ] && return
   have apt-get || { skip "installing ${missing[*]}" "there is no apt-get here"; return; }
   say "installing ${missing[*]}"
   as_root env DEBIAN_FRONTEND=noninteractive sh -c \
     'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' sh "${missing[@]}" >/dev/null ||
     skip "installing ${missing[*]}" "apt-get failed or there is neither root nor sudo"
+}
+
+# Prometheus, for the rules and the board in deploy/: its Debian package, unpacked and not installed, so that nothing is started.
+install_prometheus() {
+  local tools=target/tools
+  if have promtool && have prometheus || [ -x $tools/prometheus/usr/bin/promtool ]; then return; fi
+  have apt-get || { skip "rules and board in Prometheus" "there is no apt-get here"; return; }
+  say "fetching Prometheus into $tools"
+  mkdir -p $tools/packages
+  { (cd $tools/packages && { apt-get download -qq prometheus 2>/dev/null ||
+      { as_root apt-get update -qq && apt-get download -qq prometheus; }; }) &&
+      dpkg-deb -x $tools/packages/prometheus_*.deb $tools/prometheus; } ||
+    skip "rules and board in Prometheus" "the package could not be fetched"
 }
 
 install_python() {
@@ -73,7 +88,7 @@ install_python() {
       .venv/bin/python -m pip install -q -r tests/interop/requirements.txt &&
       .venv/bin/python -m pip install -q --no-deps -r tests/interop/requirements-no-deps.txt &&
       printf '%s\n' "$wanted" >.venv/installed; } ||
-    skip "Python suites (paho-mqtt, grpcio)" "the packages could not be installed"
+    skip "Python suites (paho-mqtt, grpcio, the client library)" "the packages could not be installed"
 }
 
 install_node() {
@@ -83,6 +98,15 @@ install_node() {
   (cd tests/interop && npm ci --no-audit --no-fund --loglevel=error &&
     cp package-lock.json node_modules/.installed) ||
     skip "MQTT.js suites, buf" "npm ci failed"
+}
+
+install_typescript() {
+  have npm || { skip "the client library for TypeScript" "npm is missing"; return; }
+  if cmp -s clients/typescript/package-lock.json clients/typescript/node_modules/.installed; then return; fi
+  say "installing what the client library for TypeScript needs into clients/typescript/node_modules"
+  (cd clients/typescript && npm ci --no-audit --no-fund --loglevel=error &&
+    cp package-lock.json node_modules/.installed) ||
+    skip "the client library for TypeScript" "npm ci failed"
 }
 
 # cargo-deny is built beside the tests' own build and waited for, at most 15 minutes in all.
@@ -208,8 +232,10 @@ finish() {
 
 step packages install_packages
 start_cassandra
+step prometheus install_prometheus
 step python install_python
 step node install_node
+step typescript install_typescript
 start_deny_install
 
 step fmt cargo fmt --all --check
@@ -221,12 +247,11 @@ step "documentation tests" cargo test --locked --doc
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
 # features as the tests, so they share everything.
 step "building the examples" cargo build --locked --examples
-step "building the tests" cargo test --locked --lib --bins --tests --no-run
+# With the load generators: of the whole workspace they share every dependency, by themselves they would have 90 built again.
+step "building the tests" cargo test --locked --workspace --lib --bins --tests --no-run
 
-# Another set of features: builds the package again, and what the exporter brings.
-step "OTLP export" cargo test --locked --features otel --test otel
-# About a minute of one core when cold: their dependencies have fewer features than the package's own.
-step "tests of the load generators" cargo test --locked --quiet -p mqload -p grpcload --bins
+# Another set of features: builds the package again, without what is on by default, and what the exporter brings.
+step "OTLP export" cargo test --locked --no-default-features --features otel --test otel
 # Last before the tests, so that its installation had the time of all builds.
 check_dependencies
 
@@ -246,8 +271,8 @@ for main in tests/*/main.rs; do
   name=$(basename "$(dirname "$main")")
   case $name in database | gateway) ;; *) rest+=(--test "$name") ;; esac
 done
-say "tests, all others: cargo test ${rest[*]} $*"
-cargo test --locked --no-fail-fast "${rest[@]}" "$@" || code=$?
+say "tests, all others: cargo test --workspace ${rest[*]} $*"
+cargo test --locked --workspace --no-fail-fast "${rest[@]}" "$@" || code=$?
 show database
 report_skipped
 if [ "$code" != 0 ]; then say "tests have failed, see above"; fi

@@ -17,6 +17,7 @@ from pathlib import Path
 
 START_SECONDS = 30
 STOP_SECONDS = 20
+SETTLE_SECONDS = 0.5
 
 
 def free_ports(count):
@@ -101,6 +102,8 @@ class Broker:
             running.wait_until_listening(ports["tcp"], began)
             for name in set(wants) & {"tls", "ws", "grpc"}:
                 running.wait_until_listening(ports[name], began)
+            # Whatever else it makes when it starts belongs to it, and not to its first clients.
+            time.sleep(SETTLE_SECONDS)
         except RuntimeError:
             running.stop()
             raise

@@ -148,7 +148,7 @@ def arguments():
         "--peer", action="append", default=[], metavar="NAME=COMMAND",
         help="another broker beside the two; {port} and {dir} in the command are filled in",
     )
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks/results.md as it is")
     parser.add_argument("--only-docs", action="store_true", help="write the docs from the results that are there")
     return parser.parse_args()
 

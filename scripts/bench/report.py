@@ -1,4 +1,4 @@
-"""The tables and charts of docs/benchmarks.md, made from the results."""
+"""The tables and charts of docs/benchmarks/results.md, made from the results."""
 
 import platform
 import re
@@ -94,14 +94,14 @@ def commands(results):
 
 
 def write_docs(root, results):
-    """Puts tables and charts between the markers of docs/benchmarks.md."""
-    path = root / "docs" / "benchmarks.md"
+    """Puts tables and charts between the markers of docs/benchmarks/results.md."""
+    path = root / "docs" / "benchmarks" / "results.md"
     text = path.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     if not rest or END not in rest:
         raise SystemExit(f"{path} has lost its markers {BEGIN} and {END}")
-    pictures = [f"![{title}](benchmarks/{file})" for file, title in charts.write(root / "docs" / "benchmarks", results)]
+    pictures = [f"![{title}]({file})" for file, title in charts.write(root / "docs" / "benchmarks", results)]
     parts = [notes(results), [table(results)], *([p] for p in pictures), commands(results)]
     body = [BEGIN, *(text for part in parts for text in ("", *part)), "", END]
     path.write_text(before + "\n".join(body) + after)

@@ -5,19 +5,16 @@ and the gateway is killed again and again. See scripts/crash.sh, which calls thi
 
 SERVER is the binary, WORK an empty folder; PYTHONPATH has the modules generated from the protos.
 """
-import atexit
 import collections
-import os
 import random
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
 
 import grpc
+from gateway_process import Gateway
 from gateway.v1 import commands_pb2 as c
 from gateway.v1 import commands_pb2_grpc as rpc
 
@@ -29,48 +26,10 @@ SETTLE = 120.0  # seconds in which all must have ended after the last kill
 STATES = {number: name.removeprefix("COMMAND_STATE_") for name, number in c.CommandState.items()}
 FINAL = {"REPLIED", "TIMED_OUT", "CANCELLED", "REFUSED"}
 
-
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
-MQTT, GRPC, HTTP = free_ports(3)
-ADDRESS = f"127.0.0.1:{GRPC}"
+gateway = Gateway(server, work, COMMANDS__MAX_KEPT="100000")
 stopping = threading.Event()  # for devices
 enough = threading.Event()  # for callers
 problems = []
-
-
-class Gateway:
-    """The server process."""
-
-    def start(self):
-        self.log = open(os.path.join(work, "gateway.log"), "ab")
-        self.process = subprocess.Popen(
-            [server, "--non-tls", "--addr", f"127.0.0.1:{MQTT}", "--grpc-addr", ADDRESS, "--http-addr", f"127.0.0.1:{HTTP}",
-             "--data-dir", os.path.join(work, "data")],
-            stdout=self.log, stderr=self.log, env={**os.environ, "MQTT_SERVER_GRPC__TLS": "false",
-                                                   "MQTT_SERVER_COMMANDS__MAX_KEPT": "100000"})
-        atexit.register(self.process.kill)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", GRPC), 1).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit("the gateway did not start: see gateway.log")
-                time.sleep(0.02)
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 def text(value):
@@ -118,7 +77,7 @@ class Device(threading.Thread):
         link.sendall(b"\x32" + size + body)
 
     def serve(self):
-        with socket.create_connection(("127.0.0.1", MQTT), 5) as link:
+        with socket.create_connection(("127.0.0.1", gateway.mqtt), 5) as link:
             link.settimeout(1)
             body = text(b"MQTT") + b"\x04\x02\x00\x00" + text(self.name.encode())
             link.sendall(bytes([0x10, len(body)]) + body)
@@ -165,7 +124,7 @@ class Caller(threading.Thread):
         self.started, self.told = [], {}
 
     def run(self):
-        with grpc.insecure_channel(ADDRESS, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
+        with grpc.insecure_channel(gateway.address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
             stub = rpc.CommandsStub(channel)
             count = 0
             while not enough.is_set():
@@ -224,7 +183,6 @@ class Caller(threading.Thread):
 
 
 def main():
-    gateway = Gateway()
     gateway.start()
     devices = [Device(f"device-{number}") for number in range(DEVICES)]
     callers = [Caller(number) for number in range(CALLERS)]
@@ -260,7 +218,7 @@ def judge(callers, devices):
     given = collections.defaultdict(set)
     ends, left = collections.Counter(), 0
     deadline = time.monotonic() + SETTLE
-    with grpc.insecure_channel(ADDRESS) as channel:
+    with grpc.insecure_channel(gateway.address) as channel:
         stub = rpc.CommandsStub(channel)
         for caller in callers:
             for command, device in caller.started:

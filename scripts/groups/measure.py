@@ -25,6 +25,7 @@ import threading
 import time
 
 import grpc
+import gateway_process
 from gateway.v1 import groups_pb2 as g
 from gateway.v1 import groups_pb2_grpc as rpc
 
@@ -34,51 +35,16 @@ SCALE = float(os.environ.get("SCALE", "1"))
 missed = []
 
 
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
-class Gateway:
-    """A server process with a data directory of its own."""
+class Gateway(gateway_process.Gateway):
+    """A server process with a data directory of its own, started."""
 
     def __init__(self, name):
-        self.directory = os.path.join(WORK, name)
-        shutil.rmtree(self.directory, ignore_errors=True)
-        os.makedirs(self.directory)
-        self.mqtt, self.grpc, self.http = free_ports(3)
-        self.address = f"127.0.0.1:{self.grpc}"
+        directory = os.path.join(WORK, name)
+        shutil.rmtree(directory, ignore_errors=True)
+        os.makedirs(directory)
+        super().__init__(SERVER, directory, LATEST__ENABLED="false", SYS__ENABLED="false",
+                         LIMITS__OFFLINE_MESSAGES="100000000", LIMITS__OFFLINE_BYTES="4 GiB")
         self.start()
-
-    def start(self):
-        """Returns when its port takes connections, and when that was."""
-        log = open(os.path.join(self.directory, "log"), "ab")
-        environment = {**os.environ, "MQTT_SERVER_GRPC__TLS": "false", "MQTT_SERVER_LATEST__ENABLED": "false",
-                       "MQTT_SERVER_SYS__ENABLED": "false", "MQTT_SERVER_LIMITS__OFFLINE_MESSAGES": "100000000",
-                       "MQTT_SERVER_LIMITS__OFFLINE_BYTES": "4 GiB"}
-        self.process = subprocess.Popen(
-            [SERVER, "--non-tls", "--addr", f"127.0.0.1:{self.mqtt}", "--grpc-addr", self.address,
-             "--http-addr", f"127.0.0.1:{self.http}", "--data-dir", os.path.join(self.directory, "data")],
-            stdout=log, stderr=log, env=environment)
-        atexit.register(self.process.kill)
-        begun = time.monotonic()
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.grpc), 1).close()
-                return time.monotonic()
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > begun + 120:
-                    sys.exit(f"the gateway did not start: see {self.directory}/log")
-                time.sleep(0.002)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
 
     def end(self):
         self.kill()

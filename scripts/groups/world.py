@@ -22,6 +22,7 @@ import threading
 import time
 
 import grpc
+from gateway_process import Gateway
 from gateway.v1 import groups_pb2 as g
 from gateway.v1 import groups_pb2_grpc as rpc
 
@@ -32,45 +33,7 @@ DEVICES = 12
 WINDOW = 40
 SETTLE = 120.0  # seconds in which everything must be settled after the last kill
 
-
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
-MQTT, GRPC, HTTP = free_ports(3)
-ADDRESS = f"127.0.0.1:{GRPC}"
-
-
-class Gateway:
-    """The server process."""
-
-    def start(self):
-        # What it says is kept for whoever looks for the cause of a failure.
-        self.log = open(os.path.join(work, "gateway.log"), "ab")
-        self.process = subprocess.Popen(
-            [server, "--non-tls", "--addr", f"127.0.0.1:{MQTT}", "--grpc-addr", ADDRESS, "--http-addr", f"127.0.0.1:{HTTP}",
-             "--data-dir", os.path.join(work, "data")],
-            stdout=self.log, stderr=self.log, env={**os.environ, "MQTT_SERVER_GRPC__TLS": "false"})
-        atexit.register(self.process.kill)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", GRPC), 1).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit("the gateway did not start: see gateway.log")
-                time.sleep(0.05)
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+gateway = Gateway(server, work)
 
 
 class Member:
@@ -83,7 +46,7 @@ class Member:
 
     def start(self):
         errors = open(os.path.join(work, f"{self.name}.log"), "ab")
-        self.process = subprocess.Popen([*self.command, ADDRESS, GROUP, self.name, self.file], stdout=errors, stderr=errors)
+        self.process = subprocess.Popen([*self.command, gateway.address, GROUP, self.name, self.file], stdout=errors, stderr=errors)
         atexit.register(self.process.kill)
 
     def kill(self):
@@ -107,7 +70,7 @@ class Device(threading.Thread):
                 time.sleep(0.1)
 
     def serve(self):
-        with socket.create_connection(("127.0.0.1", MQTT), 5) as link:
+        with socket.create_connection(("127.0.0.1", gateway.mqtt), 5) as link:
             link.settimeout(10)
             client = self.name.encode()
             body = b"\x00\x04MQTT\x04\x02\x00\x00" + struct.pack(">H", len(client)) + client
@@ -141,7 +104,7 @@ class Device(threading.Thread):
 
 def lag():
     """Messages that the group has not settled."""
-    with grpc.insecure_channel(ADDRESS) as channel:
+    with grpc.insecure_channel(gateway.address) as channel:
         return rpc.GroupsStub(channel).GetGroup(g.GetGroupRequest(name=GROUP), timeout=10).group.status.lag_messages
 
 
@@ -155,9 +118,8 @@ def tear():
 
 
 def main():
-    gateway = Gateway()
     gateway.start()
-    with grpc.insecure_channel(ADDRESS) as channel:
+    with grpc.insecure_channel(gateway.address) as channel:
         group = g.Group(name=GROUP, filter=g.Filter(topic_filters=["world/#"]))
         group.ack_deadline.seconds = 2
         group.min_backoff.nanos = 50_000_000

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	gatewayv1 "mqtt-server/gateway/v1"
+	"example.org/mqtt-server/clients/go/gatewayv1"
 )
 
 // consume serves one stream, until it ends.

@@ -1,0 +1,208 @@
+"""Does what was acknowledged to a device come to Kafka, whoever dies? Devices publish at QoS 1, and the gateway and Kafka are killed
+in turn. See scripts/crash.sh, which calls this.
+
+    world.py SERVER WORK ROUNDS SEED
+
+SERVER is the binary, with the feature `kafka`, and WORK an empty folder. Exit code 3: there is no Kafka to be had.
+"""
+import collections
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+from gateway_process import Gateway
+
+server, work, rounds, seed = sys.argv[1:]
+rounds, rng = int(rounds), random.Random(int(seed))
+DEVICES = 4
+AHEAD = 20  # messages of a device without PUBACK
+BATCH = 100  # messages that the bridge has in hand
+SETTLE = 240.0  # seconds in which all must be in Kafka after a kill
+TOPIC = "crash"
+
+
+
+def is_free(port):
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        return True
+    except OSError:
+        return False
+
+
+# Below those that systems give to clients: a client that tries a port of these while Kafka is dead may become its own peer and keep it.
+kafka_port = next(port for port in rng.sample(range(12_000, 30_000), 1_000) if is_free(port) and is_free(port + 1))
+kafka_script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "kafka.sh")
+
+
+def kafka(*what, code=(0,)):
+    done = subprocess.run([kafka_script, *what], env={**os.environ, "KAFKA_PORT": str(kafka_port)},
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 3:
+        print(done.stderr.strip(), file=sys.stderr)
+        sys.exit(3)
+    if done.returncode not in code:
+        sys.exit(f"kafka.sh {what}: {done.stderr}")
+    return done.stdout
+
+
+config = os.path.join(work, "config.toml")
+with open(config, "w", encoding="utf-8") as file:
+    file.write(f"""insecure_grpc = true
+[grpc]
+tls = false
+[bridges.lake]
+topics = ["d/#"]
+batch_messages = {BATCH}
+retry_max = "1s"
+deadline = "10s"
+[bridges.lake.kafka]
+brokers = ["127.0.0.1:{kafka_port}"]
+topic = "{TOPIC}"
+""")
+gateway = Gateway(server, work, CONFIG=config)
+stopping = threading.Event()
+
+
+def text(value):
+    return struct.pack(">H", len(value)) + value
+
+
+class Device(threading.Thread):
+    """Publishes numbers, each once: what has no PUBACK when the connection ends may be in Kafka or not."""
+
+    def __init__(self, name):
+        super().__init__(daemon=True)
+        self.name, self.round_of, self.acknowledged, self.number = name, {}, set(), 0
+
+    def run(self):
+        while not stopping.is_set():
+            try:
+                self.serve()
+            except OSError:
+                time.sleep(0.02)
+
+    def serve(self):
+        with socket.create_connection(("127.0.0.1", gateway.mqtt), 5) as link:
+            link.settimeout(30)
+            body = text(b"MQTT") + b"\x04\x02" + struct.pack(">H", 0) + text(self.name.encode())
+            link.sendall(b"\x10" + bytes([len(body)]) + body)
+            reader = link.makefile("rb")
+            if reader.read(4)[:1] != b"\x20":
+                raise OSError("no CONNACK")
+            under = collections.deque()
+            while not stopping.is_set() or under:
+                while len(under) < AHEAD and not stopping.is_set():
+                    self.number += 1
+                    number, packet = self.number, self.number % 65_535 + 1
+                    self.round_of[number] = now
+                    body = text(f"d/{self.name}".encode()) + struct.pack(">H", packet) + str(number).encode()
+                    link.sendall(b"\x32" + bytes([len(body)]) + body)
+                    under.append((packet, number))
+                head = reader.read(4)
+                if len(head) < 4:
+                    raise OSError("closed")
+                if head[0] != 0x40:
+                    raise OSError("no PUBACK")
+                packet = struct.unpack(">H", head[2:])[0]
+                first, number = under.popleft()
+                if first != packet:
+                    sys.exit(f"{self.name}: PUBACK {packet}, not {first}")
+                self.acknowledged.add(number)
+                # About a hundred a second of each, so that a round ends soon after its kill.
+                time.sleep(0.01)
+
+
+def metric(name):
+    try:
+        page = urllib.request.urlopen(f"http://127.0.0.1:{gateway.http}/metrics", timeout=10).read().decode()
+    except OSError:
+        return None
+    rows = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
+    return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+
+def drained():
+    deadline = time.monotonic() + SETTLE
+    while metric("gateway_bridge_lag_messages") != 0:
+        if time.monotonic() > deadline:
+            sys.exit(f"{metric('gateway_bridge_lag_messages')} messages are not in Kafka {SETTLE} s after the last kill")
+        time.sleep(0.1)
+
+
+problems = []
+now = 0
+try:
+    kafka("start")
+    gateway.start()
+    while metric("gateway_bridge_up") != 1:
+        time.sleep(0.1)
+    devices = [Device(f"d{number}") for number in range(DEVICES)]
+    for device in devices:
+        device.start()
+    killed = collections.Counter()
+    for now in range(1, rounds + 1):
+        time.sleep(rng.uniform(0.2, 2.0))
+        # While the other is away, every third time.
+        which = ("gateway", "kafka", "both")[now % 3]
+        if which != "gateway":
+            kafka("kill")
+        if which != "kafka":
+            gateway.kill()
+        time.sleep(rng.uniform(0.0, 1.0))
+        if which != "kafka":
+            gateway.start()
+        if which != "gateway":
+            kafka("start")
+        killed[which] += 1
+        # Kills do not come so fast that nothing is ever delivered in between; what is published meanwhile is of the next round.
+        time.sleep(rng.uniform(0.2, 1.0))
+        if now % 5 == 0:
+            drained()
+            print(f"round {now} of {rounds}: {sum(len(d.acknowledged) for d in devices)} acknowledged", flush=True)
+    stopping.set()
+    for device in devices:
+        device.join(60)
+        if device.is_alive():
+            problems.append(f"{device.name} still waits for a PUBACK")
+    drained()
+    copies = collections.Counter()
+    order = collections.defaultdict(list)
+    for line in kafka("dump", TOPIC).splitlines():
+        *_, key, number = line.split("\t")
+        copies[key, int(number)] += 1
+        if copies[key, int(number)] == 1:
+            order[key].append(int(number))
+    again = collections.Counter()
+    acknowledged = 0
+    for device in devices:
+        acknowledged += len(device.acknowledged)
+        missing = [number for number in sorted(device.acknowledged) if not copies[device.name, number]]
+        if missing:
+            problems.append(f"{device.name}: acknowledged and not in Kafka: {missing[:10]}, {len(missing)} in all")
+        if order[device.name] != sorted(order[device.name]):
+            problems.append(f"{device.name}: not in the order in which it sent them")
+        for number, of in device.round_of.items():
+            again[of] += max(copies[device.name, number] - 1, 0)
+    most = max(again.values(), default=0)
+    # What was published in one round is carried in it or in one of the four behind it.
+    kills = sum(killed.values())
+    if sum(again.values()) > BATCH * kills:
+        problems.append(f"{sum(again.values())} came again, more than {BATCH} for each of {kills} kills")
+    if acknowledged == 0:
+        problems.append("nothing was acknowledged")
+    print(f"bridge to Kafka, {kills} rounds ({dict(killed)}): {acknowledged} acknowledged, {sum(copies.values())} in Kafka, "
+          f"{sum(again.values())} came again in {sum(1 for count in again.values() if count)} rounds, at most {most} in one "
+          f"(a batch is {BATCH}); lost {sum(1 for d in devices for n in d.acknowledged if not copies[d.name, n])}")
+finally:
+    stopping.set()
+    kafka("stop", code=(0, 1))
+for problem in problems:
+    print(problem, file=sys.stderr)
+sys.exit(bool(problems))
