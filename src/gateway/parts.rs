@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use broker::{Broker, BrokerConfig, JudgeWill};
+use broker::{Broker, BrokerConfig, JudgeWill, Turn};
 use gateway_core::clock;
 use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify};
 use tokio::{sync::watch, task::JoinSet};
@@ -207,6 +207,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         None if config.store.enabled => Err("groups.enabled"),
         None => Err("store.enabled"),
     };
+    broker.end_superseded(clock::now(), &mut Turn::default());
     let (shards, threads) = net::start_shards(config.effective_shards(), &shared)?;
     let revoked = RevokedCertificates::new(&tls, bound.iter().map(BoundListener::name));
     let (draining, drain) = watch::channel(false);

@@ -7,8 +7,11 @@ use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredS
 
 use super::Durable;
 use crate::{
-    Broker, MemoryKind, Parties, Session, SessionCore, SubscribeRequest, Target, parties::Membership,
+    Broker, MemoryKind, Parties, Session, SessionCore, SubscribeRequest, Target, Turn, parties::Membership,
 };
+
+/// When a restored session that a later one of its client has replaced is due: before all that wait for a time.
+const SUPERSEDED: Timestamp = Timestamp(0);
 
 /// What was restored at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -84,6 +87,16 @@ impl Broker {
         Ok(restored)
     }
 
+    /// Ends the restored sessions that later ones had replaced before the process ended, and publishes their wills. Call
+    /// once whatever may receive a will is there, and before anybody connects: a client that comes back could otherwise
+    /// leave its next will before this one is published.
+    pub fn end_superseded(&self, now: Timestamp, turn: &mut Turn) {
+        while let Some((at, session)) = self.inner.timers.first_due(SUPERSEDED) {
+            self.run_timer(&session, at, now, turn);
+        }
+        turn.flush();
+    }
+
     fn restore_retained(
         &self,
         durable: &Durable,
@@ -136,15 +149,18 @@ struct Restoring<'a, M> {
 }
 
 impl<M> Restoring<'_, M> {
-    /// The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It
-    /// ends with the next tick, which publishes the will.
+    /// The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It is
+    /// due before everything else, see [`Broker::end_superseded`].
     fn end_earlier(&self, client_id: &ClientId) {
         let inner = &*self.broker.inner;
         let mut lock = inner.lock_client(client_id.as_str());
         let Some(earlier) = lock.find(client_id.as_str()) else { return };
         lock.remove(&earlier);
         let mut state = earlier.core().state.lock();
-        inner.timers.update(&earlier, &mut state, |state| state.expiry = 0);
+        inner.timers.update(&earlier, &mut state, |state| {
+            state.expiry = 0;
+            state.since = SUPERSEDED;
+        });
     }
 
     /// The summary of a queue. Queues and summaries come in the same order.

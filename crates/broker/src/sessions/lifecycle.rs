@@ -265,7 +265,14 @@ impl Broker {
         self.inner.recent.tick(now);
     }
 
-    fn run_timer(&self, session: &Arc<dyn Session>, at: Timestamp, now: Timestamp, turn: &mut Turn) {
+    /// The deadline `at` of a session has come: it expires or publishes its will, unless it was resumed meanwhile.
+    pub(crate) fn run_timer(
+        &self,
+        session: &Arc<dyn Session>,
+        at: Timestamp,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) {
         let inner = &*self.inner;
         let core = session.core();
         let mut will = None;

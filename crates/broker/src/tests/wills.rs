@@ -199,6 +199,30 @@ fn a_replaced_sessions_will_is_published_after_a_crash() {
     assert_eq!((bench.broker.gauges().sessions, disk.sessions.lock().len()), (2, 2));
 }
 
+/// The failure: the client is back before the first tick and leaves its next will, which overtakes that of the session
+/// it had replaced before the crash.
+#[test]
+fn a_replaced_sessions_will_precedes_the_next_one_after_a_crash() {
+    let disk = Arc::new(Disk::default());
+    {
+        let mut bench = bench(&disk);
+        let _watcher = watcher(&mut bench);
+        bench.connect("d", connect(100, false, "first", 0));
+        open(&mut bench, connect(100, true, "second", 0));
+    }
+    let mut bench = bench(&disk);
+    let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
+    bench.broker.restore(make, false, bench.now).unwrap();
+    let watcher = bench.device("watcher");
+    bench.subscribe(&watcher, "will/#");
+    bench.broker.end_superseded(bench.now, &mut bench.turn);
+    assert_eq!(bench.broker.gauges().sessions, 2, "that of the watcher and the later one of the client");
+    let third = bench.connect("d", connect(100, true, "third", 0));
+    bench.close(&third);
+    bench.pass(0);
+    assert_eq!(watcher.payloads(), ["first", "second", "third"]);
+}
+
 /// The failure: a will is published although its client has lost the right since CONNECT, or by the rights of another
 /// connection than the one that left it.
 #[test]
