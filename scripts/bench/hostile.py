@@ -69,6 +69,9 @@ WORK = [
     Mix("ws-ping", "WebSocket pings"),
     Mix("ws-tiny", "WebSocket frames of one byte"),
     Mix("tiny", "one byte in each TCP segment"),
+    Mix("shadow", "updates of ten shadows, 6 KB of JSON each"),
+    Mix("command-reply", "replies to commands that nobody sent"),
+    Mix("http", "ten clients of the HTTP API"),
     Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
 ]
 MEMORY = [
@@ -84,6 +87,8 @@ MEMORY = [
     Mix("mem-queues", "200 sessions without connection, 30 MB for each"),
     Mix("mem-aliases", "2,000 clients with 64 topic aliases of 4 KB"),
     Mix("mem-retained", "1,200 retained messages of 1 MB"),
+    Mix("mem-http-bodies", "64 unfinished bodies of 1 MB over HTTP"),
+    Mix("mem-http-streams", "50 streams over HTTP that are not read"),
     Mix("mem-grpc", "unfinished gRPC requests of 4 MB", "quiet", ("hold", "--connections", "10", "--calls", "100")),
     Mix(
         "mem-all", "frames, CONNECTs, wills, filters, pings, slow subscribers and gRPC together",
@@ -108,6 +113,7 @@ class Hostile:
         other = None
         try:
             line = ["mqload", "hostile", "-p", str(running.ports["tcp"]), "--ws-port", str(running.ports["ws"])]
+            line += ["--http-port", str(running.ports["http"])]
             line += ["--pid", str(running.pid), "--mix", mix.mixes or mix.name, "-d", str(seconds), "--quiet", *mix.args]
             # What is held shows at once; late messages are another question.
             line += ["--quiet-seconds", "1"] + (["--patience", "3"] if settings else [])

@@ -2,6 +2,7 @@
 
 mod attack;
 mod bystander;
+mod http;
 mod memory;
 mod mixes;
 mod packets;
@@ -9,7 +10,7 @@ mod packets;
 use crate::cli::MeasureArgs;
 use crate::clock::{self, MS};
 use crate::report::Report;
-use attack::{Attack, Client};
+use attack::{Attack, Client, Door, Doors};
 use bystander::{Bystanders, Experience};
 use clap::Args as ClapArgs;
 use mixes::Mix;
@@ -31,6 +32,9 @@ pub struct Args {
     /// Port of its plain WebSocket listener, for mixes that need it
     #[arg(long)]
     ws_port: Option<u16>,
+    /// Port of its HTTP listener, for mixes that need it
+    #[arg(long)]
+    http_port: Option<u16>,
     /// What attacks; several at once by commas
     #[arg(long, value_enum, value_delimiter = ',', required = true)]
     mix: Vec<Mix>,
@@ -103,11 +107,13 @@ pub fn run(args: &Args) -> Result<i32, String> {
         plan.prepare.extend(one.prepare);
         plan.attack.extend(one.attack);
     }
-    let ws = match args.ws_port {
-        Some(port) => Some(resolve(&args.host, port)?),
-        None if plan.attack.iter().any(|client| client.ws) => return Err("this mix needs --ws-port".into()),
-        None => None,
-    };
+    let port = |port: Option<u16>| port.map(|port| resolve(&args.host, port)).transpose();
+    let doors = Doors { tcp: address, ws: port(args.ws_port)?, http: port(args.http_port)? };
+    for (door, flag) in [(Door::Ws, "--ws-port"), (Door::Http, "--http-port")] {
+        if doors.find(door).is_none() && plan.attack.iter().any(|client| client.door == door) {
+            return Err(format!("this mix needs {flag}"));
+        }
+    }
     let memory = Arc::new(Watch::default());
     let watcher = target.pids.first().map(|pid| memory.follow(*pid));
     let clock = Arc::new(Clock::default());
@@ -115,7 +121,7 @@ pub fn run(args: &Args) -> Result<i32, String> {
     let attackers = {
         let (clock, prepare) = (Arc::clone(&clock), clock::secs(args.prepare_timeout));
         let sources = args.sources;
-        thread::spawn(move || attackers(plan, address, ws, sources, prepare, &clock, &ready))
+        thread::spawn(move || attackers(plan, doors, sources, prepare, &clock, &ready))
     };
     let prepared = is_ready.recv().map_err(|_| "the attackers' thread ended")?;
     let outcome = prepared.and_then(|()| {
@@ -157,8 +163,7 @@ type Ready = mpsc::Sender<Result<(), String>>;
 
 fn attackers(
     plan: Plan,
-    address: SocketAddr,
-    ws: Option<SocketAddr>,
+    doors: Doors,
     sources: u32,
     patience: u64,
     clock: &Clock,
@@ -166,7 +171,7 @@ fn attackers(
 ) -> Result<attack::Tally, String> {
     // SAFETY: plain system calls; with 0 for the process it is this thread alone.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, ATTACKERS_NICE) };
-    let outcome = attack(plan, address, ws, sources, patience, clock, ready);
+    let outcome = attack(plan, doors, sources, patience, clock, ready);
     if let Err(error) = &outcome {
         let _ = ready.send(Err(error.clone()));
     }
@@ -175,15 +180,14 @@ fn attackers(
 
 fn attack(
     plan: Plan,
-    address: SocketAddr,
-    ws: Option<SocketAddr>,
+    doors: Doors,
     sources: u32,
     patience: u64,
     clock: &Clock,
     ready: &Ready,
 ) -> Result<attack::Tally, String> {
     let said = |e: io::Error| e.to_string();
-    let mut engine = Attack::new(address, ws, sources).map_err(said)?;
+    let mut engine = Attack::new(doors, sources).map_err(said)?;
     engine.add(plan.prepare);
     let give_up = clock::now() + patience;
     while !engine.finished() {

@@ -26,6 +26,36 @@ pub enum Then {
     Again,
 }
 
+/// Which listener of the broker a client comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// MQTT over TCP.
+    Tcp,
+    /// MQTT over WebSocket.
+    Ws,
+    /// HTTP: what it sends is its own business, and answers are read and not looked at.
+    Http,
+}
+
+/// Where the listeners are.
+#[derive(Clone, Copy)]
+pub struct Doors {
+    pub tcp: SocketAddr,
+    pub ws: Option<SocketAddr>,
+    pub http: Option<SocketAddr>,
+}
+
+impl Doors {
+    /// Where that one is; `None` if the broker has none or it was not named.
+    pub fn find(&self, door: Door) -> Option<SocketAddr> {
+        match door {
+            Door::Tcp => Some(self.tcp),
+            Door::Ws => self.ws,
+            Door::Http => self.http,
+        }
+    }
+}
+
 /// When a connection has done its part.
 #[derive(Clone, Copy)]
 pub enum Done {
@@ -36,7 +66,7 @@ pub enum Done {
 
 /// One client: what it does from its connection on.
 pub struct Client {
-    pub ws: bool,
+    pub door: Door,
     /// Written for every connection anew, first of all.
     pub hello: Feed,
     /// Go on after CONNACK only.
@@ -58,7 +88,7 @@ impl Client {
     /// Says hello and then nothing more.
     pub fn new(hello: impl FnMut(&mut Vec<u8>) + Send + 'static) -> Client {
         Client {
-            ws: false,
+            door: Door::Tcp,
             hello: Box::new(hello),
             greeted: true,
             feed: Box::new(|_| ()),
@@ -138,8 +168,8 @@ pub struct Tally {
 }
 
 pub struct Attack {
-    address: SocketAddr,
-    ws: SocketAddr,
+    doors: Doors,
+    /// The handshake of WebSocket.
     request: Vec<u8>,
     sources: u32,
     poll: Poll,
@@ -159,11 +189,10 @@ const READS: usize = 8;
 const WRITES: usize = 64;
 
 impl Attack {
-    pub fn new(address: SocketAddr, ws: Option<SocketAddr>, sources: u32) -> io::Result<Attack> {
+    pub fn new(doors: Doors, sources: u32) -> io::Result<Attack> {
         Ok(Attack {
-            address,
-            ws: ws.unwrap_or(address),
-            request: ws::request(&ws.unwrap_or(address).to_string(), "/mqtt"),
+            doors,
+            request: ws::request(&doors.ws.unwrap_or(doors.tcp).to_string(), "/mqtt"),
             sources: sources.max(1),
             poll: Poll::new()?,
             conns: Vec::new(),
@@ -262,7 +291,7 @@ impl Attack {
     }
 
     fn open(&mut self, at: usize) -> io::Result<()> {
-        let address = if self.conns[at].client.ws { self.ws } else { self.address };
+        let address = self.doors.find(self.conns[at].client.door).unwrap_or(self.doors.tcp);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
@@ -286,13 +315,13 @@ impl Attack {
         conn.socket = Some(socket);
         conn.counter = Counter::default();
         conn.frames = ws::Frames::default();
-        conn.upgraded = !conn.client.ws;
+        conn.upgraded = conn.client.door != Door::Ws;
         conn.greeted = false;
         conn.exhausted = false;
         (conn.readable, conn.writable) = (false, false);
         conn.out.clear();
         conn.at = 0;
-        if conn.client.ws {
+        if conn.client.door == Door::Ws {
             conn.out.extend_from_slice(&self.request);
         } else {
             (conn.client.hello)(&mut conn.out);
@@ -417,6 +446,9 @@ impl Attack {
 impl Conn {
     fn take(&mut self, bytes: &mut [u8]) -> Result<(), String> {
         let mut from = 0;
+        if self.client.door == Door::Http {
+            return Ok(());
+        }
         if !self.upgraded {
             let Some(n) = ws::response(bytes)? else { return Ok(()) };
             from = n;
@@ -428,7 +460,7 @@ impl Conn {
             self.writable = true;
         }
         let bytes = &mut bytes[from..];
-        if self.client.ws {
+        if self.client.door == Door::Ws {
             // Pings of the broker stay unanswered.
             let n = self.frames.unwrap(bytes, &mut Vec::new())?;
             self.counter.feed(&bytes[..n]);

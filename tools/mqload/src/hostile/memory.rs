@@ -1,9 +1,9 @@
 //! Attacks on the memory of a broker: each makes it hold something, and then stays. Bounded in number.
 
-use super::Plan;
-use super::attack::{Client, Then};
+use super::attack::{Client, Door, Then};
 use super::mixes::{Mix, greet, hello, id};
 use super::packets::{Hello, SUBACK, publish, publish_alias, publish_head, subscribe, ws_ping};
+use super::{Plan, http};
 use crate::codec::PINGREQ;
 
 /// Bytes handed over at once, so that little waits on our own side.
@@ -56,7 +56,7 @@ pub fn plan(mix: Mix) -> Plan {
             // 100 MB of pings from each, were they all taken.
             let mut client =
                 hello("ws-pings", i).feed(counted(1600, move |out, _| out.extend_from_slice(&pings))).deaf();
-            client.ws = true;
+            client.door = Door::Ws;
             client
         })),
         Mix::MemReplies => Plan::attack((0..20).map(|i| {
@@ -118,6 +118,19 @@ pub fn plan(mix: Mix) -> Plan {
             };
             hello("retained", i).feed(counted(120, one))
         })),
+        Mix::MemHttpBodies => Plan::attack((0..64).map(|i| {
+            let head = http::head("POST", &format!("topics/mem/{i}"), 1_000_000);
+            http::client(head).feed(zeros(1_000_000 - 100))
+        })),
+        Mix::MemHttpStreams => {
+            let deaf = (0..50).map(|i| {
+                http::client(http::head("GET", &format!("stream/messages?filters=sse/{i}"), 0)).deaf()
+            });
+            let mut plan =
+                Plan::attack((0..50).map(|i| hello("sse", i).feed(counted(480, large(format!("sse/{i}"))))));
+            plan.attack.splice(0..0, deaf);
+            plan
+        }
         _ => Plan::default(),
     }
 }

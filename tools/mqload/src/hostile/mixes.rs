@@ -1,8 +1,8 @@
 //! Attacks on the work of a broker: each is something that a client may legally send, far too often.
 
-use super::attack::{Client, Then};
+use super::attack::{Client, Door, Then};
 use super::packets::{self, Hello, PINGRESP, SUBACK, publish, subscribe, unsubscribe, ws_ping};
-use super::{Plan, Sizes};
+use super::{Plan, Sizes, http};
 use crate::codec::{PINGREQ, PUBACK, PUBCOMP, PUBREC, PUBREL, ack};
 use clap::ValueEnum;
 
@@ -83,6 +83,12 @@ pub enum Mix {
     WsTiny,
     /// One byte in each TCP segment
     Tiny,
+    /// Updates of ten devices' shadows, 6 KB of JSON that changes all the time
+    Shadow,
+    /// Replies to commands that nobody sent
+    CommandReply,
+    /// Requests over HTTP, as many as are answered: lists of devices, and messages
+    Http,
     /// Memory: WebSocket pings whose answers are not read
     MemWsPings,
     /// Memory: PINGREQs and SUBSCRIBEs whose answers are not read
@@ -107,6 +113,10 @@ pub enum Mix {
     MemAliases,
     /// Memory: retained messages of 1 MB
     MemRetained,
+    /// Memory: unfinished bodies of 1 MB over HTTP
+    MemHttpBodies,
+    /// Memory: streams over HTTP that are not read
+    MemHttpStreams,
 }
 
 /// Connections of a flood.
@@ -369,8 +379,31 @@ pub fn plan(mix: Mix, sizes: &Sizes) -> Plan {
                 client
             }))
         }
+        Mix::Shadow => Plan::attack((0..FLOODERS).map(|i| {
+            let topic = format!("$gateway/devices/{}/shadow/update", id("shadow", i));
+            let one = move |out: &mut Vec<u8>, _: usize, n: usize| {
+                publish(out, &topic, 0, false, 0, shadow(n).as_bytes());
+            };
+            hello("shadow", i).feed(counting(i, one))
+        })),
+        Mix::CommandReply => running("reply", |out, i, n| {
+            publish(out, &format!("cmd/{}/{n}/reply/200", id("reply", i)), 1, false, pid(n), b"done");
+        }),
+        Mix::Http => Plan::attack((0..FLOODERS).map(|i| {
+            let mut both = http::head("GET", "devices?pageSize=1000", 0);
+            both.extend_from_slice(&http::head("POST", &format!("topics/http/{i}"), 1024));
+            both.extend_from_slice(&[b'h'; 1024]);
+            http::client(both.clone()).repeat(both)
+        })),
         memory => super::memory::plan(memory),
     }
+}
+
+/// A document of about 6 KB, another one for each number.
+fn shadow(n: usize) -> String {
+    let fields: Vec<String> =
+        (0..200).map(|field| format!("\"field{field}\":{{\"is\":{}}}", n + field)).collect();
+    format!("{{\"state\":{{\"reported\":{{{}}}}}}}", fields.join(","))
 }
 
 fn scan(retained: usize) -> Plan {
@@ -411,7 +444,7 @@ fn slow() -> Plan {
 fn ws(kind: &str, chunk: &[u8]) -> Plan {
     Plan::attack((0..FLOODERS).map(|i| {
         let mut client = hello(kind, i).repeat(chunk.to_vec());
-        client.ws = true;
+        client.door = Door::Ws;
         client
     }))
 }
@@ -427,7 +460,9 @@ mod tests {
         let sizes = Sizes { retained: 1000, subscribers: 10 };
         for mix in Mix::value_variants() {
             let Plan { prepare, attack } = plan(*mix, &sizes);
-            for mut client in prepare.into_iter().chain(attack).take(12).filter(|client| !client.ws) {
+            for mut client in
+                prepare.into_iter().chain(attack).take(12).filter(|client| client.door == Door::Tcp)
+            {
                 let mut bytes = Vec::new();
                 (client.hello)(&mut bytes);
                 let unfinished = matches!(mix, Mix::MemFrames | Mix::MemConnects);
