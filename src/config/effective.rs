@@ -13,13 +13,19 @@ impl Config {
         let mib = |bytes: ByteSize| format!("{} MiB", bytes.0 >> 20);
         let log = self.log_memory();
         let log = if self.has_groups() { ByteSize(log.0.0 + log.1.0) } else { ByteSize(0) };
+        let history =
+            if self.database.history.is_empty() { ByteSize(0) } else { self.limits.waiting_history() };
+        let connections = self.limits.max_connections;
         format!(
             "memory: peers can make it hold at most {} (limits.memory_budget), of which {} may wait for the disk, {} are \
-             latest values to be written and {} the log of consumer groups once there is a group, and some KiB for each connection",
+             latest values to be written, {} history to be written and {} the log of consumer groups once there is a group; \
+             beside that each connection takes about 1 KiB, with TLS 5 KiB: up to {} for {connections} (limits.max_connections)",
             mib(budget),
             mib(waiting),
             mib(latest),
+            mib(history),
             mib(log),
+            mib(ByteSize(connections.saturating_mul(5 << 10))),
         )
     }
 

@@ -559,6 +559,11 @@ fn the_budget_follows_the_machine_unless_set_and_is_shown() {
     let set = load("", file, &[]).unwrap();
     assert_eq!(set.limits.budget().0, 192 << 20);
     assert!(set.memory_reach().contains("at most 192 MiB"), "{}", set.memory_reach());
+    assert!(set.memory_reach().contains(" 0 MiB history"), "{}", set.memory_reach());
+    let file = "db_addr = \"a\"\n[limits]\nmemory_budget = \"192 MiB\"\nmax_connections = 1024\n\
+                [[database.history]]\nfilter = \"a/#\"\nttl = \"1d\"";
+    let kept = load("", file, &[]).unwrap().memory_reach();
+    assert!(kept.contains("12 MiB history") && kept.contains("up to 5 MiB for 1024"), "{kept}");
 }
 
 #[test]

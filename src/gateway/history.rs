@@ -19,6 +19,7 @@ pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOpti
     let options = HistoryOptions {
         rules: rules.collect(),
         flush_interval: latest.flush_interval,
+        max_bytes: config.limits.waiting_history().0,
         version_start: latest.mark.as_ref().map_or(0, |mark| mark.ceiling()),
         version_offset: latest.version_offset,
         write_timeout: latest.write_timeout,

@@ -168,7 +168,8 @@ impl Broker {
         // Set aside for what waits to be written: the stores bound it themselves.
         let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
         let for_latest = if latest.is_some() { limits.waiting_values().0 } else { 0 };
-        let set_aside = for_disk + for_latest;
+        let for_history = if history.is_some() { limits.waiting_history().0 } else { 0 };
+        let set_aside = for_disk + for_latest + for_history;
         let account = Arc::new(Account::new(limits.budget().0 - set_aside));
         let retained = Retained::new(
             limits.retained_messages,

@@ -251,6 +251,12 @@ impl Limits {
         ByteSize(self.budget().0 / 8)
     }
 
+    /// The part of the budget for history that waits in memory to be written, where a topic has one.
+    pub fn waiting_history(&self) -> ByteSize {
+        const MOST: usize = 64 << 20;
+        ByteSize((self.budget().0 / 16).min(MOST))
+    }
+
     /// `memory_budget` in bytes on this machine.
     pub fn budget(&self) -> ByteSize {
         const LEAST: usize = 64 << 20;

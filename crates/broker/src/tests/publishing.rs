@@ -281,3 +281,19 @@ fn a_shape_that_is_given_up_may_be_replaced() {
     assert!(bench.unsubscribe(&device, "b/+"));
     assert_eq!(other(&mut bench), Ok(()));
 }
+
+/// The failure: history that waits for a database that is away is on top of `limits.memory_budget`.
+#[test]
+fn what_waits_for_the_history_is_set_aside_from_the_budget() {
+    let limits = Arc::new(Limits { memory_budget: ByteSize(160 << 20), ..Limits::default() });
+    let history = |rules| {
+        let options = store::HistoryOptions { rules, ..Default::default() };
+        Some(History::new(Arc::<store::MemoryHistory>::default(), options))
+    };
+    let limit = |history| {
+        let broker =
+            Broker::new(BrokerConfig { limits: Arc::clone(&limits), history, ..BrokerConfig::default() });
+        broker.account().limit() >> 20
+    };
+    assert_eq!((limit(None), limit(history(Vec::new()))), (160, 150));
+}

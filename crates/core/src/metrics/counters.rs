@@ -443,7 +443,7 @@ counters! {
     "gateway_history_dropped_total": "Messages that the history does not have" {
         /// 200,000 wait, which keeps out the newest
         history_dropped_messages(reason = "messages");
-        /// 64 MiB wait, which keeps out the newest
+        /// A sixteenth of `limits.memory_budget`, at most 64 MiB, waits, which keeps out the newest
         history_dropped_bytes(reason = "bytes");
         /// above 4 MiB, or client id and topic of more than 60,000 bytes together
         history_dropped_too_large(reason = "too_large");
