@@ -399,7 +399,7 @@ impl From<StoreError> for Error {
                 Self::StoreUnavailable
             }
             StoreError::Damaged(detail) | StoreError::Format(detail) => {
-                tracing::error!(detail, "stored data is damaged");
+                gateway_core::error_limited!(detail, "stored data is damaged");
                 Self::StoreDamaged
             }
         }
@@ -420,7 +420,7 @@ impl From<GroupError> for Error {
             GroupError::Gone => Self::GroupDeleted,
             GroupError::Fenced => Self::Fenced,
             GroupError::Damaged => {
-                tracing::error!("records of a group are damaged");
+                gateway_core::error_limited!("records of a group are damaged");
                 Self::StoreDamaged
             }
             GroupError::Store(error) => error.into(),

@@ -14,7 +14,6 @@ use broker::{Session, Target};
 use codec::{AckKind, reason};
 use gateway_core::{Commit, Page, QoS, Refused, clock};
 use session::{Load, Reply};
-use tracing::warn;
 
 use super::{Connection, ending::End};
 use crate::net::{shard::Work, timers};
@@ -198,7 +197,7 @@ impl Connection {
             match device.shared.broker.read_queue(core.client_id(), core.queue(), from, bytes).await {
                 Ok(page) => Some(page),
                 Err(error) => {
-                    warn!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");
+                    gateway_core::warn_limited!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");
                     timers::sleep(RETRY).await;
                     None
                 }

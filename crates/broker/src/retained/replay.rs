@@ -78,7 +78,7 @@ impl RetainedCursor {
             match result {
                 Ok(read) => retained.fill(&mut self.found, read, now),
                 Err(error) => {
-                    tracing::error!(%error, "retained messages cannot be read and are left out of a replay");
+                    gateway_core::error_limited!(%error, "retained messages cannot be read and are left out of a replay");
                     retained.fill(&mut self.found, Vec::new(), now);
                     let unread = self.found.iter().filter(|found| found.message.is_none()).count();
                     count(|c| c.retained_unread.add(unread as u64));

@@ -246,5 +246,5 @@ pub(super) fn count_topics(table: Table, txn: &RoTxn<'_>, device: &str) -> Resul
 /// Counts and says that a record was skipped.
 pub(super) fn report_damage(key: &[u8]) {
     count(|c| c.latest_damaged.add(1));
-    tracing::error!(key = %String::from_utf8_lossy(key), "latest value is damaged and was skipped");
+    gateway_core::error_limited!(key = %String::from_utf8_lossy(key), "latest value is damaged and was skipped");
 }
