@@ -363,8 +363,11 @@ impl Gateway {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let mut turn = Turn::default();
-        self.broker.shutdown_wills(clock::now(), &mut turn);
+        let wills = self.broker.shutdown_wills(clock::now(), &mut turn);
         turn.flush();
+        if let Some(wills) = wills {
+            wills.settle().await;
+        }
     }
 }
 

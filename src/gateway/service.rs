@@ -131,8 +131,11 @@ pub(super) async fn run_ticks(broker: Broker, bans: Arc<Bans>, mark: Option<Arc<
             keep_clock(mark).await;
         }
         let mut turn = Turn::default();
-        broker.tick(clock::now(), &mut turn);
+        let left = broker.tick(clock::now(), &mut turn);
         turn.flush();
+        if let Some(left) = left {
+            left.settle().await;
+        }
         for (said, peer, suppressed) in peer_limits().sweep() {
             let peer = peer.map_or_else(|| "others".to_owned(), |peer| peer.to_string());
             info!(?said, peer, suppressed, "more of the same was left out of the log");

@@ -48,11 +48,18 @@ pub(in crate::grpc) async fn latest_and_history(context: &Context, device: &str)
     }
 }
 
-/// Ends the session of a device. Whether it had one.
-pub(in crate::grpc) fn session(context: &Context, device: &str) -> bool {
-    let mut turn = Turn::default();
-    let found = context.broker.disconnect(device, ADMINISTRATIVE, true, now(), &mut turn);
-    turn.flush();
+/// Ends the connection of a device and, with `discard`, its session. Whether it had one.
+pub(in crate::grpc) async fn disconnect(context: &Context, device: &str, code: u8, discard: bool) -> bool {
+    let aftermath = {
+        let mut turn = Turn::default();
+        let aftermath = context.broker.disconnect(device, code, discard, now(), &mut turn);
+        turn.flush();
+        aftermath
+    };
+    let found = aftermath.is_some();
+    if let Some(aftermath) = aftermath {
+        aftermath.settle().await;
+    }
     found
 }
 

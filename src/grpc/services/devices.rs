@@ -14,7 +14,7 @@ mod top;
 
 use std::sync::Arc;
 
-use broker::{DeviceFilter, DeviceInfo, Turn};
+use broker::{DeviceFilter, DeviceInfo};
 use gateway_core::{Timestamp, clock, parse_shared};
 use tonic::{Request, Response, Status};
 
@@ -26,7 +26,6 @@ use crate::grpc::{
         answers, convert,
         page::{PAGE_BYTES, Pages, fit},
     },
-    now,
     proto::{gateway::v1, server::devices_server::Devices},
     server::{access::Call, deadline::within},
     status::Error,
@@ -311,18 +310,8 @@ impl Devices for DevicesService {
             .map_or(Some(delete::ADMINISTRATIVE), |code| u8::try_from(code).ok())
             .filter(|code| *code >= 0x80)
             .ok_or_else(|| Error::invalid("reason_code", "is not between 128 and 255"))?;
-        let found = {
-            let mut turn = Turn::default();
-            let found = self.context.broker.disconnect(
-                &request.device_id,
-                code,
-                request.discard_session,
-                now(),
-                &mut turn,
-            );
-            turn.flush();
-            found
-        };
+        let found =
+            delete::disconnect(&self.context, &request.device_id, code, request.discard_session).await;
         tracing::info!(client_id = request.device_id, code, found, "disconnect asked for by a backend");
         if !found {
             return Err(Error::DeviceNotFound.into());
@@ -343,7 +332,7 @@ impl Devices for DevicesService {
             return Err(call.out_of_scope("device_id", device).into());
         }
         // First the session, whose will may set what is deleted then.
-        let session_ended = delete::session(context, device);
+        let session_ended = delete::disconnect(context, device, delete::ADMINISTRATIVE, true).await;
         let deleting = async {
             let latest_values = delete::latest_and_history(context, device).await?;
             Ok((latest_values, delete::retained(context, device).await?))

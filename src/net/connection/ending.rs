@@ -144,19 +144,10 @@ impl Connection {
 
 /// Goes on in turns, beside the connections of this thread.
 pub(in crate::net) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
-    let Some(mut aftermath) = aftermath else { return };
-    let rest = async move {
-        let mut turn = Turn::default();
-        while !aftermath.go_on(&mut turn) {
-            turn.flush();
-            turn.effort.renew();
-            tokio::task::yield_now().await;
-        }
-        turn.flush();
-    };
+    let Some(aftermath) = aftermath else { return };
     // Without a runtime it is dropped, and with that done at once.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(rest);
+        runtime.spawn(aftermath.settle());
     }
 }
 

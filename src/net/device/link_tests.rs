@@ -255,7 +255,7 @@ fn a_connection_asked_to_close_before_it_attaches_is_not_left_open() {
     let mut turn = Turn::default();
     let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
     let (device, epoch) = open(&shared, false);
-    assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn));
+    assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn).is_some());
     assert!(attach(&device, epoch, &wakes, Writer::Owner));
     assert_eq!(close(&device), Some(CloseReason::Administrative(0x98)));
     // The next connection has nothing to do with it.
@@ -264,7 +264,7 @@ fn a_connection_asked_to_close_before_it_attaches_is_not_left_open() {
     assert_eq!(close(&device), None);
     // Nor has one that comes after the request found nobody.
     device.detach(epoch);
-    assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn));
+    assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn).is_some());
     let (device, epoch) = open(&shared, false);
     assert!(attach(&device, epoch, &wakes, Writer::Owner));
     assert_eq!(close(&device), None);

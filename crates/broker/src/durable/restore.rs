@@ -7,7 +7,8 @@ use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredS
 
 use super::Durable;
 use crate::{
-    Broker, MemoryKind, Parties, Session, SessionCore, SubscribeRequest, Target, Turn, parties::Membership,
+    Aftermath, Broker, MemoryKind, Parties, Session, SessionCore, SubscribeRequest, Target, Turn,
+    parties::Membership,
 };
 
 /// When a restored session that a later one of its client has replaced is due: before all that wait for a time.
@@ -91,9 +92,9 @@ impl Broker {
     /// once whatever may receive a will is there, and before anybody connects: a client that comes back could otherwise
     /// leave its next will before this one is published.
     pub fn end_superseded(&self, now: Timestamp, turn: &mut Turn) {
-        while let Some((at, session)) = self.inner.timers.first_due(SUPERSEDED) {
-            self.run_timer(&session, at, now, turn);
-        }
+        let mut aftermath = Aftermath::new(self, now);
+        aftermath.due(SUPERSEDED, usize::MAX);
+        aftermath.finish(turn);
         turn.flush();
     }
 

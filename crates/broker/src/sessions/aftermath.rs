@@ -1,5 +1,6 @@
 //! What follows from the end of a connection or a session: subscriptions to remove, wills to publish. It is done in
-//! steps, so that neither a session with very many filters nor a will with very many receivers blocks its thread.
+//! steps, so that neither a session with very many filters, nor a will with very many receivers, nor very many sessions
+//! that are due at once block their thread.
 
 use std::{
     collections::VecDeque,
@@ -23,6 +24,8 @@ pub struct Aftermath {
 }
 
 enum Step {
+    /// Sessions that are due by this time: so many at most.
+    Due(Timestamp, usize),
     Clear(Clearing),
     /// A will and the slot of its session, 0 once the session is over.
     Publish(Arc<dyn Session>, Will, u32),
@@ -54,9 +57,18 @@ impl Aftermath {
     /// Adds the rest of a session's end, which needs no locks of the session: subscriptions, shared messages, slot,
     /// will. `commit` gets a part that is done when nothing of it is left on disk.
     pub(crate) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
+        let clearing = self.clearing(ended, reason, commit);
+        self.steps.push_back(clearing);
+    }
+
+    fn clearing(&self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) -> Step {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
-        let commit = commit.map(Commit::part);
-        self.steps.push_back(Step::Clear(Clearing { ended, removed: 0, commit }));
+        Step::Clear(Clearing { ended, removed: 0, commit: commit.map(Commit::part) })
+    }
+
+    /// Adds what sessions have waited for until `by`, of the first `most` of them.
+    pub(crate) fn due(&mut self, by: Timestamp, most: usize) {
+        self.steps.push_back(Step::Due(by, most));
     }
 
     /// Does as much as the turn's effort affords; returns what is left.
@@ -67,6 +79,17 @@ impl Aftermath {
     /// Does everything.
     pub(crate) fn finish(mut self, turn: &mut Turn) {
         self.finish_in(turn);
+    }
+
+    /// Does everything, and lets other tasks run between two turns. Cancelled, it does the rest at once.
+    pub async fn settle(mut self: Box<Self>) {
+        let mut turn = Turn::default();
+        while !self.go_on(&mut turn) {
+            turn.flush();
+            turn.effort.renew();
+            tokio::task::yield_now().await;
+        }
+        turn.flush();
     }
 
     /// Does as much more as the turn's effort affords; returns whether everything is done. Before the next call the
@@ -90,8 +113,22 @@ impl Aftermath {
         }
     }
 
-    fn run(&self, step: Step, turn: &mut Turn) -> Option<Step> {
+    /// Returns the rest of the step, which is next; what it pushes to the front comes before everything else.
+    fn run(&mut self, step: Step, turn: &mut Turn) -> Option<Step> {
         match step {
+            Step::Due(by, most) => {
+                let (at, session) = self.broker.inner.timers.first_due(by)?;
+                turn.effort.spend(Effort::FILTER);
+                if most > 1 {
+                    self.steps.push_front(Step::Due(by, most - 1));
+                }
+                let (will, ended) = self.broker.take_due(&session, at, self.now);
+                if let Some(ended) = ended {
+                    let clearing = self.clearing(ended, "expired", None);
+                    self.steps.push_front(clearing);
+                }
+                will.map(|will| Step::Publish(Arc::clone(&session), will, session.core().slot()))
+            }
             Step::Clear(clearing) => self.clear_some(clearing, turn),
             Step::Publish(session, will, slot) => {
                 let spread = self.broker.publish_will_some(&session, &will, slot, self.now, turn)?;

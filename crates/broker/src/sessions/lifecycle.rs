@@ -220,7 +220,8 @@ impl Broker {
         left
     }
 
-    /// Ends a device's connection and, with `discard`, its session. False if there is no such session.
+    /// Ends a device's connection and, with `discard`, its session. Returns what is left to do, perhaps nothing; `None` if
+    /// there is no such session.
     pub fn disconnect(
         &self,
         client_id: &str,
@@ -228,11 +229,11 @@ impl Broker {
         discard: bool,
         now: Timestamp,
         turn: &mut Turn,
-    ) -> bool {
+    ) -> Option<Box<Aftermath>> {
         let _change = self.change();
         let (session, epoch, ended) = {
             let mut lock = self.inner.lock_client(client_id);
-            let Some(session) = lock.find(client_id) else { return false };
+            let session = lock.find(client_id)?;
             let mut state = session.core().state.lock();
             let epoch = state.epoch;
             let ended = discard.then(|| {
@@ -243,64 +244,50 @@ impl Broker {
             (session, epoch, ended)
         };
         session.close(epoch, CloseReason::Administrative(code));
+        let mut aftermath = Aftermath::new(self, now);
         if let Some(ended) = ended {
-            let mut aftermath = Aftermath::new(self, now);
             aftermath.clear(ended, "administrative", None);
-            aftermath.finish(turn);
         }
-        true
+        aftermath.go_on(turn);
+        Some(Box::new(aftermath))
     }
 
-    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second.
-    pub fn tick(&self, now: Timestamp, turn: &mut Turn) {
-        for _ in 0..TIMERS_PER_TICK {
-            let Some((at, session)) = self.inner.timers.first_due(now) else { break };
-            self.run_timer(&session, at, now, turn);
-        }
+    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second. Returns what is left of
+    /// what sessions waited for, if that is too much for one turn.
+    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<Aftermath>> {
+        let mut aftermath = Aftermath::new(self, now);
+        aftermath.due(now, TIMERS_PER_TICK);
+        let left = aftermath.begin(turn);
         self.inner.retained.sweep(now);
         self.inner.evict_retained(now);
         self.shed();
         self.retry_stalled(now, turn);
         self.tell_drops(now);
         self.inner.recent.tick(now);
+        left
     }
 
-    /// The deadline `at` of a session has come: it expires or publishes its will, unless it was resumed meanwhile.
-    pub(crate) fn run_timer(
+    /// The deadline `at` of a session has come: takes its will or, if it expires, ends it. Nothing, if it was resumed
+    /// meanwhile, which removed its timer.
+    pub(crate) fn take_due(
         &self,
         session: &Arc<dyn Session>,
         at: Timestamp,
         now: Timestamp,
-        turn: &mut Turn,
-    ) {
+    ) -> (Option<Will>, Option<Ended>) {
         let inner = &*self.inner;
         let core = session.core();
-        let mut will = None;
-        let mut ended = None;
-        let _change = self.change();
-        {
-            let mut lock = inner.lock_client(core.client_id().as_str());
-            let mut state = core.state.lock();
-            if state.deadline() != Some(at) {
-                // It was resumed meanwhile, which removed its timer.
-                return;
-            }
-            if state.expires_at().is_some_and(|at| at <= now) {
-                lock.remove(session);
-                ended = Some(self.mark_ended(session, &mut state));
-            } else {
-                will = inner.timers.update(session, &mut state, |state| state.give_will(core.queue()));
-            }
+        let mut lock = inner.lock_client(core.client_id().as_str());
+        let mut state = core.state.lock();
+        if state.deadline() != Some(at) {
+            return (None, None);
         }
-        let mut aftermath = Aftermath::new(self, now);
-        if let Some(will) = will {
-            aftermath.publish(session, will);
-        }
-        if let Some(ended) = ended {
+        if state.expires_at().is_some_and(|at| at <= now) {
+            lock.remove(session);
             count(|c| c.sessions_expired.add(1));
-            aftermath.clear(ended, "expired", None);
+            return (None, Some(self.mark_ended(session, &mut state)));
         }
-        aftermath.finish(turn);
+        (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
     }
 
     /// The part of an open that needs the registry's lock.

@@ -14,8 +14,9 @@ use crate::{Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Tur
 /// Wills.
 impl Broker {
     /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
-    /// after the last connection was asked to end; wills leave their sessions, so none is published twice.
-    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) {
+    /// after the last connection was asked to end; wills leave their sessions, so none is published twice. Returns what is
+    /// left, if that is too much for one turn.
+    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<Aftermath>> {
         let mut wills = Aftermath::new(self, now);
         self.inner.slots.for_each_session(|session| {
             let will = {
@@ -27,7 +28,7 @@ impl Broker {
                 wills.publish(&session, will);
             }
         });
-        wills.finish(turn);
+        wills.begin(turn)
     }
 
     /// Publishes a will that [`SessionState::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over, since

@@ -81,6 +81,71 @@ fn a_will_for_very_many_is_handed_out_in_steps_each_gets_it_once() {
     }
 }
 
+/// Goes on with what a call left, in turns; returns how many there were, the call's own included.
+fn turns(bench: &mut Bench, aftermath: Option<Box<Aftermath>>) -> usize {
+    assert!(bench.turn.effort.spent() <= MOST, "{:?}", bench.turn.effort);
+    let mut turns = 1;
+    let Some(mut aftermath) = aftermath else { return turns };
+    loop {
+        bench.turn.flush();
+        bench.turn.effort.renew();
+        turns += 1;
+        let done = aftermath.go_on(&mut bench.turn);
+        assert!(bench.turn.effort.spent() <= MOST, "{:?}", bench.turn.effort);
+        if done {
+            return turns;
+        }
+    }
+}
+
+/// The failure: an operator who ends a session with 10,000 filters stops a thread of the services for tens of
+/// milliseconds.
+#[test]
+fn a_session_that_is_discarded_ends_in_steps() {
+    const FILTERS: usize = 3_000;
+    let mut bench = Bench::new(Limits::default());
+    let device = bench.device("d");
+    for number in 0..FILTERS {
+        bench.subscribe(&device, &format!("{number}/+"));
+    }
+    bench.turn = Turn::default();
+    let aftermath = bench.broker.disconnect("d", 0x98, true, bench.now, &mut bench.turn);
+    let turns = turns(&mut bench, Some(aftermath.expect("a session")));
+    assert!(turns >= FILTERS * Effort::FILTER as usize / Effort::TURN as usize, "{turns}");
+    let gauges = bench.broker.gauges();
+    assert_eq!((gauges.subscriptions, gauges.sessions), (0, 0));
+    assert!(bench.broker.is_quiet());
+}
+
+/// The failure: 10,000 sessions that expire, or wills that are due, in one second are one piece of work.
+#[test]
+fn sessions_that_are_due_at_once_and_wills_at_a_stop_take_turns() {
+    const SESSIONS: usize = 1_000;
+    for at_a_stop in [false, true] {
+        let mut bench = Bench::new(Limits::default());
+        let watcher = bench.device("watcher");
+        bench.subscribe(&watcher, "will/+");
+        for number in 0..SESSIONS {
+            let will = Some(will(&format!("will/{number}"), "gone", 30));
+            let connect = Connect { clean: false, expiry: 30, will, ..Connect::default() };
+            let device = bench.connect(&format!("d{number}"), connect);
+            bench.close(&device);
+        }
+        bench.turn = Turn::default();
+        let left = if at_a_stop {
+            bench.broker.shutdown_wills(bench.now, &mut bench.turn)
+        } else {
+            bench.now = bench.now.plus_secs(30);
+            bench.broker.tick(bench.now, &mut bench.turn)
+        };
+        assert!(left.is_none() || !bench.broker.is_quiet(), "more is to come");
+        let turns = turns(&mut bench, left);
+        assert!(at_a_stop || turns >= SESSIONS * Effort::FILTER as usize / Effort::TURN as usize, "{turns}");
+        assert_eq!(watcher.payloads().len(), SESSIONS);
+        assert_eq!(bench.broker.gauges().sessions, if at_a_stop { SESSIONS + 1 } else { 1 });
+    }
+}
+
 /// The failure: the client of a new session is answered while the old session is still on disk.
 #[test]
 fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
