@@ -143,6 +143,19 @@ fn bad_configuration_exits_2_and_names_key_value_and_fix() {
     }
 }
 
+/// The failure: nobody knows before the machine is out of memory what a configuration may take.
+#[test]
+fn a_good_configuration_is_told_with_the_memory_it_can_reach() {
+    let output =
+        run(&format!("{PLAIN}[limits]\nmemory_budget = \"192 MiB\"\nmax_connections = 2048\n"), &["--check"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    for part in ["configuration is valid", "at most 192 MiB (limits.memory_budget)", "up to 10 MiB for 2048"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
 /// Each with the cause and the remedy on one line, which begins with the program's name and not like a line of the log.
 #[test]
 fn what_keeps_it_from_starting_is_told_on_one_line_with_the_remedy() {

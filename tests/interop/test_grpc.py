@@ -448,3 +448,16 @@ def test_a_generic_client_uses_reflection(api):
         response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
     )(request, timeout=WAIT)
     assert response.outcome == 4  # OUTCOME_NO_MATCH
+    # With what errors carry, so that a generic client can show it.
+    details = {"google.rpc.ErrorInfo", "google.rpc.BadRequest", "google.rpc.RetryInfo"}
+    assert {pool.FindMessageTypeByName(name).full_name for name in details} == details
+
+
+def test_requests_and_answers_may_be_compressed(api):
+    """The failure: a backend that compresses is refused (UNIMPLEMENTED), or gets what it cannot read."""
+    zipped = {"timeout": WAIT, "compression": grpc.Compression.Gzip}
+    request = api.publisher.PublishRequest(topic=unique("zipped/"), payload=b"z" * 100_000, retain=True)
+    assert api.publish.Publish(request, **zipped).outcome == api.publisher.OUTCOME_NO_MATCH
+    kept = api.latest.GetRetained(api.state.GetRetainedRequest(topic=request.topic), **zipped)
+    assert kept.message.payload == request.payload
+    api.latest.DeleteRetained(api.state.DeleteRetainedRequest(topic=request.topic), **zipped)

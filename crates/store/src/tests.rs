@@ -509,3 +509,14 @@ fn shards_record_while_the_flusher_writes() {
         "the newest of every pair is stored"
     );
 }
+
+/// The failure: other users of the machine read what devices say and what their sessions queue.
+#[test]
+fn a_data_directory_is_made_for_its_user_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deeper/data");
+    let _data = DataDir::open(&path).unwrap();
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&path), mode(&path.join("lock"))), (0o700, 0o600));
+}
