@@ -205,7 +205,8 @@ impl Live {
             let last = own_records.clone().next_back().map(|record| record.message.received);
             let bytes_after = bytes_before + bytes as u64;
             if last.is_some_and(|last| inner.waypoints.is_due(limits, bytes_after, last)) {
-                inner.waypoints.note(limits, own_records, (messages_before, bytes_before));
+                let latest = self.log.time_at(u64::MAX).unwrap_or_default();
+                inner.waypoints.note(limits, own_records, (messages_before, bytes_before), latest);
             }
             for &at in own {
                 let (partition, record) = &records[at];

@@ -1,6 +1,7 @@
 //! Groups over the engines in memory, in virtual time.
 
 mod fetching;
+mod letters;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -27,12 +27,14 @@ impl Waypoints {
     }
 
     /// The group has got these records, and before them so many messages and bytes. It keeps `most` bytes, for `age` ms; 0 is
-    /// without limit.
+    /// without limit. Nothing in the log was received later than `latest`. A dead letter that is put back is older than what is
+    /// before it, which must not go for that: see [`Mark::time`].
     pub(super) fn note<'a>(
         &mut self,
         (most, age): (u64, u64),
         records: impl Iterator<Item = &'a LogRecord>,
         before: (u64, u64),
+        latest: Timestamp,
     ) {
         if most == 0 && age == 0 {
             return;
@@ -40,7 +42,7 @@ impl Waypoints {
         let (mut messages, mut bytes) = before;
         self.apart = self.apart.max(most / PARTS).max(1);
         for record in records {
-            let time = record.message.received;
+            let time = record.message.received.max(latest);
             let is_due = most > 0 && bytes >= self.next.0 || age > 0 && time >= self.next.1;
             if is_due && self.marks.back().is_none_or(|last| last.offset < record.offset) {
                 self.marks.push_back(Mark { offset: record.offset, time, messages, bytes });

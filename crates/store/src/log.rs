@@ -142,7 +142,8 @@ pub struct Bounds {
 pub struct Mark {
     /// The place in each partition that this is; one for all where offsets are those of the whole log.
     pub offset: u64,
-    /// When what comes here was received, about.
+    /// When what comes here was received, about. Never earlier than anything before this place, although a record may be older
+    /// than those before it: what is given up for its age ends at a mark.
     pub time: Timestamp,
     /// Messages of the group before this place, since the log began.
     pub messages: u64,

@@ -1,10 +1,7 @@
 //! A [`PartitionedLog`] in memory, for the tests of others: it can be slow, out of order between partitions, full and
 //! failing.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, OnceLock},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, SharedMessage, Timestamp};
 use parking_lot::Mutex;
@@ -40,7 +37,8 @@ impl Default for MemoryLogOptions {
 pub struct MemoryLog {
     options: MemoryLogOptions,
     state: Mutex<State>,
-    watcher: OnceLock<Arc<dyn LogWatcher>>,
+    /// The last that was set: a log that is opened again is the same one here.
+    watcher: Mutex<Option<Arc<dyn LogWatcher>>>,
 }
 
 /// Messages and their cost, by group.
@@ -87,7 +85,7 @@ impl MemoryLog {
     pub fn new(options: MemoryLogOptions) -> Self {
         let mut state = State { marks: vec![(0, Timestamp(0), BTreeMap::new())], ..State::default() };
         state.partitions.resize_with(PARTITIONS, Part::default);
-        Self { options, state: Mutex::new(state), watcher: OnceLock::new() }
+        Self { options, state: Mutex::new(state), watcher: Mutex::default() }
     }
 
     /// How many messages wait.
@@ -152,7 +150,7 @@ impl MemoryLog {
             state.written += 1;
             state.latest = state.latest.max(message.received);
             if state.written.is_multiple_of(MARK_EVERY) {
-                let mark = (offset, message.received, state.counts.clone());
+                let mark = (offset, state.latest, state.counts.clone());
                 state.marks.push(mark);
             }
             for group in &*groups {
@@ -169,8 +167,9 @@ impl MemoryLog {
         }
         drop(state);
         commits.iter().for_each(|commit| commit.done());
+        let watcher = self.watcher.lock().clone();
         if count > 0
-            && let Some(watcher) = self.watcher.get()
+            && let Some(watcher) = watcher
         {
             watcher.appended(&records);
         }
@@ -300,7 +299,7 @@ impl PartitionedLog for MemoryLog {
     }
 
     fn watch(&self, watcher: Arc<dyn LogWatcher>) {
-        let _ = self.watcher.set(watcher);
+        *self.watcher.lock() = Some(watcher);
     }
 
     fn health(&self) -> StoreHealth {

@@ -117,6 +117,7 @@ pub(super) fn run(log: &dyn PartitionedLog, push: Push<'_>) {
     the_watcher_hears_of_each_once_and_in_order(log, &seen);
     a_time_is_found(log, push);
     marks_count_what_a_group_got(log, push);
+    marks_do_not_go_back_in_time(log, push);
     what_is_trimmed_may_go_and_the_rest_stays(log, push);
 }
 
@@ -249,6 +250,21 @@ fn marks_count_what_a_group_got(log: &dyn PartitionedLog, push: Push<'_>) {
     assert_eq!([count(40), count(41), count(42)], [(125, 125 * cost), (250, 250 * cost), (0, 0)]);
     log.forget(GroupId(42));
     assert_eq!(count(41).0, 250);
+}
+
+/// The failure: a segment that begins with a message received long ago, as a dead letter that is put back, made all before it
+/// as old: groups gave it up.
+fn marks_do_not_go_back_in_time(log: &dyn PartitionedLog, push: Push<'_>) {
+    assert!(append(log, Partition(25), &[1], &message("now", 6_500), push));
+    let end = log.bounds(Partition(25)).end;
+    for n in 0..250 {
+        assert!(append(log, Partition(25), &[1], &message(&format!("of long ago {n}"), 10), push));
+    }
+    let marks = log.marks(GroupId(1));
+    assert!(marks.is_sorted_by_key(|mark| mark.time), "{marks:?}");
+    let behind = marks.iter().filter(|mark| mark.offset >= end);
+    assert!(behind.clone().all(|mark| mark.time >= Timestamp(6_500)), "{marks:?}");
+    assert_eq!(log.time_at(u64::MAX), marks.last().map(|mark| mark.time));
 }
 
 fn what_is_trimmed_may_go_and_the_rest_stays(log: &dyn PartitionedLog, push: Push<'_>) {

@@ -64,7 +64,7 @@ pub(super) struct Header {
     pub(super) log: u64,
     /// The offset of the first frame.
     pub(super) base: u64,
-    /// When the first record was received.
+    /// When the first record was received, or a record before it that was received later.
     pub(super) time: Timestamp,
     /// One more than the offset of the last record of each partition; 0 if there never was one.
     pub(super) ends: Box<[u64]>,

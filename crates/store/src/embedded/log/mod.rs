@@ -204,7 +204,6 @@ impl EmbeddedLog {
     pub fn open(directory: &Arc<DataDir>, options: &LogOptions) -> Result<Self, StoreError> {
         let folder = directory.path().join("log");
         let opened = open::open(&folder)?;
-        let latest = opened.segments.back().and_then(|last| last.content().latest).unwrap_or_default();
         let shared = Arc::new(Shared {
             folder,
             options: options.clone(),
@@ -217,7 +216,10 @@ impl EmbeddedLog {
             probed: AtomicU64::new(0),
             segments: RwLock::new(opened.segments),
             tails: Tails::new(opened.end, &opened.ends),
-            counts: Mutex::new(Counts { groups: opened.counts.into_iter().collect(), latest }),
+            counts: Mutex::new(Counts {
+                groups: opened.counts.into_iter().collect(),
+                latest: opened.latest,
+            }),
             trims: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(opened.bytes),
             damaged: opened.damaged,

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{GroupId, PARTITIONS, metrics::count};
+use gateway_core::{GroupId, PARTITIONS, Timestamp, metrics::count};
 
 use super::{
     format::{Count, Hole, VERSION},
@@ -30,6 +30,8 @@ pub(super) struct Opened {
     /// One more than the offset of the last record of each partition.
     pub(super) ends: Box<[u64]>,
     pub(super) counts: Vec<(GroupId, Count)>,
+    /// The latest time at which a record was received, as far as headers and footers tell.
+    pub(super) latest: Timestamp,
     /// Bytes of all files.
     pub(super) bytes: u64,
     /// What is before this place was set aside, if the log begins here; 0 if nothing was.
@@ -68,6 +70,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened, StoreError> {
         end: 0,
         ends: vec![0; PARTITIONS].into(),
         counts: Vec::new(),
+        latest: Timestamp(0),
         bytes: 0,
         damaged: 0,
     };
@@ -92,7 +95,7 @@ impl Opened {
     fn add(&mut self, folder: &Path, base: u64, file: File, kind: Kind, next: Option<u64>) -> io::Result<()> {
         let path = segment::path(folder, base);
         let mut length = file.metadata()?.len();
-        let segment = match kind {
+        let mut segment = match kind {
             Kind::Sealed(header, head, trailer, holes) => {
                 Segment::sealed(path, *header, head, &trailer, holes)
             }
@@ -113,6 +116,9 @@ impl Opened {
                 return self.quarantine(&path, base, length, next);
             }
         };
+        // Versions before wrote the time of the first record, which may be older than what is before it.
+        segment.header.time = segment.header.time.max(self.latest);
+        self.latest = segment.header.time.max(segment.content().latest.unwrap_or_default());
         if next.is_some() || self.file.is_none() {
             // The next header says the same, if it can be read.
             self.ends.copy_from_slice(&segment.header.ends);

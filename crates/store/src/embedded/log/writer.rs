@@ -283,16 +283,18 @@ impl Writer {
             let _ = std::fs::remove_file(&useless.path);
             shared.bytes.fetch_sub(useless.head, Relaxed);
         }
-        let counts: Vec<(GroupId, Count)> = {
-            let counts = shared.counts.lock();
-            let mut counts: Vec<_> = counts.groups.iter().map(|(group, count)| (*group, *count)).collect();
+        let (counts, latest) = {
+            let shared = shared.counts.lock();
+            let mut counts: Vec<(GroupId, Count)> =
+                shared.groups.iter().map(|(group, count)| (*group, *count)).collect();
             counts.sort_unstable_by_key(|(group, _)| *group);
-            counts
+            (counts, shared.latest)
         };
         let header = Header {
             log: shared.id,
             base,
-            time: chunk.first().map_or(Timestamp(0), |first| first.message.received),
+            // A dead letter comes again with the time at which it was received first: what is before it is not that old.
+            time: chunk.first().map_or(latest, |first| first.message.received.max(latest)),
             ends: self.ends.clone(),
             counts: counts.into(),
         };

@@ -1,0 +1,61 @@
+//! Messages that are given up, and put back.
+
+use super::*;
+
+impl Fixture {
+    /// Waits until the group has so many letters.
+    async fn letters(&self, count: usize) -> Vec<DeadLetter> {
+        let there = async {
+            loop {
+                let letters = self.groups.dead_letters("g", None, 100).await.expect("letters");
+                if letters.len() == count {
+                    return letters;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(LONG, there).await.expect("in time")
+    }
+}
+
+fn dead() -> Nack {
+    Nack { dead_letter: true, ..Nack::default() }
+}
+
+/// The failure: a letter that is put back is as old as it was, and the group's unread messages before it were given up with
+/// what is older than it may be.
+#[tokio::test(start_paused = true)]
+async fn an_old_letter_put_back_takes_nothing_with_it() {
+    // The log counts at every hundredth message: at the letter, or not.
+    for (messages, bytes) in [(98, 0), (5, 0), (5, 1_000_000)] {
+        let mut fixture = Fixture::new(MemoryLogOptions::default()).await;
+        let keeps = |wanted: &mut Definition| {
+            (wanted.retention_age, wanted.retention_bytes) = (60_000, bytes);
+        };
+        let group = keeping(&fixture, keeps).await;
+        let mut member = fixture.open("g", "a", Duration::ZERO);
+        fixture.append(group, 1, "letter");
+        some(&mut member, 1).await;
+        member.nack(&ids(1, 1), &dead()).expect("a member");
+        fixture.letters(1).await;
+        drop(member);
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        for number in 0..messages {
+            fixture.append(group, 1, &number.to_string());
+        }
+        if bytes == 0 {
+            fixture.groups.stop().await;
+            fixture.groups = load(&fixture.log, &fixture.state).await;
+        }
+        assert_eq!(fixture.groups.requeue("g", &[]).await.expect("requeued"), 1);
+        fixture.groups.keep_up().await;
+        let status = fixture.groups.get("g").expect("a group").status;
+        assert_eq!((status.lost, status.lag_messages), (0, messages + 1), "{messages} {bytes}");
+        // It goes with what came before it.
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        fixture.append(group, 1, "last");
+        fixture.groups.keep_up().await;
+        let status = fixture.groups.get("g").expect("a group").status;
+        assert_eq!((status.lost, status.lag_messages), (messages + 1, 1), "{messages} {bytes}");
+    }
+}
