@@ -33,7 +33,7 @@ use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Prog
 use parking_lot::{Mutex, RwLock};
 use store::{Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
 use thiserror::Error;
-use tokio::task::JoinSet;
+use tokio::{sync::oneshot, task::JoinSet};
 
 pub use definition::{Definition, Filter, Order, WhenFull};
 pub use letters::DeadLetter;
@@ -207,7 +207,7 @@ pub struct Groups {
     names: RwLock<BTreeMap<String, Arc<Live>>>,
     /// Held by who makes, changes or deletes a group.
     changing: tokio::sync::Mutex<Registry>,
-    /// Those of the groups, and the upkeep.
+    /// Those of the groups, the upkeep, and calls that are run to their end.
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -296,7 +296,9 @@ impl Groups {
             }
         }
         let filter = kept.definition.filter.clone();
-        self.serve(id, Owner::later(seen), kept, progress, letters, counts);
+        let name = kept.definition.name.clone();
+        let live = self.serve(id, Owner::later(seen), kept, progress, letters, counts);
+        self.names.write().insert(name, live);
         self.marker.keep_for(id, &filter);
         Ok(())
     }
@@ -306,6 +308,7 @@ impl Groups {
         Ok(self.state.remove(id, epoch).await?)
     }
 
+    /// Begins to serve a group, which has no name yet.
     fn serve(
         &self,
         id: GroupId,
@@ -326,28 +329,50 @@ impl Groups {
             logic.restore(partition, place);
             logic.set_end(partition, self.log.bounds(partition).end);
         }
-        let name = kept.definition.name.clone();
         let wants = self.marker.matcher(&kept.definition.filter);
         let (log, state) = (Arc::clone(&self.log), Arc::clone(&self.state));
         let live = Live::new(id, owner, log, state, self.options.clock, kept, wants, logic, letters, counts);
         let live = Arc::new(live);
         self.table.insert(id, Arc::clone(&live));
-        self.names.write().insert(name, Arc::clone(&live));
-        {
-            let mut tasks = self.tasks.lock();
-            // Those of groups that were deleted.
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(Arc::clone(&live).write_all());
-            tasks.spawn(Arc::clone(&live).tick_all());
-        }
+        self.spawn(Arc::clone(&live).write_all());
+        self.spawn(Arc::clone(&live).tick_all());
         live
     }
 
-    /// Makes a group; the same again is fine. Returns it, and a token of where it begins.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        // Those that have ended meanwhile.
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Runs something to its end, although nobody may wait for it any more: cut between two writes it would leave half.
+    async fn to_the_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, GroupError>> + Send + 'static,
+    ) -> Result<T, GroupError> {
+        let (done, answer) = oneshot::channel();
+        self.spawn(async move {
+            let _ = done.send(work.await);
+        });
+        answer.await.map_err(|_| GroupError::Gone)?
+    }
+
+    /// Makes a group; the same again is fine. Returns it, and a token of where it begins. Cancelled, the group is made all the
+    /// same; until that is done the next call waits.
     ///
     /// # Errors
     /// [`GroupError::Exists`], [`GroupError::TooManyGroups`], those of [`Start`], or of the store.
-    pub async fn create(&self, definition: Definition, start: &Start) -> Result<(Info, String), GroupError> {
+    pub async fn create(
+        self: &Arc<Self>,
+        definition: Definition,
+        start: &Start,
+    ) -> Result<(Info, String), GroupError> {
+        let (groups, start) = (Arc::clone(self), start.clone());
+        self.to_the_end(async move { groups.make(definition, &start).await }).await
+    }
+
+    async fn make(&self, definition: Definition, start: &Start) -> Result<(Info, String), GroupError> {
         let mut registry = self.changing.lock().await;
         if let Ok(live) = self.find(&definition.name) {
             let (same, places) =
@@ -369,7 +394,7 @@ impl Groups {
         registry.next += 1;
         let epoch = self.acquire(id).await?;
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
-        let filter = definition.filter.clone();
+        let (name, filter) = (definition.name.clone(), definition.filter.clone());
         let kept = Kept {
             definition,
             etag: 1,
@@ -394,6 +419,8 @@ impl Groups {
             self.forget(&live);
             return Err(error.into());
         }
+        // Who finds it finds it on disk.
+        self.names.write().insert(name, Arc::clone(&live));
         Ok((info(&live), token(self.log.id(), &start)))
     }
 

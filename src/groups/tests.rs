@@ -1,5 +1,6 @@
 //! Groups over the engines in memory, in virtual time.
 
+mod changing;
 mod fetching;
 mod letters;
 
