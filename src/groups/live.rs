@@ -291,6 +291,8 @@ impl Live {
                             self.written.send_modify(|written| written.stuck = true);
                         }
                     }
+                    // It was deleted meanwhile.
+                    Err(_) if self.is_ended() => {}
                     Err(error) => {
                         warn!(group = self.id.0, %error, "group is not this gateway's any more");
                         self.end();

@@ -31,7 +31,9 @@ use bytes::Bytes;
 use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
 use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
-use store::{Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateError, StoreError};
+use store::{
+    Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateChange, StateError, StoreError,
+};
 use thiserror::Error;
 use tokio::{sync::oneshot, task::JoinSet};
 
@@ -429,38 +431,59 @@ impl Groups {
         Ok(self.state.acquire(id, last).await?)
     }
 
-    /// Changes a group. Its name and what its messages are in order with do not change.
+    /// Changes a group. Its name and what its messages are in order with do not change. Cancelled, it is changed all the same.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::EtagMismatch`], or those of the store.
     pub async fn update(&self, definition: Definition, etag: Option<&str>) -> Result<Info, GroupError> {
-        let _changing = self.changing.lock().await;
-        let live = self.find(&definition.name)?;
-        let filter = definition.filter.clone();
-        let number = live.with(|inner| {
-            if etag.is_some_and(|etag| etag != inner.kept.etag.to_string()) {
-                return Err(GroupError::EtagMismatch);
-            }
-            let order = inner.kept.definition.order;
-            Ok(Definition { order, ..definition })
-        });
-        let number = live.redefine(number?, self.marker.matcher(&filter));
-        self.marker.keep_for(live.id, &filter);
+        let (live, number) = {
+            let _changing = self.changing.lock().await;
+            let live = self.find(&definition.name)?;
+            let filter = definition.filter.clone();
+            let definition = live.with(|inner| {
+                if etag.is_some_and(|etag| etag != inner.kept.etag.to_string()) {
+                    return Err(GroupError::EtagMismatch);
+                }
+                let order = inner.kept.definition.order;
+                Ok(Definition { order, ..definition })
+            });
+            let number = live.redefine(definition?, self.marker.matcher(&filter));
+            self.marker.keep_for(live.id, &filter);
+            (live, number)
+        };
         live.written(number).await?;
         Ok(info(&live))
     }
 
-    /// Ends a group, and frees what the log has for it.
+    /// Ends a group, and frees what the log has for it. Cancelled, it is ended all the same.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], or those of the store: then the group is gone, but what is left of it is removed at the next
-    /// start only.
-    pub async fn delete(&self, name: &str) -> Result<(), GroupError> {
+    /// [`GroupError::NotFound`], or those of the store: then the group is still there.
+    pub async fn delete(self: &Arc<Self>, name: &str) -> Result<(), GroupError> {
+        let (groups, name) = (Arc::clone(self), name.to_owned());
+        self.to_the_end(async move { groups.end(&name).await }).await
+    }
+
+    async fn end(&self, name: &str) -> Result<(), GroupError> {
         let _changing = self.changing.lock().await;
         let live = self.find(name)?;
-        self.state.remove(live.id, live.own().await?).await?;
+        // A definition that is written later would bring the group back.
+        let number = live.with(|inner| Live::wait_number(inner));
+        live.written(number).await?;
+        let epoch = live.own().await?;
+        // Without this record it is no group any more: the rest may be removed in steps, and at the next start.
+        let definition =
+            StateChange { key: Bytes::from_static(DEFINITION), value: None, expect: Expect::Any };
+        if let Err(error) = self.state.write(live.id, epoch, vec![definition]).await {
+            // Whatever became of it: what is served must be there after a restart.
+            live.with(|inner| inner.keep());
+            return Err(error.into());
+        }
         self.forget(&live);
         self.log.forget(live.id);
+        if let Err(error) = self.clear(live.id, epoch).await {
+            tracing::warn!(group = live.id.0, %error, "what is left of a group that was deleted stays for now");
+        }
         Ok(())
     }
 
@@ -511,13 +534,15 @@ impl Groups {
         page.iter().map(|live| info(live)).collect()
     }
 
-    /// Moves a group. Returns a token of where it was.
+    /// Moves a group. Returns a token of where it was. Cancelled, it is moved or not.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], those of [`Start`], or of the store.
     pub async fn seek(&self, name: &str, to: &Start) -> Result<String, GroupError> {
-        let live = self.find(name)?;
+        self.find(name)?;
         let places = self.places(to).await?;
+        let changing = self.changing.lock().await;
+        let live = self.find(name)?;
         let marks = self.log.marks(live.id);
         let least = places.iter().copied().min().unwrap_or_default();
         let mark = marks.iter().rfind(|mark| mark.offset <= least).or_else(|| marks.first());
@@ -533,6 +558,7 @@ impl Groups {
             inner.keep();
             (before, Live::wait_number(inner))
         });
+        drop(changing);
         live.written(number).await?;
         Ok(token(self.log.id(), &before))
     }

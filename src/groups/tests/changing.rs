@@ -51,3 +51,70 @@ async fn a_group_is_only_found_once_it_is_on_disk() {
         assert_eq!(fixture.reload().await, ["g"], "refused first: {refused}");
     }
 }
+
+/// The failure: a call that was given up had removed the records, and the group was served until the next start, at which it
+/// was gone with all that was acknowledged to publishers.
+#[tokio::test(start_paused = true)]
+async fn a_group_is_deleted_although_nobody_waits_for_it() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.create("g").await;
+    fixture.state.hold(true);
+    assert!(timeout(SOON, fixture.groups.delete("g")).await.is_err(), "it is not written");
+    assert!(fixture.groups.get("g").is_ok());
+    fixture.write();
+    let gone = async {
+        while fixture.groups.get("g").is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LONG, gone).await.expect("in time");
+    assert!(fixture.reload().await.is_empty());
+}
+
+/// The failure: a group that is moved while it is deleted is written once more, and is back at the next start.
+#[tokio::test(start_paused = true)]
+async fn a_seek_does_not_bring_a_deleted_group_back() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.create("g").await;
+    fixture.state.hold(true);
+    let (deleted, moved) = {
+        let delete = fixture.groups.delete("g");
+        let seek = async {
+            fixture.asked().await;
+            fixture.groups.seek("g", &Start::Earliest).await
+        };
+        let write = async {
+            fixture.asked().await;
+            // The seek has begun.
+            tokio::time::sleep(SOON).await;
+            fixture.write();
+        };
+        let all = async { tokio::join!(delete, seek, write) };
+        let (deleted, moved, ()) = timeout(LONG, all).await.expect("in time");
+        (deleted, moved)
+    };
+    deleted.expect("deleted");
+    assert!(matches!(moved, Err(GroupError::NotFound | GroupError::Gone)), "{moved:?}");
+    assert!(fixture.reload().await.is_empty());
+}
+
+/// The failure: a group that was moved, which is not written yet, comes back after it was deleted.
+#[tokio::test(start_paused = true)]
+async fn what_is_still_to_be_written_of_a_group_does_not_bring_it_back() {
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    fixture.create("g").await;
+    fixture.state.fail(true);
+    let refused = timeout(LONG, fixture.groups.seek("g", &Start::Earliest)).await.expect("in time");
+    assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");
+    let refused = timeout(LONG, fixture.groups.delete("g")).await.expect("in time");
+    assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");
+    assert!(fixture.groups.get("g").is_ok(), "still there");
+    fixture.state.fail(false);
+    let deleted = async {
+        while fixture.groups.delete("g").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LONG, deleted).await.expect("in time");
+    assert!(fixture.reload().await.is_empty());
+}
