@@ -199,6 +199,16 @@ pub struct PendingMessage {
     pub record: Option<LogRecord>,
 }
 
+/// Some of the messages that wait.
+pub struct PendingPage {
+    /// They, in order of partition and place.
+    pub messages: Vec<PendingMessage>,
+    /// The last that was looked at, if there are more behind it.
+    pub last: Option<(Partition, u64)>,
+    /// Memory for them.
+    _held: Held,
+}
+
 /// All groups of the gateway.
 pub struct Groups {
     log: Arc<dyn PartitionedLog>,
@@ -628,29 +638,42 @@ impl Groups {
         Ok(self.find(group)?.with(|inner| inner.logic.members()))
     }
 
-    /// Messages that wait (outstanding, delayed): at most `limit` behind `after`.
+    /// Messages that wait (outstanding, delayed) behind `after`: at most `limit` are looked at, and those that are `wanted`
+    /// returned until they have so many bytes, which are set aside meanwhile.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Store`].
+    /// [`GroupError::NotFound`], [`GroupError::Memory`], [`GroupError::Store`].
     pub async fn pending(
         &self,
         group: &str,
         after: Option<(Partition, u64)>,
         limit: usize,
-    ) -> Result<Vec<PendingMessage>, GroupError> {
+        bytes: usize,
+        wanted: impl Fn(Option<&LogRecord>) -> bool,
+    ) -> Result<PendingPage, GroupError> {
         let live = self.find(group)?;
-        let page = live.with(|inner| inner.logic.pending(after, limit));
-        let mut messages = Vec::with_capacity(page.len());
-        for pending in page {
+        let held = self.set_aside(bytes)?;
+        let found = live.with(|inner| inner.logic.pending(after, limit + 1));
+        let mut page = PendingPage { messages: Vec::new(), last: None, _held: held };
+        let (mut last, mut room) = (after, bytes);
+        for (at, pending) in found.into_iter().enumerate() {
+            if at >= limit || room == 0 {
+                page.last = last;
+                break;
+            }
+            last = Some((pending.partition, pending.offset));
             let limit = ReadLimit { records: 1, bytes: 1 };
             let slice = match self.log.read(pending.partition, pending.offset, limit) {
                 Reading::Now(slice) => slice,
                 Reading::Later(slice) => slice.await?,
             };
             let record = slice.records.into_iter().find(|record| record.offset == pending.offset);
-            messages.push(PendingMessage { pending, record });
+            if wanted(record.as_ref()) {
+                room = room.saturating_sub(record.as_ref().map_or(0, |record| record.message.cost()));
+                page.messages.push(PendingMessage { pending, record });
+            }
         }
-        Ok(messages)
+        Ok(page)
     }
 
     /// Messages that were given up: at most `limit` behind `after`.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::Partition;
+use gateway_core::{LogRecord, Partition};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
             page::{PAGE_BYTES, Pages, fit},
         },
         proto::{gateway::v1, server::groups_server::Groups},
-        server::access::Call,
+        server::{access::Call, deadline::within},
         status::Error,
     },
 };
@@ -203,27 +203,25 @@ impl Groups for GroupsService {
         request: Request<v1::ListPendingRequest>,
     ) -> Result<Response<v1::ListPendingResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let mut request = request.into_inner();
+        let (metadata, _, mut request) = request.into_parts();
         let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
         let token = std::mem::take(&mut request.page_token);
         let pages = Pages::of("ListPending", &request);
         let after = pages.start(&token)?.map(|after| place(&after)).transpose()?;
         let name = self.name(&call, request.name)?;
         let all = self.all()?;
-        let found = all.pending(&name, after, limit + 1).await.map_err(Error::from)?;
-        let more = found.len() > limit;
-        let seen = &found[..found.len().min(limit)];
-        let of_device = |message: &&PendingMessage| {
-            let client_id = message.record.as_ref().and_then(|record| record.message.client_id.as_ref());
+        let of_device = |record: Option<&LogRecord>| {
+            let client_id = record.and_then(|record| record.message.client_id.as_ref());
             request.device_id.is_empty() || client_id.is_some_and(|id| id.as_str() == request.device_id)
         };
+        let found = async { Ok(all.pending(&name, after, limit, PAGE_BYTES, of_device).await?) };
+        let found = within(&metadata, self.context.config.wait_timeout, found).await?;
         let log = log_id(&self.context);
-        let wanted = seen.iter().filter(of_device);
-        let (messages, cut) = fit(wanted.clone().map(|message| groups::pending(message, log)), PAGE_BYTES);
-        let last = if cut { wanted.clone().nth(messages.len().saturating_sub(1)) } else { None };
-        let last = last.or_else(|| seen.last().filter(|_| more));
-        let last =
-            last.map(|PendingMessage { pending, .. }| format!("{}.{}", pending.partition.0, pending.offset));
+        let pending = found.messages.iter().map(|message| groups::pending(message, log));
+        let (messages, cut) = fit(pending, PAGE_BYTES);
+        let shown = found.messages.get(messages.len().saturating_sub(1)).filter(|_| cut);
+        let last = shown.map(|PendingMessage { pending, .. }| (pending.partition, pending.offset));
+        let last = last.or(found.last).map(|(partition, offset)| format!("{}.{offset}", partition.0));
         let next_page_token = pages.token(last.as_deref());
         Ok(Response::new(v1::ListPendingResponse { messages, next_page_token }))
     }
