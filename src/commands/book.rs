@@ -5,7 +5,8 @@
 //! 1. A command is written before its start is answered, and sent only after that.
 //! 2. SENT and DELIVERED are written behind the device's back: a crash may forget them, and the command is sent again.
 //! 3. Its end is written before anybody is told: before the call that cancels it is answered, before a watch shows it, and before
-//!    a device's reply is acknowledged. Until then it has not ended, and if it cannot be written it goes on.
+//!    a device's reply is acknowledged, also one that comes when the end is being written already. Until then it has not ended,
+//!    and if it cannot be written it goes on.
 //!
 //! Invariants: a command ends once ([`Entry::ending`] is taken by the first who ends it); nothing scans all commands: those of a
 //! device and those that are due are found by index; no commit is ended under the table's lock.
@@ -108,6 +109,11 @@ pub(super) struct Ending {
 impl Ending {
     pub(super) fn of(state: State) -> Self {
         Self { state, code: None, reply: None }
+    }
+
+    /// The device does not take it, with this reason code.
+    fn refused(code: u8) -> Self {
+        Self { state: State::Refused, code: Some(code), reply: None }
     }
 }
 
@@ -473,65 +479,69 @@ impl Book {
         self.changed.notify_one();
     }
 
-    /// A device's reply, if it is one to a stored command.
+    /// A device's reply, if it is one to a stored command. Its acknowledgement waits until an end of the command is written,
+    /// whoever ends it: if that is refused, so is the reply.
     pub(super) fn take(
         self: &Arc<Self>,
         device: &str,
         address: &Address<'_>,
         message: &Message<'_>,
     ) -> Option<Taken> {
-        let number = {
-            let table = self.table.lock();
-            let number = *table.ids.get(address.id)?;
-            let entry = table.commands.get(&number).filter(|entry| &*entry.record.spec.device == device)?;
-            let ended = match &entry.writing {
-                Writing::Start(_) => return None,
-                Writing::End(ended, _) => Some(ended.machine.state),
-                Writing::Nothing => Some(entry.record.machine.state).filter(|state| state.is_final()),
+        loop {
+            let (number, ending) = {
+                let table = self.table.lock();
+                let number = *table.ids.get(address.id)?;
+                let entry =
+                    table.commands.get(&number).filter(|entry| &*entry.record.spec.device == device)?;
+                if matches!(entry.writing, Writing::Start(_)) {
+                    return None;
+                }
+                if entry.record.machine.state.is_final() {
+                    count_superfluous(entry.record.machine.state);
+                    return Some(Taken::Taken);
+                }
+                if !correlates(address, message, &entry.record.correlation) {
+                    count(|c| c.commands_replies_correlation.add(1));
+                    return Some(Taken::Taken);
+                }
+                let ending = match &entry.writing {
+                    Writing::End(ended, commit) => Some((ended.machine.state, Arc::clone(commit))),
+                    _ => None,
+                };
+                (number, ending)
             };
-            if let Some(state) = ended {
-                count(|c| match state {
-                    State::Replied => c.commands_replies_duplicate.add(1),
-                    _ => c.commands_replies_late.add(1),
+            if let Some((state, commit)) = ending {
+                let part = message.plain_part();
+                commit.then(move |result| {
+                    if result.is_ok() {
+                        count_superfluous(state);
+                    }
+                    pass(part, result);
                 });
                 return Some(Taken::Taken);
             }
-            if !correlates(address, message, &entry.record.correlation) {
-                count(|c| c.commands_replies_correlation.add(1));
+            let reply = answer(address, message);
+            if !self.store.accepts() {
+                count(|c| c.refused_store.add(1));
+                return Some(Taken::Refused(Shortage::Store));
+            }
+            {
+                let charge = self.charge.lock();
+                let bytes = charge.bytes() + reply.cost();
+                if bytes > self.options.max_bytes.saturating_mul(2) {
+                    count(|c| c.memory_commands.add(1));
+                    return Some(Taken::Refused(Shortage::Memory));
+                }
+            }
+            let part = message.plain_part();
+            let unused = part.clone();
+            let ending = Ending { state: State::Replied, code: None, reply: Some(reply) };
+            if self.end(number, ending, move |result| pass(part, result)).is_ok() {
                 return Some(Taken::Taken);
             }
-            number
-        };
-        let reply = answer(address, message);
-        if !self.store.accepts() {
-            count(|c| c.refused_store.add(1));
-            return Some(Taken::Refused(Shortage::Store));
+            // Somebody else has begun to end it just now.
+            pass(unused, Ok(()));
         }
-        {
-            let charge = self.charge.lock();
-            let bytes = charge.bytes() + reply.cost();
-            if bytes > self.options.max_bytes.saturating_mul(2) {
-                count(|c| c.memory_commands.add(1));
-                return Some(Taken::Refused(Shortage::Memory));
-            }
-        }
-        // The acknowledgement waits until the end is written.
-        let part = message.plain_part();
-        let refused = part.clone();
-        let ending = Ending { state: State::Replied, code: None, reply: Some(reply) };
-        let ended = self.end(number, ending, move |result| match (part, result) {
-            (Some(part), Ok(())) => part.done(),
-            (Some(part), Err(Refused)) => part.refuse(),
-            (None, _) => {}
-        });
-        if ended.is_err() {
-            // Somebody else has ended it just now.
-            count(|c| c.commands_replies_late.add(1));
-            if let Some(part) = refused {
-                part.done();
-            }
-        }
-        Some(Taken::Taken)
     }
 
     /// A device has a connection: what is ready goes out.
@@ -553,7 +563,7 @@ impl Book {
     /// Does what is due, at most so many commands: expires, and finds which may go out. When it is to be asked again; at once
     /// if that was not all.
     pub(super) fn tick(self: &Arc<Self>, now: Timestamp, most: usize) -> Option<Timestamp> {
-        let mut expired = Vec::new();
+        let mut over = Vec::new();
         let next = {
             let mut guard = self.table.lock();
             let table = &mut *guard;
@@ -567,7 +577,11 @@ impl Book {
                 }
                 match entry.record.machine.step(now) {
                     Step::Expire => {
-                        expired.push(number);
+                        over.push((number, Ending::of(State::TimedOut)));
+                        table.schedule(number, None);
+                    }
+                    Step::Refuse(code) => {
+                        over.push((number, Ending::refused(code)));
                         table.schedule(number, None);
                     }
                     Step::Wait(until) => table.schedule(number, Some(until)),
@@ -600,8 +614,8 @@ impl Book {
                 .map(|(ended, _)| if is_over(table) { now } else { ended.plus_millis(keep) });
             due.into_iter().chain(ended).min()
         };
-        for number in expired {
-            let _ = self.end(number, Ending::of(State::TimedOut), |_| {});
+        for (number, ending) in over {
+            let _ = self.end(number, ending, |_| {});
         }
         next
     }
@@ -700,7 +714,7 @@ impl Book {
 
     /// The device takes no command of this kind.
     pub(super) fn refuse(self: &Arc<Self>, number: u64, code: u8) {
-        let _ = self.end(number, Ending { state: State::Refused, code: Some(code), reply: None }, |_| {});
+        let _ = self.end(number, Ending::refused(code), |_| {});
     }
 
     /// Writes a command's state, which nobody waits for.
@@ -735,7 +749,7 @@ impl Book {
                 number,
                 Some(match step {
                     Step::Wait(at) => at,
-                    Step::Send | Step::Expire => now,
+                    Step::Send | Step::Expire | Step::Refuse(_) => now,
                 }),
             );
         }
@@ -747,8 +761,25 @@ impl Book {
             self.refuse(number, code);
         }
         self.changed.notify_one();
-        !is_out || matches!(progress, Progress::Refused(_))
+        !is_out
     }
+}
+
+/// Ends a part as the commit that it waits for has ended.
+fn pass(part: Option<Arc<Commit>>, result: Result<(), Refused>) {
+    match (part, result) {
+        (Some(part), Ok(())) => part.done(),
+        (Some(part), Err(Refused)) => part.refuse(),
+        (None, _) => {}
+    }
+}
+
+/// Counts a reply to a command that has ended so.
+fn count_superfluous(state: State) {
+    count(|c| match state {
+        State::Replied => c.commands_replies_duplicate.add(1),
+        _ => c.commands_replies_late.add(1),
+    });
 }
 
 /// The record of a command that ends so.

@@ -134,7 +134,7 @@ pub(super) struct Address<'a> {
 }
 
 impl<'a> Address<'a> {
-    fn parse(rest: &'a str) -> Option<Self> {
+    pub(super) fn parse(rest: &'a str) -> Option<Self> {
         let (id, rest) = rest.split_once('/')?;
         let status = match rest.strip_prefix(REPLY)? {
             "" => None,

@@ -55,6 +55,8 @@ pub(crate) struct Times {
 pub(crate) enum Step {
     /// Its time is over.
     Expire,
+    /// The device does not take it, with this reason code.
+    Refuse(u8),
     /// To be sent, if the device has a connection.
     Send,
     /// Nothing until then, whatever the device does.
@@ -89,13 +91,15 @@ pub(crate) struct Machine {
     out: Option<u32>,
     /// QoS 0: what is sent is all that is known.
     unacknowledged: bool,
+    /// The reason code with which the device did not take it: it ends so, once that is on disk.
+    refused: Option<u8>,
 }
 
 impl Machine {
     /// A new one.
     pub(crate) fn new(times: Times, unacknowledged: bool) -> Self {
         let next = Some(times.start);
-        Self { state: State::Queued, attempts: 0, times, next, out: None, unacknowledged }
+        Self { state: State::Queued, attempts: 0, times, next, out: None, unacknowledged, refused: None }
     }
 
     /// One that another process left. What it had sent and nobody acknowledged is sent again.
@@ -108,7 +112,7 @@ impl Machine {
     ) -> Self {
         let is_lost = state == State::Sent && !unacknowledged;
         let (state, next) = if is_lost { (State::Queued, Some(times.start)) } else { (state, next) };
-        Self { state, attempts, times, next, out: None, unacknowledged }
+        Self { state, attempts, times, next, out: None, unacknowledged, refused: None }
     }
 
     /// How far it came.
@@ -138,6 +142,9 @@ impl Machine {
 
     /// What is to be done at this time.
     pub(crate) fn step(&self, now: Timestamp) -> Step {
+        if let Some(code) = self.refused {
+            return Step::Refuse(code);
+        }
         if now >= self.times.expire {
             return Step::Expire;
         }
@@ -176,13 +183,13 @@ impl Machine {
             return Progress::Nothing;
         }
         if receipt.rejected > 0 {
-            return Progress::Refused(receipt.code.unwrap_or_default());
+            return self.refuse(receipt.code.unwrap_or_default());
         }
         let before = self.state;
         if receipt.dropped > 0 {
             self.out = None;
             match receipt.reason {
-                Some(DropReason::TooLarge) => return Progress::Refused(PACKET_TOO_LARGE),
+                Some(DropReason::TooLarge) => return self.refuse(PACKET_TOO_LARGE),
                 Some(DropReason::QueueFull | DropReason::Memory) => self.put_off(now),
                 _ => self.next = Some(now),
             }
@@ -199,11 +206,18 @@ impl Machine {
         if self.state == before { Progress::Nothing } else { Progress::Changed }
     }
 
+    fn refuse(&mut self, code: u8) -> Progress {
+        self.out = None;
+        self.refused = Some(code);
+        Progress::Refused(code)
+    }
+
     /// It ends; nothing changes any more.
     pub(crate) fn end(&mut self, state: State) {
         self.state = state;
         self.out = None;
         self.next = None;
+        self.refused = None;
     }
 }
 
@@ -278,6 +292,11 @@ mod tests {
         let attempt = machine.sent_out();
         let rejected = ReceiptState { rejected: 1, code: Some(0x87), ..SENT };
         assert_eq!(machine.progress(attempt, &rejected, at(20)), Progress::Refused(0x87));
+        assert_eq!(
+            (machine.step(at(21)), machine.is_out()),
+            (Step::Refuse(0x87), false),
+            "until that is on disk"
+        );
         machine.end(State::Refused);
         assert_eq!(machine.progress(attempt, &SENT, at(30)), Progress::Nothing);
         let mut large = self::machine(None);

@@ -248,4 +248,6 @@ fn after(now: Timestamp, span: Duration) -> Timestamp {
 }
 
 #[cfg(test)]
+mod disk_tests;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,284 @@
+//! Stored commands over a disk that stands still, refuses, and comes back.
+
+use std::{collections::BTreeMap, task::Waker};
+
+use broker::{Account, Taken};
+use gateway_core::{ClientId, Commit, OriginKind, ReceiptState, Refused, clock};
+use parking_lot::Mutex;
+use store::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
+
+use super::{desk::Address, *};
+
+/// Changes that the disk has been given, with the part of the commit that waits for them.
+type Submitted = (Vec<PublisherChange>, Option<Arc<Commit>>);
+
+/// A store whose disk does what the test says. Records stay when a book is gone.
+#[derive(Default)]
+struct Disk {
+    records: Mutex<BTreeMap<Bytes, Bytes>>,
+    /// What waits for a disk that stands still; `None` while it writes.
+    stalled: Mutex<Option<Vec<Submitted>>>,
+}
+
+impl Disk {
+    fn stall(&self) {
+        self.stalled.lock().get_or_insert_default();
+    }
+
+    /// The disk goes on, and writes what has waited.
+    fn write(&self) {
+        let waiting = self.stalled.lock().take();
+        waiting.unwrap_or_default().into_iter().for_each(|submitted| self.keep(submitted));
+    }
+
+    /// The disk goes on, and takes nothing of what has waited.
+    fn refuse(&self) {
+        let waiting = self.stalled.lock().take();
+        waiting
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|(_, commit)| commit)
+            .for_each(|part| part.refuse());
+    }
+
+    fn keep(&self, (changes, commit): Submitted) {
+        for PublisherChange { key, value, .. } in changes {
+            match value {
+                Some(value) => self.records.lock().insert(key, value),
+                None => self.records.lock().remove(&key),
+            };
+        }
+        if let Some(part) = commit {
+            part.done();
+        }
+    }
+}
+
+impl PublisherStore for Disk {
+    fn submit(&self, changes: Vec<PublisherChange>, commit: Option<Arc<Commit>>) {
+        match &mut *self.stalled.lock() {
+            Some(waiting) => return waiting.push((changes, commit)),
+            None => {}
+        }
+        self.keep((changes, commit));
+    }
+
+    fn restore(&self, _: PublisherTable, into: &mut dyn FnMut(Bytes, Bytes)) -> Result<(), StoreError> {
+        let records = self.records.lock().clone();
+        records.into_iter().for_each(|(key, value)| into(key, value));
+        Ok(())
+    }
+
+    fn accepts(&self) -> bool {
+        true
+    }
+
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Sound
+    }
+}
+
+struct World {
+    disk: Arc<Disk>,
+    account: Arc<Account>,
+    book: Arc<Book>,
+}
+
+const ACKED: ReceiptState =
+    ReceiptState { sent: 1, acked: 1, rejected: 0, dropped: 0, reason: None, code: None };
+
+fn times() -> Times {
+    Times { start: Timestamp(0), expire: clock::now().plus_millis(1_000_000), retry: None }
+}
+
+/// After an end that was refused is tried again, and before commands expire.
+fn later() -> Timestamp {
+    clock::now().plus_millis(10_000)
+}
+
+impl World {
+    fn new() -> Self {
+        Self::on(Arc::default())
+    }
+
+    fn on(disk: Arc<Disk>) -> Self {
+        let options = BookOptions {
+            max_outstanding: 10,
+            max_outstanding_per_device: 1,
+            max_active: 10,
+            max_active_per_device: 10,
+            max_bytes: 1 << 20,
+            keep: Duration::from_secs(60),
+            max_kept: 10,
+        };
+        let account = Arc::new(Account::new(64 << 20));
+        let book = Book::open(options, Arc::clone(&disk) as _, &account).unwrap();
+        Self { disk, account, book }
+    }
+
+    /// As the next process finds it after a crash now: what waits for the disk is lost.
+    fn crashed(self) -> Self {
+        self.disk.stalled.lock().take();
+        Self::on(self.disk)
+    }
+
+    async fn start(&self, id: &str) -> Result<Arc<Record>, StartError> {
+        let spec = Spec {
+            device: "d".into(),
+            name: "reboot".to_owned(),
+            payload: Bytes::from_static(b"now"),
+            properties: None,
+            qos: QoS::AtLeastOnce,
+        };
+        self.book.start(Some(id.to_owned()), spec, times(), Digest::default()).await
+    }
+
+    /// Begins an attempt at the only command that may go out; its number and the attempt's.
+    fn send(&self, now: Timestamp) -> Option<(u64, u32)> {
+        self.book.tick(now, 100);
+        let parcel = self.book.next_parcels()?.into_iter().next()?;
+        Some((parcel.number, self.book.begin(parcel.number)?))
+    }
+
+    /// A command that its device has acknowledged.
+    async fn delivered(&self, id: &str) {
+        self.start(id).await.unwrap();
+        let (number, attempt) = self.send(clock::now()).unwrap();
+        self.book.progress(number, attempt, &ACKED);
+        assert_eq!(self.state(id), Some(State::Delivered));
+    }
+
+    /// The device answers a command at QoS 1: the commit of its PUBACK.
+    fn reply(&self, id: &str) -> Arc<Commit> {
+        let device = ClientId::new("d");
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 0 };
+        let mut message = Message::new("cmd", b"done", clock::now(), origin);
+        message.qos = QoS::AtLeastOnce;
+        let rest = format!("{id}/reply/200");
+        let taken = self.book.take("d", &Address::parse(&rest).unwrap(), &message);
+        assert_eq!(taken, Some(Taken::Taken));
+        let commit = Arc::clone(message.commit().expect("QoS 1"));
+        commit.done();
+        commit
+    }
+
+    fn state(&self, id: &str) -> Option<State> {
+        self.book.get(id).map(|record| record.machine.state())
+    }
+}
+
+/// How a commit has ended; `None` if it has not.
+fn result(commit: &Commit) -> Option<Result<(), Refused>> {
+    commit.poll(Waker::noop())
+}
+
+/// The failure: a reply that a device resends after a reconnect, while the disk is slow to write it, is acknowledged at once. The
+/// device forgets it, a crash comes before the disk, and the command has no reply ever.
+#[tokio::test]
+async fn a_reply_sent_again_is_acknowledged_with_the_first() {
+    let world = World::new();
+    world.delivered("c").await;
+    world.disk.stall();
+    let (first, again) = (world.reply("c"), world.reply("c"));
+    assert_eq!((result(&first), result(&again)), (None, None), "nothing is on disk");
+    let world = world.crashed();
+    assert_eq!(world.state("c"), Some(State::Delivered), "so the device must not have forgotten its reply");
+
+    world.disk.stall();
+    let (first, again) = (world.reply("c"), world.reply("c"));
+    world.disk.write();
+    assert_eq!((result(&first), result(&again)), (Some(Ok(())), Some(Ok(()))));
+    assert_eq!(world.state("c"), Some(State::Replied));
+    assert_eq!(result(&world.reply("c")), Some(Ok(())), "what is on disk is nothing to wait for");
+    assert_eq!(world.crashed().state("c"), Some(State::Replied));
+}
+
+/// The failure: a reply that comes while the command is being cancelled is acknowledged and dropped; the disk refuses the
+/// cancellation, the command goes on, and its reply is lost.
+#[tokio::test]
+async fn a_reply_is_not_dropped_for_an_end_that_is_refused() {
+    let world = World::new();
+    world.delivered("c").await;
+    world.disk.stall();
+    let book = Arc::clone(&world.book);
+    let cancelling = tokio::spawn(async move { book.cancel("c").await.map(|record| record.machine.state()) });
+    tokio::task::yield_now().await;
+    let early = world.reply("c");
+    assert_eq!(result(&early), None, "the command has not ended yet");
+    world.disk.refuse();
+    assert_eq!(result(&early), Some(Err(Refused)));
+    assert_eq!(cancelling.await.unwrap(), Err(CancelError::Store));
+    assert_eq!(world.state("c"), Some(State::Delivered));
+    assert_eq!(result(&world.reply("c")), Some(Ok(())));
+    assert_eq!(world.crashed().state("c"), Some(State::Replied));
+}
+
+/// The failure: a start that the disk refuses leaves something behind: a place among the active ones, memory, or its id.
+#[tokio::test]
+async fn a_start_that_is_refused_leaves_nothing() {
+    let world = World::new();
+    world.disk.stall();
+    let starts = ["c", "c", "other"].map(|id| {
+        let world = World {
+            disk: Arc::clone(&world.disk),
+            account: Arc::clone(&world.account),
+            book: Arc::clone(&world.book),
+        };
+        tokio::spawn(async move { world.start(id).await.map(drop) })
+    });
+    tokio::task::yield_now().await;
+    assert_eq!((world.state("c"), world.book.active()), (None, 2), "one of the three joins another");
+    world.disk.refuse();
+    for start in starts {
+        assert_eq!(start.await.unwrap(), Err(StartError::Store));
+    }
+    assert_eq!(world.send(later()), None, "nothing goes out that is not on disk");
+    assert_eq!(world.book.active(), 0);
+    assert_eq!(world.account.held(broker::MemoryKind::Commands), 0);
+    world.delivered("c").await;
+    assert_eq!(world.crashed().state("c"), Some(State::Delivered));
+}
+
+/// The failure: the end of a command whose time is over is refused by the disk, and told all the same, or never tried again.
+#[tokio::test]
+async fn an_expiry_that_is_refused_is_tried_again() {
+    let world = World::new();
+    world.delivered("c").await;
+    let (_, watching) = world.book.watch("c").unwrap();
+    let mut watching = watching.unwrap();
+    let over = times().expire.plus_millis(1);
+    world.disk.stall();
+    world.book.tick(over, 100);
+    assert_eq!(world.state("c"), Some(State::Delivered), "it has not ended before that is on disk");
+    world.disk.refuse();
+    assert!(watching.try_recv().is_err(), "nobody is told of an end that is not one");
+    assert_eq!((world.state("c"), world.book.active()), (Some(State::Delivered), 1));
+    let next = world.book.tick(clock::now(), 100).expect("it is due again");
+    assert!(next <= later(), "and soon");
+    world.book.tick(over, 100);
+    assert_eq!(watching.try_recv().unwrap().machine.state(), State::TimedOut);
+    assert_eq!(world.book.active(), 0);
+    assert_eq!(world.crashed().state("c"), Some(State::TimedOut));
+}
+
+/// The failure: the device does not take a command, the disk refuses that end, and the command keeps its place among those that
+/// are out, and so holds up all others of its device, until it is over; and then it has ended in another way than it did.
+#[tokio::test]
+async fn a_refusal_that_is_not_written_is_tried_again() {
+    let world = World::new();
+    world.start("c").await.unwrap();
+    let (number, attempt) = world.send(clock::now()).unwrap();
+    world.disk.stall();
+    let rejected = ReceiptState { acked: 0, rejected: 1, code: Some(0x87), ..ACKED };
+    assert!(world.book.progress(number, attempt, &rejected), "nothing more comes of this attempt");
+    world.disk.refuse();
+    assert_eq!(world.book.active(), 1);
+    world.start("next").await.unwrap();
+    assert_eq!(world.send(later()).map(|(number, _)| number), Some(number + 1), "the device's place is free");
+    assert_eq!(world.state("c"), Some(State::Refused));
+    let world = world.crashed();
+    assert_eq!(
+        world.book.get("c").map(|record| (record.machine.state(), record.code)),
+        Some((State::Refused, Some(0x87)))
+    );
+}
