@@ -1,11 +1,16 @@
 //! The web page in a real Chromium: tests/interop/test_page.py against a gateway with a token of each role, and one that asks
 //! nobody. Chromium and its driver are Debian's packages; Selenium talks to them.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, process::Command, thread, time::Duration};
 
 use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
+use codec::Connect;
+use gateway_core::Protocol;
 
-use crate::support::{Server, need, on_path, python, root, run};
+use crate::{
+    client::{Client, hello},
+    support::{Server, need, on_path, python, root, run, until},
+};
 
 const LIMIT: Duration = Duration::from_secs(420);
 
@@ -71,4 +76,59 @@ fn browse(select: &str) {
 #[test]
 fn the_page_in_a_browser() {
     browse("");
+}
+
+/// More than one call of the API looks at: 8,192 ids, or 2,048 devices.
+const OTHERS: usize = 8_500;
+
+/// A session of MQTT 3.1.1 for each name, without a connection.
+fn sessions(server: &Server, names: &[String]) {
+    thread::scope(|scope| {
+        for names in names.chunks(names.len().div_ceil(32)) {
+            scope.spawn(move || {
+                for name in names {
+                    let connect = Connect { clean_start: false, ..hello(Protocol::V4, name) };
+                    Client::connect_with(server.ports.tcp, connect);
+                }
+            });
+        }
+    });
+}
+
+/// The devices of a page, and where its next page is.
+fn devices(server: &Server, path: &str) -> (Vec<String>, Option<String>) {
+    let page = server.http_get(path).expect("a page");
+    let between = |text: &str, end: &str| text.split(end).next().unwrap_or_default().to_owned();
+    let rows = page.split("href=\"/page/device?id=").skip(1).map(|row| between(row, "\"")).collect();
+    let next = page.split("rel=\"next\" href=\"").nth(1);
+    (rows, next.map(|next| between(next, "\"").replace("&amp;", "&")))
+}
+
+/// The failure: one call of the API was made for a page, which was empty, and a link to the next, several times in a row, when
+/// few of many devices were looked for.
+#[test]
+fn few_devices_are_found_among_many_on_the_first_page() {
+    let server = Server::start();
+    sessions(&server, &(0..OTHERS).map(|number| format!("other-{number}")).collect::<Vec<_>>());
+    let wanted: Vec<_> = (0..60).map(|number| format!("rare-{number:02}")).collect();
+    sessions(&server, &wanted);
+    let _five = Client::connect(server.ports.tcp, Protocol::V5, "rare");
+
+    let (first, next) = devices(&server, "/page/devices?prefix=rare");
+    assert_eq!(
+        (first.len(), first[0].as_str()),
+        (50, "rare"),
+        "the one of this very name is the first: {first:?}"
+    );
+    let (second, end) = devices(&server, &next.expect("a next page"));
+    assert_eq!(end, None);
+    let mut all = [first, second].concat();
+    all.sort();
+    assert_eq!(all, [&["rare".to_owned()], &wanted[..]].concat(), "each once");
+
+    until(|| server.metric("mqtt_connections") == 1);
+    for path in ["/page/devices?version=5", "/page/devices?online=1", "/page/devices?prefix=rare&version=5"] {
+        assert_eq!(devices(&server, path), (vec!["rare".to_owned()], None), "{path}");
+    }
+    assert_eq!(devices(&server, "/page/devices?prefix=none"), (vec![], None));
 }

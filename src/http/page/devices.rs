@@ -9,6 +9,7 @@ use axum::{
 use gateway_api::gateway::v1::{self, ProtocolVersion};
 use maud::{Markup, html};
 use serde::Deserialize;
+use tonic::Status;
 
 use super::{
     House,
@@ -18,7 +19,10 @@ use super::{
 };
 
 /// Devices of a page: as many as one reads.
-const PAGE: i32 = 50;
+const PAGE: usize = 50;
+/// Most calls for a page. One looks at 8,192 ids or at the connections of 2,048 devices, so that a page which shows nothing has
+/// looked at 500,000 ids.
+const CALLS: usize = 64;
 
 /// What to list.
 #[derive(Deserialize, Default)]
@@ -42,11 +46,11 @@ impl Wanted {
         }
     }
 
-    fn request(&self) -> v1::ListDevicesRequest {
+    fn request(&self, most: usize, page_token: String) -> v1::ListDevicesRequest {
         v1::ListDevicesRequest {
             online_only: !self.online.is_empty(),
-            page_size: PAGE,
-            page_token: self.page.clone(),
+            page_size: i32::try_from(most).unwrap_or(i32::MAX),
+            page_token,
             view: v1::DeviceView::Basic.into(),
             device_id_prefix: self.prefix.clone(),
             protocol_version: self.version().into(),
@@ -54,6 +58,42 @@ impl Wanted {
             common_name: self.name.clone(),
             ..Default::default()
         }
+    }
+
+    /// The device whose id this is in full. It is asked for if the id is all that is asked, and no scope may forbid it.
+    async fn exact(&self, visitor: &Visitor) -> Option<v1::Device> {
+        let others = [&self.online, &self.version, &self.listener, &self.name];
+        let limited = visitor.caller.scope.as_ref().is_some_and(|scope| !scope.device_patterns.is_empty());
+        if self.prefix.is_empty() || limited || others.iter().any(|other| !other.is_empty()) {
+            return None;
+        }
+        let request =
+            v1::GetDeviceRequest { device_id: self.prefix.clone(), view: v1::DeviceView::Basic.into() };
+        visitor.api.devices().get_device(request).await.ok()?.into_inner().device
+    }
+
+    /// A page of those that are wanted: first the one whose id was given in full, then others as they are found, until the
+    /// page is full, the list has ended, or enough was looked at.
+    async fn find(&self, visitor: &Visitor) -> Result<Found, Status> {
+        let exact = self.exact(visitor).await;
+        let is_exact = exact.is_some();
+        let mut found = Found { devices: Vec::new(), next: self.page.clone() };
+        if self.page.is_empty() {
+            found.devices.extend(exact);
+        }
+        for _ in 0..CALLS {
+            let request = self.request(PAGE - found.devices.len(), found.next);
+            let part = visitor.api.devices().list_devices(request).await?.into_inner();
+            let is_new = |device: &v1::Device| !(is_exact && device.device_id == self.prefix);
+            found.devices.extend(part.devices.into_iter().filter(is_new));
+            found.next = part.next_page_token;
+            if found.next.is_empty() || found.devices.len() >= PAGE {
+                break;
+            }
+            // Others have their turn.
+            tokio::task::yield_now().await;
+        }
+        Ok(found)
     }
 
     fn link(&self, page: &str) -> String {
@@ -70,23 +110,33 @@ impl Wanted {
     }
 }
 
+/// What was found.
+struct Found {
+    devices: Vec<v1::Device>,
+    /// Where to go on; empty at the end.
+    next: String,
+}
+
 pub(super) async fn list(
     State(_): State<Arc<House>>,
     visitor: Visitor,
     Query(wanted): Query<Wanted>,
 ) -> Response {
-    let found = visitor.api.devices().list_devices(wanted.request()).await;
+    let found = wanted.find(&visitor).await;
     let body = html! {
         (filters(&wanted))
         @match found {
             Err(status) => (problem(&status)),
             Ok(found) => {
-                @let found = found.into_inner();
                 section {
-                    (table(&found.devices))
+                    @if found.devices.is_empty() && !found.next.is_empty() {
+                        p.muted { "None among the devices looked at so far; there are more." }
+                    } @else {
+                        (table(&found.devices))
+                    }
                     p {
                         @if !wanted.page.is_empty() { a href=(wanted.link("")) { "First page" } " " }
-                        @if !found.next_page_token.is_empty() { a rel="next" href=(wanted.link(&found.next_page_token)) { "Next page" } }
+                        @if !found.next.is_empty() { a rel="next" href=(wanted.link(&found.next)) { "Next page" } }
                     }
                 }
             }
