@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_on_its_way_at_a_crash_is_sent_again_what_was_delivered_is_not() {
+    fn a_crash_repeats_what_was_on_its_way_but_nothing_delivered() {
         let times = Times { start: at(10), expire: at(1_000), retry: None };
         let sent = Machine::restored(State::Sent, 2, times, Some(at(10)), false);
         assert_eq!((sent.state, sent.step(at(20))), (State::Queued, Step::Send));

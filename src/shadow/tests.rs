@@ -195,7 +195,7 @@ async fn two_who_change_the_same_shadow_at_once_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_gets_the_newest_of_each_and_holds_no_more() {
+async fn a_watcher_that_does_not_read_holds_only_the_newest_of_each() {
     let bench = Bench::new();
     let mut watch = bench.shadows.watch(bench.broker.account(), |shadow| shadow.device.as_str() != "c");
     for round in 1..=50 {

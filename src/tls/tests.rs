@@ -635,7 +635,7 @@ fn a_client_is_shown_the_certificate_of_the_name_it_asks_for() {
 }
 
 #[test]
-fn an_ocsp_response_beside_the_certificate_is_stapled_and_a_broken_one_refused() {
+fn an_ocsp_response_is_stapled_and_a_broken_one_is_refused() {
     let (dir, files) = dev();
     let path = dir.path().join("server.crt.ocsp");
     let response = [0x30, 0x05, 0x0A, 0x01, 0x00, 0x05, 0x00];
@@ -722,7 +722,7 @@ fn only_the_named_suites_are_negotiated() {
 }
 
 #[test]
-fn a_change_of_the_list_is_told_and_names_the_certificate_whatever_its_zeros() {
+fn a_revocation_is_logged_with_its_certificate_whatever_its_zeros() {
     let (dir, mut files) = dev();
     let (issuer, cert, _) = client_ca(dir.path(), 0x80);
     let revoke = |serials: &[u64]| {

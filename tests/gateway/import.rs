@@ -150,7 +150,7 @@ fn observed(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn clients_may_do_the_same_under_mosquitto_and_under_what_is_made_of_its_files() {
+fn clients_may_do_the_same_under_mosquitto_and_after_its_import() {
     // Debian puts the broker where not everybody's PATH leads.
     let placed = Path::new("/usr/sbin/mosquitto");
     let broker = if placed.exists() { placed } else { Path::new("mosquitto") };

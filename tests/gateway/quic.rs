@@ -58,7 +58,7 @@ fn quic_clients_that_keep_to_no_limit_end_only_their_own_connection() {
 }
 
 #[test]
-fn half_handshakes_over_quic_keep_nobody_out_and_are_asked_for_their_address() {
+fn half_handshakes_over_quic_keep_nobody_out_and_must_retry() {
     let limits = "[limits]\nconnect_timeout = \"30s\"\nmax_handshakes = 20";
     let server = server(limits);
     let Some(mut command) = script(&server, &["-m", "pytest", "test_quic.py", "-k", "half_handshakes"])

@@ -52,7 +52,7 @@ fn publish(topic: &str, payload: &str) -> Got {
 /// Rules out a subscription of which the device gets nothing, or only what comes later; for clients of both versions, which did
 /// nothing but connect.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connected_device_gets_what_it_was_subscribed_to_and_what_is_retained() {
+async fn a_subscribed_device_gets_what_is_retained_and_what_comes_later() {
     let setup = Setup::new().await;
     retain(&setup, "a/old").await;
     for protocol in [Protocol::V5, Protocol::V4] {
@@ -94,7 +94,7 @@ async fn unsubscribe_by_device_is_the_same(setup: &Setup, client: &mut Client) -
 /// Rules out an answer before the disk has the subscription: the gateway is killed as soon as it has answered. The device, which was
 /// away all the time, gets what was retained before and what came later.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_that_was_answered_survives_kill_9_with_what_is_retained() {
+async fn an_answered_subscription_survives_kill_9_with_what_is_retained() {
     let server = block_in_place(Server::start);
     let away = |server: &Server| {
         let connect = Connect { clean_start: false, session_expiry: Some(600), ..hello(Protocol::V5, "dev") };

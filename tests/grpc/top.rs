@@ -10,7 +10,7 @@ use crate::{access::Guarded, client::Got, harness::*};
 
 /// Rules out a ranking by something else, of devices that have nothing, or of those that the caller may not know of.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_devices_of_which_most_waits_come_first_and_none_that_is_out_of_scope() {
+async fn devices_with_most_waiting_come_first_and_none_out_of_scope() {
     let guarded = Guarded::with(
         &[("all", Role::Admin, None, None), ("some", Role::Reader, None, Some(&["d*"]))],
         |config| {

@@ -61,11 +61,20 @@ const OWNED: &[(&str, &[&str])] = &[
 /// A longer file says why at its head: `//! Long because …`.
 const MAX_LINES: usize = 800;
 
+/// Names of functions are shorter than this, those of tests above all: a report shows them on one line.
+const MAX_NAME: usize = 70;
+
+/// All the Rust of the repository.
+const ALL: &[&str] =
+    &["src", "crates", "clients/rust", "fuzz/fuzz_targets", "tools", "tests", "benches", "examples"];
+
 pub(crate) struct Source {
     /// Path from the root, with forward slashes.
     pub(crate) path: String,
     /// Text without comments and without the test module at the end.
     pub(crate) code: String,
+    /// Names of all functions, those of the test module too.
+    functions: Vec<String>,
     lines: usize,
     says_why: bool,
 }
@@ -98,7 +107,13 @@ fn sources(folders: &[&str]) -> Vec<Source> {
             let code = without_tests(&text);
             let lines = code.lines().count();
             let code = code.lines().map(without_comment).collect::<Vec<_>>().join("\n");
-            Source { path, code, lines, says_why: text.contains("//! Long because ") }
+            Source {
+                path,
+                code,
+                functions: functions(&text),
+                lines,
+                says_why: text.contains("//! Long because "),
+            }
         })
         .collect()
 }
@@ -135,6 +150,11 @@ fn without_tests(text: &str) -> String {
 
 fn without_comment(line: &str) -> &str {
     line.find("//").map_or(line, |at| &line[..at])
+}
+
+fn functions(text: &str) -> Vec<String> {
+    let code = text.lines().map(without_comment);
+    code.filter_map(|line| line.split_once("fn ")).map(|(_, rest)| identifier(rest)).collect()
 }
 
 /// The first segments of all `crate::…` paths, groups (`crate::{a, b::c}`) included, and of `super::` paths
@@ -223,11 +243,27 @@ fn sockets_tonic_and_databases_stay_in_their_folders() {
 
 #[test]
 fn a_long_file_says_why() {
-    let all = sources(&["src", "crates", "tools", "tests", "benches", "examples"]);
-    let long: Vec<String> = all
+    let long: Vec<String> = sources(ALL)
         .iter()
         .filter(|source| source.lines > MAX_LINES && !source.says_why)
         .map(|source| format!("{}: {} lines, more than {MAX_LINES}", source.path, source.lines))
+        .collect();
+    assert!(long.is_empty(), "\n{}", long.join("\n"));
+}
+
+/// The failure: a test named with a whole sentence, which reports cut off and nobody can type.
+#[test]
+fn names_of_tests_are_short() {
+    let all = sources(ALL);
+    assert!(
+        all.iter().any(|source| source.functions.iter().any(|name| name == "names_of_tests_are_short")),
+        "not even its own name was found"
+    );
+    let long: Vec<String> = all
+        .iter()
+        .flat_map(|source| source.functions.iter().map(move |name| (&source.path, name)))
+        .filter(|(_, name)| name.len() >= MAX_NAME)
+        .map(|(path, name)| format!("{path}: {name} has {} characters, {MAX_NAME} or more", name.len()))
         .collect();
     assert!(long.is_empty(), "\n{}", long.join("\n"));
 }
@@ -237,6 +273,7 @@ fn the_wall_test_sees_groups_and_super_paths() {
     let source = Source {
         path: "src/net/flush.rs".to_owned(),
         code: "use crate::{auth::{A, b}, tls::C};\nuse super::super::door::D;\ncrate::grpc::e();".to_owned(),
+        functions: Vec::new(),
         lines: 3,
         says_why: false,
     };

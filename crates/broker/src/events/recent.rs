@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_bounded_in_bytes_charged_and_gone_when_nobody_has_watched_for_long() {
+    fn events_are_bounded_charged_and_gone_when_nobody_watches_for_long() {
         let account = Arc::new(Account::new(64 << 20));
         let recent = Recent::new(&account);
         let reader = recent.open(None).expect("a reader");

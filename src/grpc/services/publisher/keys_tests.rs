@@ -164,7 +164,7 @@ async fn what_was_refused_is_forgotten_and_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_written_is_not_given_and_written_the_next_time() {
+async fn an_answer_is_not_given_before_it_is_written_and_is_tried_again() {
     let world = World::new(100);
     world.store.fails.store(true, SeqCst);
     let first = world.first(1).land(routed(Wait::Accepted, None));
