@@ -24,14 +24,16 @@
 //! crates/groups        consumer groups without log, disk and clock: who gets what, and what is settled
 //! crates/shadow        documents of device shadows: what an update makes of them, and what is told about it
 //! crates/store         traits and backends of what outlives the process
+//! crates/access        who a peer is and what it may do: passwords, tokens, certificates, rules, bans
 //! crates/api           messages and clients of the gRPC API
 //! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
+//! clients/rust         the client library: that API for backends in Rust, with lost connections made good
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups -> core; shadow
-//! and api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in
-//! `tests/repository/layers.rs`.
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups and access -> core; ctl -> client
+//! library -> api; shadow and api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know
+//! each other, is in `tests/repository/layers.rs`.
 
 mod abuse;
 pub mod auth;
