@@ -60,7 +60,7 @@ mod tls;
 pub use gateway::Gateway;
 
 /// The gRPC API: messages, clients, and the descriptors of its services; and in `hooks` the service that the gateway calls, with
-/// the trait for who implements it.
+/// the trait to implement it.
 pub mod proto {
     pub use crate::{
         auth::hooks,

@@ -19,7 +19,7 @@ pub(crate) enum Barred {
     Banned {
         /// For what: see [`access::bans::BanTarget::kind`].
         kind: &'static str,
-        /// Why, as whoever made the ban wrote it.
+        /// The reason that was given with the ban.
         reason: Box<str>,
     },
     /// Logins from the address have failed, and this is how much longer it waits.
@@ -48,7 +48,7 @@ impl Guard {
         Self { bans, failures, flapping }
     }
 
-    /// One that lets everybody in.
+    /// A guard that lets everybody in.
     #[cfg(test)]
     pub(crate) fn idle() -> Self {
         let config = config::Bans { failed_logins: 0, ..config::Bans::default() };

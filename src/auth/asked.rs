@@ -67,7 +67,7 @@ impl Asked {
         self.asking.is_some()
     }
 
-    /// Ready when nothing is asked any more, and the answer can be found.
+    /// Ready when no question is open, and the answer can be found.
     pub(crate) fn poll(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<()> {
         let Some((_, _, asking)) = &mut self.asking else { return Poll::Ready(()) };
         let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Poll::Pending };

@@ -213,7 +213,7 @@ impl Sources {
         let (Ok(username), Ok(client_id), Ok(tenant)) =
             (fill(&names.username), fill(&names.client_id), fill(&names.tenant))
         else {
-            // The certificate lacks what is to be its device's name.
+            // The certificate lacks what its device would be named by.
             return Verdict::Deny(Denied::NotAuthorized);
         };
         if client_id.is_some_and(|client_id| client_id != credentials.client_id) {

@@ -17,7 +17,7 @@ pub(super) const JWT: &str = "JWT";
 /// Users of the password file that have keys for SCRAM.
 pub(super) struct Scram {
     passwords: Arc<PasswordFile>,
-    /// Makes up a salt for whoever is not there.
+    /// Makes up a salt for a user that does not exist.
     secret: [u8; 32],
 }
 

@@ -1,5 +1,5 @@
-//! Threads that hash passwords. A hash takes long on purpose, so no shard does it, and as many at once as there are cores
-//! for it; who comes while too many wait is told that the server is busy.
+//! Threads that hash passwords. A hash takes long on purpose, so no shard does it. As many are made at once as there are threads
+//! for it; a client that comes while too many wait is told that the server is busy.
 
 use std::{
     io,
@@ -23,10 +23,10 @@ type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
 pub(super) struct Hashing(SyncSender<Job>);
 
 impl Hashing {
-    /// Starts so many threads, for which so many jobs may wait; without a thread none is done.
+    /// Starts the threads, with room for `waiting` jobs that wait; without a thread none is done.
     ///
     /// # Errors
-    /// The system makes no thread.
+    /// The system allows no more threads.
     pub(super) fn start(threads: usize, waiting: usize) -> io::Result<Self> {
         let (jobs, queue) = sync_channel(waiting);
         let queue = Arc::new(Mutex::new(queue));
@@ -37,7 +37,7 @@ impl Hashing {
         Ok(Self(jobs))
     }
 
-    /// Does `job` on one of the threads. Cancel safe: a job that nobody waits for any more is left out.
+    /// Does `job` on one of the threads. Cancel safe: a job that nobody waits for is left out.
     ///
     /// # Errors
     /// [`Denied::Busy`].
@@ -56,7 +56,7 @@ impl Hashing {
     }
 }
 
-/// One waits for a job, and the others for it to have got one.
+/// One thread waits for a job, and the others wait for their turn to do so.
 fn work(queue: &Mutex<Receiver<Job>>) {
     let mut scratch = Scratch::default();
     loop {

@@ -163,12 +163,12 @@ impl Backends {
         })
     }
 
-    /// Who calls where nobody is asked.
+    /// The caller where callers need not identify themselves.
     pub(crate) fn anybody(&self) -> &Caller {
         &self.anybody
     }
 
-    /// Whether callers are asked who they are.
+    /// Whether callers must identify themselves.
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }
@@ -178,16 +178,16 @@ impl Backends {
         self.tokens.load_full()
     }
 
-    /// Changes whenever somebody may be no longer who they were.
+    /// Changes whenever what a caller may do could have changed.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// Who calls with this value of `authorization`, or with a client certificate that has these names. What is wrong with
-    /// the first is not made good by the second.
+    /// The caller with this value of `authorization`, or with a client certificate that has these names. A wrong value is not
+    /// made good by a certificate.
     ///
     /// # Errors
-    /// Why it is nobody.
+    /// Why the caller is not known.
     pub(crate) fn identify(
         &self,
         authorization: Option<&[u8]>,
@@ -256,11 +256,11 @@ impl Backends {
         }
     }
 
-    /// Whether the metrics may be shown to who sends this value of `authorization`: anybody where HTTP asks for none, else
-    /// whoever reads and has all devices in scope, since the figures are those of all. A denial is counted and logged.
+    /// Whether the metrics may be shown to the sender of this value of `authorization`: to anybody where HTTP asks for none, else to
+    /// a caller that may read and has all devices in scope, since the figures are those of all. A denial is counted and logged.
     ///
     /// # Errors
-    /// Who it is not, or that it may not.
+    /// The caller is not known, or may not.
     pub(crate) fn may_read_metrics(
         &self,
         authorization: Option<&[u8]>,

@@ -67,7 +67,7 @@ enum Side {
     Webhook(Box<Webhook>),
 }
 
-/// How all bridges are; for whoever shows it.
+/// The state of all bridges, to be shown.
 #[derive(Clone, Default)]
 pub(crate) struct BridgesStatus(Vec<(Direction, Arc<Status>)>);
 
@@ -113,7 +113,7 @@ impl Bridges {
         if problems.is_empty() { Ok(Self { all }) } else { Err(ConfigError(problems)) }
     }
 
-    /// For whoever shows how they are.
+    /// Their state, to be shown.
     pub(crate) fn status(&self) -> BridgesStatus {
         let all = self.all.iter();
         BridgesStatus(all.map(|planned| (planned.config.direction, Arc::clone(&planned.status))).collect())

@@ -2,7 +2,7 @@
 //! acknowledges only what the other side has acknowledged.
 //!
 //! One batch is in hand at a time, so that a device's messages arrive in order whatever fails: what is not acknowledged is tried
-//! again before anything behind it. While the other side is away the batch stays in hand and everything else on the disk, in the
+//! again before anything after it. While the other side is away the batch stays in hand and everything else on the disk, in the
 //! log; nobody who publishes waits for it.
 
 use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
@@ -261,7 +261,7 @@ impl<O: Out> Outward<O> {
     }
 }
 
-/// The pause after so many failures in a row.
+/// The pause after `count` failures in a row.
 pub(super) fn pause(config: &Bridge, count: u32, after: Option<Duration>) -> Duration {
     let doubled = 1_u32.checked_shl(count.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
     let longest = config.retry_max.0;

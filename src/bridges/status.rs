@@ -105,7 +105,7 @@ const STARTING: u8 = 0;
 const UP: u8 = 1;
 const DOWN: u8 = 2;
 
-/// See the module. Read by whoever shows metrics, written by the bridge's task.
+/// See the module. Written by the bridge's task, read for metrics.
 pub(super) struct Status {
     name: String,
     kind: &'static str,
@@ -123,7 +123,7 @@ pub(super) struct Status {
     last: Mutex<Last>,
 }
 
-/// The failure that came last, for whoever looks.
+/// The last failure, to be shown.
 #[derive(Default)]
 struct Last {
     failure: Option<LastFailure>,

@@ -125,7 +125,7 @@ enum NotEnded {
     Busy(Arc<Commit>),
 }
 
-/// One that is to be sent.
+/// A command that is due to be sent.
 pub(super) struct Parcel {
     pub(super) number: u64,
     pub(super) id: String,
@@ -468,7 +468,7 @@ impl Book {
         // A reply was let in before; it is bounded by what a device may send.
         let total = charge.bytes() + bytes - before;
         charge.force(total);
-        // One more has ended, so one goes. What a lower bound of this process leaves over goes with [`Self::tick`].
+        // One more has ended, so one goes. If the bound is lower than in the process before, [`Self::tick`] removes the surplus.
         if table.ended.len() > self.options.max_kept
             && let Some(&(_, oldest)) = table.ended.first()
         {
@@ -560,8 +560,8 @@ impl Book {
         self.changed.notify_one();
     }
 
-    /// Does what is due, at most so many commands: expires, and finds which may go out. When it is to be asked again; at once
-    /// if that was not all.
+    /// Expires commands that are due and finds those that may go out, at most `most`. Returns when to call this again: at once if
+    /// there are more.
     pub(super) fn tick(self: &Arc<Self>, now: Timestamp, most: usize) -> Option<Timestamp> {
         let mut over = Vec::new();
         let next = {

@@ -126,10 +126,10 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// A reply's topic behind the client id.
+/// A reply's topic after the client id.
 pub(super) struct Address<'a> {
     pub(super) id: &'a str,
-    /// The level behind `reply`, if there is one.
+    /// The level after `reply`, if there is one.
     status: Option<u32>,
 }
 
@@ -202,7 +202,7 @@ impl Desk {
         Ok(Ticket { desk: Arc::clone(self), id, correlation, reply, _charge: charge })
     }
 
-    /// Begins to wait for a connection of the device: whoever looks for one after this is told of a later one.
+    /// Begins to wait for a connection of the device. A caller that looks for one only after this misses none.
     pub(super) fn wait_for(&self, device: &Arc<str>) -> Waiter<'_> {
         self.waiters.fetch_add(1, SeqCst);
         let mut waiting = self.waiting.lock();
@@ -236,7 +236,7 @@ impl Desk {
         drop(calls);
         match caller.send(reply) {
             Ok(()) => count(|c| c.commands_replied.add(1)),
-            // It ended just now.
+            // The call ended at this very moment.
             Err(_) => count(|c| c.commands_replies_late.add(1)),
         }
         Some(Taken::Taken)

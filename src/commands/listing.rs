@@ -47,7 +47,7 @@ impl Book {
             }
             let Some(last) = last else { return (found, None) };
             end = Bound::Excluded(last);
-            // Whoever waits has its turn.
+            // Others get their turn.
             MutexGuard::unlock_fair(table);
         }
     }

@@ -1,4 +1,4 @@
-//! One stored command: what happens to it, and what is to be done. Without a clock, a device and a disk.
+//! One stored command: what happens to it, and what to do next. Without a clock, a device or a disk.
 //!
 //! ```text
 //! QUEUED -> SENT -> DELIVERED -> REPLIED | TIMED_OUT | CANCELLED | REFUSED
@@ -46,7 +46,7 @@ pub(crate) struct Times {
     pub(crate) start: Timestamp,
     /// Not after; it ends then.
     pub(crate) expire: Timestamp,
-    /// A delivered command without a reply is sent again after so many milliseconds.
+    /// Milliseconds after which a delivered command without a reply is sent again.
     pub(crate) retry: Option<u64>,
 }
 
@@ -102,7 +102,7 @@ impl Machine {
         Self { state: State::Queued, attempts: 0, times, next, out: None, unacknowledged, refused: None }
     }
 
-    /// One that another process left. What it had sent and nobody acknowledged is sent again.
+    /// A command that an earlier process left. What it had sent and nobody acknowledged is sent again.
     pub(super) fn restored(
         state: State,
         attempts: u32,
@@ -162,7 +162,7 @@ impl Machine {
         self.attempts
     }
 
-    /// No session has taken it after all; false if that is not so any more.
+    /// No session has taken it after all; false if that is no longer true.
     pub(super) fn take_back(&mut self, attempt: u32) -> bool {
         let is_out = self.out == Some(attempt);
         if is_out {
@@ -177,7 +177,7 @@ impl Machine {
         self.next = Some(now.plus_millis(AGAIN));
     }
 
-    /// An attempt has come so far. One of an earlier attempt is nothing any more.
+    /// The progress of an attempt. That of an earlier attempt no longer counts.
     pub(crate) fn progress(&mut self, attempt: u32, receipt: &ReceiptState, now: Timestamp) -> Progress {
         if self.out != Some(attempt) || self.state.is_final() {
             return Progress::Nothing;

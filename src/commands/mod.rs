@@ -49,7 +49,7 @@ pub(crate) type Digest = [u8; 32];
 const RANDOM: usize = 16;
 /// The user property in which a device of MQTT 5 says how it went.
 const STATUS: &str = "status";
-/// The level of a reply's topic behind the id. No command has this name.
+/// The level of a reply's topic after the id. No command has this name.
 pub(crate) const REPLY: &str = "reply";
 
 /// What to send to whom. Valid: the device is one level of a topic, and so is the name.

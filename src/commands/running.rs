@@ -19,13 +19,13 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 const PACKET_TOO_LARGE: u8 = 0x95;
 
 impl Commands {
-    /// Sends what is due to who is there, until `stop`.
+    /// Sends what is due to the devices that are connected, until `stop`.
     pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let book = self.book();
         loop {
             let now = clock::now();
             let next = book.tick(now, STEP);
-            // What is due has its turn again after so many devices, however many come and go.
+            // After STEP devices it is the turn of what is due again, however many devices come and go.
             let mut looked = 0;
             while looked < STEP
                 && let Some(parcels) = book.next_parcels()

@@ -126,8 +126,8 @@ impl Table {
         entry.bytes
     }
 
-    /// The device that is looked at next. With room for one more, who has waited for it longest goes first: who had the place
-    /// before looks for the next one behind it.
+    /// The device to look at next. When there is room for one more command, the device that has waited longest goes first; the one
+    /// whose command made the room queues up after it.
     pub(super) fn next_device(&mut self, has_room: bool) -> Option<Arc<str>> {
         if has_room && let Some((_, device)) = self.starved.pop_first() {
             if let Some(of_device) = self.devices.get_mut(&device) {
@@ -138,7 +138,7 @@ impl Table {
         self.look.pop_first()
     }
 
-    /// A device waits until fewer are out. One that waits already keeps its turn.
+    /// Makes a device wait until fewer commands are out. A device that waits already keeps its turn.
     pub(super) fn starve(&mut self, device: Arc<str>) {
         let Some(of_device) = self.devices.get_mut(&device) else { return };
         if of_device.turn.is_none() {

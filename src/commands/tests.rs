@@ -35,7 +35,7 @@ impl Bench {
         self.desk.open(&spec(device), self.broker.account())
     }
 
-    /// What a device says to a topic behind its name.
+    /// What a device says to a topic after its name.
     fn say(&self, device: &str, rest: &str, properties: Option<Properties>) -> Taken {
         let client_id = ClientId::new(device);
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };
@@ -133,7 +133,7 @@ async fn a_connection_after_the_look_is_told_to_who_waits() {
     connected.await;
 }
 
-/// Devices with a command each, of which one at a time may be out.
+/// Devices with one command each, of which only one may be on its way at a time.
 async fn started(bench: &Bench, devices: usize) -> Arc<Book> {
     let options = BookOptions {
         max_outstanding: 1,

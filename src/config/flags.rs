@@ -105,15 +105,15 @@ pub enum Command {
     Ctl(Box<ctl::Args>),
 }
 
-/// From which file to which.
+/// The file to read and the files to write.
 #[derive(Debug, Clone, Args)]
 pub struct ImportCommand {
     /// The configuration file of Mosquitto
     pub file: PathBuf,
-    /// Where to; standard output if it is not said. Never over a file that is there
+    /// File to write; standard output by default. An existing file is never overwritten
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Where the rules of acl_file go: rules.toml beside the output if it is not said. Never over a file that is there
+    /// File for the rules of acl_file; by default rules.toml beside the output. An existing file is never overwritten
     #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
 }

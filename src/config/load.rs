@@ -270,13 +270,13 @@ impl Loader {
             };
             self.bad_values(&section, bridge, &known, &|alone| alone.try_into::<Bridge>().map(drop));
         }
-        // What is left of a bridge is not what was meant, and would be told as wrong for it.
+        // A bridge without its bad values is not what was meant, and would only be reported a second time.
         if self.problems.len() > before {
             self.table.remove("bridges");
         }
     }
 
-    /// Tells each value of `table` that alone makes no `T`, and each key that is not known.
+    /// Reports each value of `table` that cannot be part of a `T`, and each unknown key.
     fn bad_values(
         &mut self,
         section: &str,

@@ -39,7 +39,7 @@ pub trait Record {
 }
 
 impl RecordTopic {
-    /// The topic of a record; `None` if it lacks what is to be filled in.
+    /// The topic of a record; `None` if the record lacks a value that the topic needs.
     pub fn fill(&self, record: &impl Record) -> Option<String> {
         let mut topic = String::new();
         for piece in &self.0 {

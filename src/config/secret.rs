@@ -13,7 +13,7 @@ pub(super) const HIDDEN: &str = "(hidden)";
 pub struct Secret(String);
 
 impl Secret {
-    /// The text itself: for whoever asks for it, and never for a log.
+    /// The text itself: to be used, and never to be logged.
     pub fn expose(&self) -> &str {
         &self.0
     }

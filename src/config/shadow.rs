@@ -36,7 +36,7 @@ impl Default for Shadow {
 }
 
 impl Shadow {
-    /// What their topics begin with, with the slash behind it.
+    /// What their topics begin with, with the slash after it.
     pub(super) fn prefix(&self) -> String {
         format!("{}/", self.topic_prefix)
     }

@@ -240,8 +240,8 @@ impl Gateway {
         Arc::new(move || service::metrics(&broker, latest.as_deref(), &watch))
     }
 
-    /// Reads for how long the shard that has longest done nothing has done so; a second is ordinary, as it is asked to do something
-    /// every second. For a watchdog; usable until the end.
+    /// A function that tells how long the most sluggish shard has shown no sign of life. Up to a second is ordinary: each is woken
+    /// once a second. For a watchdog; usable until the end.
     pub fn silence(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
         let pulses = self.pulses.clone();
         move || pulses.iter().map(net::Pulse::silence).max().unwrap_or_default()
@@ -334,7 +334,7 @@ impl Gateway {
         let threads = std::mem::take(&mut self.threads);
         let joined = tokio::task::spawn_blocking(|| {
             for thread in threads {
-                // One that panicked has ended, too.
+                // A thread that panicked has ended, too.
                 let _ = thread.join();
             }
         });

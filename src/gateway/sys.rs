@@ -1,7 +1,7 @@
 //! The `$SYS` topics, as pure functions from counters and gauges to topics and payloads. The names are those of
 //! Mosquitto, which monitoring tools know, and the four that MQTTX reads.
 //!
-//! Knows no clock, broker handle or socket: whoever has them publishes what [`SysStats::tick`] returns, retained.
+//! Knows no clock, broker handle or socket: its caller publishes what [`SysStats::tick`] returns, retained.
 
 use std::time::Duration;
 

@@ -36,7 +36,7 @@ impl Groups {
         let held = Held::take(&self.marker)?;
         let joined = Member::join(&self.find(group)?, &options, held);
         let mut member = joined.map_err(|_| GroupError::TooManyMembers)?;
-        // Where that takes longer, what is there goes; also for who does not wait.
+        // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.
         if let Ok(filled) = tokio::time::timeout(GATHER, member.fill(room)).await {
             filled?;
         }

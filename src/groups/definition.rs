@@ -74,11 +74,11 @@ pub struct Definition {
     pub min_backoff: u64,
     /// The longest.
     pub max_backoff: u64,
-    /// Unacknowledged messages are kept so long; 0 is without limit.
+    /// How long unacknowledged messages are kept; 0 is without limit.
     pub retention_age: u64,
-    /// And so many bytes of them; 0 is without limit.
+    /// Bytes of them that are kept; 0 is without limit.
     pub retention_bytes: u64,
-    /// Acknowledged ones are kept so long.
+    /// How long acknowledged messages are kept.
     pub replay_age: u64,
     /// When `retention_bytes` is reached.
     pub when_full: WhenFull,

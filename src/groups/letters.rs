@@ -49,7 +49,7 @@ pub(super) struct Letters {
     next: u64,
     most: usize,
     most_bytes: usize,
-    /// Those that somebody puts back just now.
+    /// Letters that are being put back.
     claimed: BTreeSet<u64>,
 }
 
@@ -58,7 +58,7 @@ impl Letters {
         Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes, claimed: BTreeSet::new() }
     }
 
-    /// Keeps others from putting this one back; false if somebody does, or it is not there. Until [`Self::unclaim`].
+    /// Keeps others from putting this letter back until [`Self::unclaim`]; false if somebody does already, or it is not there.
     pub(super) fn claim(&mut self, id: u64) -> bool {
         self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok() && self.claimed.insert(id)
     }
@@ -67,7 +67,7 @@ impl Letters {
         self.claimed.remove(&id);
     }
 
-    /// One that is there already, in order.
+    /// Adds a letter that was kept by an earlier process. To be called in their order.
     pub(super) fn restore(&mut self, id: u64, bytes: usize) {
         self.kept.push_back((id, bytes));
         self.bytes += bytes;

@@ -117,7 +117,7 @@ pub(super) const DEFINITION: &[u8] = b"d";
 const PROGRESS: u8 = b'p';
 const COUNTS: &[u8] = b"t";
 
-/// After so many failures of a write those who wait for it are told.
+/// Failures of a write after which those who wait for it are told.
 const TRIES: u32 = 3;
 
 /// Calls of one member at once that are woken.
@@ -173,7 +173,7 @@ impl Live {
         }
     }
 
-    /// Does something with the group, and wakes whoever it gives something to do.
+    /// Does something with the group, and wakes those for whom there is something to do then.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
@@ -265,8 +265,7 @@ impl Live {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Writes what is to be written until the group ends. What fails is tried again: until it is written nobody gets an
-    /// answer.
+    /// Writes all changes until the group ends. What fails is tried again: until it is written nobody gets an answer.
     pub(super) async fn write_all(self: Arc<Self>) {
         while !self.is_ended() {
             self.bury().await;

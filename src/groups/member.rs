@@ -1,4 +1,4 @@
-//! A member of a group: what it gets, polled by whoever has its stream.
+//! A member of a group: what it gets, polled by the task of its stream.
 
 use std::{
     collections::VecDeque,
@@ -28,11 +28,11 @@ const ROUNDS: usize = 8;
 /// A read that has failed is tried again after this.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Ranges in answers that were not taken yet, beyond which a member must not be heard: it does not read, or the disk stands still.
+/// Ranges in answers that were not taken yet, beyond which a member must not be heard: it does not read, or the disk hangs.
 const MOST_UNANSWERED: usize = 16_384;
 /// Memory that a member may take: what was read for it, and answers, with those of one request more.
 const HELD: usize = MAX_AHEAD + 2 * MOST_UNANSWERED * size_of::<IdRange>();
-/// Answers of one write are one up to so many ranges: to merge them costs as much as there are.
+/// Ranges up to which the answers of one write are merged: merging costs as much as there are.
 const MERGED: usize = 256;
 
 /// What a member is told.
@@ -67,7 +67,7 @@ pub enum Ended {
     /// Another stream has its name, or its lease has ended.
     #[error("another stream has taken the member's name")]
     Fenced,
-    /// The group was deleted, or is not this gateway's any more.
+    /// The group was deleted, or is no longer this gateway's.
     #[error("the group is not served any more")]
     GroupGone,
 }
@@ -178,7 +178,7 @@ impl Member {
         Poll::Pending
     }
 
-    /// Reads ahead until there is as much as `room`, or nothing more can be read just now: what is on the disk comes in several
+    /// Reads ahead until there is as much as `room`, or nothing more can be read for now: what is on the disk comes in several
     /// reads, and a call that took what the first has brought would give up the others. Takes nothing. Cancel safe.
     ///
     /// # Errors
@@ -328,8 +328,8 @@ impl Member {
         Ok(())
     }
 
-    /// What to wait for before the member is heard again: so many of its acknowledgements have no answer yet, or it has one and
-    /// does not take it. `None` if it may be heard now.
+    /// What to wait for before the member is heard again, if too many of its acknowledgements have no answer yet or it does not take
+    /// the answers. `None` if it may be heard now.
     pub fn is_ahead(&self) -> Option<Arc<Notify>> {
         (self.unanswered > MOST_UNANSWERED).then(|| Arc::clone(&self.answered))
     }

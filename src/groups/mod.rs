@@ -49,17 +49,17 @@ use self::{
     watching::Table,
 };
 
-/// Whoever marks messages for groups as they are appended, and has the account of memory: the broker.
+/// What marks messages for groups as they are appended, and has the account of memory: the broker.
 pub trait Marker: Send + Sync {
     /// From now on messages that this filter wants are appended with the group's number.
     fn keep_for(&self, group: GroupId, filter: &Filter);
-    /// No message is appended for the group any more.
+    /// From now on no message is appended for the group.
     fn keep_no_more_for(&self, group: GroupId);
-    /// Messages that the group wants are refused, or not any more.
+    /// Messages that the group wants are refused from now on, or no longer.
     fn set_full(&self, group: GroupId, full: bool);
     /// The same filter, for messages that were appended before the group was made.
     fn matcher(&self, filter: &Filter) -> Arc<Wants>;
-    /// Sets bytes aside for a member; false if there are not so many.
+    /// Sets bytes aside for a member; false if there are not enough.
     fn hold(&self, bytes: usize) -> bool;
     /// They are free again.
     fn release(&self, bytes: usize);
@@ -103,7 +103,7 @@ pub enum GroupError {
     /// It has changed since.
     #[error("the group has changed")]
     EtagMismatch,
-    /// A place that is not in the log any more, or was never.
+    /// A place that is no longer in the log, or never was.
     #[error("the place is not kept any more")]
     OutOfRange,
     /// Not a token of this gateway.
@@ -112,7 +112,7 @@ pub enum GroupError {
     /// Its records cannot be read.
     #[error("records of the group are damaged")]
     Damaged,
-    /// It was deleted meanwhile, or is not this gateway's any more.
+    /// It was deleted meanwhile, or is no longer this gateway's.
     #[error("the group is not served any more")]
     Gone,
     /// The member's name was taken by another stream meanwhile.
@@ -504,7 +504,7 @@ impl Groups {
         live.end();
     }
 
-    /// Ends all groups, and returns when nothing of them holds the stores any more but members that were not dropped. What is
+    /// Ends all groups, and returns when only members that were not dropped still hold the stores. What is
     /// acknowledged and not written comes again.
     pub async fn stop(&self) {
         for live in self.table.all() {
@@ -617,7 +617,7 @@ impl Groups {
         Member::join(&self.find(group)?, &options, held).map_err(|_| GroupError::TooManyMembers)
     }
 
-    /// Sets memory aside for who keeps what it was delivered in this process.
+    /// Sets memory aside for a consumer in this process that keeps what it was delivered.
     ///
     /// # Errors
     /// [`GroupError::Memory`].
@@ -694,7 +694,7 @@ impl Groups {
 
     /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back just
     /// now, are passed over. None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all
-    /// the same, and those behind it stay.
+    /// the same, and those after it stay.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
@@ -769,8 +769,8 @@ async fn put_back(log: Arc<dyn PartitionedLog>, live: Arc<Live>, id: u64) -> Res
     Ok(is_removed)
 }
 
-/// Costs a look at each partition and each member, whatever waits in them, and one search for a time: it is asked by every call
-/// of Fetch, every heartbeat, and for each group of a list.
+/// Costs a look at each partition and each member, however much waits in them, and one search for a time: every call of Fetch
+/// and every heartbeat wants it, and a list does for each of its groups.
 fn info(live: &Live) -> Info {
     let (mut info, floor) = live.with(|inner| {
         let (lag_messages, lag_bytes) = live.lag(inner);
@@ -828,6 +828,6 @@ fn read_token(token: &str, log: u64) -> Result<Vec<u64>, GroupError> {
     if places.len() != PARTITIONS {
         return Err(GroupError::BadToken);
     }
-    // Of a log that is not there any more.
+    // Of a log that no longer exists.
     if u64::from_le_bytes(*own) == log { Ok(places) } else { Err(GroupError::OutOfRange) }
 }

@@ -16,8 +16,8 @@ const LOOK: ReadLimit = ReadLimit { records: 256, bytes: 1 << 20 };
 /// Lost messages that are counted one by one in a round, for each group.
 const MOST_COUNTED: usize = 100_000;
 
-/// The log may be larger than it should by one part of so many: one group that refuses and keeps what it has must not let it
-/// fill the disk with what others get.
+/// The log may exceed its size by one part in this many: a group that keeps all it has and refuses more must not let the log fill
+/// the disk with what others get.
 const OVER: u64 = 8;
 
 /// How the log is off.
@@ -89,7 +89,8 @@ impl Groups {
 
     /// What is before the mark is lost to the group, as far as it is not settled and no member has it.
     async fn give_up(&self, live: &Arc<Live>, mark: &Mark) {
-        // Where nobody has read beyond the mark, all behind it is left, and the rest is lost. Elsewhere it is counted one by one.
+        // If no partition has been read beyond the mark, everything after it is still to come, and the loss is a subtraction.
+        // Otherwise what is lost is counted message by message.
         let waiting: Vec<Partition> = live.with(|inner| {
             inner.waypoints.forget_before(mark.offset);
             let logic = &inner.logic;
@@ -188,7 +189,7 @@ impl Groups {
         }
     }
 
-    /// Tells the log what no group needs any more, as far as that is written.
+    /// Tells the log what all groups are done with, as far as that is written.
     fn trim(&self, all: &[Arc<Live>], now: Timestamp) {
         let mut needed: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
         for live in all {

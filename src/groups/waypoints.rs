@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use gateway_core::{LogRecord, Timestamp};
 use store::Mark;
 
-/// What a group keeps, in bytes and in time, is divided into so many parts.
+/// Parts into which what a group keeps is divided, by bytes and by time.
 const PARTS: u64 = 32;
 /// Places at most: with more of them every second one is forgotten.
 const MOST: usize = 4 * PARTS as usize;
@@ -21,7 +21,7 @@ pub(super) struct Waypoints {
 }
 
 impl Waypoints {
-    /// Whether [`Self::note`] would note anything of records after which there are so many bytes, the last received at `time`.
+    /// Whether [`Self::note`] would note anything of records that end at `bytes`, the last of them received at `time`.
     pub(super) fn is_due(&self, (most, age): (u64, u64), bytes: u64, time: Timestamp) -> bool {
         most > 0 && bytes > self.next.0 || age > 0 && time >= self.next.1
     }
@@ -70,7 +70,7 @@ impl Waypoints {
         (self.apart, self.next) = (0, (0, Timestamp(0)));
     }
 
-    /// What is before this place is of no use any more.
+    /// What is before this place is no longer of use.
     pub(super) fn forget_before(&mut self, offset: u64) {
         while self.marks.front().is_some_and(|mark| mark.offset < offset) {
             self.marks.pop_front();
@@ -86,7 +86,7 @@ impl Waypoints {
         old.max_by_key(|mark| mark.offset).cloned()
     }
 
-    /// The first place behind which no more than `most` bytes are, given the places at which the log counts, the last of which
+    /// The first place after which no more than `most` bytes are, given the places at which the log counts, the last of which
     /// is the end. Between two that are far apart it is where it would be if messages were spread evenly.
     pub(super) fn keeping(&self, most: u64, marks: &[Mark]) -> Option<Mark> {
         let end = marks.last()?;

@@ -31,7 +31,7 @@ impl Held {
         Self { account: Arc::clone(account), bytes: 0 }
     }
 
-    /// Holds so many more.
+    /// Holds `bytes` more.
     ///
     /// # Errors
     /// There is no room; nothing has changed, and it is counted.
@@ -44,7 +44,7 @@ impl Held {
         Ok(())
     }
 
-    /// Holds so many at least.
+    /// Holds at least `bytes`.
     ///
     /// # Errors
     /// As [`Self::more`].
@@ -52,7 +52,7 @@ impl Held {
         self.more(bytes.saturating_sub(self.bytes))
     }
 
-    /// Gives back what is above so many.
+    /// Gives back what it holds beyond `bytes`.
     pub(super) fn at_most(&mut self, bytes: usize) {
         let over = self.bytes.saturating_sub(bytes);
         self.account.release(MemoryKind::Http, over);

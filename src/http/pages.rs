@@ -19,13 +19,13 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Why a page is not shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// Nobody known asks for it.
+    /// The caller is not known.
     Unknown,
-    /// It is not for who asks.
+    /// The caller may not see it.
     Forbidden,
 }
 
-/// Whether who sends this value of `authorization` from there may see a page.
+/// Whether the sender of this value of `authorization` at this address may see a page.
 pub(crate) type Authorize = Arc<dyn Fn(Option<&[u8]>, IpAddr) -> Result<(), Denied> + Send + Sync>;
 
 /// What the pages show.

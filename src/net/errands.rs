@@ -40,7 +40,7 @@ impl Errands {
         Ok(())
     }
 
-    /// Takes those of a connection, in order. One that nobody has anything for pays a look at a number.
+    /// Takes a connection's errands, in order. With none pending for anybody this costs one atomic load.
     pub(super) fn take(&self, key: Key) -> Vec<Errand> {
         if self.count.load(Relaxed) == 0 {
             return Vec::new();
@@ -56,7 +56,7 @@ impl Errands {
 mod tests {
     use super::*;
 
-    /// Rules out a backend that fills the memory by way of connections that stand still.
+    /// Rules out a backend that fills the memory by way of connections that are stuck.
     #[test]
     fn errands_are_bounded_for_one_connection_and_for_all() {
         let errands = Errands::default();

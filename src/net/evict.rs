@@ -9,7 +9,7 @@ use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
 use super::Shared;
 use crate::auth::{Connected, Judge};
 
-/// Who decides whether a connection may stay. Nobody costs a load for each CONNECT.
+/// Those that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.
 #[derive(Default)]
 pub(super) struct Judges(ArcSwap<Vec<Arc<dyn Judge>>>);
 

@@ -39,11 +39,11 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Longest turn of a thread that does not park, in milliseconds of a clock read once per poll: half of it on average.
 const TURN: u64 = 1;
 
-/// Polls between two looks at the sockets while there is always something to do, Tokio's own number. Who has done much and
-/// has more to do goes on behind a look at them (see [`go_on_after_others`]), so that these polls are short ones.
+/// Polls between two looks at the sockets while there is always something to do, Tokio's own number. A connection that has
+/// done much and has more to do goes on after such a look (see [`go_on_after_others`]), so that these polls are short ones.
 const POLLS_PER_LOOK: u32 = 61;
 
-/// What a poll may have spent, and go on before the sockets are looked at: a look costs about a hundredth of it.
+/// Work that one poll may do and still be run again before the sockets are looked at. A look costs about a hundredth of it.
 const MUCH: u64 = Effort::TURN as u64 / 8;
 
 /// Receivers that wait to be written to, at most, when a poll ends: the others of the thread wait for all these writes.

@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub auth: Arc<dyn Authenticator>,
     /// What devices may do; `None` if no rules are configured.
     pub authority: Option<Arc<Authority>>,
-    /// Who is not even asked who it is.
+    /// Turns peers away before they are authenticated: bans and back-off after failed logins.
     pub guard: Guard,
     /// Response Information with `{client_id}` still in it; empty is none.
     pub response_information: String,
@@ -51,11 +51,11 @@ pub(crate) struct Shared {
     door: AtomicUsize,
     /// True from when [`SHUT`] is set, for those who are inside and wait.
     shut: watch::Sender<bool>,
-    /// True once the shards end, whoever is still connected.
+    /// True once the shards end, even if clients are still connected.
     ended: watch::Sender<bool>,
 }
 
-/// No CONNECT is accepted any more.
+/// From now on no CONNECT is accepted.
 const SHUT: usize = 1 << (usize::BITS - 1);
 
 /// A CONNECT that is being accepted. It counts until it is dropped.

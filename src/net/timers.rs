@@ -32,7 +32,7 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Whoever starts shards, and cannot, may not block.
+        // A start of shards that fails must not block.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

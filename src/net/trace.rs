@@ -57,7 +57,7 @@ fn sent(client_id: &str, bytes: &[u8], protocol: Protocol) {
     }
 }
 
-/// Shows a CONNECT, of whoever says to be this client.
+/// Shows a CONNECT to those who watch this client, before it is known whether the sender is that client.
 pub(super) fn connect(client_id: &str, size: usize) {
     let Some(trace) = trace_clients().of(client_id) else { return };
     for watch in &trace.watches {
@@ -75,7 +75,7 @@ fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(NAME)].to_owned()
 }
 
-/// What is told of a packet besides its type and size.
+/// What is shown of a packet besides its type and size.
 fn told(packet: &Packet<'_>, watch: &Watch) -> TracedPacket {
     let plain = TracedPacket::default();
     let listed = |codes: &[u8]| codes.iter().take(LISTED).copied().collect();

@@ -15,11 +15,11 @@ const PLACES: u32 = 256;
 /// Ended connections before a sweep is worth it.
 const SWEEP: usize = 1024;
 
-/// How far behind the second in which a peer was heard may be: a second until the next tick, and one if ticks fall just before and just
-/// behind the turn of a second.
+/// Slack for rounding to seconds: one until the next tick, and one more when two ticks straddle the turn of a second.
 const BEHIND: u32 = 2;
 
-/// Most that a tick may count: what the shard stood still beyond it is nobody's silence. Ticks come every second.
+/// The longest interval that one tick may account for. If the shard stalled for longer, the excess is not the peer's silence.
+/// Ticks are a second apart.
 const LONGEST: Duration = Duration::from_millis(1250);
 
 /// Instead of a second, while the gateway itself pauses the reader: that time counts for nobody.
@@ -94,8 +94,8 @@ pub(super) fn ended() {
     });
 }
 
-/// Closes the silent connections that are due. Call once a second. A shard that stands still gets its ticks late and all
-/// at once: the time of which it knows nothing is not counted.
+/// Closes the silent connections that are due. Call once a second. A shard that stalls gets its ticks late and all at
+/// once: the time of which it knows nothing is not counted.
 pub(super) fn tick() {
     tick_at(WHEEL.with_borrow(|wheel| wheel.start.elapsed()));
 }
@@ -135,7 +135,8 @@ fn check(entry: Entry, now: u32) {
         Some(PAUSED) => now + entry.allowed,
         Some(seen) => seen + entry.allowed + BEHIND,
         None => {
-            // The connection that this one took over noted something once more. It does not for long: from now on.
+            // The connection that this one took over has just noted activity of its own, which it will soon stop doing. Start
+            // counting from now.
             device.heard(entry.epoch, now);
             now + entry.allowed + BEHIND
         }

@@ -39,7 +39,7 @@ struct Waiting {
 #[derive(Default)]
 struct Lane {
     waiting: VecDeque<Waiting>,
-    /// Of devices, of which there may be so many.
+    /// How many of them are devices' requests, whose number is limited.
     requests: usize,
 }
 
@@ -166,7 +166,7 @@ impl Inner {
         lane
     }
 
-    /// Works for a device until nothing waits any more. Others come between two pieces of its work.
+    /// Works for a device until nothing of it waits. Others come between two pieces of its work.
     async fn serve(self: Arc<Self>, device: ClientId) {
         let mut lane = Served { inner: self, device, has_ended: false };
         while let Some(Waiting { work, charge }) = lane.next() {

@@ -198,7 +198,7 @@ impl Shadows {
         self.lanes.run(&account, device, 0, work).await
     }
 
-    /// Returns when nothing waits any more.
+    /// Returns when nothing waits.
     pub(crate) async fn settle(&self) {
         self.lanes.settle().await;
     }
@@ -277,7 +277,7 @@ impl Shadows {
     /// Room for one more name of the device: what is left of the shadow that was deleted first goes.
     async fn make_room(&self, key: &Key) -> Result<(), Rejection> {
         let device = key.device.as_str();
-        // All of them: what is behind the classic one's empty name.
+        // All of them: what is after the classic one's empty name.
         let mut names = Vec::new();
         while names.len() < self.options.max_names {
             let after = names.last().map_or("", |record: &ShadowRecord| &*record.name).to_owned();
@@ -319,7 +319,7 @@ impl Shadows {
         turn.flush();
     }
 
-    /// Publishes an answer: whoever subscribed gets it, nobody else.
+    /// Publishes an answer to those who have subscribed to it.
     fn publish(&self, broker: &Broker, key: &Key, answer: &str, text: &str, turn: &mut Turn) {
         if !is_one_level(key.device.as_str()) {
             // It has no topics: they could be those of another device.
@@ -332,8 +332,8 @@ impl Shadows {
     }
 }
 
-/// The version of what is there, if it is the expected one. One that is not there has version 0; so has, for who expects it to
-/// be so, one that was deleted.
+/// The version of the shadow, if it is the expected one. A shadow that does not exist has version 0, and so has a deleted one for a
+/// caller that expects 0.
 fn check_version(there: Option<&Shadow>, expected: Option<u64>) -> Result<u64, Rejection> {
     let version = there.map_or(0, |shadow| shadow.version);
     let is_gone = there.is_none_or(|shadow| shadow.state.is_none());

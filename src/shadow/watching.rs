@@ -25,7 +25,7 @@ type Wants = dyn Fn(&Shadow) -> bool + Send + Sync;
 pub(crate) enum Change {
     /// A shadow has changed, or was deleted.
     Shadow(Shadow),
-    /// Changes of so many shadows are missing.
+    /// Changes of this number of shadows are missing.
     Missed(u64),
 }
 

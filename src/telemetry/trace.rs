@@ -1,4 +1,4 @@
-//! Live traces of single clients: into the log, and to whoever watches their packets.
+//! Live traces of single clients: into the log, and to those who watch their packets.
 //!
 //! While nobody is traced, all that a packet's way has to do with this is one relaxed load for each read and each write of a
 //! socket. Who watches never keeps a client waiting: what does not fit into a watch's buffer is counted, and told in its place.
@@ -22,7 +22,7 @@ const MOST_WATCHES: usize = 64;
 const MOST_OF_CLIENT: usize = 8;
 /// Packets that wait for one who watches, and bytes of them.
 const PACKETS: usize = 1024;
-/// Bytes that a watch may hold; to be set aside by whoever begins one.
+/// Bytes that a watch may hold. The caller that begins one sets them aside.
 pub(crate) const WATCH_BYTES: usize = 256 << 10;
 
 /// A packet as it is shown. What it has not is empty.
@@ -109,7 +109,7 @@ impl Watch {
         self.ready.notify_one();
     }
 
-    /// What has come, and how many packets are missing behind that. Waits until there is something. Cancel safe.
+    /// What has come, and how many packets are missing after that. Waits until there is something. Cancel safe.
     pub(crate) async fn next(&self) -> (VecDeque<TracedPacket>, u64) {
         loop {
             {
@@ -230,7 +230,7 @@ impl TraceClients {
         list
     }
 
-    /// Watches the packets of a client, with so many bytes of each payload; `None` if too many do.
+    /// Watches the packets of a client, with at most `payload_bytes` of each payload; `None` if too many watch already.
     pub(crate) fn watch(&'static self, client_id: &str, payload_bytes: usize) -> Option<Watching> {
         let watch = Arc::new(Watch::new(payload_bytes));
         let mut traced = self.traced.write();
@@ -285,7 +285,7 @@ mod tests {
         assert!(clients.remove("5") && clients.add("one more"));
     }
 
-    /// Rules out a trace that goes on, and costs every packet something, when nobody looks any more.
+    /// Rules out a trace that goes on, and costs every packet something, when nobody looks.
     #[test]
     fn a_watch_ends_with_who_watches_and_leaves_the_log_alone() {
         let clients = all();

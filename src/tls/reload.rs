@@ -145,7 +145,7 @@ impl TlsStore {
                     (pair.facts, pair.told, pair.told_nameless) = (facts, Stage::Fine, false);
                 }
             }
-            // Whoever is let in by the old configuration looks at the list afterwards.
+            // A connection that the old configuration lets in is held against the list afterwards.
             entry.handle.store(Arc::new(new.config));
             if let (Some(revocations), Some(revoked)) = (&entry.revocations, new.revoked) {
                 revocations.replace(revoked);

@@ -19,7 +19,7 @@ macro_rules! reasons {
             /// The time of this client was up before the gateway answered.
             NoAnswerInTime,
             $($name,)*
-            /// One that this client does not know.
+            /// A reason that this client does not know.
             Other(String),
         }
 

@@ -31,7 +31,7 @@ pub enum Update<I> {
 /// A stream that opens itself anew when it is lost.
 pub struct Following<R, I> {
     open: Box<dyn Fn(String) -> Opening<R> + Send>,
-    /// The items of a response, and where to resume behind them.
+    /// The items of a response, and where to resume after them.
     split: fn(R) -> (Vec<I>, String),
     stream: Option<Streaming<R>>,
     items: VecDeque<I>,
@@ -119,7 +119,7 @@ impl<R: Send + 'static, I> Following<R, I> {
             Err(status) => Error::from(status),
         };
         if *error.reason() == Reason::OldToken {
-            // Nobody remembers the place any more: from now on.
+            // The place is no longer remembered: continue from now on.
             self.place.clear();
             return Ok(None);
         }

@@ -8,7 +8,7 @@ use std::{
 
 use gateway_core::Timestamp;
 
-/// How long whoever fails waits.
+/// How long a peer must wait after failures.
 #[derive(Debug, Clone, Copy)]
 pub struct BackoffRule {
     /// Failures that cost nothing, as people and devices make mistakes.
@@ -19,7 +19,7 @@ pub struct BackoffRule {
     pub longest: Duration,
 }
 
-/// Failures by `K`, at most so many of them: beyond that the one that would be forgotten first is forgotten.
+/// Failures by `K`. Their number is bounded: beyond it the entry that would be forgotten first is forgotten now.
 #[derive(Debug)]
 pub struct Backoff<K> {
     rule: BackoffRule,

@@ -8,7 +8,7 @@ use std::{
 
 use gateway_core::Timestamp;
 
-/// Connects of each client id within a time, at most so many ids: beyond that the one whose time began first is
+/// Connects of each client id within a time. The number of ids is bounded: beyond it the one whose time began first is
 /// forgotten.
 #[derive(Debug)]
 pub struct Flapping {

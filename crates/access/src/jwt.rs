@@ -44,7 +44,7 @@ pub enum JwtError {
     /// It is not valid yet.
     #[error("the token is not valid yet")]
     TooEarly,
-    /// It is not from whom, or not for whom, it must be, or lacks a claim that it must have.
+    /// Its issuer or audience is not the one that is required, or a required claim is missing.
     #[error("the token is not meant for here")]
     NotForUs,
     /// It has more claims than are taken, or more values in one.
@@ -209,7 +209,7 @@ pub struct Expected {
 /// What a good token says.
 #[derive(Debug, Clone)]
 pub struct Verified {
-    /// Who it is; `expires` is left to whoever knows the gateway's clock.
+    /// The identity it proves; `expires` is for the caller to check, who knows the gateway's clock.
     pub principal: Principal,
     /// When the token ends, seconds since 1970, with the leeway.
     pub expires: Option<u64>,

@@ -124,7 +124,7 @@ impl fmt::Debug for Hash {
 }
 
 impl Hash {
-    /// Reads what stands behind the colon.
+    /// Reads what stands after the colon.
     ///
     /// # Errors
     /// [`BadLine::Unknown`] and [`BadLine::Damaged`].
@@ -209,7 +209,7 @@ impl Hash {
         }
     }
 
-    /// One that costs as much and that no password fits.
+    /// A hash that costs as much to check and that no password fits.
     fn decoy(&self) -> Self {
         let mut decoy = self.clone();
         match &mut decoy {

@@ -67,7 +67,7 @@ impl Breaker {
                 }
                 self.pause
             }
-            // One that was asked before.
+            // The question was asked before it opened.
             State::Open { .. } => return false,
             State::Trying { pause } => (*pause * 2).min(self.longest),
         };
@@ -110,12 +110,12 @@ struct Entry<T> {
 }
 
 impl<T: Clone> Cache<T> {
-    /// An empty one for so many answers.
+    /// An empty cache for at most `capacity` answers.
     pub fn new(capacity: usize) -> Self {
         Self { entries: HashMap::new(), order: VecDeque::new(), capacity }
     }
 
-    /// What is there for `key` at `now`.
+    /// The answer for `key`, and whether it still holds at `now`.
     pub fn get(&self, key: &[u8; 32], now: Timestamp) -> Found<T> {
         match self.entries.get(key) {
             Some(entry) if now < entry.fresh => Found::Fresh(entry.value.clone()),
@@ -152,7 +152,7 @@ impl<T: Clone> Cache<T> {
         }
     }
 
-    /// What is there for `key` is not good any more, not even better than nothing.
+    /// The answer for `key` no longer holds, and must not be given even while nobody answers.
     pub fn forget(&mut self, key: &[u8; 32]) {
         // It keeps its place, since the order has it; another answer takes it, or it leaves in its turn.
         if let Some(entry) = self.entries.get_mut(key) {

@@ -103,7 +103,7 @@ impl fmt::Display for Keys {
 /// What those are shown who are not there, so that they look as if they were.
 #[derive(Debug, Clone, Copy)]
 pub struct Pretence<'a> {
-    /// Makes their salts. Whoever knows it, or sees it change, can tell who is not there.
+    /// Makes their salts. Somebody who knows it, or sees it change, can tell which users do not exist.
     pub secret: &'a [u8],
     /// How the keys of most users were made.
     pub like: Shape,

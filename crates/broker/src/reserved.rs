@@ -17,11 +17,11 @@ use crate::{Broker, Published, Routing, Shortage, Turn};
 
 /// A part of the gateway that owns topics to which devices publish.
 pub trait Reserved: Send + Sync {
-    /// What all its topics begin with, as long as it lives: whole levels, each with the `/` behind it. No part's prefix
+    /// What all its topics begin with, as long as it lives: whole levels, each with the `/` after it. No part's prefix
     /// begins another's.
     fn prefix(&self) -> &str;
 
-    /// Takes what a device has published to a topic below its own name; `rest` is the topic behind the client id and its
+    /// Takes what a device has published to a topic below its own name; `rest` is the topic after the client id and its
     /// `/`. The message may be a will.
     ///
     /// What must be on disk before the device has its PUBACK or PUBREC takes a part of the message's commit
@@ -70,14 +70,14 @@ impl ReservedTopics {
         topic.bytes().next().is_some_and(|byte| self.first[usize::from(byte) / 64] >> (byte % 64) & 1 != 0)
     }
 
-    /// The number of the part that has this topic or filter, and what is behind its prefix.
+    /// The number of the part that has this topic or filter, and what is after its prefix.
     fn find<'a>(&self, topic: &'a str) -> Option<(usize, &'a str)> {
         let behind = |prefix: &str| topic.strip_prefix(prefix);
         self.prefixes.iter().enumerate().find_map(|(part, prefix)| behind(prefix).map(|rest| (part, rest)))
     }
 
     /// Whether a topic belongs to a part, or all topics of a filter do, and to this device: it may publish to it, or
-    /// subscribe. Of a shared subscription the filter behind the group counts. A client id that is not one level has no such
+    /// subscribe. Of a shared subscription the filter after the group counts. A client id that is not one level has no such
     /// topics, since they could be somebody else's.
     pub fn owns(&self, client_id: &str, topic: &str) -> bool {
         if self.prefixes.is_empty() {
@@ -133,7 +133,7 @@ fn reaches(prefix: &str, filter: &str) -> bool {
     levels.next().is_some()
 }
 
-/// What is behind the device's name in a topic behind its prefix.
+/// What is after the device's name in a topic after its prefix.
 fn own<'a>(client_id: &str, behind: &'a str) -> Option<&'a str> {
     let rest = behind.strip_prefix(client_id)?.strip_prefix('/')?;
     is_one_level(client_id).then_some(rest)

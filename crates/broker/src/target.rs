@@ -113,8 +113,8 @@ pub trait Session: Target {
         0
     }
 
-    /// Has the connection do what goes with a subscription that somebody else than the client has made or removed. Does not
-    /// wait.
+    /// Has the connection do what follows from a subscription that was made or removed by somebody other than the client. Does
+    /// not wait.
     ///
     /// # Errors
     /// There is no connection, or it has too much to do; gives back what is not done.

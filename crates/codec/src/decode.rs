@@ -239,8 +239,8 @@ fn subscribe(reader: &mut Reader<'_>, protocol: Protocol) -> Result<Subscribe, D
     Ok(subscribe)
 }
 
-/// A filter of the wrong form makes its packet malformed: none of the others in it is looked at. One that is well formed
-/// and not accepted is the server's to refuse, with 0x8F.
+/// A filter of the wrong form makes its packet malformed, and the other filters in it are not looked at. A filter that is
+/// well formed but not accepted is the server's to refuse, with 0x8F.
 fn check_filter(filter: &str, protocol: Protocol) -> Result<(), DecodeError> {
     TopicFilter::check(filter).map_err(|_| {
         DecodeError::Malformed("no topic filter [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.1-3] [MQTT-4.7.3-1]")

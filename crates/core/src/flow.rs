@@ -44,7 +44,7 @@ impl Bucket {
 }
 
 impl Flow {
-    /// At most so many messages and bytes per second, 0 is no limit; `None` if neither has one.
+    /// A flow of at most this many messages and bytes per second, where 0 is no limit; `None` if neither is limited.
     pub fn new(messages: u32, bytes: ByteSize, now: Timestamp) -> Option<Self> {
         let bucket = |rate| Bucket::new(rate, now);
         (messages > 0 || bytes.0 > 0)

@@ -72,7 +72,7 @@ impl Entry {
         self.cost
     }
 
-    /// The store begins to write it. Returns its message, or `None` if it need not be written any more.
+    /// The store begins to write it. Returns its message, or `None` if it no longer needs to be written.
     pub fn take(&self) -> Option<Arc<SharedMessage>> {
         self.message.take()
     }

@@ -40,7 +40,7 @@ pub struct LogRecord {
     pub offset: u64,
     /// The groups that wanted it when it was appended.
     pub groups: Arc<[GroupId]>,
-    /// The message. Its slot means nothing any more, and nobody waits for a receipt.
+    /// The message. Its slot has lost its meaning, and nobody waits for a receipt.
     pub message: Arc<SharedMessage>,
 }
 

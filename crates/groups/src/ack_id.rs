@@ -1,4 +1,4 @@
-//! The name of one delivery, for whoever acknowledges without a stream.
+//! The name of one delivery, by which it is acknowledged without a stream.
 
 use std::{fmt, str::FromStr};
 

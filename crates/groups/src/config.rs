@@ -1,4 +1,4 @@
-//! What somebody decides about a group, and what bounds it whoever decides.
+//! What can be configured of a group, and the bounds that hold whatever is configured.
 
 use std::time::Duration;
 
@@ -47,13 +47,13 @@ impl Default for GroupConfig {
 }
 
 impl GroupConfig {
-    /// The pause after so many deliveries, in milliseconds.
+    /// The pause after this number of deliveries, in milliseconds.
     pub(crate) fn backoff(&self, attempts: u32) -> u64 {
         let doubled = 1_u64.checked_shl(attempts.saturating_sub(1)).unwrap_or(u64::MAX);
         millis(self.min_backoff).saturating_mul(doubled).min(millis(self.max_backoff))
     }
 
-    /// Whether a message is given up after so many deliveries.
+    /// Whether a message is given up after this number of deliveries.
     pub(crate) fn gives_up(&self, attempts: u32) -> bool {
         self.max_attempts != 0 && attempts >= self.max_attempts
     }
@@ -137,17 +137,17 @@ const SMALL: bool = cfg!(test);
 pub const MAX_MEMBERS: usize = 1_024;
 /// Messages that a member may have unacknowledged at most, whatever it asks for.
 pub const MAX_CREDIT: usize = 100_000;
-/// A partition reads nothing new while so many of its keys lag.
+/// Lagging keys at which a partition reads nothing new.
 pub(crate) const MAX_LAGGING: usize = if SMALL { 2 } else { 256 };
-/// Messages of a lagging key whose places are remembered; those behind them are found by reading the partition again.
+/// Messages of a lagging key whose places are remembered; those after them are found by reading the partition again.
 pub(crate) const MAX_REMEMBERED: usize = if SMALL { 2 } else { 64 };
-/// A group reads nothing new while it remembers so many places of messages to be delivered again.
+/// Remembered places of messages to be delivered again at which a group reads nothing new.
 pub(crate) const MAX_WAITING: usize = if SMALL { 12 } else { 131_072 };
-/// A partition reads nothing new while so many of its messages are being given up.
+/// Messages being given up at which a partition reads nothing new.
 pub(crate) const MAX_DYING: usize = if SMALL { 2 } else { 64 };
 /// Gaps that a member is told of one by one; later ones of a partition are joined to them.
 pub(crate) const MAX_GAPS: usize = 512;
-/// Bytes of messages that are read for a member and wait for it to take them, but one message.
+/// Bytes of messages that are read for a member and wait for it to take them. One message may always be read.
 pub const MAX_AHEAD: usize = if SMALL { 2_000 } else { 2 << 20 };
 /// Ranges of void deliveries that are remembered to answer late acknowledgements.
 pub(crate) const MAX_VOID: usize = 1_024;

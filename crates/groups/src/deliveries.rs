@@ -36,7 +36,7 @@ pub(crate) struct Deliveries {
     extended: BTreeMap<u64, Slot>,
     /// Those that were taken or given back.
     void: Ranges,
-    /// Below this it is not known any more what became of those that are not there.
+    /// Below this it is no longer known what became of those that are not there.
     known: u64,
 }
 

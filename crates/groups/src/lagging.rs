@@ -15,7 +15,7 @@ pub(crate) struct Waiting {
 }
 
 /// What is left of a key in the part of its partition that has been read: the places that are remembered, in order, and
-/// behind them all its messages from `scan` on.
+/// after them all its messages from `scan` on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Lagging {
     pub(crate) todo: VecDeque<Waiting>,

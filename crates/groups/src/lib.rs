@@ -9,7 +9,7 @@
 //! - A *delivery* is one message with one member, from [`Group::take`] until it is *settled* (acknowledged, or given up), or
 //!   *given back*: by a nack, by its deadline, or since its member is gone. Given back, a message comes again.
 //! - A *key* is what messages are in order with: the device, mostly. After a message was given back by a nack or its deadline,
-//!   what was delivered later of its key is *void*; it comes again behind it. Until then the key *lags*.
+//!   what was delivered later of its key is *void*; it comes again after it. Until then the key *lags*.
 //! - *Progress* is what is kept of a partition: where nothing was read yet, and what before that is not settled.
 //!
 //! What holds, whatever comes in which order:

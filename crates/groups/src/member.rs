@@ -1,4 +1,4 @@
-//! Whoever reads a group: a stream, or a caller of Fetch.
+//! A reader of a group: a stream, or a caller of Fetch.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -53,7 +53,7 @@ pub struct Gap {
     pub reason: GapReason,
 }
 
-/// Why messages cannot be had any more.
+/// Why no more messages can be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GapReason {
     /// Retention has removed them.

@@ -42,7 +42,7 @@ impl Outstanding {
         self.entries.iter().filter(|entry| entry.live)
     }
 
-    /// Those at `offset` and behind it.
+    /// Those at `offset` and after it.
     pub(crate) fn from(&self, offset: u64) -> impl Iterator<Item = &Entry> {
         let at = self.entries.partition_point(|entry| entry.offset < offset);
         self.entries.range(at..).filter(|entry| entry.live)

@@ -168,7 +168,7 @@ impl PartitionState {
         self.lagging.values().filter_map(Lagging::place).min()
     }
 
-    /// Nothing is known any more of what a read under way will bring.
+    /// What a read under way will bring no longer counts.
     pub(crate) fn cancel_read(&mut self) {
         self.reading = None;
     }

@@ -36,7 +36,7 @@ impl Ranges {
         }
     }
 
-    /// Adds a range that begins at or behind the first number of the last one.
+    /// Adds a range that begins at or after the first number of the last one.
     pub(crate) fn append(&mut self, range: IdRange) {
         match self.0.last_mut() {
             Some(last) if range.first <= last.last.saturating_add(1) => last.last = last.last.max(range.last),

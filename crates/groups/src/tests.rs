@@ -98,7 +98,8 @@ fn what_fails_before_a_message_neither_delays_it_nor_gives_it_up() {
     assert!(group.given_up(10).is_empty());
 }
 
-/// One request that gave back all that a member had looked through all of it each time, and held the log's writer up meanwhile.
+/// The failure: a request that gave back everything a member had went through all of it in one go, and held up the log's writer
+/// meanwhile.
 #[test]
 fn what_is_given_back_at_once_is_given_back_in_steps() {
     let mut group = Group::new(identity(), GroupConfig::default());

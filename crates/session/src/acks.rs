@@ -12,7 +12,7 @@ use super::{
 };
 
 /// An acknowledgement of a message in flight that is not the next step of its handshake: a protocol error, after which the
-/// two sides cannot agree any more [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
+/// two sides can no longer agree [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WrongStep;
 
@@ -49,7 +49,7 @@ impl Outbound {
     }
 
     /// PUBREC: PUBREL is to follow, with 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What
-    /// is on disk must say so before PUBREL goes. The caller sends it behind the answers before it, also where it waits for
+    /// is on disk must say so before PUBREL goes. The caller sends it after the answers before it, also where it waits for
     /// nothing: PUBRELs keep the order of their PUBRECs [MQTT-4.6.0-4].
     pub(crate) fn handle_pubrec(
         &mut self,

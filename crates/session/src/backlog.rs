@@ -33,7 +33,7 @@ pub(super) struct Backlog {
     exact: u64,
     /// Bytes of the budget for what is being read.
     reserved: usize,
-    /// Something was trimmed since the read began. It is all at or behind the read's mark, but may be in what is read.
+    /// Something was trimmed since the read began. It is all at or after the read's mark, but may be in what is read.
     trimmed_meanwhile: bool,
     /// Publishers that wait for messages of the tail, in order of place.
     awaited: VecDeque<Publisher>,
@@ -104,7 +104,7 @@ impl Backlog {
         self.tail.loading().unwrap_or_else(|| self.tail.from()).max(self.exact)
     }
 
-    /// One message at or behind [`Self::oldest`] is trimmed; whoever waits for it is told. Its size is not known here,
+    /// One message at or after [`Self::oldest`] is trimmed; whoever waits for it is told. Its size is not known here,
     /// so the mean is taken. Nor is its place, as some may be empty, but n trims in a row surely empty the first n
     /// places.
     pub(super) fn note_trimmed(&mut self) {

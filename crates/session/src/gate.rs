@@ -24,7 +24,7 @@ pub trait Gate: Debug + Send + Sync {
     /// What was granted to this filter ends.
     fn withdraw(&mut self, _filter: &str) {}
 
-    /// Takes what was granted, for whoever is asked from now on.
+    /// Takes over what was granted, for all questions from now on.
     fn take_granted(&mut self) -> Vec<Box<str>> {
         Vec::new()
     }

@@ -64,12 +64,12 @@ impl Delivery {
         }
     }
 
-    /// Whether it must not be sent any more.
+    /// Whether it must no longer be sent.
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
         self.message.is_expired(now) || self.until.is_some_and(|at| at <= now)
     }
 
-    /// When whoever waits for it is to be told that its message has expired.
+    /// When to tell those who wait for it that its message has expired.
     fn tells_expiry(&self) -> Option<Timestamp> {
         self.receipt().and(self.message.expires)
     }
@@ -225,7 +225,7 @@ impl Pending {
         self.due = Some(due).filter(|due| !due.places.is_empty());
     }
 
-    /// Takes out, in order, what is or may become durable behind the last delivery of a shared group.
+    /// Takes out, in order, what is or may become durable after the last delivery of a shared group.
     pub(super) fn take_end(&mut self) -> Vec<Delivery> {
         let keep = self.queue.iter().rposition(|delivery| delivery.group != 0).map_or(0, |last| last + 1);
         let mut taken = Vec::new();

@@ -37,7 +37,7 @@ pub struct PrefixError;
 /// subscribes to `#` gets nobody's shadow.
 #[derive(Debug, Clone)]
 pub struct Topics {
-    /// With the slash behind it.
+    /// With the slash after it.
     prefix: Box<str>,
 }
 
@@ -54,7 +54,7 @@ impl Topics {
         if good { Ok(Self { prefix: format!("{prefix}/").into() }) } else { Err(PrefixError) }
     }
 
-    /// The prefix, with the slash behind it.
+    /// The prefix, with the slash after it.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -68,7 +68,7 @@ impl Topics {
     }
 }
 
-/// The operation that a device asks for by publishing to a topic, of which `rest` is what is behind its client id, and the
+/// The operation that a device asks for by publishing to a topic, of which `rest` is what is after its client id, and the
 /// shadow's name: empty is the classic one.
 pub fn operation(rest: &str) -> Option<(Operation, &str)> {
     let rest = rest.strip_prefix("shadow/")?;

@@ -11,7 +11,7 @@ use super::{BoxFuture, StoreError, StoreHealth};
 /// What is durable can be read, and nothing else: who reads a message and says so to somebody never finds later that another
 /// took its place. Offsets grow within a partition and may have holes.
 pub trait PartitionedLog: Send + Sync {
-    /// Submits a message behind all that were submitted to its partition before; without blocking. `groups` want it; they
+    /// Submits a message after all that were submitted to its partition before; without blocking. `groups` want it; they
     /// are kept with it, in order and without repetition. `commit` carries a part, which ends once the message is durable or
     /// is refused when it never will be.
     ///
@@ -40,15 +40,15 @@ pub trait PartitionedLog: Send + Sync {
     /// What is there of a partition.
     fn bounds(&self, partition: Partition) -> Bounds;
 
-    /// Nothing of the partition before this place is needed any more; for this process, the next says it again. The log frees room when it can; until then
-    /// [`Self::bounds`] and [`Self::read`] may still show it.
+    /// Nothing of the partition before this place is needed from now on; the next process must say so again. The log frees room
+    /// when it can; until then [`Self::bounds`] and [`Self::read`] may still show it.
     fn trim(&self, partition: Partition, before: u64);
 
     /// Places in the log at which a group's messages are counted, in order: about one for every 64 MiB, from the start of
     /// what is there to its end, both included. For lag after a seek, for retention, for the age of what is left.
     fn marks(&self, group: GroupId) -> Vec<Mark>;
 
-    /// About when what is at this place was received: the time of the last of the [`Self::marks`] that is not behind it.
+    /// About when what is at this place was received: the time of the last of the [`Self::marks`] that is not after it.
     /// Asked for each look at a group, so not to be found by making all of them where there are many.
     fn time_at(&self, offset: u64) -> Option<Timestamp> {
         let marks = self.marks(GroupId(0));
@@ -64,7 +64,7 @@ pub trait PartitionedLog: Send + Sync {
     /// Names this log among all logs of all gateways: message ids are made of it.
     fn id(&self) -> u64;
 
-    /// Whoever is to be told of what has become durable, once. Set before the first append.
+    /// Sets what is told of messages that have become durable. Called once, before the first append.
     fn watch(&self, watcher: Arc<dyn LogWatcher>);
 
     /// Its health.
@@ -103,7 +103,7 @@ pub enum Reading {
 pub struct Slice {
     /// In order; none if nothing of the partition is in the stretch.
     pub records: Vec<LogRecord>,
-    /// Where to read on: behind the last record, and behind what holds nothing of this partition; so it may be beyond the
+    /// Where to read on: after the last record, and after what holds nothing of this partition; so it may be beyond the
     /// end of the partition's [`Bounds`]. Greater than `from` unless nothing is there yet.
     pub next: u64,
     /// Places before the first record that can be read no more.
@@ -133,7 +133,7 @@ pub enum MissingReason {
 pub struct Bounds {
     /// The first place that may be read.
     pub start: u64,
-    /// One more than the place of the last message; nothing of the partition is there if that is not behind `start`.
+    /// One more than the place of the last message; nothing of the partition is there if that is not after `start`.
     pub end: u64,
 }
 

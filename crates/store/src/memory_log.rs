@@ -274,7 +274,7 @@ impl PartitionedLog for MemoryLog {
             let (messages, bytes) = counts.get(&group).copied().unwrap_or_default();
             Mark { offset, time, messages, bytes }
         };
-        // The last that is not behind what is there, and all after it.
+        // The last that is not after what is there, and all after it.
         let begin = state.marks.iter().rposition(|(offset, ..)| *offset <= first).unwrap_or(0);
         let marks = state.marks[begin..].iter().map(|(offset, time, counts)| mark(*offset, *time, counts));
         marks.chain([mark(state.next, state.latest, &state.counts)]).collect()

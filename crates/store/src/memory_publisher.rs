@@ -7,8 +7,8 @@ use gateway_core::Commit;
 
 use super::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
 
-/// A [`PublisherStore`] for who holds its records in memory itself and reads them at the start only: it keeps nothing, and so
-/// has nothing to wait for.
+/// A [`PublisherStore`] that keeps nothing, and so has nothing to wait for: its users hold their records in memory anyway, and
+/// read them at the start only.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct MemoryPublisher;
 

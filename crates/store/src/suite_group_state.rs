@@ -22,7 +22,7 @@ fn expecting(change: StateChange, value: Option<&str>) -> StateChange {
     StateChange { expect, ..change }
 }
 
-/// Acquires the group from whoever has it.
+/// Acquires the group, whether or not another has it.
 pub(super) async fn own(state: &dyn GroupState, group: GroupId) -> Epoch {
     let last = state.epoch(group).await.unwrap();
     state.acquire(group, last).await.unwrap()
@@ -67,7 +67,7 @@ async fn writes_need_the_epoch(state: &dyn GroupState) {
     let second = own(state, G).await;
     assert!(second > first);
     assert_eq!(state.epoch(G).await.unwrap(), second);
-    // Who began before somebody else did comes too late, and does no harm to who was in time.
+    // An owner that began before another comes too late, and does no harm to the one that was in time.
     for late in [Epoch(0), first] {
         assert!(matches!(state.acquire(G, late).await, Err(StateError::Fenced)));
     }

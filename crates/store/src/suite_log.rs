@@ -183,7 +183,7 @@ fn each_partition_is_in_order_and_read_in_parts(log: &dyn PartitionedLog, push: 
             assert_eq!(records.iter().map(text).collect::<Vec<_>>(), expected);
             assert!(missing.is_empty());
         }
-        // From within, from between two records, and from behind the end.
+        // From within, from between two records, and from after the end.
         let (records, _) = all(log, partition, start, EVERYTHING);
         let from = records[50].offset;
         assert_eq!(all(log, partition, from, EVERYTHING).0.len(), 51);

@@ -1,6 +1,6 @@
 //! One guard for each remote source: a deadline, a limit on questions at once and on those that wait, a circuit breaker, and a
-//! cache of answers that also helps out while nobody answers. What allows and what does not is remembered apart: whoever tries
-//! passwords pushes no good answer out.
+//! cache of answers that also helps out while nobody answers. Answers that allow are remembered apart from those that deny, so
+//! that a flood of wrong passwords pushes no good answer out.
 
 use std::{
     future::Future,

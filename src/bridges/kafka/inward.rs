@@ -1,4 +1,4 @@
-//! Messages from Kafka, as a member of a consumer group there. Its offsets are committed by hand, and only behind messages that the
+//! Messages from Kafka, as a member of a consumer group there. Its offsets are committed by hand, and only after messages that the
 //! gateway has on its disk.
 //!
 //! ```text
@@ -147,7 +147,7 @@ impl ClientContext for Moves {}
 
 impl ConsumerContext for Moves {
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
-        // What is safe is told before another member begins behind it; without waiting, as this is a thread of the gateway.
+        // What is safe is told before another member begins after it; without waiting, as this is a thread of the gateway.
         if matches!(rebalance, Rebalance::Revoke(_)) {
             let _ = consumer.commit_consumer_state(CommitMode::Async);
         }

@@ -23,7 +23,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
 /// What the bridge asks of a session.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
-    /// Nothing of an earlier connection is kept; else the broker keeps the session for so many seconds.
+    /// Seconds for which the broker keeps the session; `None` if nothing of an earlier connection is kept.
     pub(super) keeps: Option<u32>,
     /// Messages that the broker may have sent unacknowledged.
     pub(super) receive_maximum: u16,
@@ -115,7 +115,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Puts a packet behind what is to be written; [`Self::step`] writes it.
+    /// Queues a packet to be written; [`Self::step`] writes it.
     pub(super) fn put(&mut self, packet: &Packet<'_>) {
         let mut bytes = Vec::new();
         encode(packet, self.protocol, &mut bytes);

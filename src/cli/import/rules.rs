@@ -56,6 +56,6 @@ fn of_file(file: &str, condition: &str, told: &mut Vec<Told>) -> String {
     for line in &imported.left_out {
         told.push(Told { place: file.to_owned(), text: format!("left out, {line}"), lost: true });
     }
-    // Each rule is a table of its own, so that a condition fits behind its head.
+    // Each rule is a table of its own, so that a condition fits after its head.
     imported.rules.replace("[[rules]]\n", &format!("[[rules]]\n{condition}"))
 }

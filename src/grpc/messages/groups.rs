@@ -412,7 +412,7 @@ pub(in crate::grpc) fn gap(gap: &Gap) -> v1::Gap {
     v1::Gap { count: 0, reason: reason.into() }
 }
 
-/// The proto form of a delivery to whoever has no stream.
+/// The proto form of a delivery to a consumer without a stream.
 pub(in crate::grpc) fn delivery(delivery: &Delivery, log: u64) -> v1::ConsumedMessage {
     v1::ConsumedMessage {
         delivery_id: 0,

@@ -285,7 +285,7 @@ impl Connection {
     }
 }
 
-/// The TLS settings in force, with ALPN `h2` whoever made them.
+/// The TLS settings in force, always with ALPN `h2`.
 struct Http2Tls {
     shared: SharedTls,
     /// The settings last seen, and what was made of them.

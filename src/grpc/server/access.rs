@@ -57,7 +57,7 @@ pub(in crate::grpc) fn devices_of(grant: &Arc<Grant>) -> Option<Arc<InScope>> {
     Some(Arc::new(move |device: &str| grant.scope.has_device(device)))
 }
 
-/// A call that was let through, for whoever serves it.
+/// A call that was let through, as its service sees it.
 #[derive(Debug)]
 pub(in crate::grpc) struct Call {
     caller: Caller,
@@ -124,7 +124,7 @@ impl Call {
         devices.iter().try_for_each(|device| self.check_device(field, device))
     }
 
-    /// Some topic that `filter` matches must be in scope; what it matches besides is left out by whoever answers.
+    /// Some topic that `filter` matches must be in scope; what it matches besides is left out of the answer by the service.
     pub(in crate::grpc) fn check_filter(&self, field: &str, filter: &str) -> Result<(), Error> {
         if self.scope().meets(filter) { Ok(()) } else { Err(self.out_of_scope(field, filter)) }
     }

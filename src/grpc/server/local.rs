@@ -36,7 +36,7 @@ impl Local {
         Self { service, peer: None }
     }
 
-    /// The same for who asks from `peer`, which the audit log names.
+    /// The same on behalf of a client at `peer`, which the audit log names.
     pub(crate) fn on_behalf_of(&self, peer: SocketAddr) -> Self {
         Self { service: self.service.clone(), peer: Some(peer) }
     }

@@ -7,7 +7,7 @@ use access::backends::{Role, Roles};
 pub(in crate::grpc) enum Who {
     /// Everybody, nobody in particular included.
     Anybody,
-    /// Whoever has one of these roles.
+    /// Callers with one of these roles.
     Has(Roles),
 }
 

@@ -60,7 +60,7 @@ struct RequestBody {
     is_gzip: bool,
     /// The message that is arriving, with its head.
     partial: Vec<u8>,
-    /// What came behind it.
+    /// What came after it.
     rest: Bytes,
     /// The largest message that was handed on, and what the last one is when decoded.
     largest: usize,

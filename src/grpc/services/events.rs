@@ -215,7 +215,7 @@ mod tests {
         );
     }
 
-    /// Whoever may not know of a device could count what it does.
+    /// The failure: a caller that may not know of a device counts what it does.
     #[tokio::test]
     async fn a_watcher_of_limited_scope_is_not_told_how_many_events_it_missed() {
         let broker = broker();

@@ -1,4 +1,4 @@
-//! `Security.ExplainAccess`: what the rules say, to whoever may ask.
+//! `Security.ExplainAccess`: what the rules say, for those who may ask.
 
 use std::sync::Arc;
 

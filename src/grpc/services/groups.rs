@@ -152,7 +152,7 @@ impl Groups for GroupsService {
         let info = all.get(&name).map_err(Error::from)?;
         let mut definition = info.definition;
         update.apply(&mut definition);
-        // What was read just now must be what is changed, or another change would be undone.
+        // What is changed must be what was read above, or another change would be undone.
         let info = match etag.as_str() {
             "" => all.update(definition, Some(&info.etag)).await,
             etag => all.update(definition, Some(etag)).await,

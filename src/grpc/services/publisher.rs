@@ -424,7 +424,7 @@ impl Publisher for PublisherService {
         let id = request.schedule_id;
         call.about(&id);
         let schedule = &self.context.schedule;
-        // Whoever may not have to do with it does not learn of it.
+        // A caller out of whose scope it is does not learn that it exists.
         if !schedule.get(&id).is_some_and(|entry| is_in_scope(&call, &entry)) {
             return Err(Error::ScheduleNotFound.into());
         }

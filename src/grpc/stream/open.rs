@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{super::server::access::Call, Error, StreamTarget};
 
-/// Topic filters that are kept of a stream for who lists it, and bytes of each.
+/// Topic filters that are kept of a stream to be listed, and bytes of each.
 const FILTERS: usize = 10;
 const FILTER_BYTES: usize = 256;
 
@@ -45,7 +45,7 @@ pub(in crate::grpc) struct Backlog {
     pub(in crate::grpc) conflated: u64,
 }
 
-/// A stream, for who lists it.
+/// A stream, as it is listed.
 #[derive(Debug)]
 pub(in crate::grpc) struct OpenStream {
     pub(in crate::grpc) id: u64,
@@ -117,7 +117,7 @@ impl Slot {
         self.stream.dropped.fetch_add(messages, Relaxed);
     }
 
-    /// Waits until a response of so many messages has found its place.
+    /// Waits until a response of `messages` messages has found its place.
     pub(in crate::grpc) async fn sending<T>(&self, messages: u64, send: impl Future<Output = T>) -> T {
         let stream = &self.stream;
         stream.waiting.store(messages, Relaxed);

@@ -81,7 +81,7 @@ impl StreamTarget {
         self
     }
 
-    /// Passes the deletion of values on to a watcher, behind what came before and in place of what is unread.
+    /// Passes the deletion of values on to a watcher, after what came before and in place of what is unread.
     pub(in crate::grpc) fn removed(&self, device: &str, topics: &[Arc<str>]) {
         if self.watched.is_empty() || !self.selector.wants_device(Some(device)) {
             return;

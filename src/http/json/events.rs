@@ -200,7 +200,7 @@ impl Events {
             };
             self.number += 1;
             let number = self.number.to_string();
-            // The place is behind the whole response.
+            // The place is after the whole response.
             let id = match token {
                 Some(token) => (index + 1 == last).then_some(token),
                 None => Some(&*number),

@@ -18,7 +18,7 @@ use tonic_types::StatusExt as _;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem(Box<Told>);
 
-/// What is told of it.
+/// The explanation that is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Told {
     /// There is no page to read about it, so the status says what kind it is.

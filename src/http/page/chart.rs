@@ -123,7 +123,7 @@ fn ago(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    /// Whatever numbers a device sends, whoever looks gets a chart, and soon.
+    /// Whatever numbers a device sends, the viewer gets a chart, and soon.
     #[test]
     fn numbers_of_any_size_neither_panic_nor_take_for_ever() {
         let extremes = [

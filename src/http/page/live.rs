@@ -17,7 +17,7 @@ use crate::http::held::Held;
 
 /// A comment so often, by which a browser that is gone is found out.
 pub(super) const PULSE: Duration = Duration::from_secs(15);
-/// Events that may wait to be sent: a browser that reads slowly holds up whoever makes them, and nobody else.
+/// Events that may wait to be sent: a browser that reads slowly holds up the task that makes them, and nobody else.
 const WAITING: usize = 4;
 
 /// Bytes that are set aside for these.

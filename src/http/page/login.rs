@@ -257,7 +257,7 @@ pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> 
         }
         return form(next, Some(status.message()));
     }
-    // Whoever logs in again leaves no login behind.
+    // A login that is repeated replaces the one before.
     house.logins.remove(headers);
     let id = match house.logins.add(token, now) {
         Ok(id) => id,

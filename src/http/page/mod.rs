@@ -3,7 +3,7 @@
 //! ```text
 //! login       who looks: sessions in a cookie, tokens on this side
 //! visit       a request of somebody who is known; posts that are the page's own
-//! tries       logins that fail, so many a minute from one address
+//! tries       logins that fail: a limit on their rate from one address
 //! form        what a form has brought
 //! api         clients of the gRPC API, with the token of who looks
 //! layout      what stands around every page; words for what comes from the API

@@ -1,5 +1,5 @@
-//! Logins that fail: so many a minute from one address, so that nobody tries tokens by the thousand, or has the gateway check
-//! signatures without end.
+//! Logins that fail: a limited number a minute from one address, so that nobody tries tokens by the thousand, or has the gateway
+//! check signatures without end.
 
 use std::{
     collections::HashMap,

@@ -178,7 +178,7 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
     }
-    // One that was asked before the gateway stops is told by the DISCONNECT of all connections.
+    // A client that is let in before the gateway stops is told by the DISCONNECT that all connections get.
     let Some(entering) = shared.enter() else {
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
@@ -393,7 +393,7 @@ async fn open(
     let Ok(device) = opened.session.into_any().downcast::<Device>() else {
         return Err(HandshakeError::Superseded);
     };
-    // Neither a disk that stands still nor a service that does not answer keeps the gateway from stopping.
+    // Neither a disk that hangs nor a service that does not answer keeps the gateway from stopping.
     let ready = async {
         if !device.is_written(opened.commit).await {
             return None;
@@ -626,7 +626,7 @@ impl Wire<'_> {
 
     async fn refuse_undecodable(&mut self, error: &DecodeError) {
         count(|c| c.protocol_errors.add(1));
-        // Where the protocol stands, behind a fixed header of whatever length.
+        // Where the protocol stands, after a fixed header of whatever length.
         let is_v5 =
             || (2..=5).any(|at| self.plain.get(at..).is_some_and(|at| at.starts_with(b"\0\x04MQTT\x05")));
         if *error == DecodeError::TooLarge && is_v5() {

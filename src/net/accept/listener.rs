@@ -287,7 +287,7 @@ pub(in crate::net) fn count_refusal(refusal: Refusal) {
 
 enum Acceptor {
     Tcp(TcpListener),
-    /// The file goes with the listener.
+    /// The file is removed with the listener.
     Unix(#[expect(dead_code, reason = "held for its drop")] SocketFile, UnixListener),
     #[cfg(feature = "quic")]
     Quic(Box<quic::Entrance>),
@@ -372,7 +372,7 @@ impl Accepted {
             #[cfg(feature = "quic")]
             Self::Quic(incoming) if !incoming.remote_address_validated() && many() => {
                 count(|c| c.quic_retries.add(1));
-                // One that has brought proof is not asked.
+                // A client that has already proved its address is not asked.
                 let _ = incoming.retry();
                 None
             }

@@ -28,7 +28,7 @@ pub(in crate::net) enum Header {
         /// The client's address.
         peer: Option<SocketAddr>,
     },
-    /// Not a PROXY header, or one that contradicts itself: who connects is not known, so nobody is let in.
+    /// Not a PROXY header, or one that contradicts itself: the peer is not known, so it is not let in.
     Invalid,
 }
 

@@ -28,7 +28,7 @@ const NO_ROOM: Duration = Duration::from_millis(500);
 /// What is being read; nothing if that failed.
 pub(in crate::net) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
 
-/// An answer that must not go yet, and none behind it: acknowledgements keep the order of what they acknowledge
+/// An answer that must not go yet, and none after it: acknowledgements keep the order of what they acknowledge
 /// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
 pub(in crate::net) struct Held {
     commit: Option<Arc<Commit>>,

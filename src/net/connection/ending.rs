@@ -123,9 +123,9 @@ impl Connection {
     }
 
     /// Writes what waits and the socket takes, and detaches. The last bytes come after that, so that no message of
-    /// another thread can follow them [MQTT-3.14.4-1]. A thread that writes for this device just now has the socket:
-    /// it is given the moment that a write without waiting takes, and a few milliseconds where the system has taken the
-    /// processor from it in the middle of that.
+    /// another thread can follow them [MQTT-3.14.4-1]. A thread that is writing for this device has the socket: it is
+    /// given the moment that a write without waiting takes, and a few milliseconds in case the system has preempted it in
+    /// the middle of that.
     fn detach_flushed(&self) -> Option<Link> {
         const YIELDS: usize = 1_000;
         const NAPS: usize = 50;

@@ -65,7 +65,7 @@ impl Connection {
         Poll::Ready(self.process_read(have, read, local))
     }
 
-    /// Handles `read` bytes that lie in the thread's buffer behind `have` bytes of a started frame.
+    /// Handles `read` bytes that lie in the thread's buffer after `have` bytes of a started frame.
     fn process_read(&mut self, have: usize, read: usize, local: &mut Local) -> Result<(), End> {
         let Local { read: buffer, plain, work } = local;
         match &mut self.io {

@@ -1,6 +1,6 @@
 //! Rate limits of one client, and of the parties that it belongs to. They slow reading and sending and drop nothing.
 //!
-//! What is done is taken at once, and whoever has taken too much waits until it is paid. So those who share a rate come
+//! What is done is taken at once, and a connection that has taken too much waits until that is paid. So those who share a rate come
 //! in turn, without a queue, and none of them wakes in vain.
 
 use std::{num::NonZeroU32, time::Duration};

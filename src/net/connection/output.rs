@@ -30,7 +30,7 @@ impl Connection {
                 let failed = close == CloseReason::SessionEnded;
                 return Err(if failed { End::Failed } else { End::Close(close) });
             }
-            // Whoever needs it asks again in this poll.
+            // If it is needed, this poll asks for it again.
             link.notify_room = false;
             let elsewhere = std::mem::take(&mut link.elsewhere);
             (link.sending.is_left(), matches!(link.writer, Writer::Direct(_)), elsewhere)

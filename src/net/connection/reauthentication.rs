@@ -30,7 +30,7 @@ type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<Progress
 /// The subscriptions that it allows.
 type Asking = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, Unanswered>> + Send>>;
 
-/// What has been proved, and which subscriptions the user's service allows to who has proved it.
+/// The identity that has been proved, and the subscriptions that the user's service allows it.
 struct Granting {
     principal: Arc<Principal>,
     data: Option<Bytes>,
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// What the user's service has allowed, it has allowed to who the client was.
+    /// Asks the user's service again about all subscriptions: what it allowed before, it allowed to the former identity.
     fn ask_about_subscriptions(
         &mut self,
         authority: Arc<Authority>,

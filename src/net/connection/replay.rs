@@ -80,7 +80,7 @@ impl Replays {
         waits
     }
 
-    /// Notes that so many topics were looked at.
+    /// Notes that this number of topics was looked at.
     fn note_scanned(&mut self, topics: usize, now: Timestamp) {
         let wait = self.pace.take(topics as f64, now);
         if wait > 0.0 {

@@ -31,7 +31,7 @@ fn key(device: &Arc<Device>, epoch: u32) -> Key {
     (Arc::as_ptr(device) as usize, epoch)
 }
 
-/// A packet has begun, or has come so many `steps` far; `fresh` if it is another than before.
+/// A packet has begun, or has got as far as `steps`; `fresh` if it is not the packet of before.
 pub(in crate::net) fn note(device: &Arc<Device>, epoch: u32, steps: usize, fresh: bool) {
     STARTED.with_borrow_mut(|started| {
         let entry = started.entry(key(device, epoch)).or_insert_with(|| Started {

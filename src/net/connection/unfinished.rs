@@ -1,4 +1,4 @@
-//! A packet that was too much for one poll: what is left of it, in its place. Nothing behind it is looked at before it is
+//! A packet that was too much for one poll: what is left of it, in its place. Nothing after it is looked at before it is
 //! done. If the connection ends first it is not answered; filters that are left are forgotten, and a message reaches the
 //! rest of its receivers all the same.
 
@@ -178,7 +178,7 @@ impl Connection {
     ) {
         while !effort.is_spent() {
             if filters.peek().is_some_and(|wanted| self.must_ask(wanted, now)) {
-                // Nothing behind it is looked at before there is an answer.
+                // Nothing after it is looked at before there is an answer.
                 effort.exhaust();
                 break;
             }

@@ -42,8 +42,8 @@ pub(in crate::net) struct Device {
     /// The end of the epoch of the connection that was heard last, and above it the end of the second. In one word: a
     /// connection that was taken over may still run on another shard, and what it notes must not count for its successor.
     heard: AtomicU32,
-    /// A connection that was asked to close before it attached its link. Changed under the lock of `slot`; here because
-    /// here is room.
+    /// Set when a connection is asked to close before it has attached its link. Written under the lock of `slot`, but kept
+    /// outside it, where padding makes it free.
     asked: AtomicU32,
 }
 
@@ -120,12 +120,12 @@ impl Unsent {
     }
 }
 
-/// Another thread writes just now.
+/// Another thread is writing.
 pub(in crate::net) struct Flushing;
 
-/// Who writes to the socket.
+/// Which threads may write to the socket.
 pub(in crate::net) enum Writer {
-    /// Whoever flushes.
+    /// Any thread that flushes.
     Direct(Option<OwnedWriteHalf>),
     /// Only the owner (TLS, WebSocket).
     Owner,
@@ -264,7 +264,7 @@ impl Link {
         }
     }
 
-    /// Gathers everything unsent behind `writing`, and counts whole QoS 0 messages in it.
+    /// Gathers everything unsent after `writing`, and counts whole QoS 0 messages in it.
     fn take_unsent(&mut self, out: &mut Outbound) -> u64 {
         let rest = out.take_out();
         let started =

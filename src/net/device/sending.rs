@@ -23,10 +23,10 @@ pub(super) enum Waits {
     SeenTo,
 }
 
-/// What whoever has written does next.
+/// What a thread that has written does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Nothing waits any more.
+    /// Nothing is left to write.
     Done,
     /// Writes again: more has come.
     Again,
@@ -98,7 +98,7 @@ impl Sending {
         (self.listed, self.left) = (false, false);
     }
 
-    /// Whether a thread writes just now.
+    /// Whether a thread is writing.
     pub(super) fn is_writing(&self) -> bool {
         self.writing
     }

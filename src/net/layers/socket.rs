@@ -57,7 +57,7 @@ impl Socket {
         let _ = (self, code);
     }
 
-    /// Writes what is taken at once; nobody is woken for the rest.
+    /// Writes what is taken at once; the task is not woken for the rest.
     pub(in crate::net) fn try_write(&mut self, bytes: &[u8]) {
         let _ = match self {
             Self::Stream(_, write) => write.try_write(bytes).map(drop),

@@ -140,7 +140,7 @@ impl Entrance {
         Ok(Call { incoming, config: Arc::clone(&self.current.1), shared: Arc::clone(&self.shared) })
     }
 
-    /// Refuses whoever calls from now on, and waits until the last packet of the last connection is sent. Cancel safe.
+    /// Refuses calls from now on, and waits until the last packet of the last connection is sent. Cancel safe.
     pub(in crate::net) async fn drain(self) {
         self.quinn.set_server_config(None);
         self.quinn.wait_idle().await;

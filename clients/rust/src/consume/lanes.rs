@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use gateway_api::gateway::v1::{ConsumedMessage, consumed_message::Content};
 
-/// Messages that were done and whose acknowledgement was lost with a stream: so many are remembered.
+/// How many messages are remembered that were done and whose acknowledgement was lost with a stream.
 const REMEMBERED: usize = 10_000;
 
 /// What to tell the gateway of a handler that has ended.
@@ -118,7 +118,7 @@ impl Lanes {
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.busy = false;
             if !done && delivery_id.is_some() {
-                // Void with it: they come again behind it.
+                // Void with it: they come again after it.
                 lane.waiting.clear();
             }
             if lane.waiting.is_empty() {
@@ -142,7 +142,7 @@ impl Lanes {
         }
     }
 
-    /// Deliveries to acknowledge, at most so many.
+    /// Deliveries to acknowledge, at most `most`.
     pub(super) fn acknowledge(&mut self, most: usize) -> Vec<u64> {
         let count = self.acknowledgements.len().min(most);
         self.acknowledgements.drain(..count).collect()
@@ -194,7 +194,7 @@ impl Lanes {
         }
     }
 
-    /// Deliveries that run or wait, at most so many.
+    /// Deliveries that run or wait, at most `most`.
     pub(super) fn unfinished(&self, most: usize) -> Vec<u64> {
         let waiting =
             self.lanes.values().flat_map(|lane| lane.waiting.iter().map(|message| message.delivery_id));

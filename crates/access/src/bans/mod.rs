@@ -79,8 +79,8 @@ pub struct Presented<'a> {
 #[error("there are {0} bans already, which is the limit")]
 pub struct TooManyBans(pub usize);
 
-/// Bans of one source, at most so many; at most one for each target. A lookup costs a hash for each thing presented, and
-/// for an address one for each length of network that there is.
+/// Bans of one source: a bounded number, and at most one for each target. A lookup costs a hash for each thing presented, and
+/// for an address one for each length of network that occurs.
 #[derive(Debug)]
 pub struct BanList {
     most: usize,

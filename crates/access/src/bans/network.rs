@@ -24,7 +24,7 @@ pub enum NetworkError {
     /// The part before the slash.
     #[error("{0:?} is not an IP address; write it like 192.0.2.1, 192.0.2.0/24 or 2001:db8::/32")]
     Address(String),
-    /// The part behind it.
+    /// The part after it.
     #[error("{0:?} is not the length of a network: 0 to 32 for IPv4, 0 to 128 for IPv6")]
     Length(String),
     /// The text reads as one network and is another.
@@ -76,7 +76,7 @@ fn first(bits: u128, length: u8) -> u128 {
 impl FromStr for Network {
     type Err = NetworkError;
 
-    /// An address, or an address with `/` and a length; bits behind the length must be 0, since they are most likely a
+    /// An address, or an address with `/` and a length; bits after the length must be 0, since they are most likely a
     /// mistake in the length.
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let (address, length) = text.split_once('/').map_or((text, None), |(ip, len)| (ip, Some(len)));

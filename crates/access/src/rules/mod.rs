@@ -2,7 +2,7 @@
 //!
 //! The first rule that names the action, the party and the topic decides; what no rule names is denied. A rule's limits
 //! for publishing are part of its decision, they do not hand it on to later rules. So all that can be said about one
-//! topic is one [`Grant`], which whoever asks may remember.
+//! topic is one [`Grant`], which the caller may remember.
 //!
 //! `#` and `+` at the beginning of a filter cover no topic that begins with `$`, as everywhere in MQTT [MQTT-4.7.2-1]. A
 //! placeholder whose value has `+`, `#` or `/` in it stands for nothing in a rule that allows, and for everything from its

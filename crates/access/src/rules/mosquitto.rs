@@ -99,7 +99,7 @@ pub fn import_mosquitto(text: &str) -> Imported {
             refuse(&why);
             continue;
         }
-        // In the order of the file, patterns behind the others.
+        // In the order of the file, patterns after the others.
         let next = known.len() + 1;
         let place = match whom {
             For::Pattern => usize::MAX,

@@ -1,4 +1,4 @@
-//! A topic filter of a rule, whose levels may have placeholders for who asks.
+//! A topic filter of a rule, whose levels may have placeholders for the client's names.
 
 use std::{borrow::Cow, fmt};
 

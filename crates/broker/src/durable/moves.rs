@@ -9,8 +9,8 @@ use store::StoreHealth;
 use super::Durable;
 use crate::{Broker, Inner, MemoryKind, Turn};
 
-/// What the store refused, for the next tick. It is bounded: there are only so many groups, and what members gave back
-/// was in memory already and counts against the budget.
+/// What the store refused, for the next tick. It is bounded: groups are limited in number, and what members gave back was in
+/// memory already and counts against the budget.
 #[derive(Default)]
 pub(crate) struct Stalled {
     groups: BTreeSet<u32>,

@@ -1,4 +1,4 @@
-//! What happens to devices, for whoever watches.
+//! What happens to devices, as events for those who watch.
 
 mod recent;
 

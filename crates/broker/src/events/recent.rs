@@ -24,7 +24,7 @@ const MOST_BYTES: usize = 4 << 20;
 /// Milliseconds for which events are kept although nobody watches.
 const KEPT: u64 = 5 * 60_000;
 
-/// The place behind an event.
+/// The place after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventPlace {
     /// Since when events are kept without a break; never the same in two processes, as time goes on.
@@ -138,7 +138,7 @@ impl Recent {
         Some(EventReader { recent: Arc::clone(self), number, run: state.run, more: self.more.subscribe() })
     }
 
-    /// Keeps nothing any more if nobody has read for long. Once a second.
+    /// Stops keeping events if nobody has read for long. Call once a second.
     pub(crate) fn tick(&self, now: Timestamp) {
         if !self.is_kept() {
             return;
@@ -173,7 +173,7 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// The place behind what was read.
+    /// The place after what was read.
     pub fn place(&self) -> EventPlace {
         EventPlace { run: self.run, number: self.number }
     }

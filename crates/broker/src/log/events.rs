@@ -85,7 +85,7 @@ impl GroupFilter {
     }
 }
 
-/// Where events wait for whoever appends them, from when the first group wants some.
+/// Where events wait to be appended, once a group wants some.
 #[derive(Default)]
 pub(super) struct Feed {
     state: Mutex<FeedState>,

@@ -106,7 +106,7 @@ impl Table {
         wants.map(|wants| &wants.kept)
     }
 
-    /// No match that is so old is used any more.
+    /// Drops what groups wanted formerly: no match that old is in use.
     fn forget_former(&mut self) {
         self.filters.retain(|_, list| {
             list.retain(|wants| !wants.former);
@@ -390,7 +390,7 @@ impl Broker {
         target.follow_events(self);
     }
 
-    /// Nothing is appended for the group any more. False if nothing was.
+    /// From now on nothing is appended for the group. False if nothing was before.
     ///
     /// # Panics
     /// Without a log.
@@ -453,7 +453,7 @@ impl Broker {
         number
     }
 
-    /// Takes filters that no group has any more out of the index.
+    /// Takes filters that no group has now out of the index.
     fn drop_unused(&self, target: &LogTarget, registered: &mut Registered) {
         let table = target.table.read();
         let is_used = |number: &u32| {

@@ -1,4 +1,4 @@
-//! All parties: the tenants that are configured, and whoever else has something of a quota just now.
+//! All parties: the tenants that are configured, and everybody else that uses part of a quota at the moment.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -30,14 +30,14 @@ pub(crate) struct Book {
 #[derive(Default)]
 struct Others {
     by_name: HashMap<Key, Weak<Party>, RandomState>,
-    /// All of them, in the order in which they are looked at: those to whom nobody belongs any more are removed.
+    /// All of them, in the order in which they are looked at: those to which nobody belongs now are removed.
     turns: VecDeque<Key>,
 }
 
 type Key = (PartyKind, Arc<str>);
 
-/// Of those that are known so many are looked at for each that is new. With two there are never more than twice as many as
-/// somebody belongs to, and no login waits for a look at all.
+/// Known parties that are checked for removal whenever one is added. With two there are never more than twice as many parties as
+/// are in use, and no login waits for a search through all.
 const LOOKS: usize = 2;
 
 impl Book {

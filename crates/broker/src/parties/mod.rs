@@ -1,4 +1,4 @@
-//! Parties: whoever shares quotas. A device belongs to one for its identity and one for its tenant, where these have
+//! Parties: those that share quotas. A device belongs to one for its identity and one for its tenant, where these have
 //! quotas; else to none, which costs nothing.
 //!
 //! A party's figures are atomic counters, so that no lock is shared by all its connections but those of its rates. What a

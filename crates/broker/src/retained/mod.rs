@@ -155,7 +155,7 @@ impl RetainedTable {
         Some(kept)
     }
 
-    /// Queues the message of a topic, if it is in memory, behind all others that may leave it.
+    /// Queues the message of a topic, if it is in memory, after all others that may leave it.
     fn may_leave(&mut self, topic: &Arc<str>) {
         let Some(Kept::Here { turn, .. }) = self.messages.get_mut(topic) else { return };
         self.turn += 1;

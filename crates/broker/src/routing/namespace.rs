@@ -23,7 +23,7 @@ impl Broker {
 
 /// Whether every topic that `filter` can match lies in the namespace of `client_id`: literal levels of the
 /// pattern are repeated exactly, `+` stands for any one level, a final `#` for any rest. Of a shared
-/// subscription the filter behind the group counts.
+/// subscription the filter after the group counts.
 fn allows(pattern: &str, client_id: &str, filter: &str) -> bool {
     // A client id with these could name somebody else's levels; the session layer refuses it anyway.
     if client_id.bytes().any(|byte| matches!(byte, b'/' | b'+' | b'#')) {

@@ -187,7 +187,7 @@ impl Broker {
     }
 
     /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
-    /// their directory. For the very end, when nothing is routed any more and the stores are flushed.
+    /// their directory. For the very end, when nothing more is routed and the stores are flushed.
     pub fn release_sessions(&self) {
         self.inner.timers.clear();
         for group in self.inner.index.groups() {

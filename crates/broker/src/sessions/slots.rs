@@ -52,7 +52,7 @@ impl Slots {
         self.targets.write().0.set(slot, target);
     }
 
-    /// Frees a slot. The index must not refer to it any more, or a message could reach its next owner.
+    /// Frees a slot. The index must no longer refer to it, or a message could reach its next owner.
     pub(crate) fn free(&self, slot: u32) {
         let target = self.targets.write().0.remove(slot);
         drop(target);

@@ -32,8 +32,8 @@ impl Broker {
     }
 
     /// Publishes a will that [`SessionState::give_will`] gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over, since
-    /// its slot may be another's by then. One that may not be published is forgotten. Returns what is left if not all receivers have it: the caller goes on with that,
-    /// and then calls [`Self::conclude_will`].
+    /// its slot may be another's by then. A will that may not be published is forgotten. If not all receivers have it yet,
+    /// returns the rest: the caller hands that out, and then calls [`Self::conclude_will`].
     pub(crate) fn publish_will_some(
         &self,
         session: &Arc<dyn Session>,
@@ -69,7 +69,7 @@ impl Broker {
         commit.then(move |_| broker.will_is_safe(session.core()));
     }
 
-    /// Once the commit is done, writes the session's record as it is by then.
+    /// Once the commit is done, writes the session's record in its state of that moment.
     pub(crate) fn keep_after(&self, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
         let (broker, session) = (self.clone(), Arc::clone(session));
         commit.then(move |_| {
@@ -132,8 +132,8 @@ fn published(will: &Will, core: &SessionCore, slot: u32, now: Timestamp) -> Shar
 }
 
 impl Broker {
-    /// A connection has authenticated again: replaces its identity, and who leaves its will, if anybody decides about wills,
-    /// by what `author` makes of who that was. False if another has taken the session over.
+    /// A connection has authenticated again: replaces its identity, and, where wills are judged, the author of its will by
+    /// what `author` makes of the former one. False if another has taken the session over.
     pub fn reauthenticated(
         &self,
         core: &SessionCore,
@@ -155,8 +155,8 @@ impl Broker {
 
 impl Inner {
     /// Writes a session's state, if it is kept on disk. The caller holds its lock, so that changes are written in
-    /// order. While a will is being published the record keeps that will, and whoever waits for the new state waits
-    /// until the will is safe.
+    /// order. While a will is being published the record keeps that will, and a commit that waits for the new state
+    /// waits until the will is safe.
     pub(crate) fn keep(&self, core: &SessionCore, state: &mut SessionState, commit: Option<&Arc<Commit>>) {
         let Some(durable) = self.durable_for(core) else { return };
         match (commit, state.leaving()) {

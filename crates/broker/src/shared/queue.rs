@@ -195,7 +195,7 @@ impl Queue {
         charged
     }
 
-    /// The read failed, or nobody wants its result any more.
+    /// The read failed, or its result is no longer wanted.
     pub(super) fn load_failed(&mut self) {
         self.tail.stop_loading();
     }

@@ -146,7 +146,7 @@ impl Group {
             && !self.queue.lock().is_full(message.cost(), &self.most)
     }
 
-    /// Adds a message behind all others. `online` means that members may soon have room for it.
+    /// Adds a message after all others. `online` means that members may soon have room for it.
     pub(super) fn enqueue(
         &self,
         message: &Message<'_>,

@@ -87,7 +87,7 @@ impl Scene {
         self.look();
     }
 
-    /// Commits, reads and asks until nothing changes any more.
+    /// Commits, reads and asks until nothing more changes.
     fn settle(&mut self) {
         for _ in 0..200 {
             let busy = self.disk.commit();
@@ -376,7 +376,7 @@ fn a_window_that_nobody_takes_from_leaves_memory_and_comes_once() {
     scene.settle();
     assert_eq!(scene.members[0].payloads(), numbers(0..10));
     assert_eq!(scene.members[1].payloads(), numbers(10..1000));
-    // A page that comes when nobody is there any more is not kept.
+    // A page that comes when everybody has left is not kept.
     scene.leave(1);
     for _ in 0..10 {
         scene.publish(QoS::AtLeastOnce);

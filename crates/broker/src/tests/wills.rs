@@ -285,7 +285,7 @@ fn a_shutdown_does_not_overtake_the_will_of_a_connection_that_just_ended() {
     let device = bench.connect("dev", Connect { will, ..Connect::default() });
     bench.close(&watcher);
     let (broker, (tell, told)) = (bench.broker.clone(), std::sync::mpsc::sync_channel(1));
-    // Nobody is connected any more, and the will is being given to the group.
+    // Nobody is connected now, and the will is being given to the group.
     watcher.when_asked(move || tell.send((broker.gauges().online, broker.is_quiet())).unwrap());
     bench.close(&device);
     assert_eq!(told.try_recv(), Ok((0, false)));

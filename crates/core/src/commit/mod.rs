@@ -7,10 +7,10 @@
 //!
 //! A **[`Unit`]** is the parts of one message that are written together or not at all, with one more change that closes it:
 //! the packet identifier of a QoS 2 message that came in, or the removal from the queue that a message leaves. A crash then
-//! never finds one without the other. The store writes none of it, nor what is behind it in the same queues, before it is
+//! never finds one without the other. The store writes none of it, nor what is after it in the same queues, before it is
 //! closed.
 //!
-//! **[`then`](Commit::then)** says what is to be done once a commit is done. A task that has something else to do meanwhile
+//! **[`then`](Commit::then)** takes what to do once a commit is done. A task that has something else to do meanwhile
 //! asks with [`Commit::poll`] or waits with [`Commit::wait`] instead.
 //!
 //! What holds, whichever threads end the parts, ask and wait:
@@ -19,8 +19,8 @@
 //! - A refusal is remembered until the end, whichever part it came with.
 //! - A waker that was left with a pending commit is woken: at the end, or sooner if too many wait, and then it asks again.
 //! - What `then` was given runs exactly once: at once if the commit is done, else in the thread that ends the last part.
-//! - Nothing of others runs under the lock of a commit: neither wakers nor what `then` was given. Who ends a part must hold
-//!   no lock that those take.
+//! - No foreign code runs under the lock of a commit: neither wakers nor what `then` was given. A thread that ends a part must
+//!   hold no lock that those take.
 //!
 //! The models in `model.rs` try every interleaving of a few threads for this.
 

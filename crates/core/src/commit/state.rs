@@ -13,7 +13,7 @@ use super::sync::{
 };
 
 /// Tasks that may wait for one commit before those that came first must ask again: a client that comes back again and again
-/// while the disk stands still leaves a dead one each time.
+/// while the disk hangs leaves a dead one each time.
 const MOST_TASKS: usize = 8;
 
 /// Counts the parts of one promise that have not ended yet; see the [module](super).
@@ -80,19 +80,19 @@ impl Commit {
         self.before.get()
     }
 
-    /// One more part, for whoever is to end it. Only for who holds one that is open.
+    /// Adds a part and hands it out; the receiver ends it. The caller must hold a part that is open.
     pub fn part(self: &Arc<Self>) -> Arc<Self> {
         self.add();
         Arc::clone(self)
     }
 
-    /// As [`Self::part`], for who has the commit already.
+    /// As [`Self::part`], where the receiver has the commit already.
     pub fn add(&self) {
         let open = self.left.fetch_add(1, AcqRel);
         debug_assert!(open > 0, "nothing is added to a commit that is done");
     }
 
-    /// One part has ended well. With the last one all who wait are told, in this thread.
+    /// One part has ended well. If it was the last, all that wait are woken, in this thread.
     pub fn done(&self) {
         let open = self.left.fetch_sub(1, AcqRel);
         debug_assert!(open > 0, "a part ends once");

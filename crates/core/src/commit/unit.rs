@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Commit, Refused};
 use crate::{Journal, Message, QueueId, QueueOp};
 
-/// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing behind an
+/// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing after an
 /// open unit: whatever happens, a panic too, it is closed when this goes.
 pub struct Unit<'a, 'm> {
     message: &'a Message<'m>,
@@ -77,7 +77,7 @@ impl Received {
             }
             self.submit(unit, &*journal);
         });
-        // Whoever had a part for a store has given it out by now.
+        // All parts for stores have been given out by now.
         own.done();
     }
 

@@ -22,7 +22,7 @@ impl<T> Unwritten<T> {
         Self { content: Mutex::new(Some(content)), state: AtomicU8::new(WAITING) }
     }
 
-    /// The writer takes it; `None` if there is nothing to write any more.
+    /// The writer takes it; `None` if there is nothing left to write.
     pub(crate) fn take(&self) -> Option<T> {
         self.move_to(TAKEN).then(|| self.content.lock().take())?
     }

@@ -562,7 +562,7 @@ counters! {
     "gateway_shadow_rejected_total": "Requests of devices that were answered with a rejection" {
         shadow_rejected;
     }
-    /// Those of devices that were not even begun.
+    /// Requests of devices that were refused before they were carried out.
     "gateway_shadow_refused_total": "Requests for device shadows that were not carried out" {
         /// `shadow.max_requests`, answered with 429
         shadow_refused_requests(reason = "too_many");
@@ -743,7 +743,7 @@ counters! {
     "gateway_grpc_errors_total": "gRPC calls answered with an error" {
         grpc_requests_failed;
     }
-    /// Whoever traces a device is told how many, in their place.
+    /// The trace shows how many, in their place.
     "gateway_grpc_trace_missed_total": "Packets of traced devices that did not fit into the buffer of who traces" {
         trace_missed;
     }

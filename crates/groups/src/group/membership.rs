@@ -21,7 +21,7 @@ use super::{
 /// How somebody joins.
 #[derive(Debug, Clone)]
 pub struct MemberOptions<'a> {
-    /// Whoever has it already is fenced, and what it had is this one's.
+    /// A member that has it already is fenced, and this one takes over what it had.
     pub name: &'a str,
     /// How long it stays without a stream; 0: not at all. For one that [fetches](Self::fetches), from each call on.
     pub lease: Duration,
@@ -205,7 +205,7 @@ impl Group {
             return;
         }
         self.soil(partition);
-        // What was read already is behind it.
+        // What was read already is after it.
         self.unread(partition);
         let mut keys = hashbrown::HashSet::<u64, ahash::RandomState>::default();
         for entry in entries {

@@ -71,7 +71,7 @@ pub struct Change {
     pub partition: Partition,
     /// The record: a [`Progress`].
     pub record: Bytes,
-    /// Once it is written, nothing before this place is needed by the group any more.
+    /// Once it is written, the group no longer needs anything before this place.
     pub floor: u64,
 }
 
@@ -210,7 +210,7 @@ impl Group {
         }
     }
 
-    /// The credit of a delivered message is its member's again, and it has no deadline any more. `void` if its member must
+    /// The credit of a delivered message is its member's again, and it no longer has a deadline. `void` if its member must
     /// not acknowledge it later.
     fn release(&mut self, entry: &Entry, void: bool) {
         let Some(member) = self.members[entry.member as usize].as_mut() else {

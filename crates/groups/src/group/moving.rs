@@ -45,7 +45,7 @@ impl Group {
         }
     }
 
-    /// Nothing before `floor` is kept for the group any more: what waits there is lost, whoever has the partition is told.
+    /// Nothing before `floor` is kept for the group from now on: what waits there is lost, and the partition's owner is told.
     /// What members have they may still settle. Returns how many messages that were seen before are lost; those between
     /// [`Self::place`] and the floor are the caller's to count.
     pub fn raise(&mut self, partition: Partition, floor: u64) -> usize {

@@ -1,4 +1,4 @@
-//! From the log into the group: what is to be read, and what was read.
+//! From the log into the group: what to read next, and what has been read.
 
 use gateway_core::{LogRecord, Partition};
 
@@ -221,7 +221,7 @@ impl Group {
         self.lose_again(index, next);
     }
 
-    /// What was to be read again before this place is not there any more.
+    /// What was to be read again before this place is gone.
     fn lose_again(&mut self, index: u8, until: u64) {
         let state = self.at_mut(index);
         let lost = state.again.partition_point(|waiting| waiting.offset < until);
@@ -291,7 +291,7 @@ impl Group {
         self.forgot(forgotten);
     }
 
-    /// What was remembered of a key before this place is not there any more.
+    /// What was remembered of a key before this place is gone.
     fn lose_todo(&mut self, index: u8, key: u64, until: u64) {
         let Some(lagging) = self.at_mut(index).lagging.get_mut(&key) else { return };
         let lost = lagging.todo.partition_point(|waiting| waiting.offset < until);
@@ -322,7 +322,7 @@ impl Group {
         self.forget_done(index);
     }
 
-    /// Keys of which nothing waits any more are ordinary keys again.
+    /// Keys of which nothing waits now are ordinary keys again.
     pub(super) fn forget_done(&mut self, index: u8) {
         let state = self.at_mut(index);
         if !state.lagging.is_empty() {
@@ -402,7 +402,7 @@ impl Group {
         }
     }
 
-    /// So many remembered messages are not there any more.
+    /// This number of remembered messages is gone.
     pub(super) fn lost(&mut self, index: u8, messages: usize) {
         self.totals.lost += messages as u64;
         self.soil(index);

@@ -68,7 +68,7 @@ impl Group {
     }
 
     /// Gives deliveries of the member back: each comes again after its pause, and what came later of its key is void and
-    /// comes after it. What is not with the member any more is passed over. At most `limit` at once, since each looks through
+    /// comes after it. What the member no longer has is passed over. At most `limit` at once, since each looks through
     /// what came later; returns what is left for the next call.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ pub struct Totals {
     pub timed_out: u64,
     /// Messages that were given up and copied.
     pub given_up: u64,
-    /// Messages that were seen, not settled, and are not in the log any more.
+    /// Messages that were seen but not settled, and are no longer in the log.
     pub lost: u64,
 }
 

@@ -14,7 +14,7 @@ use super::{
     Group,
 };
 
-/// The member is not in the group any more: its lease has ended, or another stream has taken its name.
+/// The member is no longer in the group: its lease has ended, or another stream has taken its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the member is not in the group any more")]
 pub struct Gone;
@@ -61,7 +61,7 @@ pub struct Delivery {
     pub partition: Partition,
     /// The message and its place.
     pub record: LogRecord,
-    /// Names the delivery to whoever acknowledges without the member's stream.
+    /// The name by which the delivery is acknowledged without the member's stream.
     pub ack_id: AckId,
 }
 

@@ -110,7 +110,7 @@ impl World {
         self.ack_some(at, &ids);
     }
 
-    /// Also for who is away.
+    /// Also acknowledges for consumers that are away.
     fn acknowledge_by_name(&mut self) {
         let at = self.random.below(self.consumers.len());
         if self.consumers[at].is_here {

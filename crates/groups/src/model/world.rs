@@ -31,7 +31,7 @@ pub(super) struct Entry {
     pub(super) is_dying: bool,
 }
 
-/// One that reads.
+/// A consumer that reads.
 #[derive(Debug)]
 pub(super) struct Consumer {
     pub(super) key: MemberKey,
@@ -41,7 +41,7 @@ pub(super) struct Consumer {
     pub(super) fetches: bool,
     /// Deliveries that hold, by number.
     pub(super) has: BTreeMap<u64, Delivery>,
-    /// Those that do not any more.
+    /// Consumers that no longer read.
     pub(super) void: BTreeSet<u64>,
     pub(super) last: u64,
     /// Its stream is there.
@@ -320,7 +320,7 @@ impl World {
         assert!(status.outstanding.messages <= held + 100);
     }
 
-    /// Writes what is to be written, as far as the disk comes.
+    /// Writes what waits to be written, as far as the disk allows.
     pub(super) fn begin_write(&mut self) {
         self.awake.extend(self.group.woken());
         let settled = std::mem::take(&mut self.settled);

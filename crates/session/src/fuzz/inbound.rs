@@ -457,7 +457,7 @@ impl World {
         }
     }
 
-    /// Reads what is sent to the client: messages, which are noted, and no acknowledgement, since each must go behind those
+    /// Reads what is sent to the client: messages, which are noted, and no acknowledgement, since each must go after those
     /// before it.
     fn expect_sent(&mut self) {
         for packet in self.sent() {

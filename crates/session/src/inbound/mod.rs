@@ -20,7 +20,7 @@ pub(super) use publish::may_publish_to;
 #[cfg(test)]
 pub(super) use publish::{PublishError, Refusal, refusal};
 
-/// PUBACK packets that are handled under one lock: whoever delivers to the session waits for them.
+/// PUBACK packets that are handled under one lock: deliveries to the session wait for them.
 const ACKS_PER_LOCK: usize = 16;
 
 /// What the inbound half needs of the one who has the connection.
@@ -106,7 +106,7 @@ pub enum Effect<'p> {
     },
 }
 
-/// An acknowledgement, to be sent behind those before it, and not before what it waits for is on disk.
+/// An acknowledgement, to be sent after those before it, and not before what it waits for is on disk.
 #[derive(Debug)]
 pub struct Reply {
     /// Which packet.

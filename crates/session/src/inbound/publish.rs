@@ -154,7 +154,7 @@ impl Inbound {
     }
 
     /// The answer to a PUBLISH that is refused with `code`; none where there is no acknowledgement and the protocol has the
-    /// message forgotten. In its turn, behind those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
+    /// message forgotten. In its turn, after those that wait for the disk [MQTT-4.6.0-2], [MQTT-4.6.0-3].
     ///
     /// # Errors
     /// Nothing but the connection's end can tell the client.

@@ -27,7 +27,7 @@ const PROBE_MILLIS: u64 = 1000;
 pub(super) trait Inbox: Send + 'static {
     /// What is submitted.
     type Op;
-    /// Adds an operation behind all others. Must be short: every submitting thread waits for it.
+    /// Adds an operation after all others. Must be short: every submitting thread waits for it.
     fn push(&mut self, op: Self::Op);
     /// How many are there.
     fn len(&self) -> usize;
@@ -38,7 +38,7 @@ pub(super) trait Inbox: Send + 'static {
 pub(super) trait Work: Send + 'static {
     /// What its operations are submitted to.
     type Inbox: Inbox;
-    /// Takes over all of `inbox`, behind what it still has, and leaves it empty.
+    /// Takes over all of `inbox`, after what it still has, and leaves it empty.
     fn accept(&mut self, inbox: &mut Self::Inbox);
     /// Chooses what goes into the next transaction. False if there is nothing to write now.
     fn plan(&mut self) -> bool;
@@ -199,7 +199,7 @@ impl<W: Work> Drop for Committer<W> {
     }
 }
 
-/// Waits for a store's thread to end, unless it is the current one: whoever the store wakes may be the last to hold it.
+/// Waits for a store's thread to end, unless it is the current one: a task that the store wakes may be the last to hold it.
 pub(super) fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
         let _ = thread.join();

@@ -153,7 +153,7 @@ impl Environment {
         self.commit(&mut upkeep, self.room(), write)
     }
 
-    /// Whether LMDB met damage. Nothing is read or written any more, as it trusts what it finds and would end the process
+    /// Whether LMDB met damage. Nothing more is read or written, as it trusts what it finds and would end the process
     /// at the next such page; the next start sets the file aside.
     pub(super) fn is_damaged(&self) -> bool {
         self.damaged.load(Relaxed)
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(environment.env.clear_stale_readers().unwrap(), 0, "the reader was still there");
     }
 
-    /// The next transaction met a page behind the end of the file: the process ended by SIGBUS, and with it all stores.
+    /// The next transaction met a page beyond the end of the file: the process ended by SIGBUS, and with it all stores.
     #[test]
     fn a_file_cut_short_while_in_use_ends_the_store_not_the_process() {
         let dir = tempfile::tempdir().unwrap();

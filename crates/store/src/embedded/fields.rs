@@ -143,7 +143,7 @@ impl<'a> Input<'a> {
         Some(self.take(n)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
-    /// Text behind its length as [`Self::varint`].
+    /// Text after its length as [`Self::varint`].
     pub(super) fn short_text(&mut self) -> Option<&'a str> {
         let length = self.varint()?;
         std::str::from_utf8(self.take(length as usize)?).ok()

@@ -60,7 +60,7 @@ pub(super) fn was_closed(folder: &Path) {
     }
 }
 
-/// Nothing is known any more of the file that was in `folder`.
+/// Forgets what was known of the file that was in `folder`.
 pub(super) fn forget(folder: &Path) {
     let _ = fs::remove_file(folder.join(STATE));
 }

@@ -335,7 +335,7 @@ impl<'a> FileWalk<'a> {
         Ok(())
     }
 
-    /// Bytes of a page, and of those behind it.
+    /// Bytes of a page, and of those after it.
     fn read(&self, page: u64, at: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         self.file.read_exact_at(bytes, page * self.page as u64 + at).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => bad(page, "it is not in the file"),

@@ -1,5 +1,5 @@
-//! What waits to be written where only the last change of a key counts, so that a disk that stands still cannot make
-//! more of them than there are keys: retained messages and sessions.
+//! What waits to be written where only the last change of a key counts, so that even while the disk hangs there are never
+//! more changes than keys: retained messages and sessions.
 
 use std::{
     mem,

@@ -365,7 +365,7 @@ impl History {
         taken.into()
     }
 
-    /// Forgets what was written and puts the rest behind all that waits, so that it does not hold up anything else.
+    /// Forgets what was written and puts the rest after all that waits, so that it does not hold up anything else.
     fn landed(&self, batch: &[HistoryEntry], unwritten: &[usize]) {
         let (mut messages, mut bytes) = (0, 0);
         for (number, entry) in batch.iter().enumerate() {

@@ -100,7 +100,7 @@ impl Cluster {
         })
     }
 
-    /// The connection, made if it is not there. Cancel safe: it is made even if nobody waits any more.
+    /// The connection, made if it is not there. Cancel safe: it is made even if nobody waits for it.
     pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, StoreError> {
         if let Some(known) = self.known_state() {
             return known;

@@ -3,8 +3,8 @@
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Additive increase, multiplicative decrease: an overloaded answer halves what may be under way, down to one; so many
-/// good answers as may be under way allow one more, up to the bound.
+/// Additive increase, multiplicative decrease: an overloaded answer halves what may be under way, down to one; as many good
+/// answers as may be under way allow one more, up to the bound.
 pub(super) struct Limit {
     semaphore: Semaphore,
     most: usize,

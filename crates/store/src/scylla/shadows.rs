@@ -40,7 +40,7 @@ pub(super) struct Statements {
     update: PreparedStatement,
     forget: PreparedStatement,
     get: PreparedStatement,
-    /// With and without documents; of each all names, and those behind one.
+    /// With and without documents; of each all names, and those after one.
     list: [[PreparedStatement; 2]; 2],
 }
 

@@ -1,4 +1,4 @@
-//! The packets of a device as they come and go, for who looks for what is wrong with it.
+//! The packets of a device as they come and go, for finding out what is wrong with it.
 
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Whoever may not read a topic could read it in a trace of one who publishes there.
+    /// The failure: a caller that may not read a topic reads it in the trace of a device that publishes there.
     #[test]
     fn a_topic_out_of_scope_is_withheld_with_its_payload() {
         let mut grant = Grant::clone(&Call::unlimited().caller().grant);

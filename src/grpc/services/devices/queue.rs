@@ -48,7 +48,7 @@ impl Start {
     }
 }
 
-/// A message of a page, and where the page goes on behind it.
+/// A message of a page, and where the page goes on after it.
 struct Listed {
     state: v1::QueueState,
     message: Arc<SharedMessage>,

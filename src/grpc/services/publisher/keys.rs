@@ -1,4 +1,4 @@
-//! Messages that came with an `idempotency_key`: each is published once, and whoever comes again gets its answer.
+//! Messages that came with an `idempotency_key`: each is published once, and a repeated call gets its answer.
 //!
 //! A key belongs to its caller, and stands for one request with all its fields. What is kept of it are digests, and the answer.
 //! In what order, and what a crash leaves:
@@ -344,7 +344,7 @@ impl Keys {
 
     /// Notes that a message is published, before it is known what becomes of it.
     fn note_accepted(&self, claimed: &Claimed, state: Option<State>) {
-        // Whoever has a commit is written at once; nobody waits for this one.
+        // Changes with a commit are written at once; nobody waits for this one.
         let commit = Commit::new();
         let part = commit.part();
         if !self.change(claimed, state, Some(record(claimed, None)), Some(part)) || self.store.is_none() {

@@ -139,7 +139,7 @@ pub(super) struct ManyRun {
 }
 
 impl ManyRun {
-    /// One that sends its answers to `sender`.
+    /// A run that sends its answers to `sender`.
     pub(super) fn new(
         context: Context,
         call: Arc<Call>,

@@ -24,7 +24,7 @@ pub(super) struct Routed {
     pub(super) commit: Option<Arc<Commit>>,
     /// The id of a message that waits for its time.
     pub(super) scheduled: Option<String>,
-    /// When its only receiver need not have it any more.
+    /// When its only receiver no longer needs it.
     pub(super) expiry: Option<Box<Expiry>>,
 }
 

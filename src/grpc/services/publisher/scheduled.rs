@@ -207,7 +207,7 @@ impl Schedule {
     /// Cancels a message; returns once that is on disk.
     ///
     /// # Errors
-    /// It does not wait any more, or the disk does not take it: then it is cancelled, unless the gateway crashes before the disk
+    /// It no longer waits, or the disk does not take it: then it is cancelled, unless the gateway crashes before the disk
     /// does.
     pub(super) async fn cancel(&self, id: &str) -> Result<(), Error> {
         let id = number_of(id).ok_or(Error::ScheduleNotFound)?;

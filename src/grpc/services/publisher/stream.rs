@@ -58,7 +58,7 @@ pub(super) struct PublishRun {
 pub(super) type Unread = (Result<v1::PublishStreamResponse, Status>, Option<Holding>);
 
 impl PublishRun {
-    /// One that sends its answers to `sender`.
+    /// A run that sends its answers to `sender`.
     pub(super) fn new(
         context: Context,
         call: Arc<Call>,

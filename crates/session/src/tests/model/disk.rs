@@ -1,5 +1,5 @@
 //! What the queue store promises, in memory: operations in order, a commit point that may advance at any time, and
-//! crashes that lose everything behind it.
+//! crashes that lose everything after it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

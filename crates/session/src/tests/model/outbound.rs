@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Nothing that waits need arrive any more; all else holds as before.
+    /// What waits no longer needs to arrive; all else holds as before.
     fn purge(&mut self) {
         self.with(|outbound, env| outbound.purge(env));
         self.messages.iter_mut().for_each(|sent| sent.purged = true);

@@ -289,7 +289,7 @@ pub(super) type Hole = (u64, u64);
 /// What a footer says of the whole segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trailer {
-    /// The offset behind the last record.
+    /// The offset after the last record.
     pub(super) end: u64,
     /// Where in the file the footer begins.
     pub(super) footer: u64,

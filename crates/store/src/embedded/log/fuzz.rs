@@ -36,7 +36,7 @@ pub fn fuzz_log(data: &[u8]) {
     }
 }
 
-/// As [`fuzz_log`], of one frame whose sum is made right: so what is behind the sum is reached.
+/// As [`fuzz_log`], of one frame whose sum is made right: so what is after the sum is reached.
 pub fn fuzz_log_frame(data: &[u8]) {
     let Some((tag, body)) = data.split_first() else { return };
     let offset = 99_u64;

@@ -260,7 +260,7 @@ impl Shared {
         now >= last + PROBE_MILLIS && self.probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
     }
 
-    /// The first segment that ends behind `offset`, and whether it is the first of the log.
+    /// The first segment that ends after `offset`, and whether it is the first of the log.
     fn segment(&self, offset: u64) -> Option<(Arc<Segment>, bool)> {
         let segments = self.segments.read();
         let at = segments.partition_point(|segment| segment.end() <= offset);

@@ -25,7 +25,7 @@ pub(super) struct Opened {
     pub(super) segments: VecDeque<Arc<Segment>>,
     /// The file of the last segment, if it goes on.
     pub(super) file: Option<File>,
-    /// The offset behind the last record.
+    /// The offset after the last record.
     pub(super) end: u64,
     /// One more than the offset of the last record of each partition.
     pub(super) ends: Box<[u64]>,
@@ -91,7 +91,7 @@ impl Kind {
 }
 
 impl Opened {
-    /// Adds the next segment. `next` is the base of the one behind it.
+    /// Adds the next segment. `next` is the base of the one after it.
     fn add(&mut self, folder: &Path, base: u64, file: File, kind: Kind, next: Option<u64>) -> io::Result<()> {
         let path = segment::path(folder, base);
         let mut length = file.metadata()?.len();
@@ -100,7 +100,7 @@ impl Opened {
                 Segment::sealed(path, *header, head, &trailer, holes)
             }
             Kind::Open(header, head) => match next {
-                // It ends where the next begins: what is behind that was never synced.
+                // It ends where the next begins: what is after that was never synced.
                 Some(next) => {
                     Segment::unknown(path, *header, head, next.min(base.saturating_add(length - head)))
                 }
@@ -179,7 +179,7 @@ impl Opened {
     }
 }
 
-/// The last segment, cut behind what is whole.
+/// The last segment, cut after what is whole.
 fn recover(
     path: std::path::PathBuf,
     file: &File,

@@ -149,7 +149,7 @@ impl Shared {
         for _ in 0..MAX_SEGMENTS {
             let (end, durable) = (self.tails.end(partition), self.tails.durable());
             let Some((segment, first)) = self.segment(reader.slice.next) else {
-                // Nothing is there behind it, but something may have been.
+                // Nothing is there after it, but something may have been.
                 if reader.slice.next >= end || reader.misses(MissingReason::Damaged, end) {
                     reader.slice.next = reader.slice.next.max(durable);
                 }

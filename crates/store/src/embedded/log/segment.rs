@@ -26,7 +26,7 @@ pub(super) struct Segment {
 
 /// What is in a segment and durable.
 pub(super) struct Content {
-    /// The offset behind the last record.
+    /// The offset after the last record.
     pub(super) end: u64,
     /// The latest time at which a record was received, if known.
     pub(super) latest: Option<Timestamp>,
@@ -49,7 +49,7 @@ pub(super) struct Scan {
     pub(super) places: Box<[Vec<u32>]>,
     pub(super) holes: Vec<Hole>,
     pub(super) latest: Timestamp,
-    /// The place behind the last record that counts.
+    /// The place after the last record that counts.
     pub(super) end: u64,
     /// Where the last batch begins, if there is one.
     pub(super) last_batch: Option<u64>,
@@ -68,7 +68,7 @@ pub(super) enum Kind {
 pub(super) struct Stretch {
     /// Their places in the file; not more than asked for.
     pub(super) places: Vec<u32>,
-    /// The holes that end behind the offset, in order.
+    /// The holes that end after the offset, in order.
     pub(super) holes: Vec<Hole>,
     /// The end of what is durable, as of the same moment.
     pub(super) end: u64,
@@ -123,7 +123,7 @@ pub(super) fn identify(file: &File) -> io::Result<Kind> {
     }
 }
 
-/// Reads through the frames of a file up to `end`. Whatever is behind the first damage in the last batch was never
+/// Reads through the frames of a file up to `end`. Whatever is after the first damage in the last batch was never
 /// synced, and does not count.
 pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Result<Scan> {
     struct Found {
@@ -154,7 +154,7 @@ pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Res
     };
     let shift = header.base.wrapping_sub(head);
     let mut window = Window::new(file, end);
-    // Damage since the last batch began, and what is sound behind it.
+    // Damage since the last batch began, and what is sound after it.
     let (mut holes, mut doubtful): (Vec<Hole>, Vec<Found>) = (Vec::new(), Vec::new());
     let mut place = head;
     while place < end {
@@ -206,7 +206,7 @@ pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Res
     Ok(scan)
 }
 
-/// The next place with a sound frame: behind the damaged one, if its length is sound, or else the next batch.
+/// The next place with a sound frame: after the damaged one, if its length is sound, or else the next batch.
 fn after_damage(window: &mut Window<'_>, place: u64, shift: u64) -> io::Result<Option<u64>> {
     if let Some(next) = window.claimed_end(place)?
         && window.frame(next, next.wrapping_add(shift), true)?.is_some()
@@ -255,7 +255,7 @@ impl Segment {
         Self { path, header, head, content: RwLock::new(content) }
     }
 
-    /// The offset behind what is durable.
+    /// The offset after what is durable.
     pub(super) fn end(&self) -> u64 {
         self.content.read().end
     }

@@ -54,7 +54,7 @@ impl Tails {
         }
     }
 
-    /// Adds records that are durable, each behind all others, and forgets the oldest beyond `limit` bytes. The log now
+    /// Adds records that are durable, each after all others, and forgets the oldest beyond `limit` bytes. The log now
     /// ends at `durable`.
     pub(super) fn add(
         &self,

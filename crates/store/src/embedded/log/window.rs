@@ -51,7 +51,7 @@ impl<'a> Window<'a> {
         Ok(&self.buffer[(place - self.start) as usize..])
     }
 
-    /// The frame at `place`, which is `offset` in the log; `None` if it is not sound. `dense`: what comes behind it is
+    /// The frame at `place`, which is `offset` in the log; `None` if it is not sound. `dense`: what comes after it is
     /// wanted, too.
     pub(super) fn frame(
         &mut self,

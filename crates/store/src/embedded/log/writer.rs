@@ -258,7 +258,7 @@ impl Writer {
         self.records.clear();
     }
 
-    /// After a failure: whatever is behind the last sync is no part of the segment.
+    /// After a failure: whatever is after the last sync is no part of the segment.
     fn give_up(&mut self, lost: bool) {
         let Some(active) = &self.active else { return };
         let cut = active.file.set_len(active.place);
@@ -304,7 +304,7 @@ impl Writer {
         shared.bytes.fetch_add(head, Relaxed);
         shared.segments.write().push_back(Arc::clone(&segment));
         self.active = Some(Active { file, segment, place: head });
-        // What is behind the one before may be what kept it.
+        // What is after the one before may be what kept it.
         self.readers.remove_segments();
         Ok(())
     }

@@ -215,7 +215,7 @@ impl Batch {
         (passing, more)
     }
 
-    /// Which of these operations belong to an open unit or come behind one in a queue. A closed unit is held up as a
+    /// Which of these operations belong to an open unit or come after one in a queue. A closed unit is held up as a
     /// whole if one of its parts is, so this takes several passes; afterwards `open` has those units too.
     fn held(&mut self, jobs: &VecDeque<Job>) -> Vec<bool> {
         let mut held = vec![false; jobs.len()];

@@ -99,8 +99,8 @@ pub(super) struct Gauges {
 }
 
 /// Operations in the order of their submission. Settled entries are thrown out whenever the list, or what it holds in
-/// bytes, has grown by as much as it kept the last time, so that a disk that stands still costs memory only for what is
-/// not acknowledged.
+/// bytes, has grown by as much as it kept the last time, so that a disk that hangs costs memory only for what is not
+/// acknowledged.
 pub(super) struct QueueInbox {
     pub(super) jobs: Vec<Job>,
     gauges: Arc<Gauges>,

@@ -267,7 +267,7 @@ impl QueueTables {
         Ok(last.map_or(1, |last| last + 1))
     }
 
-    /// Adds a message behind all others, for `refs` entries.
+    /// Adds a message after all others, for `refs` entries.
     pub(super) fn add_body(
         &self,
         txn: &mut RwTxn<'_>,

@@ -1,4 +1,4 @@
-//! The writer of queues: chooses, writes, and tells whoever waits.
+//! The writer of queues: chooses, writes, and tells those who wait.
 
 use std::{
     collections::VecDeque,

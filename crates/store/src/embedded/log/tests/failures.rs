@@ -1,4 +1,4 @@
-//! Disks that fail, are full or stand still.
+//! Disks that fail, are full or hang.
 
 use std::sync::atomic::AtomicU32;
 
@@ -10,7 +10,7 @@ use crate::embedded::log::format::Prefix;
 struct Disk {
     stopped: Mutex<bool>,
     changed: Condvar,
-    /// So many syncs fail, then so many writes.
+    /// How many syncs fail from now on, and how many writes.
     sync_failures: AtomicU32,
     write_failures: AtomicU32,
     syncs: AtomicU32,

@@ -1,4 +1,4 @@
-//! Disks that fail, are full or stand still, and the end of the store.
+//! Disks that fail, are full or hang, and the end of the store.
 
 use std::sync::mpsc;
 
@@ -66,7 +66,7 @@ async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
     let [open, tied] = [Commit::of_unit(), Commit::of_unit()];
     let [free, behind] = [Commit::new(), Commit::new()];
     append(&store, waited_for(Q, 0, &open));
-    // A unit that is closed, but has a part behind the open one: it goes as a whole, and what is behind it waits.
+    // A unit that is closed, but has a part after the open one: it goes as a whole, and what is after it waits.
     append(&store, waited_for(OTHER, 0, &tied));
     append(&store, waited_for(Q, 1, &tied));
     tied.add();
