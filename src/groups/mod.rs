@@ -32,7 +32,8 @@ use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, Timestamp}
 use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
 use store::{
-    Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateChange, StateError, StoreError,
+    Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateChange, StateError,
+    StoreError,
 };
 use thiserror::Error;
 use tokio::{sync::oneshot, task::JoinSet};

@@ -216,10 +216,7 @@ impl EmbeddedLog {
             probed: AtomicU64::new(0),
             segments: RwLock::new(opened.segments),
             tails: Tails::new(opened.end, &opened.ends),
-            counts: Mutex::new(Counts {
-                groups: opened.counts.into_iter().collect(),
-                latest: opened.latest,
-            }),
+            counts: Mutex::new(Counts { groups: opened.counts.into_iter().collect(), latest: opened.latest }),
             trims: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(opened.bytes),
             damaged: opened.damaged,
