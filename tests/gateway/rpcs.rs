@@ -16,8 +16,8 @@ use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
 use codec::{AckKind, encode_ack};
 use gateway_core::Protocol;
 use mqtt_server::proto::gateway::v1::{
-    PublishRequest, UpdateShadowRequest, Wait, publisher_client::PublisherClient,
-    shadows_client::ShadowsClient,
+    CreateGroupRequest, Filter, GetGroupRequest, Group, PublishRequest, UpdateShadowRequest, Wait,
+    groups_client::GroupsClient, publisher_client::PublisherClient, shadows_client::ShadowsClient,
 };
 use prost::Message as _;
 use prost_types::{FileDescriptorProto, FileDescriptorSet};
@@ -194,6 +194,26 @@ fn start_to_be_stalled(toml: &str, library: PathBuf, stall: &Path) -> Server {
     Server::start_in_environment(dir, &[], toml, &environment)
 }
 
+/// A group `late` with one message, which are on disk.
+async fn group_with_a_message(server: &Server) {
+    let channel = crate::non_broker::channel(server).await;
+    let filter = Filter { include_backends: true, ..Filter::default() };
+    let group = Group { name: "late".to_owned(), filter: Some(filter), ..Group::default() };
+    let request = CreateGroupRequest { group: Some(group), ..CreateGroupRequest::default() };
+    let mut groups = GroupsClient::new(channel.clone());
+    groups.create_group(request).await.expect("a group");
+    let request = PublishRequest { topic: "late".to_owned(), ..PublishRequest::default() };
+    PublisherClient::new(channel).publish(request).await.expect("published");
+    loop {
+        let request = GetGroupRequest { name: "late".to_owned() };
+        let group = groups.get_group(request).await.expect("the group").into_inner().group;
+        if group.and_then(|group| group.status).is_some_and(|status| status.lag_messages == 1) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Another process of the gateway, over a shadow of `lamp` that is not as it was written.
 async fn damage_a_shadow(mut server: Server, toml: &str) -> Server {
     const TEXT: &[u8] = b"what the disk has lost";
@@ -274,6 +294,7 @@ impl World {
                 _ => Server::start_with(&[], &toml),
             };
             match name.as_str() {
+                "stalled" => runtime.block_on(group_with_a_message(&server)),
                 "damaged" => server = runtime.block_on(damage_a_shadow(server, &toml)),
                 "crashed" => server = runtime.block_on(crash_within_a_call(server, &toml)),
                 _ => {}

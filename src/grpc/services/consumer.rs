@@ -37,7 +37,11 @@ use crate::{
             gateway::v1::{self, consume_item::Item},
             server::consumer_server::Consumer,
         },
-        server::{access::Call, deadline::deadline, request_size::too_large},
+        server::{
+            access::Call,
+            deadline::{deadline, within},
+            request_size::too_large,
+        },
         status::Error,
         stream::{RawMessage, Slot},
     },
@@ -453,10 +457,13 @@ impl Consumer for ConsumerService {
         request: Request<v1::AcknowledgeRequest>,
     ) -> Result<Response<v1::AcknowledgeResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let v1::AcknowledgeRequest { group, ack_ids } = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
+        let v1::AcknowledgeRequest { group, ack_ids } = request;
         let ids = Ids::parse(&ack_ids)?;
         let name = name(&self.context, &call, "group", group)?;
-        let results = offered(&self.context)?.acknowledge(&name, &ids.valid).await.map_err(Error::from)?;
+        let all = offered(&self.context)?;
+        let acknowledge = async { Ok(all.acknowledge(&name, &ids.valid).await?) };
+        let results = within(&metadata, self.context.config.wait_timeout, acknowledge).await?;
         let results = ids.all(results);
         Ok(Response::new(v1::AcknowledgeResponse { results }))
     }

@@ -84,7 +84,8 @@ impl Groups for GroupsService {
     ) -> Result<Response<v1::CreateGroupResponse>, Status> {
         let call = Call::of(request.extensions())?;
         let all = self.all()?;
-        let v1::CreateGroupRequest { group, start, validate_only } = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
+        let v1::CreateGroupRequest { group, start, validate_only } = request;
         let mut group = group.ok_or_else(|| Error::invalid("group", "is missing"))?;
         group.name = groups::name("group.name", group.name)?;
         call.about(&group.name);
@@ -98,7 +99,8 @@ impl Groups for GroupsService {
             self.validate(&definition)?;
             return Ok(Response::new(v1::CreateGroupResponse::default()));
         }
-        let (info, token) = all.create(definition, &start).await.map_err(|error| at("start.token", error))?;
+        let create = async { all.create(definition, &start).await.map_err(|error| at("start.token", error)) };
+        let (info, token) = within(&metadata, context.config.wait_timeout, create).await?;
         Ok(Response::new(v1::CreateGroupResponse { group: Some(groups::group(&info)), token }))
     }
 
@@ -139,7 +141,7 @@ impl Groups for GroupsService {
     ) -> Result<Response<v1::UpdateGroupResponse>, Status> {
         let call = Call::of(request.extensions())?;
         let all = self.all()?;
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         let mut group = request.group.ok_or_else(|| Error::invalid("group", "is missing"))?;
         let (named, etag) = (std::mem::take(&mut group.name), std::mem::take(&mut group.etag));
         let context = &self.context;
@@ -152,12 +154,10 @@ impl Groups for GroupsService {
         let info = all.get(&name).map_err(Error::from)?;
         let mut definition = info.definition;
         update.apply(&mut definition);
-        // What is changed must be what was read above, or another change would be undone.
-        let info = match etag.as_str() {
-            "" => all.update(definition, Some(&info.etag)).await,
-            etag => all.update(definition, Some(etag)).await,
-        };
-        let info = info.map_err(Error::from)?;
+        // What was read just now must be what is changed, or another change would be undone.
+        let etag = if etag.is_empty() { info.etag } else { etag };
+        let update = async { Ok(all.update(definition, Some(&etag)).await?) };
+        let info = within(&metadata, context.config.wait_timeout, update).await?;
         Ok(Response::new(v1::UpdateGroupResponse { group: Some(groups::group(&info)) }))
     }
 
@@ -166,9 +166,11 @@ impl Groups for GroupsService {
         request: Request<v1::DeleteGroupRequest>,
     ) -> Result<Response<v1::DeleteGroupResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let v1::DeleteGroupRequest { name, allow_missing } = request.into_inner();
-        let name = self.name(&call, name)?;
-        match self.all()?.delete(&name).await.map_err(Error::from) {
+        let (metadata, _, request) = request.into_parts();
+        let v1::DeleteGroupRequest { name, allow_missing } = request;
+        let (all, name) = (self.all()?, self.name(&call, name)?);
+        let delete = async { Ok(all.delete(&name).await?) };
+        match within(&metadata, self.context.config.wait_timeout, delete).await {
             Err(Error::GroupNotFound) if allow_missing => {}
             other => other?,
         }
@@ -180,10 +182,12 @@ impl Groups for GroupsService {
         request: Request<v1::SeekGroupRequest>,
     ) -> Result<Response<v1::SeekGroupResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let v1::SeekGroupRequest { name, to } = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
+        let v1::SeekGroupRequest { name, to } = request;
         let to = groups::position("to", to)?.ok_or_else(|| Error::invalid("to", "is missing"))?;
-        let name = self.name(&call, name)?;
-        let previous_token = self.all()?.seek(&name, &to).await.map_err(|error| at("to.token", error))?;
+        let (all, name) = (self.all()?, self.name(&call, name)?);
+        let seek = async { all.seek(&name, &to).await.map_err(|error| at("to.token", error)) };
+        let previous_token = within(&metadata, self.context.config.wait_timeout, seek).await?;
         Ok(Response::new(v1::SeekGroupResponse { previous_token }))
     }
 
@@ -231,14 +235,15 @@ impl Groups for GroupsService {
         request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let mut request = request.into_inner();
+        let (metadata, _, mut request) = request.into_parts();
         let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
         let token = std::mem::take(&mut request.page_token);
         let pages = Pages::of("ListDeadLetters", &request);
         let after = pages.start(&token)?.map(|after| after.parse::<u64>()).transpose();
         let after = after.map_err(|_| Error::PageTokenInvalid)?;
-        let name = self.name(&call, request.name)?;
-        let found = self.all()?.dead_letters(&name, after, limit + 1).await.map_err(Error::from)?;
+        let (all, name) = (self.all()?, self.name(&call, request.name)?);
+        let found = async { Ok(all.dead_letters(&name, after, limit + 1).await?) };
+        let found = within(&metadata, self.context.config.wait_timeout, found).await?;
         // A read ends early where letters are large: there may be more whenever there are some.
         let seen = &found[..found.len().min(limit)];
         let (dead_letters, _) = fit(seen.iter().map(groups::dead_letter), PAGE_BYTES);
@@ -251,10 +256,12 @@ impl Groups for GroupsService {
         request: Request<v1::RequeueDeadLettersRequest>,
     ) -> Result<Response<v1::RequeueDeadLettersResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let v1::RequeueDeadLettersRequest { name, ids } = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
+        let v1::RequeueDeadLettersRequest { name, ids } = request;
         let ids = groups::letter_ids(&ids)?;
-        let name = self.name(&call, name)?;
-        let count = self.all()?.requeue(&name, &ids).await.map_err(Error::from)?;
+        let (all, name) = (self.all()?, self.name(&call, name)?);
+        let requeue = async { Ok(all.requeue(&name, &ids).await?) };
+        let count = within(&metadata, self.context.config.wait_timeout, requeue).await?;
         Ok(Response::new(v1::RequeueDeadLettersResponse { count }))
     }
 
@@ -263,10 +270,12 @@ impl Groups for GroupsService {
         request: Request<v1::PurgeDeadLettersRequest>,
     ) -> Result<Response<v1::PurgeDeadLettersResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let v1::PurgeDeadLettersRequest { name, ids } = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
+        let v1::PurgeDeadLettersRequest { name, ids } = request;
         let ids = groups::letter_ids(&ids)?;
-        let name = self.name(&call, name)?;
-        let count = self.all()?.purge(&name, &ids).await.map_err(Error::from)?;
+        let (all, name) = (self.all()?, self.name(&call, name)?);
+        let purge = async { Ok(all.purge(&name, &ids).await?) };
+        let count = within(&metadata, self.context.config.wait_timeout, purge).await?;
         Ok(Response::new(v1::PurgeDeadLettersResponse { count }))
     }
 }
