@@ -94,7 +94,7 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
 ///
 /// # Errors
 /// Those of the store, or [`GroupError::TooManyGroups`].
-pub(super) async fn make_group(groups: &Groups, name: &str, bridge: &Bridge) -> Result<(), GroupError> {
+pub(super) async fn make_group(groups: &Arc<Groups>, name: &str, bridge: &Bridge) -> Result<(), GroupError> {
     let mut wanted = definition(name, bridge);
     match groups.get(&wanted.name) {
         Ok(info) => {
