@@ -1,4 +1,5 @@
-//! Groups and Consumer: what members get, keep and give back, across streams and restarts. Their bounds are in groups_bounds.rs.
+//! Groups and Consumer: what members get, keep and give back, across streams and restarts. Bounds are in groups_bounds.rs, groups that
+//! are moved and changed in groups_changes.rs, what members say in groups_deliveries.rs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -117,6 +118,14 @@ impl Member {
 
     pub(crate) async fn say(&self, action: Action) {
         self.sender.send(request(action)).await.unwrap();
+    }
+
+    /// Waits for the end of the stream, with OK.
+    pub(crate) async fn ends(&mut self) {
+        while let Some(response) = soon("the end", self.stream.message()).await.unwrap() {
+            let message = response.items.iter().find(|item| matches!(item.item, Some(Item::Message(_))));
+            assert!(message.is_none(), "{message:?}");
+        }
     }
 
     /// Acknowledges these, and waits until that is on disk.

@@ -12,6 +12,8 @@ mod devices;
 mod events;
 mod groups;
 mod groups_bounds;
+mod groups_changes;
+mod groups_deliveries;
 mod harness;
 mod keys;
 mod many;
