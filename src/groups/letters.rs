@@ -54,8 +54,16 @@ pub(super) struct Letters {
 }
 
 impl Letters {
-    pub(super) fn new(most: usize, most_bytes: usize) -> Self {
-        Self { kept: VecDeque::new(), bytes: 0, next: 1, most, most_bytes, claimed: BTreeSet::new() }
+    /// None, of which the next has the number `next` at least: numbers of those that are gone are not used again, for somebody
+    /// may still ask for them.
+    pub(super) fn new(most: usize, most_bytes: usize, next: u64) -> Self {
+        let next = next.max(1);
+        Self { kept: VecDeque::new(), bytes: 0, next, most, most_bytes, claimed: BTreeSet::new() }
+    }
+
+    /// The number of the next.
+    pub(super) fn next(&self) -> u64 {
+        self.next
     }
 
     /// Keeps others from putting this letter back until [`Self::unclaim`]; false if somebody does already, or it is not there.

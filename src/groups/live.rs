@@ -459,6 +459,7 @@ impl Inner {
             bytes: self.base_bytes + totals.settled_bytes,
             lost: self.lost + totals.lost,
             writes: self.writes + self.write,
+            next_letter: self.letters.next(),
         };
         put(Bytes::from_static(COUNTS), counts.encode())
     }
@@ -482,7 +483,7 @@ fn progress_key(partition: Partition) -> Bytes {
     Bytes::copy_from_slice(&[PROGRESS, partition.0])
 }
 
-/// How much of a group is settled, as it is kept.
+/// How much of a group is settled, and what else each write changes, as it is kept.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counts {
     pub(super) messages: u64,
@@ -490,11 +491,14 @@ pub(super) struct Counts {
     pub(super) lost: u64,
     /// Tells two records apart that are otherwise the same.
     pub(super) writes: u64,
+    /// The number of the next dead letter; 0 in records of versions that did not keep it.
+    pub(super) next_letter: u64,
 }
 
 impl Counts {
     fn encode(self) -> Bytes {
-        Bytes::from([self.messages, self.bytes, self.lost, self.writes].map(u64::to_le_bytes).concat())
+        let numbers = [self.messages, self.bytes, self.lost, self.writes, self.next_letter];
+        Bytes::from(numbers.map(u64::to_le_bytes).concat())
     }
 
     fn decode(bytes: &[u8]) -> Self {
@@ -502,7 +506,8 @@ impl Counts {
             let bytes = bytes.get(8 * at..8 * at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map_or(0, u64::from_le_bytes)
         };
-        Self { messages: number(0), bytes: number(1), lost: number(2), writes: number(3) }
+        let (messages, bytes, lost, writes) = (number(0), number(1), number(2), number(3));
+        Self { messages, bytes, lost, writes, next_letter: number(4) }
     }
 }
 

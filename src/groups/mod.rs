@@ -298,7 +298,8 @@ impl Groups {
             (kept.log, kept.born, kept.start) = (self.log.id(), starts.clone(), starts);
             progress.clear();
         }
-        let mut letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes);
+        let GroupsOptions { max_dead_letters, max_dead_letter_bytes, .. } = self.options;
+        let mut letters = Letters::new(max_dead_letters, max_dead_letter_bytes, counts.0.next_letter);
         let mut after = None;
         loop {
             let page = self.state.read(id, Bytes::from_static(&[letters::LETTER]), after, 100).await?;
@@ -418,7 +419,7 @@ impl Groups {
             start: start.clone(),
             born: ends,
         };
-        let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes);
+        let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
         let owner = Owner::now(epoch);
         let live = self.serve(id, owner, kept, Vec::new(), letters, (Counts::default(), None));
         self.marker.keep_for(id, &filter);

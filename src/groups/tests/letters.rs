@@ -59,3 +59,22 @@ async fn an_old_letter_put_back_takes_nothing_with_it() {
         assert_eq!((status.lost, status.lag_messages), (messages + 1, 1), "{messages} {bytes}");
     }
 }
+
+/// The failure: after a restart a new letter had the number of one that was removed, and a call about that one, made again, hit it.
+#[tokio::test(start_paused = true)]
+async fn the_number_of_a_letter_is_not_used_again_after_a_restart() {
+    let mut fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    for expected in 1..=3 {
+        let mut member = fixture.open("g", "a", Duration::ZERO);
+        fixture.append(group, 1, "x");
+        some(&mut member, 1).await;
+        member.nack(&ids(1, 1), &dead()).expect("a member");
+        assert_eq!(fixture.letters(1).await[0].id, expected);
+        assert_eq!(fixture.groups.purge("g", &[expected]).await.expect("purged"), 1);
+        drop(member);
+        fixture.groups.stop().await;
+        fixture.groups = load(&fixture.log, &fixture.state).await;
+        assert_eq!(fixture.groups.purge("g", &[expected]).await.expect("made again"), 0);
+    }
+}
