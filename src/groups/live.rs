@@ -45,6 +45,8 @@ pub(super) struct Live {
     inner: Mutex<Inner>,
     /// There is something to be written.
     dirty: Notify,
+    /// Something was given up.
+    dying: Notify,
     /// Deadlines may have come nearer.
     pub(super) timer: Notify,
     written: watch::Sender<Written>,
@@ -165,6 +167,7 @@ impl Live {
             clock,
             inner: Mutex::new(inner),
             dirty: Notify::new(),
+            dying: Notify::new(),
             timer: Notify::new(),
             written: watch::Sender::default(),
             ended: AtomicBool::new(false),
@@ -183,12 +186,16 @@ impl Live {
 
     fn release(&self, mut inner: MutexGuard<'_, Inner>) {
         let dirty = inner.logic.has_changes() || !inner.changes.is_empty();
+        let dying = inner.logic.has_given_up();
         let woken = inner.logic.woken();
         let wakers: Vec<Waker> =
             woken.into_iter().filter_map(|number| inner.wakers.remove(&number)).flatten().collect();
         drop(inner);
         if dirty {
             self.dirty.notify_one();
+        }
+        if dying {
+            self.dying.notify_one();
         }
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -255,6 +262,7 @@ impl Live {
     pub(super) fn end(&self) {
         self.ended.store(true, Relaxed);
         self.dirty.notify_one();
+        self.dying.notify_one();
         self.timer.notify_one();
         self.written.send_modify(|_| {});
         let wakers: Vec<Waker> = {
@@ -268,7 +276,6 @@ impl Live {
     /// Writes all changes until the group ends. What fails is tried again: until it is written nobody gets an answer.
     pub(super) async fn write_all(self: Arc<Self>) {
         while !self.is_ended() {
-            self.bury().await;
             let Some(write) = self.with(Inner::take_write) else {
                 self.dirty.notified().await;
                 continue;
@@ -315,36 +322,49 @@ impl Live {
         }
     }
 
-    /// Copies what is given up, so that the next write has it.
-    async fn bury(&self) {
-        let dying = self.with(|inner| inner.logic.given_up(64));
-        for (partition, offset) in dying {
-            let limit = store::ReadLimit { records: 1, bytes: 1 };
-            let slice = match self.log.read(partition, offset, limit) {
-                store::Reading::Now(slice) => Ok(slice),
-                store::Reading::Later(slice) => slice.await,
-            };
-            match slice {
-                Ok(slice) => {
-                    let record = slice.records.into_iter().find(|record| record.offset == offset);
-                    let now = (self.clock)();
-                    self.with(|inner| {
-                        let Some((attempts, reason)) = inner.logic.bury(partition, offset) else { return };
-                        if let Some(record) = record {
-                            let letter = inner.letters.add(&record.message, attempts, &reason, now);
-                            inner.changes.extend(letter);
-                        } else {
-                            inner.lost += 1;
-                        }
-                    });
-                }
-                Err(error) => {
+    /// Copies what is given up, so that the next write has it, until the group ends. Beside the writer: acknowledgements do not
+    /// wait for a log that cannot be read.
+    pub(super) async fn bury_all(self: Arc<Self>) {
+        while !self.is_ended() {
+            let dying = self.with(|inner| inner.logic.given_up(64));
+            if dying.is_empty() {
+                self.dying.notified().await;
+                continue;
+            }
+            let mut unread = Vec::new();
+            for (partition, offset) in dying {
+                if let Err(error) = self.bury(partition, offset).await {
                     warn!(group = self.id.0, %error, "message that is given up cannot be read, trying again");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                    self.with(|inner| inner.logic.not_buried(partition, offset));
+                    unread.push((partition, offset));
                 }
             }
+            if !unread.is_empty() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                self.with(|inner| {
+                    unread.iter().for_each(|&(partition, offset)| inner.logic.not_buried(partition, offset));
+                });
+            }
         }
+    }
+
+    async fn bury(&self, partition: Partition, offset: u64) -> Result<(), store::StoreError> {
+        let limit = store::ReadLimit { records: 1, bytes: 1 };
+        let slice = match self.log.read(partition, offset, limit) {
+            store::Reading::Now(slice) => slice,
+            store::Reading::Later(slice) => slice.await?,
+        };
+        let record = slice.records.into_iter().find(|record| record.offset == offset);
+        let now = (self.clock)();
+        self.with(|inner| {
+            let Some((attempts, reason)) = inner.logic.bury(partition, offset) else { return };
+            if let Some(record) = record {
+                let letter = inner.letters.add(&record.message, attempts, &reason, now);
+                inner.changes.extend(letter);
+            } else {
+                inner.lost += 1;
+            }
+        });
+        Ok(())
     }
 
     /// Ticks until the group ends.

@@ -349,6 +349,7 @@ impl Groups {
         let live = Arc::new(live);
         self.table.insert(id, Arc::clone(&live));
         self.spawn(Arc::clone(&live).write_all());
+        self.spawn(Arc::clone(&live).bury_all());
         self.spawn(Arc::clone(&live).tick_all());
         live
     }

@@ -108,16 +108,25 @@ async fn load_with(
     marker: Arc<Everything>,
     max_log_bytes: u64,
 ) -> Arc<Groups> {
-    let options = GroupsOptions {
+    let options = GroupsOptions { max_log_bytes, ..options() };
+    Groups::load(Arc::clone(log) as _, Arc::clone(state) as _, marker, options).await.expect("loads")
+}
+
+async fn load_from(log: Arc<dyn PartitionedLog>, state: &Arc<MemoryGroupState>) -> Arc<Groups> {
+    let marker = Arc::<Everything>::default();
+    Groups::load(log, Arc::clone(state) as _, marker, options()).await.expect("loads")
+}
+
+fn options() -> GroupsOptions {
+    GroupsOptions {
         max_groups: 3,
         max_dead_letters: 2,
         max_dead_letter_bytes: 1 << 20,
-        max_log_bytes,
+        max_log_bytes: u64::MAX,
         // The tests call it.
         upkeep_interval: Duration::from_secs(1_000_000),
         clock,
-    };
-    Groups::load(Arc::clone(log) as _, Arc::clone(state) as _, marker, options).await.expect("loads")
+    }
 }
 
 fn definition(name: &str) -> Definition {

@@ -2,10 +2,17 @@
 
 use super::*;
 
-/// A log whose reads end one after the other, a millisecond apart.
-struct Slow {
-    log: MemoryLog,
-    reads: std::sync::atomic::AtomicU64,
+/// A log whose reads end one after the other, a millisecond apart, or fail.
+pub(super) struct Slow {
+    pub(super) log: Arc<MemoryLog>,
+    pub(super) reads: std::sync::atomic::AtomicU64,
+    pub(super) fails: std::sync::atomic::AtomicBool,
+}
+
+impl Slow {
+    pub(super) fn new(log: &Arc<MemoryLog>) -> Arc<Self> {
+        Arc::new(Self { log: Arc::clone(log), reads: 0.into(), fails: false.into() })
+    }
 }
 
 impl PartitionedLog for Slow {
@@ -25,6 +32,10 @@ impl PartitionedLog for Slow {
         let Reading::Now(slice) = self.log.read(partition, from, limit) else {
             unreachable!("it is in memory")
         };
+        if self.fails.load(std::sync::atomic::Ordering::Relaxed) {
+            let error = StoreError::Unavailable("too many reads of the log wait".to_owned());
+            return Reading::Later(Box::pin(async move { Err(error) }));
+        }
         let millis = 1 + self.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 3;
         Reading::Later(Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(millis)).await;
@@ -65,18 +76,9 @@ impl PartitionedLog for Slow {
 #[tokio::test(start_paused = true)]
 async fn a_fetch_has_all_that_it_asks_for_although_it_is_read_in_pieces() {
     let _ = clock();
-    let log = Slow { log: MemoryLog::new(MemoryLogOptions::default()), reads: 0.into() };
-    let log = Arc::new(log);
-    let options = GroupsOptions {
-        max_groups: 3,
-        max_dead_letters: 2,
-        max_dead_letter_bytes: 1 << 20,
-        max_log_bytes: u64::MAX,
-        upkeep_interval: Duration::from_secs(1_000_000),
-        clock,
-    };
-    let (state, marker) = (Arc::new(MemoryGroupState::new()), Arc::<Everything>::default());
-    let groups = Groups::load(Arc::clone(&log) as _, state, marker, options).await.expect("loads");
+    let log = Slow::new(&Arc::new(MemoryLog::new(MemoryLogOptions::default())));
+    let state = Arc::new(MemoryGroupState::new());
+    let groups = load_from(Arc::clone(&log) as _, &state).await;
     let (info, _) = groups.create(definition("g"), &Start::Latest).await.expect("a group");
     for number in 0..600 {
         let id = ClientId::new(&format!("device-{}", number % 3));

@@ -1,6 +1,8 @@
 //! Messages that are given up, and put back.
 
-use super::*;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{fetching::Slow, *};
 
 impl Fixture {
     /// Waits until the group has so many letters.
@@ -77,4 +79,29 @@ async fn the_number_of_a_letter_is_not_used_again_after_a_restart() {
         fixture.groups = load(&fixture.log, &fixture.state).await;
         assert_eq!(fixture.groups.purge("g", &[expected]).await.expect("made again"), 0);
     }
+}
+
+/// The failure: each dead letter that could not be read held up all acknowledgements of its group for a second.
+#[tokio::test(start_paused = true)]
+async fn letters_that_cannot_be_read_hold_up_no_acknowledgement() {
+    let mut fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let log = Slow::new(&fixture.log);
+    fixture.groups.stop().await;
+    fixture.groups = load_from(Arc::clone(&log) as _, &fixture.state).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    for device in 0..10 {
+        fixture.append(group, device, "x");
+    }
+    some(&mut member, 10).await;
+    log.fails.store(true, Relaxed);
+    member.nack(&ids(1, 2), &dead()).expect("a member");
+    // In virtual time: long enough for a write, and too short for a try to read again.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    member.acknowledge(&ids(3, 10)).expect("a member");
+    let answered = timeout(Duration::from_millis(500), answer(&mut member)).await;
+    assert_eq!(answered.expect("without the letters").0, ids(3, 10));
+    assert!(fixture.letters(0).await.is_empty());
+    log.fails.store(false, Relaxed);
+    assert_eq!(fixture.letters(2).await.len(), 2);
 }

@@ -360,6 +360,11 @@ impl Group {
         self.dying.drain(..count).map(|(partition, offset)| (Partition(partition), offset)).collect()
     }
 
+    /// Whether [`Self::given_up`] would return something.
+    pub fn has_given_up(&self) -> bool {
+        !self.dying.is_empty()
+    }
+
     /// A message that was given up could not be copied yet: it is among [`Self::given_up`] again.
     pub fn not_buried(&mut self, partition: Partition, offset: u64) {
         if self.at(partition.0).dying.contains_key(&offset) {
