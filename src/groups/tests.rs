@@ -532,11 +532,11 @@ async fn keeping(fixture: &Fixture, change: impl FnOnce(&mut Definition)) -> Gro
 }
 
 /// All that a member gets in one go, and the gaps before it.
-async fn all(member: &mut Member) -> (usize, Vec<Delivery>) {
-    let (mut gaps, mut all) = (0, Vec::new());
+async fn all(member: &mut Member) -> (Vec<groups::Gap>, Vec<Delivery>) {
+    let (mut gaps, mut all) = (Vec::new(), Vec::new());
     while let Ok(batch) = timeout(Duration::from_secs(1), member.next(ROOM)).await {
         let batch = batch.expect("a member");
-        gaps += batch.gaps.len();
+        gaps.extend(batch.gaps);
         all.extend(batch.deliveries);
     }
     (gaps, all)
@@ -558,7 +558,8 @@ async fn a_group_over_its_bytes_loses_the_oldest_and_no_more() {
     assert!(status.lag_bytes <= 10 * cost, "{status:?}");
     let mut member = fixture.open("g", "a", Duration::ZERO);
     let (gaps, left) = all(&mut member).await;
-    assert_eq!(gaps, 1, "told to who comes later");
+    assert_eq!(gaps.len(), 1, "told to who comes later");
+    assert_eq!(gaps[0].count, Some(status.lost));
     let numbers: Vec<String> =
         texts(&left).iter().filter_map(|text| Some(text.split_once(' ')?.0.to_owned())).collect();
     let expected: Vec<String> = (status.lost..100).map(|number| number.to_string()).collect();
@@ -583,8 +584,9 @@ async fn a_member_is_told_of_the_gap_that_retention_makes() {
     fixture.groups.keep_up().await;
     fixture.groups.keep_up().await;
     let (gaps, more) = all(&mut member).await;
-    assert_eq!((gaps, more.len()), (1, 0), "told once");
+    assert_eq!((gaps.len(), more.len()), (1, 0), "told once");
     let status = fixture.groups.get("g").expect("a group").status;
+    assert_eq!(gaps[0].count, Some(status.lost));
     assert!((1..=4).contains(&status.lost), "{status:?}");
     member.acknowledge(&ids(1, 2)).expect("a member");
     let (_, left) = all(&mut member).await;
@@ -642,8 +644,11 @@ async fn what_one_member_loses_counts_whatever_others_have_settled() {
     assert!(settled >= 50 && of_slow == 1, "{settled} {of_slow}");
     fixture.groups.keep_up().await;
     let status = fixture.groups.get("g").expect("a group").status;
-    let left = { all(&mut fast).await };
-    assert_eq!(left.1.len(), 0);
+    let (mut gaps, left) = all(&mut fast).await;
+    assert_eq!(left.len(), 0);
+    gaps.extend(all(&mut slow).await.0);
+    let told: u64 = gaps.iter().map(|gap| gap.count.expect("known")).sum();
+    assert_eq!(told, status.lost, "what they are told");
     assert_eq!(status.lost + status.lag_messages + settled as u64, 200, "{status:?}");
     drop(slow);
     let (_, rest) = all(&mut fast).await;

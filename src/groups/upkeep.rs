@@ -20,6 +20,15 @@ const MOST_COUNTED: usize = 100_000;
 /// the disk with what others get.
 const OVER: u64 = 8;
 
+/// Messages of a group in a partition that nobody has read.
+struct Unread {
+    partition: Partition,
+    /// The place and the cost of each.
+    records: Vec<(u64, u64)>,
+    /// There are no others.
+    is_all: bool,
+}
+
 /// How the log is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Space {
@@ -108,25 +117,10 @@ impl Groups {
             false => None,
         };
         live.with(|inner| {
-            // Of what was counted, a member may have read some meanwhile.
-            let unread = counted.map(|counted| {
-                let left = |(partition, offset, _): &&(Partition, u64, u64)| {
-                    *offset >= inner.logic.place(*partition)
-                };
-                let left = counted.iter().filter(left);
-                left.fold((0, 0), |(messages, bytes), (_, _, cost)| (messages + 1, bytes + cost))
-            });
-            for &partition in &waiting {
-                inner.logic.raise(partition, mark.offset);
-            }
-            let unread = unread.unwrap_or_else(|| {
-                let had = |partition: &Partition| inner.logic.outstanding_before(*partition, mark.offset);
-                let had: usize = waiting.iter().map(had).sum();
-                let (lag, lag_bytes) = live.lag(inner);
-                let left = live.appended.load(Relaxed).saturating_sub(mark.messages) + had as u64;
-                let left_bytes = live.appended_bytes.load(Relaxed).saturating_sub(mark.bytes);
-                (lag.saturating_sub(left), lag_bytes.saturating_sub(left_bytes))
-            });
+            let unread = match counted {
+                Some(counted) => raise_counted(inner, &counted, mark),
+                None => raise_all(live, inner, &waiting, mark),
+            };
             inner.base += unread.0;
             inner.base_bytes += unread.1;
             inner.lost += unread.0;
@@ -135,23 +129,24 @@ impl Groups {
 
     /// The group's messages before a place that nobody has read: where they are, and what they cost. Each is read once in its
     /// life for this; after very many the rest is not counted.
-    async fn unread(
-        &self,
-        live: &Arc<Live>,
-        partitions: &[Partition],
-        until: u64,
-    ) -> Vec<(Partition, u64, u64)> {
-        let mut found = Vec::new();
+    async fn unread(&self, live: &Arc<Live>, partitions: &[Partition], until: u64) -> Vec<Unread> {
+        let mut left = MOST_COUNTED;
+        let mut all = Vec::with_capacity(partitions.len());
         for &partition in partitions {
             let mut place = live.with(|inner| inner.logic.place(partition));
-            while place < until && found.len() < MOST_COUNTED {
+            let (mut records, mut is_whole) = (Vec::new(), true);
+            while place < until && left > 0 {
                 let Some((slice, own)) = self.look(live, partition, place).await else { break };
                 let own = own.into_iter().map(|at| &slice.records[at]).filter(|record| record.offset < until);
-                found.extend(own.map(|record| (partition, record.offset, record.message.cost() as u64)));
+                let before = records.len();
+                records.extend(own.map(|record| (record.offset, record.message.cost() as u64)));
+                left = left.saturating_sub(records.len() - before);
+                is_whole &= slice.missing.is_none();
                 place = slice.next.max(place + 1);
             }
+            all.push(Unread { partition, records, is_all: is_whole && place >= until });
         }
-        found
+        all
     }
 
     /// What is in a partition from a place on, and which of it is the group's.
@@ -208,6 +203,36 @@ impl Groups {
             }
         }
     }
+}
+
+/// Raises partitions to the mark; the messages that were not read and are lost, and their cost.
+fn raise_counted(inner: &mut Inner, counted: &[Unread], mark: &Mark) -> (u64, u64) {
+    let mut lost = (0, 0);
+    for Unread { partition, records, is_all } in counted {
+        // Of what was counted, a member may have read some meanwhile.
+        let place = inner.logic.place(*partition);
+        let left = records.iter().filter(|(offset, _)| *offset >= place);
+        let (messages, bytes) =
+            left.fold((0, 0), |(messages, bytes), (_, cost)| (messages + 1, bytes + cost));
+        inner.logic.raise(*partition, mark.offset, is_all.then_some(messages));
+        lost = (lost.0 + messages, lost.1 + bytes);
+    }
+    lost
+}
+
+/// The same where nobody has read beyond the mark, and all behind it is left. How many are lost in each of several partitions
+/// is not known.
+fn raise_all(live: &Live, inner: &mut Inner, waiting: &[Partition], mark: &Mark) -> (u64, u64) {
+    let had = waiting.iter().map(|partition| inner.logic.outstanding_before(*partition, mark.offset));
+    let left = live.appended.load(Relaxed).saturating_sub(mark.messages) + had.sum::<usize>() as u64;
+    let left_bytes = live.appended_bytes.load(Relaxed).saturating_sub(mark.bytes);
+    let (lag, lag_bytes) = live.lag(inner);
+    let seen = waiting.iter().map(|partition| inner.logic.seen_before(*partition, mark.offset));
+    let unread = lag.saturating_sub(seen.sum::<usize>() as u64 + left);
+    for &partition in waiting {
+        inner.logic.raise(partition, mark.offset, (waiting.len() == 1).then_some(unread));
+    }
+    (unread, lag_bytes.saturating_sub(left_bytes))
 }
 
 /// The last place before which everything is older than `age`.

@@ -51,6 +51,20 @@ pub struct Gap {
     pub until: u64,
     /// Why.
     pub reason: GapReason,
+    /// How many messages of the group they are, if that is known.
+    pub count: Option<u64>,
+}
+
+impl Gap {
+    /// This and another, which is told with it.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            from: self.from.min(other.from),
+            until: self.until.max(other.until),
+            count: self.count.zip(other.count).map(|(one, other)| one + other),
+            ..self
+        }
+    }
 }
 
 /// Why no more messages can be had.
@@ -119,8 +133,7 @@ impl Member {
         if let Some(last) = same.next()
             && (full || (last.until == gap.from && last.reason == gap.reason))
         {
-            last.from = last.from.min(gap.from);
-            last.until = last.until.max(gap.until);
+            *last = last.with(gap);
         } else {
             // One of each partition fits beside as many others.
             self.gaps.push_back(gap);

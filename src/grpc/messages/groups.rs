@@ -408,8 +408,7 @@ pub(in crate::grpc) fn gap(gap: &Gap) -> v1::Gap {
         GapReason::Removed => v1::GapReason::Retention,
         GapReason::Damaged => v1::GapReason::Damaged,
     };
-    // Places have holes: how many messages there were is not known.
-    v1::Gap { count: 0, reason: reason.into() }
+    v1::Gap { count: gap.count.unwrap_or_default(), reason: reason.into() }
 }
 
 /// The proto form of a delivery to a consumer without a stream.

@@ -4,6 +4,7 @@ use gateway_core::Partition;
 
 use super::{
     super::{
+        lagging::Waiting,
         member::{Gap, GapReason},
         partition::{PartitionState, Ready},
         progress::Progress,
@@ -46,9 +47,9 @@ impl Group {
     }
 
     /// Nothing before `floor` is kept for the group from now on: what waits there is lost, and the partition's owner is told.
-    /// What members have they may still settle. Returns how many messages that were seen before are lost; those between
-    /// [`Self::place`] and the floor are the caller's to count.
-    pub fn raise(&mut self, partition: Partition, floor: u64) -> usize {
+    /// What members have they may still settle. Returns how many messages that were seen before are lost, see
+    /// [`Self::seen_before`]; those between [`Self::place`] and the floor are the caller's to count: `unread`, if it knows.
+    pub fn raise(&mut self, partition: Partition, floor: u64, unread: Option<u64>) -> usize {
         let index = partition.0;
         let from = self.at(index).floor();
         if from >= floor {
@@ -91,8 +92,9 @@ impl Group {
         state.end = state.end.max(state.read);
         state.cancel_read();
         // Once: what members have from before may stay for long.
-        if skips || lost > 0 {
-            let gap = Gap { partition, from, until: floor, reason: GapReason::Removed };
+        let count = if skips { unread } else { Some(0) }.map(|unread| unread + lost as u64);
+        if count != Some(0) {
+            let gap = Gap { partition, from, until: floor, reason: GapReason::Removed, count };
             match state.owner {
                 Some(owner) => {
                     if let Some(member) = self.member_mut(owner) {
@@ -100,7 +102,7 @@ impl Group {
                     }
                     self.wake(owner);
                 }
-                None => state.gap = Some(state.gap.map_or(gap, |first| Gap { from: first.from, ..gap })),
+                None => state.gap = Some(state.gap.map_or(gap, |first| first.with(gap))),
             }
         }
         self.totals.lost += lost as u64;
@@ -129,6 +131,16 @@ impl Group {
     /// Whether the partition has no member to read it.
     pub fn is_unowned(&self, partition: Partition) -> bool {
         self.at(partition.0).owner.is_none()
+    }
+
+    /// Messages from before this place that were read and that no member has.
+    pub fn seen_before(&self, partition: Partition, place: u64) -> usize {
+        let state = self.at(partition.0);
+        let ready = state.ready.iter().filter(|one| one.record.offset < place).count();
+        let before = |waiting: &Waiting| waiting.offset < place;
+        let again = state.again.partition_point(before);
+        let todo = state.lagging.values().map(|lagging| lagging.todo.partition_point(before));
+        ready + again + todo.sum::<usize>()
     }
 
     /// Messages from before this place that members have: not lost, they may still settle them.

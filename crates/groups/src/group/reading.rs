@@ -394,7 +394,9 @@ impl Group {
             self.soil(index);
         }
         if let Some(owner) = owner {
-            let gap = Gap { partition: Partition(index), from, until: missing.until, reason: missing.reason };
+            let Missing { until, reason } = missing;
+            // Nobody knows what was there.
+            let gap = Gap { partition: Partition(index), from, until, reason, count: None };
             if let Some(member) = self.member_mut(owner) {
                 member.add_gap(gap);
             }

@@ -311,7 +311,10 @@ impl World {
         let entries = &self.log[&partition];
         let Some(floor) = self.random.pick(entries).map(|entry| entry.record.offset) else { return };
         if self.random.chance(2) {
-            self.group.raise(Partition(partition), floor);
+            let seen = self.group.seen_before(Partition(partition), floor);
+            let waits = self.group.floor(Partition(partition)) < floor;
+            let lost = self.group.raise(Partition(partition), floor, None);
+            assert_eq!(lost, if waits { seen } else { 0 });
             self.trimmed.insert(partition, floor.max(self.trimmed.get(&partition).copied().unwrap_or(0)));
         } else {
             // Only what nobody needs, as it is on disk.
