@@ -6,6 +6,7 @@
 //! member       one that reads: polled by its stream, or by a call
 //! calls        members without a stream
 //! letters      what was given up
+//! requeue      and what is done with it
 //! watching     what becomes durable goes to the groups that want it
 //! upkeep       retention, and the trimming of the log
 //! ```
@@ -18,6 +19,7 @@ mod definition;
 mod letters;
 mod live;
 mod member;
+mod requeue;
 #[cfg(test)]
 mod tests;
 mod upkeep;
@@ -28,7 +30,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
+use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
 use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
 use store::{
@@ -678,98 +680,6 @@ impl Groups {
         }
         Ok(page)
     }
-
-    /// Messages that were given up: at most `limit` behind `after`.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`].
-    pub async fn dead_letters(
-        &self,
-        group: &str,
-        after: Option<u64>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, GroupError> {
-        let live = self.find(group)?;
-        let prefix = Bytes::from_static(&[letters::LETTER]);
-        let page = self.state.read(live.id, prefix, after.map(letters::key), limit).await?;
-        page.iter().map(letters::decode).collect()
-    }
-
-    /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back just
-    /// now, are passed over. None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all
-    /// the same, and those after it stay.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
-    pub async fn requeue(&self, group: &str, ids: &[u64]) -> Result<u64, GroupError> {
-        let live = self.find(group)?;
-        let ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
-        let mut count = 0;
-        for id in ids {
-            // In a task of its own: a call that is given up between the two writes would leave both.
-            let one = tokio::spawn(put_back(Arc::clone(&self.log), Arc::clone(&live), id));
-            count += u64::from(one.await.map_err(|_| GroupError::Gone)??);
-        }
-        Ok(count)
-    }
-
-    /// Removes letters; `ids` that are not there are passed over. None is all. Returns how many.
-    ///
-    /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Gone`].
-    pub async fn purge(&self, group: &str, ids: &[u64]) -> Result<u64, GroupError> {
-        let live = self.find(group)?;
-        let (count, number) = live.with(|inner| {
-            let ids = if ids.is_empty() { inner.letters.ids() } else { ids.to_vec() };
-            let removed: Vec<_> = ids.into_iter().filter_map(|id| inner.letters.remove(id)).collect();
-            let count = removed.len() as u64;
-            inner.changes.extend(removed);
-            (count, Live::wait_number(inner))
-        });
-        live.written(number).await?;
-        Ok(count)
-    }
-}
-
-/// A letter that is being put back, by one call at a time.
-struct Claim<'a> {
-    live: &'a Live,
-    id: u64,
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.live.with(|inner| inner.letters.unclaim(self.id));
-    }
-}
-
-/// Appends a letter again, and removes it once that is on disk; false if it is not there, or another call does it.
-async fn put_back(log: Arc<dyn PartitionedLog>, live: Arc<Live>, id: u64) -> Result<bool, GroupError> {
-    if !live.with(|inner| inner.letters.claim(id)) {
-        return Ok(false);
-    }
-    let _claim = Claim { live: &live, id };
-    let records = live.state.read(live.id, letters::key(id), None, 1).await?;
-    let Some(letter) = records.first().map(letters::decode).transpose()? else { return Ok(false) };
-    let device = letter.message.client_id.as_ref().map(gateway_core::ClientId::as_str);
-    let partition = Partition::of(device, &letter.message.topic);
-    let commit = Commit::new();
-    let part = commit.part();
-    let groups: Arc<[GroupId]> = Arc::from([live.id]);
-    if log.append(partition, &groups, &letter.message, Some(part)).is_err() {
-        return Err(GroupError::Store(StoreError::Unavailable("the log takes nothing".to_owned())));
-    }
-    commit.done();
-    let refused = || GroupError::Store(StoreError::Unavailable("the log refused the message".to_owned()));
-    commit.wait().await.map_err(|_| refused())?;
-    let (is_removed, number) = live.with(|inner| {
-        let removed = inner.letters.remove(id);
-        let is_removed = removed.is_some();
-        inner.changes.extend(removed);
-        (is_removed, Live::wait_number(inner))
-    });
-    live.written(number).await?;
-    Ok(is_removed)
 }
 
 /// Costs a look at each partition and each member, however much waits in them, and one search for a time: every call of Fetch

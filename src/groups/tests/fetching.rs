@@ -21,7 +21,7 @@ impl PartitionedLog for Slow {
         partition: Partition,
         groups: &Arc<[GroupId]>,
         message: &Arc<gateway_core::SharedMessage>,
-        commit: Option<Arc<Commit>>,
+        commit: Option<Arc<gateway_core::Commit>>,
     ) -> Result<(), store::LogFull> {
         self.log.append(partition, groups, message, commit)
     }
