@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A real Apache Kafka on loopback (one node, KRaft), for tests: jars from Maven Central, run with Java 17 or later.
 #
+#   scripts/kafka.sh fetch    only looks for Java and fetches the jars
 #   scripts/kafka.sh start    starts it unless it runs; prints its address when it answers
 #   scripts/kafka.sh kill     kill -9; the data stays, and `start` goes on with it
 #   scripts/kafka.sh pause    SIGSTOP: connections stay open and nothing is answered
@@ -140,10 +141,14 @@ java_with() {
     -Dorg.slf4j.simpleLogger.defaultLogLevel="${level:-warn}" -cp "$jars/lib/*" "$@"
 }
 
-start() {
-  local second scram
+fetch() {
   java=$(find_java) || fail 3 "Java 17 or later is missing (Debian: apt-get install openjdk-17-jre-headless)"
   fetch_jars
+}
+
+start() {
+  local second scram
+  fetch
   if ! running >/dev/null; then
     ! answers || fail 1 "something else answers on 127.0.0.1:$port; set KAFKA_PORT"
     if [ ! -f "$home/formatted" ]; then
@@ -194,6 +199,7 @@ dump() {
 }
 
 case ${1:-} in
+  fetch) fetch;;
   start) start;;
   kill) signal KILL; gone;;
   pause) signal STOP;;

@@ -29,6 +29,19 @@ step() {
   time "$@"
 }
 
+# What is tested is what is shipped: with bridges to Kafka, wherever librdkafka can be compiled. `features` are the arguments for cargo.
+choose_features() {
+  local tool missing=()
+  features=()
+  for tool in cc c++ make pkg-config; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+  pkg-config --exists openssl 2>/dev/null || missing+=("the headers of OpenSSL")
+  if [ ${#missing[@]} -eq 0 ]; then
+    features=(--features kafka)
+  else
+    skip "bridges to Kafka" "librdkafka cannot be compiled without $(printf '%s, ' "${missing[@]}" | sed 's/, $//') (Debian: apt-get install g++ make pkg-config libssl-dev)"
+  fi
+}
+
 # The backends of the store are features, which the other checks have all switched on.
 store_features_check() {
   local features

@@ -10,6 +10,8 @@
 # What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1. Tests with a real
 # Cassandra are skipped, and counted, where Java 17 or Maven is missing or the jars cannot be had; where it could be
 # started and does not answer, the run fails. MQTT_SERVER_TEST_CASSANDRA is one to be used instead, or `none`.
+# So are the tests with a real Kafka; MQTT_SERVER_TEST_KAFKA=none skips them. Without a C++ compiler, make, pkg-config and the headers of
+# OpenSSL there are no bridges to Kafka in what is tested, which is said, too.
 # MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
 # Runs may go on beside each other, from checkouts of their own.
 # Tests mostly wait, for a database, for a process, for a time to pass: three parts of them run at once, and what each has
@@ -18,7 +20,7 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# One profile throughout, and one set of features but for OTLP export, so that little is built twice.
+# One profile throughout, and one set of features (choose_features) but for OTLP export, so that little is built twice.
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -33,8 +35,9 @@ fi
 
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)
+kafka_log=$(mktemp)
 parts=$(mktemp -d)
-cassandra_start='' cassandra_port=''
+cassandra_start='' cassandra_port='' kafka_fetch=''
 # By the name of a part of the tests: the process that runs it.
 declare -A running=()
 trap finish EXIT
@@ -55,6 +58,11 @@ install_packages() {
   python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
   have npm || missing+=(nodejs npm)
   have pkill || missing+=(procps)
+  # For librdkafka, of the bridges to Kafka.
+  have c++ || missing+=(g++)
+  have make || missing+=(make)
+  have pkg-config || missing+=(pkg-config)
+  pkg-config --exists openssl 2>/dev/null || missing+=(libssl-dev)
   # The web page is tested in a real browser.
   have chromium && have chromedriver || missing+=(chromium chromium-driver)
   [ ${#missing[@]} -eq 0 ] && return
@@ -167,6 +175,31 @@ start_cassandra() {
   set +m
 }
 
+# Tests start Kafkas of their own: only the jars are fetched, beside the builds.
+start_kafka_fetch() {
+  [ ${#features[@]} -gt 0 ] && [ "${MQTT_SERVER_TEST_KAFKA:-}" != none ] || return 0
+  say "fetching Kafka in the background"
+  set -m
+  scripts/kafka.sh fetch >"$kafka_log" 2>&1 </dev/null &
+  kafka_fetch=$!
+  set +m
+}
+
+wait_for_kafka() {
+  local code=0 count
+  [ ${#features[@]} -gt 0 ] || return 0
+  if [ -n "$kafka_fetch" ]; then
+    wait "$kafka_fetch" || code=$?
+    kafka_fetch=
+    [ "$code" != 0 ] || return 0
+    tail -n 20 "$kafka_log" >&2
+    [ "$code" = 3 ] || { echo "scripts/test.sh: scripts/kafka.sh fetch failed (above); MQTT_SERVER_TEST_KAFKA=none skips its tests" >&2; exit 1; }
+    export MQTT_SERVER_TEST_KAFKA=none
+  fi
+  count=$(grep -l 'Kafka::start' tests/gateway/bridges/kafka*.rs | xargs cat | grep -c '^#\[test\]')
+  skip "$count tests with a real Kafka" "$(tail -n 1 "$kafka_log" | grep . || echo "MQTT_SERVER_TEST_KAFKA is none")"
+}
+
 # beside NAME ARGUMENT...: starts a part of the tests, `cargo test ARGUMENT...`, in a process group of its own. What it says
 # is kept for `show`.
 beside() {
@@ -174,7 +207,7 @@ beside() {
   shift
   say "tests, $name, in the background: cargo test $*"
   set -m
-  cargo test --locked --no-fail-fast "$@" >"$parts/$name" 2>&1 </dev/null &
+  cargo test --locked "${features[@]}" --no-fail-fast "$@" >"$parts/$name" 2>&1 </dev/null &
   running[$name]=$!
   set +m
 }
@@ -217,6 +250,7 @@ wait_for_cassandra() {
 # What this run has started and may still run, however it ends.
 finish() {
   if [ -n "${deny_install:-}" ]; then kill "$deny_install" 2>/dev/null || true; fi
+  if [ -n "$kafka_fetch" ]; then kill -- "-$kafka_fetch" 2>/dev/null || true; fi
   local part
   for part in "${!running[@]}"; do kill -- "-${running[$part]}" 2>/dev/null || true; done
   if [ -n "$cassandra_start" ]; then
@@ -227,11 +261,13 @@ finish() {
     plain_cassandra stop || true
     secure_cassandra stop || true
   fi >/dev/null 2>&1
-  rm -rf "$deny_log" "$cassandra_log" "$parts"
+  rm -rf "$deny_log" "$cassandra_log" "$kafka_log" "$parts"
 }
 
 step packages install_packages
+choose_features
 start_cassandra
+start_kafka_fetch
 step prometheus install_prometheus
 step python install_python
 step node install_node
@@ -239,16 +275,16 @@ step typescript install_typescript
 start_deny_install
 
 step fmt cargo fmt --all --check
-step clippy cargo clippy --locked --all-targets -- -D warnings
+step clippy cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 step "features of the store" store_features_check
 step protos proto_check
-RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked --no-deps
-step "documentation tests" cargo test --locked --doc
+RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked "${features[@]}" --no-deps
+step "documentation tests" cargo test --locked "${features[@]}" --doc
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
 # features as the tests, so they share everything.
-step "building the examples" cargo build --locked --examples
+step "building the examples" cargo build --locked "${features[@]}" --examples
 # With the load generators: of the whole workspace they share every dependency, by themselves they would have 90 built again.
-step "building the tests" cargo test --locked --workspace --lib --bins --tests --no-run
+step "building the tests" cargo test --locked "${features[@]}" --workspace --lib --bins --tests --no-run
 
 # Another set of features: builds the package again, without what is on by default, and what the exporter brings.
 step "OTLP export" cargo test --locked --no-default-features --features otel --test otel
@@ -260,6 +296,7 @@ check_dependencies
 # of the database wait for it, and for each other. Both leave room for the rest.
 threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
 code=0
+wait_for_kafka
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$threads} beside gateway --test gateway "$@"
 
 wait_for_cassandra
@@ -272,7 +309,7 @@ for main in tests/*/main.rs; do
   case $name in database | gateway) ;; *) rest+=(--test "$name") ;; esac
 done
 say "tests, all others: cargo test --workspace ${rest[*]} $*"
-cargo test --locked --workspace --no-fail-fast "${rest[@]}" "$@" || code=$?
+cargo test --locked "${features[@]}" --workspace --no-fail-fast "${rest[@]}" "$@" || code=$?
 show database
 report_skipped
 if [ "$code" != 0 ]; then say "tests have failed, see above"; fi

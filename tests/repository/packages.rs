@@ -36,9 +36,29 @@ fn a_tag_that_is_not_the_version_makes_no_release() {
 fn hosted_tests_are_those_of_every_other_machine() {
     let workflow = read(".github/workflows/ci.yml");
     let steps: Vec<&str> = workflow.lines().filter_map(|line| line.trim().strip_prefix("- run: ")).collect();
-    assert_eq!(steps, ["rustup toolchain install", ".ci/run"]);
+    assert_eq!(steps, ["rustup toolchain install", ".ci/run"], "see .ci/run");
     assert!(read(".ci/run").trim_end().ends_with("exec scripts/test.sh"));
     assert!(read(".github/workflows/release.yml").contains("uses: ./.github/workflows/ci.yml"));
+}
+
+/// The failure: code that packages ship is compiled by no test, as bridges to Kafka were for a while.
+#[test]
+fn what_is_shipped_is_what_is_tested() {
+    // QUIC is on unless it is switched off.
+    assert_eq!(value("Cargo.toml", "default ="), "[\"quic\"]");
+    assert_eq!(value("Cargo.toml", "shipped ="), "[\"kafka\", \"quic\"]");
+    assert_eq!(value("scripts/lib.sh", "features=(--"), "features kafka)");
+    for script in ["scripts/test.sh", "scripts/check.sh"] {
+        let text = read(script);
+        assert!(text.contains("\nchoose_features\n"), "{script}");
+        for line in
+            text.lines().filter(|line| line.contains("--all-targets") || line.contains("cargo test --locked"))
+        {
+            let others = ["--lib --bins \"$@\"", "-p mqload", "--no-default-features"];
+            let whole = others.iter().all(|other| !line.contains(other));
+            assert!(!whole || line.contains("\"${features[@]}\""), "{script}: {line}");
+        }
+    }
 }
 
 #[test]

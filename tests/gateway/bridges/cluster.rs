@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    env,
     net::TcpListener,
     path::PathBuf,
     process::{Command, Output},
@@ -24,13 +25,17 @@ pub(super) struct Kafka {
 }
 
 impl Kafka {
-    /// `None`, said loudly, where Java or Maven is missing.
+    /// `None`, said loudly, where Java or Maven is missing, and where `MQTT_SERVER_TEST_KAFKA` is `none`.
     pub(super) fn start() -> Option<Self> {
         Self::start_with(None)
     }
 
     /// Also with TLS, by the papers in this folder.
     pub(super) fn start_with(tls: Option<PathBuf>) -> Option<Self> {
+        if env::var("MQTT_SERVER_TEST_KAFKA").is_ok_and(|kafka| kafka == "none") {
+            skipped("Kafka");
+            return None;
+        }
         let port = loop {
             let free = TcpListener::bind("127.0.0.1:0").expect("bind");
             let port = free.local_addr().expect("an address").port();
