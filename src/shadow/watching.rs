@@ -1,8 +1,11 @@
 //! Backends that follow changes: of each shadow the newest that they have not taken yet.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::SeqCst},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
 };
 
 use ahash::RandomState;
@@ -16,6 +19,8 @@ use super::Shadow;
 
 /// Bytes counted for a change besides its document.
 const OVERHEAD: usize = 512;
+/// Bytes of changes that a watcher takes at once, not counting the last one.
+const TAKEN: usize = 256 << 10;
 
 /// Whether a watcher wants to know of a shadow.
 type Wants = dyn Fn(&Shadow) -> bool + Send + Sync;
@@ -42,19 +47,49 @@ struct Inner {
     changed: Notify,
 }
 
+/// Which shadow.
+type Name = (ClientId, Arc<str>);
+
 struct Pending {
-    shadows: HashMap<(ClientId, Arc<str>), Newest, RandomState>,
+    shadows: HashMap<Name, Newest, RandomState>,
+    /// The same in the order in which they are told: what has waited longest comes first.
+    order: BTreeMap<u64, Name>,
     next: u64,
+    /// Of what waits, and of what was taken last.
     charge: Charge,
+    taken: usize,
     missed: u64,
 }
 
 /// The newest change of a shadow.
 struct Newest {
-    /// Under which number it came.
+    /// Its place in the order, which it has from the first change that was not told.
     number: u64,
     shadow: Shadow,
     bytes: usize,
+}
+
+impl Pending {
+    fn release(&mut self, bytes: usize) {
+        let left = self.charge.bytes().saturating_sub(bytes);
+        self.charge.set(left);
+    }
+
+    /// Takes what has waited longest. What was taken before is on the account no more.
+    fn take(&mut self) -> Vec<Change> {
+        let sent = std::mem::take(&mut self.taken);
+        self.release(sent);
+        let missed = std::mem::take(&mut self.missed);
+        let mut changes: Vec<_> = (missed > 0).then_some(Change::Missed(missed)).into_iter().collect();
+        while self.taken < TAKEN
+            && let Some((_, name)) = self.order.pop_first()
+            && let Some(Newest { shadow, bytes, .. }) = self.shadows.remove(&name)
+        {
+            self.taken += bytes;
+            changes.push(Change::Shadow(shadow));
+        }
+        changes
+    }
 }
 
 /// A watcher. Ends when dropped.
@@ -64,23 +99,14 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// What has changed since the last call, of each shadow the newest, in the order in which they changed last; waits until
-    /// something did. Cancel safe.
+    /// Some of what has changed since it was told, of each shadow the newest, in the order in which they began to wait; waits
+    /// until something has. It stays on the memory account until the next call, which is therefore made once it is sent.
+    /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Vec<Change> {
         loop {
-            let (mut shadows, missed) = {
-                let mut state = self.inner.state.lock();
-                let shadows: Vec<_> = state.shadows.drain().map(|(_, newest)| newest).collect();
-                state.charge.set(0);
-                (shadows, std::mem::take(&mut state.missed))
-            };
-            if missed > 0 || !shadows.is_empty() {
-                shadows.sort_unstable_by_key(|newest| newest.number);
-                let gap = (missed > 0).then_some(Change::Missed(missed));
-                return gap
-                    .into_iter()
-                    .chain(shadows.into_iter().map(|newest| Change::Shadow(newest.shadow)))
-                    .collect();
+            let changes = self.inner.state.lock().take();
+            if !changes.is_empty() {
+                return changes;
             }
             self.inner.changed.notified().await;
         }
@@ -99,8 +125,10 @@ impl Watchers {
     pub(super) fn add(this: &Arc<Self>, account: &Arc<Account>, wants: Box<Wants>) -> Watch {
         let state = Pending {
             shadows: HashMap::default(),
+            order: BTreeMap::new(),
             next: 0,
             charge: Charge::new(account, MemoryKind::Shadows),
+            taken: 0,
             missed: 0,
         };
         let inner = Arc::new(Inner { wants, state: Mutex::new(state), changed: Notify::new() });
@@ -125,19 +153,24 @@ impl Watchers {
 impl Inner {
     fn add(&self, shadow: &Shadow, bytes: usize) {
         let mut state = self.state.lock();
-        let Pending { shadows, next, charge, missed } = &mut *state;
-        *next += 1;
-        let entry = shadows.entry((shadow.device.clone(), Arc::clone(&shadow.name)));
-        let held = match &entry {
-            Entry::Occupied(there) => there.get().bytes,
-            Entry::Vacant(_) => 0,
+        let Pending { shadows, order, next, charge, missed, .. } = &mut *state;
+        let name = (shadow.device.clone(), Arc::clone(&shadow.name));
+        let entry = shadows.entry(name.clone());
+        let (number, held) = match &entry {
+            Entry::Occupied(there) => (there.get().number, there.get().bytes),
+            Entry::Vacant(_) => {
+                *next += 1;
+                (*next, 0)
+            }
         };
         if charge.set(charge.bytes() - held + bytes) {
-            entry.insert(Newest { number: *next, shadow: shadow.clone(), bytes });
+            entry.insert(Newest { number, shadow: shadow.clone(), bytes });
+            order.insert(number, name);
         } else {
             // What waits of it is no longer the newest.
             if let Entry::Occupied(there) = entry {
                 there.remove();
+                order.remove(&number);
                 charge.set(charge.bytes() - held);
             }
             *missed += 1;
