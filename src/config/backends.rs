@@ -23,7 +23,7 @@ pub struct Backends {
     pub jwt: BackendJwt,
 }
 
-/// `[backends.jwt]`: JSON Web Tokens, signed by somebody else.
+/// `[backends.jwt]`: JSON Web Tokens, signed by an issuer of the operator.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BackendJwt {
