@@ -80,6 +80,24 @@ impl StoreWatch {
         durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::Opened::health))
     }
 
+    /// Whether the store of consumer groups answers. One whose disk takes nothing does: groups read on, and it tries again with
+    /// each change.
+    pub(super) fn groups_answer(&self) -> bool {
+        self.engines.as_ref().is_some_and(|engines| {
+            engines.health().into_iter().all(|(_, health)| health != StoreHealth::Damaged)
+        })
+    }
+
+    /// Whether the store of shadows answers, likewise: the one on this disk, or the database.
+    pub(super) fn shadows_answer(&self) -> bool {
+        let Some(shadows) = &self.shadows else { return false };
+        match (shadows.health(), &self.database) {
+            (Some((_, health)), _) => health != StoreHealth::Damaged,
+            (None, Some(database)) => *database.borrow() == Condition::Up,
+            (None, None) => true,
+        }
+    }
+
     /// What is wrong, a line each; nothing if all is well.
     pub(super) fn problems(&self) -> String {
         let mut text = String::new();

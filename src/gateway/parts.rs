@@ -250,6 +250,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         groups: consumers.clone(),
         commands,
         shadows: shadows.map(|opened| opened.shadows),
+        stores: stores_answer(&watch),
         operated: Arc::new(operated(&config, &tls, &broker, latest.as_ref(), &watch)),
     };
     let api = grpc::Api::open(broker.clone(), grpc_config(&config), hooks, drain.clone()).await?;
@@ -437,6 +438,15 @@ fn json(config: &Config, api: &grpc::Api, broker: &Broker) -> http::Json {
         cors_origins: config.http.cors_origins.clone(),
     };
     http::Json::new(api.local(), Arc::clone(broker.account()), options)
+}
+
+/// What the health of services depends on.
+fn stores_answer(watch: &Arc<StoreWatch>) -> grpc::StoresAnswer {
+    let (groups, shadows) = (Arc::clone(watch), Arc::clone(watch));
+    grpc::StoresAnswer {
+        groups: Arc::new(move || groups.groups_answer()),
+        shadows: Arc::new(move || shadows.shadows_answer()),
+    }
 }
 
 /// What operators are shown by the API.

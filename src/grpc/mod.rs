@@ -31,7 +31,6 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{codec::CompressionEncoding::Gzip, service::Routes, transport::Server};
 use tonic_health::{
-    ServingStatus,
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
@@ -59,7 +58,7 @@ use self::{
         devices::DevicesService,
         events::EventsService,
         groups::GroupsService,
-        health::Health,
+        health::{Answers, Health, Needs},
         operations::OperationsService,
         precedent::PrecedentService,
         publisher::{
@@ -189,8 +188,19 @@ pub(crate) struct Hooks {
     pub commands: Result<Arc<Commands>, &'static str>,
     /// Device shadows, or the key of the configuration that switches them off.
     pub shadows: Result<Arc<Shadows>, &'static str>,
+    /// Whether the stores of groups and shadows answer.
+    pub stores: StoresAnswer,
     /// What operators are shown.
     pub operated: Arc<Operated>,
+}
+
+/// Whether stores answer at all, of which that may change.
+#[derive(Clone)]
+pub(crate) struct StoresAnswer {
+    /// Of consumer groups.
+    pub groups: Answers,
+    /// Of device shadows.
+    pub shadows: Answers,
 }
 
 /// Why the gRPC server stopped.
@@ -259,7 +269,7 @@ impl Api {
             account,
             access: Access(Arc::clone(&hooks.backends)),
             routes,
-            health: Health { reporter, latest: hooks.latest.as_ref().and_then(|latest| latest.condition()) },
+            health: Health::new(reporter, needs(&hooks)),
             streams,
             shutdown,
             config,
@@ -276,7 +286,7 @@ impl Api {
     /// is plaintext.
     pub(crate) async fn serve(self, listener: TcpListener, tls: Option<GrpcTls>) -> Result<(), GrpcError> {
         let Self { config, account, limit, access, routes, mut health, streams, mut shutdown } = self;
-        health.set_all(ServingStatus::Serving).await;
+        health.tell().await;
         let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
         let door = server::accept::door(&config);
         // However this ends, no connection outlives it.
@@ -291,9 +301,9 @@ impl Api {
                 tokio::select! {
                     // A sender that is gone can never ask: it counts as asking.
                     () = async { drop(shutdown.wait_for(|stop| *stop).await) } => {}
-                    () = health.follow_latest() => {}
+                    () = health.follow() => {}
                 }
-                health.set_all(ServingStatus::NotServing).await;
+                health.end().await;
                 streams.close();
             }
         };
@@ -309,6 +319,17 @@ impl Api {
                 Ok(())
             }
         }
+    }
+}
+
+/// What decides whether services can answer.
+fn needs(hooks: &Hooks) -> Needs {
+    let if_on = |is_on: bool, answers: &Answers| is_on.then(|| Arc::clone(answers));
+    Needs {
+        latest: hooks.latest.as_ref().map(|latest| latest.condition()),
+        groups: if_on(hooks.groups.is_ok(), &hooks.stores.groups),
+        shadows: if_on(hooks.shadows.is_ok(), &hooks.stores.shadows),
+        commands: hooks.commands.is_ok().then_some(()),
     }
 }
 

@@ -24,6 +24,12 @@ struct Running {
     server: JoinHandle<Result<(), GrpcError>>,
 }
 
+/// All that services need is there.
+fn met(latest: Option<watch::Receiver<Condition>>) -> Needs {
+    let there: Answers = Arc::new(|| true);
+    Needs { latest: Some(latest), groups: Some(Arc::clone(&there)), shadows: Some(there), commands: Some(()) }
+}
+
 async fn start(tls: Option<server::accept::SharedTls>, config: GrpcConfig) -> Running {
     start_with(tls, config, None).await
 }
@@ -38,7 +44,7 @@ async fn start_with(
     let (stop, shutdown) = watch::channel(false);
     let health = HealthReporter::new();
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
-    let health = Health { reporter: health, latest };
+    let health = Health::new(health, met(latest));
     let streams = Arc::new(Streams::new(1));
     let account = Arc::new(Account::new(64 << 20));
     let bounds = RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) };
@@ -349,7 +355,7 @@ async fn a_call_inside_the_process_is_let_in_by_the_same_layers() {
         account,
         access: Access(Arc::new(Backends::open(&config).unwrap())),
         routes,
-        health: Health { reporter: health, latest: None },
+        health: Health::new(health, met(None)),
         streams: Arc::new(Streams::new(1)),
         shutdown: watch::channel(false).1,
     };

@@ -5,6 +5,7 @@ use std::thread;
 use gateway_core::{Protocol, QoS};
 use mqtt_server::proto::gateway::v1::{GetShadowRequest, Shadow, UpdateShadowRequest};
 use tonic::Code;
+use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::{
     cassandra,
@@ -13,6 +14,9 @@ use crate::{
     proxy::Proxy,
     tables::{Tables, wait_for},
 };
+
+/// The name under which gRPC health tells of shadows.
+const SERVICE: &str = "gateway.v1.Shadows";
 
 fn topic(device: &str, rest: &str) -> String {
     format!("$gateway/devices/{device}/shadow/{rest}")
@@ -85,8 +89,13 @@ fn while_the_database_is_away_a_device_is_answered_and_stays_connected() {
         (topic.rsplit('/').next().map(str::to_owned), String::from_utf8(payload).expect("text"))
     };
     assert_eq!(report(1).0.as_deref(), Some("accepted"));
+    assert_eq!(gateway.health(SERVICE), ServingStatus::Serving);
     proxy.cut();
     gateway.is_degraded();
+    wait_for("health of shadows", || match gateway.health(SERVICE) {
+        ServingStatus::NotServing => Ok(()),
+        status => Err(format!("{status:?}")),
+    });
     let (kind, answer) = report(2);
     assert_eq!(kind.as_deref(), Some("rejected"));
     assert!(answer.contains("\"code\":503"), "{answer}");

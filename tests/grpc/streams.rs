@@ -204,3 +204,31 @@ async fn health_says_not_serving_while_the_gateway_shuts_down() {
     };
     assert_eq!(tokio::join!(setup.gateway.shutdown(), told).1, ServingStatus::NotServing);
 }
+
+/// The failure: a backend that asks for the health of the services it needs is sent to a gateway that refuses each of its calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn services_that_are_switched_off_are_not_serving() {
+    let statuses = async |change: fn(&mut mqtt_server::config::Config)| {
+        let setup = Setup::with(change).await;
+        let mut health = HealthClient::new(setup.channel.clone());
+        let mut off = Vec::new();
+        for service in
+            ["", "Publisher", "State", "Devices", "Groups", "Consumer", "Shadows", "Commands", "Security"]
+        {
+            let full = if service.is_empty() { String::new() } else { format!("gateway.v1.{service}") };
+            let answer = soon("health", health.check(HealthCheckRequest { service: full })).await.unwrap();
+            match answer.into_inner().status() {
+                ServingStatus::Serving => {}
+                ServingStatus::NotServing => off.push(service),
+                other => panic!("{service}: {other:?}"),
+            }
+        }
+        off
+    };
+    assert_eq!(statuses(|_| {}).await, [""; 0]);
+    assert_eq!(statuses(|config| config.groups.enabled = false).await, ["Groups", "Consumer"]);
+    assert_eq!(statuses(|config| config.shadow.enabled = false).await, ["Shadows"]);
+    assert_eq!(statuses(|config| config.commands.enabled = false).await, ["Commands"]);
+    assert_eq!(statuses(|config| config.latest.enabled = false).await, ["State"]);
+    assert_eq!(statuses(|config| config.store.enabled = false).await, ["Groups", "Consumer"]);
+}

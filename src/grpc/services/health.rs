@@ -1,11 +1,17 @@
-//! What `grpc.health.v1.Health` says of each service.
+//! What `grpc.health.v1.Health` says of each service: NOT_SERVING where every call would be refused, be it for the configuration
+//! or for a store that is away. A disk that takes nothing leaves what can be read, and so SERVING.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use store::Condition;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-/// The service that reads latest values.
 const STATE: &str = "gateway.v1.State";
+const GROUPS: &str = "gateway.v1.Groups";
+const CONSUMER: &str = "gateway.v1.Consumer";
+const SHADOWS: &str = "gateway.v1.Shadows";
+const COMMANDS: &str = "gateway.v1.Commands";
 
 pub(in crate::grpc) const SERVICES: [&str; 13] = [
     "",
@@ -14,43 +20,144 @@ pub(in crate::grpc) const SERVICES: [&str; 13] = [
     STATE,
     "gateway.v1.Devices",
     "gateway.v1.Events",
-    "gateway.v1.Groups",
-    "gateway.v1.Shadows",
-    "gateway.v1.Consumer",
-    "gateway.v1.Commands",
+    GROUPS,
+    SHADOWS,
+    CONSUMER,
+    COMMANDS,
     "gateway.v1.Security",
     "gateway.v1.Operations",
     "rpcserver.PublishedPacketService",
 ];
 
-/// Health of all services.
-pub(in crate::grpc) struct Health {
-    pub(in crate::grpc) reporter: HealthReporter,
-    /// The store of latest values, if they are on.
-    pub(in crate::grpc) latest: Option<watch::Receiver<Condition>>,
+/// How often stores are asked that do not tell by themselves.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Whether a store answers, for as long as the process lasts.
+pub(crate) type Answers = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// What services cannot do without; `None` where the configuration switches the service off.
+pub(in crate::grpc) struct Needs {
+    /// Latest values, with the condition of their store if that is known.
+    pub(in crate::grpc) latest: Option<Option<watch::Receiver<Condition>>>,
+    pub(in crate::grpc) groups: Option<Answers>,
+    pub(in crate::grpc) shadows: Option<Answers>,
+    pub(in crate::grpc) commands: Option<()>,
 }
 
-impl Health {
-    pub(in crate::grpc) async fn set_all(&self, status: ServingStatus) {
-        for service in SERVICES {
-            self.reporter.set_service_status(service, status).await;
+impl Needs {
+    /// Whether calls of a service are answered.
+    fn are_met(&self, service: &str) -> bool {
+        let answer = |store: &Option<Answers>| store.as_ref().is_some_and(|answers| answers());
+        match service {
+            STATE => self.latest.as_ref().is_some_and(|condition| {
+                condition.as_ref().is_none_or(|condition| *condition.borrow() == Condition::Up)
+            }),
+            GROUPS | CONSUMER => answer(&self.groups),
+            SHADOWS => answer(&self.shadows),
+            COMMANDS => self.commands.is_some(),
+            _ => true,
         }
     }
 
-    /// [`STATE`] is NOT_SERVING while the store of latest values is away. Never ends.
-    pub(in crate::grpc) async fn follow_latest(&mut self) {
-        if let Some(latest) = &mut self.latest {
-            loop {
-                let status = match *latest.borrow_and_update() {
-                    Condition::Up => ServingStatus::Serving,
-                    Condition::Unknown | Condition::Down { .. } => ServingStatus::NotServing,
-                };
-                self.reporter.set_service_status(STATE, status).await;
-                if latest.changed().await.is_err() {
-                    break;
-                }
+    /// Until it is to be asked again.
+    async fn changed(&mut self) {
+        if let Some(Some(latest)) = &mut self.latest {
+            tokio::select! {
+                // A store that is gone changes no more.
+                Ok(()) = latest.changed() => {}
+                () = sleep(INTERVAL) => {}
+            }
+        } else {
+            sleep(INTERVAL).await;
+        }
+    }
+}
+
+/// Health of all services.
+pub(in crate::grpc) struct Health {
+    reporter: HealthReporter,
+    needs: Needs,
+    told: HashMap<&'static str, ServingStatus>,
+}
+
+impl Health {
+    pub(in crate::grpc) fn new(reporter: HealthReporter, needs: Needs) -> Self {
+        Self { reporter, needs, told: HashMap::new() }
+    }
+
+    /// Tells those who watch what has changed.
+    pub(in crate::grpc) async fn tell(&mut self) {
+        for service in SERVICES {
+            let status = match self.needs.are_met(service) {
+                true => ServingStatus::Serving,
+                false => ServingStatus::NotServing,
+            };
+            if self.told.insert(service, status) != Some(status) {
+                self.reporter.set_service_status(service, status).await;
             }
         }
-        std::future::pending().await
+    }
+
+    /// Goes on to tell. Never ends.
+    pub(in crate::grpc) async fn follow(&mut self) {
+        loop {
+            self.needs.changed().await;
+            self.tell().await;
+        }
+    }
+
+    /// Tells all that it is over.
+    pub(in crate::grpc) async fn end(&self) {
+        for service in SERVICES {
+            self.reporter.set_service_status(service, ServingStatus::NotServing).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use tokio_stream::StreamExt as _;
+    use tonic::Request;
+    use tonic_health::{
+        pb::{HealthCheckRequest, health_check_response::ServingStatus as Told, health_server::Health as _},
+        server::HealthService,
+    };
+
+    use super::*;
+
+    fn request(service: &str) -> Request<HealthCheckRequest> {
+        Request::new(HealthCheckRequest { service: service.to_owned() })
+    }
+
+    /// The failure: a service without its store, of which every call is refused, is SERVING to those who ask and who watch.
+    #[tokio::test]
+    async fn a_store_that_goes_away_and_comes_back_is_told() {
+        let is_there = Arc::new(AtomicBool::new(true));
+        let answers = Arc::clone(&is_there);
+        let reporter = HealthReporter::new();
+        let service = HealthService::from_health_reporter(reporter.clone());
+        let needs = Needs {
+            latest: Some(None),
+            groups: None,
+            shadows: Some(Arc::new(move || answers.load(SeqCst))),
+            commands: Some(()),
+        };
+        let mut health = Health::new(reporter, needs);
+        health.tell().await;
+        let mut watch = service.watch(request(SHADOWS)).await.unwrap().into_inner();
+        let following = tokio::spawn(async move { health.follow().await });
+        for (there, wanted) in [(true, Told::Serving), (false, Told::NotServing), (true, Told::Serving)] {
+            is_there.store(there, SeqCst);
+            assert_eq!(watch.next().await.unwrap().unwrap().status(), wanted);
+        }
+        following.abort();
+        for (name, wanted) in
+            [(STATE, Told::Serving), (GROUPS, Told::NotServing), (CONSUMER, Told::NotServing)]
+        {
+            let answer = service.check(request(name)).await.unwrap().into_inner();
+            assert_eq!(answer.status(), wanted, "{name}");
+        }
     }
 }
