@@ -5,7 +5,9 @@ use std::{io::Write as _, time::Duration};
 use bytes::Bytes;
 use codec::{AckKind, Packet, Publish, encode_ack};
 use gateway_core::{Properties, Protocol, QoS, metrics::totals};
-use mqtt_server::proto::gateway::v1::{self, commands_client::CommandsClient};
+use mqtt_server::proto::gateway::v1::{
+    self, commands_client::CommandsClient, operations_client::OperationsClient,
+};
 use tokio::task::{JoinHandle, block_in_place};
 use tonic::{Code, Request, Status};
 use tonic_types::StatusExt as _;
@@ -558,15 +560,25 @@ async fn stored_commands_have_bounds() {
     })
     .await;
     let mut stored = Stored::of(&setup);
+    let active = async || {
+        let name_prefixes = vec!["gateway_commands_active".to_owned()];
+        let mut operations = OperationsClient::new(setup.channel.clone());
+        let metrics = operations.get_metrics(v1::GetMetricsRequest { name_prefixes }).await.unwrap();
+        metrics.into_inner().metrics.iter().map(|metric| metric.value).sum::<f64>()
+    };
+    assert_eq!(active().await, 0.0);
     for (id, device) in [("1", "d"), ("2", "d"), ("3", "e")] {
         stored.start(start(id, device)).await.unwrap();
     }
+    assert_eq!(active().await, 3.0);
     for device in ["d", "f"] {
         let status = stored.start(start("4", device)).await.unwrap_err();
         assert_eq!(refusal(&status), (Code::ResourceExhausted, "TOO_MANY_COMMANDS".to_owned()));
     }
     stored.cancel("1").await.unwrap();
+    assert_eq!(active().await, 2.0);
     stored.start(start("4", "d")).await.unwrap();
+    assert_eq!(active().await, 3.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
