@@ -32,11 +32,12 @@ use tokio::{
 
 use super::{
     Answer, Digest, Failure, Spec,
-    desk::{Address, answer, correlates},
+    desk::{answer, correlates},
     machine::{Machine, Progress, State, Step, Times},
     random, random_id,
     record::Record,
     table::{Changes, Entry, Table, Writing, cost},
+    topics::Address,
 };
 
 /// Changes that a watcher may be behind; beyond them it gets the state as it is.

@@ -19,7 +19,10 @@ use gateway_core::{ClientId, Message, Properties, metrics::count};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::{Answer, Book, CommandsOptions, Failure, RANDOM, REPLY, Reply, STATUS, Spec};
+use super::{
+    Answer, Book, CommandsOptions, Failure, RANDOM, Reply, STATUS, Spec,
+    topics::{Address, number},
+};
 
 /// Commands that have ended and are still known by their id.
 const REMEMBERED: usize = 16_384;
@@ -124,29 +127,6 @@ impl Drop for Waiter<'_> {
         }
         self.desk.waiters.fetch_sub(1, SeqCst);
     }
-}
-
-/// A reply's topic after the client id.
-pub(super) struct Address<'a> {
-    pub(super) id: &'a str,
-    /// The level after `reply`, if there is one.
-    status: Option<u32>,
-}
-
-impl<'a> Address<'a> {
-    pub(super) fn parse(rest: &'a str) -> Option<Self> {
-        let (id, rest) = rest.split_once('/')?;
-        let status = match rest.strip_prefix(REPLY)? {
-            "" => None,
-            status => Some(number(status.strip_prefix('/')?)?),
-        };
-        Some(Self { id, status })
-    }
-}
-
-/// A number as devices write it: digits, nothing else.
-fn number(text: &str) -> Option<u32> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 /// What a device says of how it went: the level of its topic, else its user property.
@@ -286,12 +266,12 @@ fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -
 
 impl Reserved for Desk {
     fn prefix(&self) -> &str {
-        &self.options.prefix
+        self.options.topics.prefix()
     }
 
     fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, _turn: &mut Turn) -> Taken {
         let device = message.origin.client_id.map_or("", ClientId::as_str);
-        let Some(address) = Address::parse(rest) else {
+        let Some(address) = self.options.topics.read(rest) else {
             count(|c| c.commands_replies_malformed.add(1));
             return Taken::Taken;
         };

@@ -7,7 +7,7 @@ use gateway_core::{ClientId, Commit, OriginKind, ReceiptState, Refused, clock};
 use parking_lot::Mutex;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
 
-use super::{desk::Address, *};
+use super::{topics::Address, *};
 
 /// Changes that the disk has been given, with the part of the commit that waits for them.
 type Submitted = (Vec<PublisherChange>, Option<Arc<Commit>>);
@@ -154,8 +154,7 @@ impl World {
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 0 };
         let mut message = Message::new("cmd", b"done", clock::now(), origin);
         message.qos = QoS::AtLeastOnce;
-        let rest = format!("{id}/reply/200");
-        let taken = self.book.take("d", &Address::parse(&rest).unwrap(), &message);
+        let taken = self.book.take("d", &Address { id, status: Some(200) }, &message);
         assert_eq!(taken, Some(Taken::Taken));
         let commit = Arc::clone(message.commit().expect("QoS 1"));
         commit.done();

@@ -8,11 +8,13 @@
 //! table     all stored commands in memory
 //! book      the same, with what is written of them
 //! listing   pages of them
+//! topics    the topics of commands and replies
 //! running   stored commands at work
 //! ```
 //!
 //! A command goes to its device on `{topic}/{client_id}/{id}/{name}`, with the response topic `{topic}/{client_id}/{id}/reply`
-//! and correlation data for MQTT 5. A device of MQTT 3 answers on `{topic}/{client_id}/{id}/reply/{status}`. Replies are taken
+//! and correlation data for MQTT 5. A device of MQTT 3 answers on `{topic}/{client_id}/{id}/reply/{status}`. What comes after the
+//! client id is as the configuration says ([`Topics`]). Replies are taken
 //! where the broker would route them ([`broker::Reserved`]), so that nobody but the caller gets them. Of whom a reply is says
 //! the broker, which takes what is below the name of another from nobody; for what it is says its topic, and at MQTT 5 the
 //! correlation data.
@@ -27,6 +29,7 @@ mod record;
 mod running;
 mod sending;
 mod table;
+mod topics;
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,6 +44,7 @@ pub(crate) use book::{Book, BookOptions, CancelError, StartError};
 pub(crate) use desk::Desk;
 pub(crate) use machine::{State, Times};
 pub(crate) use record::Record;
+pub(crate) use topics::Topics;
 
 /// What a request is told by from another.
 pub(crate) type Digest = [u8; 32];
@@ -49,8 +53,6 @@ pub(crate) type Digest = [u8; 32];
 const RANDOM: usize = 16;
 /// The user property in which a device of MQTT 5 says how it went.
 const STATUS: &str = "status";
-/// The level of a reply's topic after the id. No command has this name.
-pub(crate) const REPLY: &str = "reply";
 
 /// What to send to whom. Valid: the device is one level of a topic, and so is the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,11 +70,6 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// The topic of the command of this id.
-    fn topic(&self, prefix: &str, id: &str) -> String {
-        format!("{prefix}{}/{id}/{}", self.device, self.name)
-    }
-
     /// Bytes held for it on the memory account.
     fn cost(&self) -> usize {
         let properties = self.properties.as_ref().map_or(0, |properties| properties.cost());
@@ -163,8 +160,8 @@ pub(crate) struct Failed {
 /// Bounds.
 #[derive(Debug, Clone)]
 pub(crate) struct CommandsOptions {
-    /// What topics begin with, the last `/` included.
-    pub(crate) prefix: String,
+    /// Of commands and replies.
+    pub(crate) topics: Topics,
     /// Calls of Send at once.
     pub(crate) max_outstanding: usize,
     /// The same to one device.
@@ -192,7 +189,12 @@ impl Commands {
 
     /// The topic that a command of this device and name would have, but for its id.
     pub(crate) fn topic_of(&self, spec: &Spec) -> String {
-        spec.topic(&self.desk.options.prefix, "id")
+        self.desk.options.topics.request(spec, "id")
+    }
+
+    /// Whether a command of this name would have the topic of a reply.
+    pub(crate) fn is_of_replies(&self, name: &str) -> bool {
+        self.desk.options.topics.is_of_replies(name)
     }
 
     /// Hands a command to the device if it has a connection.
@@ -204,10 +206,10 @@ impl Commands {
         receipt: &Arc<Receipt>,
         (now, expires): (Timestamp, Timestamp),
     ) -> broker::DirectOutcome {
-        let prefix = &self.desk.options.prefix;
-        let topic = spec.topic(prefix, id);
+        let topics = &self.desk.options.topics;
+        let topic = topics.request(spec, id);
         let mut properties = spec.properties.as_deref().cloned().unwrap_or_default();
-        properties.response_topic = Some(format!("{prefix}{}/{id}/{REPLY}", spec.device));
+        properties.response_topic = Some(topics.response(&spec.device, id));
         properties.correlation_data = Some(Bytes::copy_from_slice(&correlation));
         let properties = Arc::new(properties);
         let mut message = Message::new(&topic, &spec.payload, now, Origin::BACKEND);

@@ -1,6 +1,6 @@
 //! The desk: which replies are taken, and what becomes of the others.
 
-use broker::{BrokerConfig, Taken, Turn};
+use broker::{BrokerConfig, Levels, Taken, Turn};
 use gateway_core::{ClientId, OriginKind, clock};
 
 use super::*;
@@ -12,7 +12,11 @@ struct Bench {
 
 fn bench(most: usize, per_device: usize) -> Bench {
     let desk = Desk::new(CommandsOptions {
-        prefix: "cmd/".to_owned(),
+        topics: Topics::new(
+            "cmd/".to_owned(),
+            Levels::parse("{id}/{name}", &["id", "name"]).unwrap(),
+            Levels::parse("{id}/reply/{status}", &["id", "status"]).unwrap(),
+        ),
         max_outstanding: most,
         max_outstanding_per_device: per_device,
     });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use broker::ReservedTopics;
+use broker::{Levels, ReservedTopics};
 use gateway_core::TopicName;
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,12 @@ use super::{ByteSize, Config, Span, validate::Check};
 pub struct Commands {
     /// Offer them. What begins with `topic` is the gateway's then.
     pub enabled: bool,
-    /// What the topics of commands begin with, before `/{client_id}/{id}/{name}`: one level or several.
+    /// What the topics of commands begin with, before `/{client_id}/`: one level or several.
     pub topic: String,
+    /// The topic of a command after `{topic}/{client_id}/`: levels, and `{id}` and `{name}` once each.
+    pub request: String,
+    /// The same of a device's reply, with `{id}`; the last level is `{status}`, which devices of MQTT 5 leave out.
+    pub reply: String,
     /// Commands at once that wait for their answer: calls of Send, and stored ones that were sent.
     pub max_outstanding: usize,
     /// The same to one device.
@@ -37,6 +41,8 @@ impl Default for Commands {
         Self {
             enabled: true,
             topic: "cmd".to_owned(),
+            request: "{id}/{name}".to_owned(),
+            reply: "{id}/reply/{status}".to_owned(),
             max_outstanding: 10_000,
             max_outstanding_per_device: 100,
             max_active: 100_000,
@@ -74,6 +80,18 @@ impl Config {
                 "use cmd, or another level that no device publishes to",
             );
         }
+        if let Err(problem) = commands.request_levels() {
+            check.fail(
+                "commands.request",
+                &commands.request,
+                problem,
+                "use {id}/{name}, in any order and with other levels",
+            );
+        }
+        if let Err(problem) = commands.reply_levels() {
+            let fix = "use {id}/reply/{status}, or other levels than reply";
+            check.fail("commands.reply", &commands.reply, problem, fix);
+        }
         for (key, value) in [
             ("commands.max_outstanding", commands.max_outstanding),
             ("commands.max_outstanding_per_device", commands.max_outstanding_per_device),
@@ -98,5 +116,22 @@ impl Commands {
     /// What their topics begin with, the last `/` included.
     pub fn prefix(&self) -> String {
         format!("{}/", self.topic)
+    }
+
+    /// The levels of a command's topic after the client id, with the places id and name.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn request_levels(&self) -> Result<Levels, String> {
+        Levels::parse(&self.request, &["id", "name"])
+    }
+
+    /// The same of a reply, with the places id and status.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn reply_levels(&self) -> Result<Levels, String> {
+        let levels = Levels::parse(&self.reply, &["id", "status"])?;
+        if levels.ends_with(1) { Ok(levels) } else { Err("does not end with {status}".to_owned()) }
     }
 }

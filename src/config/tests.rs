@@ -285,6 +285,10 @@ fn every_rule_names_key_value_and_fix() {
     let listener = "[[listeners]]\nname = \"a\"\naddress = \"127.0.0.1:5\"\n";
     for (file, key, value, fix) in [
         ("db_addr = \"a,b:x\"", "db_addr", "a,b:x", "HOST[:PORT]"),
+        ("[commands]\nrequest = \"{id}\"", "commands.request", "{id}", "{id}/{name}"),
+        ("[commands]\nrequest = \"{id}/+/{name}\"", "commands.request", "{id}/+/{name}", "{id}/{name}"),
+        ("[commands]\nreply = \"{status}/{id}\"", "commands.reply", "{status}/{id}", "{id}/reply/{status}"),
+        ("[commands]\nreply = \"{id}/{name}\"", "commands.reply", "{id}/{name}", "{id}/reply/{status}"),
         ("db_addr = \"a,\"", "db_addr", "a,", "HOST[:PORT]"),
         ("db_addr = \"http://a:9042\"", "db_addr", "http://a:9042", "without http://"),
         ("addr = \"127.0.0.1:70000\"", "addr", "\"127.0.0.1:70000\"", "0 to 65535"),

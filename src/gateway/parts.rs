@@ -26,7 +26,7 @@ use crate::{
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
     bridges::Bridges,
-    commands::{self, Book, BookOptions, Commands, CommandsOptions, Desk},
+    commands::{self, Book, BookOptions, Commands, CommandsOptions, Desk, Topics as CommandTopics},
     config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc, http,
     net::{self, BoundListener, Shared},
@@ -473,7 +473,11 @@ fn operated(
 fn command_options(config: &Config) -> CommandsOptions {
     let commands = &config.commands;
     CommandsOptions {
-        prefix: commands.prefix(),
+        topics: CommandTopics::new(
+            commands.prefix(),
+            commands.request_levels().expect("the configuration was validated"),
+            commands.reply_levels().expect("the configuration was validated"),
+        ),
         max_outstanding: commands.max_outstanding,
         max_outstanding_per_device: commands.max_outstanding_per_device,
     }

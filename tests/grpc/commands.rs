@@ -340,13 +340,27 @@ async fn commands_can_be_switched_off_and_have_another_topic() {
         any.publish_acked("cmd/b/1/reply", b"x", false);
     });
 
-    let setup = Setup::with(|config| config.commands.topic = "to/devices".to_owned()).await;
+    let setup = Setup::with(|config| {
+        config.commands.topic = "to/devices".to_owned();
+        config.commands.request = "do/{name}/{id}".to_owned();
+        config.commands.reply = "done/{id}/{status}".to_owned();
+    })
+    .await;
     let mut device = Responder::new(&setup, Protocol::V5, "d");
     let sending = send(&setup, request("d"));
     let heard = device.hear();
-    assert!(heard.topic.starts_with("to/devices/d/"), "{}", heard.topic);
+    let id = heard.topic.strip_prefix("to/devices/d/do/reboot/").expect("the topic of a command").to_owned();
+    let response = heard.properties.as_ref().and_then(|properties| properties.response_topic.as_deref());
+    assert_eq!(response, Some(&*format!("to/devices/d/done/{id}")));
     device.answer(&heard, 200, "done");
     assert_eq!(replied(sending).await.device_status, 200);
+
+    let mut old = Responder::new(&setup, Protocol::V4, "old");
+    let sending = send(&setup, request("old"));
+    let heard = old.hear();
+    let id = heard.topic.strip_prefix("to/devices/old/do/reboot/").expect("the topic of a command");
+    old.say(&format!("to/devices/old/done/{id}/202"), "soon", None);
+    assert_eq!(replied(sending).await.device_status, 202);
 }
 
 fn start(id: &str, device: &str) -> v1::StartCommandRequest {

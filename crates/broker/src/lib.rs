@@ -9,6 +9,7 @@
 //! shared     shared groups and what waits in them
 //! log        which consumer groups want a message, and its append to their log
 //! reserved   topics that a part of the gateway answers
+//! levels     how operators write those after the client id
 //! retained   the last message of each topic, and its replay to new subscriptions
 //! durable    what outlives the process: restore it, and move messages between queues on disk
 //! parties    quotas that several connections share: those of identities and of tenants
@@ -29,6 +30,7 @@ mod drops;
 mod durable;
 mod events;
 mod half_hash;
+mod levels;
 mod log;
 mod memory;
 mod parties;
@@ -67,6 +69,7 @@ pub use store::{QueueStore, QueueSummary};
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
 pub use events::{Event, EventKind, EventPlace, EventReader, Told};
+pub use levels::Levels;
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};

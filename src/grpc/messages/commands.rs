@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::{answers, convert};
 use crate::{
-    commands::{Answer, Failure, REPLY, Record, Spec, Stage, State, Times},
+    commands::{Answer, Failure, Record, Spec, Stage, State, Times},
     config::Limits,
     grpc::{proto::gateway::v1, status::Error},
 };
@@ -108,9 +108,6 @@ pub(in crate::grpc) fn spec(spec: Option<v1::CommandSpec>, limits: &Limits) -> R
     }
     if !broker::is_one_level(&name) {
         return Err(Error::invalid("spec.name", "is not one level of a topic: some text without /, + and #"));
-    }
-    if name == REPLY {
-        return Err(Error::invalid("spec.name", "is the level of replies, use another"));
     }
     let qos = convert::qos("spec.qos", qos, limits)?;
     if let Some(properties) = &properties {

@@ -37,6 +37,9 @@ pub(in crate::grpc) struct CommandsService {
 /// The device must be in the caller's scope, and the topic that the command has.
 fn check_scope(all: &All, call: &Call, spec: &Spec) -> Result<(), Error> {
     call.check_device("spec.device_id", &spec.device)?;
+    if all.is_of_replies(&spec.name) {
+        return Err(Error::invalid("spec.name", "makes the topic of a reply, use another"));
+    }
     call.check_topic("spec.name", &all.topic_of(spec))
 }
 
