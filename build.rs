@@ -1,4 +1,4 @@
-//! Compiles the protos without protoc: the traits of the services, over the messages of crate `gateway-api`. Hot streams
+//! Compiles the protos without protoc: the traits of the services, over the messages of crate `mqtt-gateway-api`. Hot streams
 //! answer with bytes that are encoded already (`RawMessage`) instead of generated structs.
 
 use std::{

@@ -1,27 +1,29 @@
 #!/usr/bin/env bash
 # A client library as it would be published: packed, installed into a fresh environment, and an example of it run there.
 #
-#   published.sh python|typescript|go WORK     WORK: a directory that is made
+#   published.sh python|typescript|go|rust WORK       WORK: a directory that is made
+#   published.sh pack python|typescript|rust OUT      only packs it: what a release has of it, in OUT. A Go module is not packed: it is
+#                                                     the repository at a tag
 #
 # Tests call it. PYTHON is one with what building needs (tests/interop/requirements.txt); GATEWAY_ADDRESS and GATEWAY_CA lead the
-# example to a gateway. What the libraries themselves need is taken from where this checkout has it, or from the caches of npm and
-# Go; nothing else of the checkout is seen by what is installed.
+# example to a gateway. What the libraries themselves need is taken from where this checkout has it, or from the caches of npm, Go and
+# cargo; nothing else of the checkout is seen by what is installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-language=$1
-mkdir -p "$2"
-work=$(cd "$2" && pwd)
-cd "$work"
 
-python() {
+pack_python() { # OUT
   # Built from a copy: what is generated belongs to the copy. First the source archive, then the wheel out of it, as an index has them.
   mkdir -p copy/clients
   cp -r "$root/clients/python" copy/clients/
   rm -rf copy/clients/python/src/mqtt_gateway/v1
   cp -r "$root/proto" copy/
-  (cd copy/clients/python && "$PYTHON" -m hatchling build -t sdist -d "$work/built")
-  tar -xzf built/*.tar.gz
-  (cd mqtt_gateway_client-* && "$PYTHON" -m hatchling build -t wheel -d "$work/built")
+  (cd copy/clients/python && "$PYTHON" -m hatchling build -t sdist -d "$1")
+  tar -xzf "$1"/mqtt_gateway_client-*.tar.gz
+  (cd mqtt_gateway_client-* && "$PYTHON" -m hatchling build -t wheel -d "$1")
+}
+
+python() {
+  pack_python "$work/built"
   "$PYTHON" -m venv fresh
   fresh/bin/python -m pip install --quiet --no-index --no-deps built/*.whl
   # Its dependencies are where they are installed already; pip says whether they are those that the wheel asks for.
@@ -30,13 +32,17 @@ python() {
   fresh/bin/python -I "$root/clients/python/examples/publish.py"
 }
 
-typescript() {
+pack_typescript() { # OUT
   # Built from a copy, as other tests build in its folder.
   mkdir -p copy/clients/typescript
   cp -r "$root/proto" copy/
   (cd "$root/clients/typescript" && cp -r LICENSE README.md examples generate.mjs package.json package-lock.json proto src tsconfig.json "$work/copy/clients/typescript/")
   ln -s "$root/clients/typescript/node_modules" copy/clients/typescript/node_modules
-  (cd copy/clients/typescript && npm pack --silent --pack-destination "$work" >/dev/null)
+  (cd copy/clients/typescript && npm pack --silent --pack-destination "$1" >/dev/null)
+}
+
+typescript() {
+  pack_typescript "$work"
   mkdir fresh
   cd fresh
   npm init -y >/dev/null
@@ -85,9 +91,51 @@ ZIP
   fresh/tour
 }
 
-case $language in
-  python) python ;;
-  typescript) typescript ;;
-  go) go_module ;;
-  *) sed -n 's/^# //p' "$0" >&2; exit 2 ;;
+# Two crates, the client and what is generated for it. Not compiled here from what cargo packs: `rust` does that.
+pack_rust() { # OUT
+  (cd "$root" && cargo package --locked --quiet --allow-dirty --no-verify -p mqtt-gateway-api -p mqtt-gateway-client --target-dir "$work/packed")
+  cp "$work"/packed/package/*.crate "$1/"
+}
+
+rust() {
+  mkdir built registry
+  pack_rust "$work/built"
+  for crate in built/*.crate; do tar -xzf "$crate" -C registry; done
+  cargo new --quiet --vcs none --name fresh fresh
+  cp "$root/clients/rust/examples/publish.rs" fresh/src/main.rs
+  # The versions that the checkout is tested with, and no others.
+  cp "$root/Cargo.lock" fresh/
+  cat >>fresh/Cargo.toml <<TOML
+mqtt-gateway-client = "*"
+tokio = { version = "1", features = ["macros", "rt"] }
+[patch.crates-io]
+mqtt-gateway-api = { path = "$(echo "$work"/registry/mqtt-gateway-api-*)" }
+mqtt-gateway-client = { path = "$(echo "$work"/registry/mqtt-gateway-client-*)" }
+TOML
+  # Built in one place, so that it is done once.
+  export CARGO_TARGET_DIR=$root/target/published CARGO_PROFILE_DEV_DEBUG=0
+  cargo build --quiet --offline --manifest-path fresh/Cargo.toml
+  "$CARGO_TARGET_DIR/debug/fresh"
+}
+
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+
+# In WORK, with its whole path.
+begin() {
+  mkdir -p "$1"
+  work=$(cd "$1" && pwd)
+  cd "$work"
+}
+
+case ${1:-} in
+  pack)
+    mkdir -p "${3:?a directory}"
+    out=$(cd "$3" && pwd)
+    begin "$(mktemp -d)"
+    trap 'rm -rf "$work"' EXIT
+    case $2 in python | typescript | rust) "pack_$2" "$out" ;; *) usage ;; esac
+    ;;
+  python | typescript | rust) begin "${2:?a directory}" && "$1" ;;
+  go) begin "${2:?a directory}" && go_module ;;
+  *) usage ;;
 esac

@@ -1,4 +1,4 @@
-//! The messages of crate `gateway-api`, and the traits of the services, generated here (see build.rs).
+//! The messages of crate `mqtt-gateway-api`, and the traits of the services, generated here (see build.rs).
 
 pub use gateway_api::{DESCRIPTORS, gateway, rpcserver};
 

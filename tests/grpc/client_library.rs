@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
+use gateway_core::Protocol;
 use mqtt_gateway_client::{
     Client, Code, Delivery, GiveBack, Reason, Update,
     consume::{Consumed, Options},
     v1::{
-        CommandSpec, CommandState, CreateGroupRequest, Filter, Group, ListCommandsRequest,
-        ListPendingRequest, PublishRequest, StartCommandRequest, SubscribeRequest, Wait, WatchLatestRequest,
+        CommandSpec, CommandState, CreateGroupRequest, CreateTokenRequest, Filter, Group,
+        ListCommandsRequest, ListDevicesRequest, ListLatestRequest, ListPendingRequest, PublishRequest,
+        RevokeTokenRequest, Role, StartCommandRequest, SubscribeRequest, Wait, WatchLatestRequest,
         consumed_message::Content, subscribe_item, watch_latest_item,
     },
 };
@@ -26,6 +28,8 @@ use tokio::{
 };
 
 use crate::{
+    access::Guarded,
+    commands::Responder,
     harness::{Setup, soon, to},
     support::Server,
 };
@@ -320,8 +324,107 @@ async fn a_command_that_is_started_again_is_there_once() {
     let other = client.start_command(request).await.unwrap();
     assert_ne!(other.command_id, started.command_id);
     let list = ListCommandsRequest { device_id: "valve".to_owned(), ..ListCommandsRequest::default() };
-    let listed = client.commands().list_commands(list).await.unwrap().into_inner().commands;
+    let listed = client.list_commands(list).all().await.unwrap();
     assert_eq!(listed.len(), 2, "{listed:?}");
+}
+
+/// The failures: a list ends with its first page, or with the connection; what is not there is an error.
+#[tokio::test]
+async fn lists_are_read_to_their_end_over_a_lost_connection() {
+    let setup = Setup::new().await;
+    let mut devices = Vec::new();
+    for number in 0..7 {
+        let device = setup.device(&format!("d{number}")).await;
+        device.send("t", "1").await;
+        devices.push(device);
+    }
+    let (client, door) = client(&setup).await;
+    let mut list = client.list_devices(ListDevicesRequest { page_size: 3, ..ListDevicesRequest::default() });
+    let mut seen = Vec::new();
+    while let Some(device) = soon("a device", list.next()).await.unwrap() {
+        if seen.is_empty() {
+            door.slam();
+        }
+        seen.push(device.device_id);
+    }
+    seen.sort();
+    assert_eq!(seen, (0..7).map(|number| format!("d{number}")).collect::<Vec<_>>());
+    assert!(list.next().await.unwrap().is_none(), "it stays at its end");
+    let request = ListLatestRequest { page_size: 2, ..ListLatestRequest::default() };
+    let values = async || client.list_latest(request.clone()).all().await.unwrap().len();
+    soon("all values", async { while values().await < 7 {} }).await;
+    assert!(client.device("d3").await.unwrap().is_some_and(|device| device.online));
+    assert_eq!(client.device("nobody").await.unwrap(), None);
+    assert_eq!(client.stored_command("nothing").await.unwrap(), None);
+}
+
+/// The failures: a watch ends with the connection, or goes on for ever when its command has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_command_is_followed_to_its_end() {
+    let setup = Setup::new().await;
+    let (client, door) = client(&setup).await;
+    let start = async || {
+        let spec =
+            CommandSpec { device_id: "valve".to_owned(), name: "open".to_owned(), ..CommandSpec::default() };
+        let request = StartCommandRequest { spec: Some(spec), ..StartCommandRequest::default() };
+        client.start_command(request).await.unwrap().command_id
+    };
+    let id = start().await;
+    let mut watch = client.watch_command(&id);
+    let first = soon("the command", watch.next()).await.unwrap().unwrap();
+    assert_eq!((first.command_id.as_str(), first.state()), (id.as_str(), CommandState::Queued));
+    door.slam();
+    let mut device = Responder::new(&setup, Protocol::V5, "valve");
+    let heard = device.hear();
+    device.answer(&heard, 200, "opened");
+    let mut last = first;
+    while let Some(command) = soon("a change", watch.next()).await.unwrap() {
+        last = command;
+    }
+    assert_eq!((last.state(), last.reply.unwrap().payload.as_ref()), (CommandState::Replied, &b"opened"[..]));
+    assert!(watch.next().await.unwrap().is_none(), "it stays at its end");
+    assert_eq!(client.stored_command(&id).await.unwrap().unwrap().state(), CommandState::Replied);
+    let ended = client.cancel_command(&id).await.unwrap_err();
+    assert_eq!(ended.reason(), &Reason::CommandEnded);
+    drop(device);
+    let missing = client.watch_command("nothing").next().await.unwrap_err();
+    assert_eq!(missing.reason(), &Reason::CommandNotFound);
+}
+
+/// The failures: a stream ends for good with its token though there is another, or never ends without one; the source is asked once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_goes_on_with_the_next_token_of_its_source() {
+    let guarded = Guarded::with_roles().await;
+    let address = format!("http://{}", guarded.setup.gateway.address("grpc").unwrap());
+    let admin = Client::at(&address).token(guarded.token("admin")).unwrap().connect().await.unwrap();
+    let request = CreateTokenRequest { role: Role::Reader.into(), ..CreateTokenRequest::default() };
+    let made = admin.security().create_token(request).await.unwrap().into_inner();
+    let token = Arc::new(Mutex::new(made.secret.clone()));
+    let shown = Arc::clone(&token);
+    let ask = move || Ok::<_, String>(shown.lock().clone());
+    let renewing = Client::at(&address).token_from(ask).connect().await.unwrap();
+    let fixed = Client::at(&address).token(&made.secret).unwrap().connect().await.unwrap();
+    let request = WatchLatestRequest::default();
+    let (mut goes_on, mut ends) = (renewing.watch_latest(request.clone()), fixed.watch_latest(request));
+    for watch in [&mut goes_on, &mut ends] {
+        let first = soon("the first", watch.next()).await.unwrap();
+        assert!(matches!(first, Update::Item(watch_latest_item::Item::SnapshotEnd(_))), "{first:?}");
+    }
+    *token.lock() = guarded.token("reader").to_owned();
+    let revoke = RevokeTokenRequest { token_id: made.token.unwrap().token_id };
+    admin.security().revoke_token(revoke).await.unwrap();
+    let ended = soon("the end", ends.next()).await.unwrap_err();
+    assert_eq!(ended.reason(), &Reason::CredentialsRevoked);
+    let lost = soon("the loss", goes_on.next()).await.unwrap();
+    let Update::Lost(error) = lost else { panic!("{lost:?}") };
+    assert_eq!(error.reason(), &Reason::CredentialsRevoked);
+    let again = soon("the next stream", goes_on.next()).await.unwrap();
+    assert!(matches!(again, Update::Reconnected { resumed: false }), "{again:?}");
+    // A source that fails says so.
+    let failing = Client::at(&address).token_from(|| Err::<String, _>("the vault is shut"));
+    let failed = failing.connect().await.unwrap().device("d").await.unwrap_err();
+    assert_eq!(failed.code(), Code::Unauthenticated);
+    assert!(failed.message().contains("the vault is shut"), "{failed}");
 }
 
 #[tokio::test]

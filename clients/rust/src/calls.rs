@@ -3,8 +3,9 @@
 use std::{future::Future, time::Duration};
 
 use gateway_api::gateway::v1::{
-    Command, CommandSpec, GetLatestRequest, LatestValue, ListLatestRequest, PublishRequest, PublishResponse,
-    Reply, SendRequest, Shadow, StartCommandRequest, UpdateShadowRequest, Wait,
+    CancelCommandRequest, Command, CommandSpec, Device, GetCommandRequest, GetDeviceRequest,
+    GetLatestRequest, GetShadowRequest, LatestValue, PublishRequest, PublishResponse, Reply, SendRequest,
+    Shadow, StartCommandRequest, UpdateShadowRequest, Wait,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -79,6 +80,46 @@ impl Client {
         .await
     }
 
+    /// A stored command; none if there is none, or no longer.
+    ///
+    /// # Errors
+    /// As [`Self::latest`].
+    pub async fn stored_command(&self, command_id: &str) -> Result<Option<Command>, Error> {
+        let got = self
+            .again(|| {
+                let (mut commands, command_id) = (self.commands(), command_id.to_owned());
+                async move {
+                    Ok(commands.get_command(GetCommandRequest { command_id }).await?.into_inner().command)
+                }
+            })
+            .await;
+        none_if(got, &Reason::CommandNotFound)
+    }
+
+    /// Cancels a stored command. Not repeated.
+    ///
+    /// # Errors
+    /// What the gateway refuses; [`Reason::CommandEnded`] if it has ended.
+    pub async fn cancel_command(&self, command_id: &str) -> Result<Command, Error> {
+        let request = CancelCommandRequest { command_id: command_id.to_owned() };
+        Ok(self.commands().cancel_command(request).await?.into_inner().command.unwrap_or_default())
+    }
+
+    /// A device that has a session; none otherwise.
+    ///
+    /// # Errors
+    /// As [`Self::latest`].
+    pub async fn device(&self, device_id: &str) -> Result<Option<Device>, Error> {
+        let request = GetDeviceRequest { device_id: device_id.to_owned(), ..GetDeviceRequest::default() };
+        let got = self
+            .again(|| {
+                let (mut devices, request) = (self.devices(), request.clone());
+                async move { Ok(devices.get_device(request).await?.into_inner().device) }
+            })
+            .await;
+        none_if(got, &Reason::DeviceNotFound)
+    }
+
     /// The latest value of a topic, of a device or over all; none if there is none.
     ///
     /// # Errors
@@ -91,25 +132,7 @@ impl Client {
                 async move { Ok(state.get_latest(request).await?.into_inner().value) }
             })
             .await;
-        match got {
-            Err(error) if *error.reason() == Reason::ValueNotFound => Ok(None),
-            got => got,
-        }
-    }
-
-    /// A page of latest values, and the token of the next one, empty at the end.
-    ///
-    /// # Errors
-    /// As [`Self::latest`].
-    pub async fn list_latest(&self, request: ListLatestRequest) -> Result<(Vec<LatestValue>, String), Error> {
-        self.again(|| {
-            let (mut state, request) = (self.state(), request.clone());
-            async move {
-                let page = state.list_latest(request).await?.into_inner();
-                Ok((page.values, page.next_page_token))
-            }
-        })
-        .await
+        none_if(got, &Reason::ValueNotFound)
     }
 
     /// A shadow; none if there is none. The classic one has no name.
@@ -120,15 +143,11 @@ impl Client {
         let got = self
             .again(|| {
                 let (device_id, name) = (device_id.to_owned(), name.to_owned());
-                let (mut shadows, request) =
-                    (self.shadows(), gateway_api::gateway::v1::GetShadowRequest { device_id, name });
+                let (mut shadows, request) = (self.shadows(), GetShadowRequest { device_id, name });
                 async move { Ok(shadows.get_shadow(request).await?.into_inner().shadow) }
             })
             .await;
-        match got {
-            Err(error) if *error.reason() == Reason::ShadowNotFound => Ok(None),
-            got => got,
-        }
+        none_if(got, &Reason::ShadowNotFound)
     }
 
     /// Changes a shadow. Not repeated by itself: with an expected version a repetition tells whether the first was heard.
@@ -159,5 +178,13 @@ impl Client {
             }
             sleep(pause).await;
         }
+    }
+}
+
+/// That there is nothing is an answer.
+fn none_if<T>(got: Result<Option<T>, Error>, reason: &Reason) -> Result<Option<T>, Error> {
+    match got {
+        Err(error) if error.reason() == reason => Ok(None),
+        got => got,
     }
 }

@@ -1,6 +1,6 @@
 //! How a client reaches the gateway, and who it says it is.
 
-use std::{fmt, path::Path, time::Duration};
+use std::{error::Error as StdError, fmt, path::Path, sync::Arc, time::Duration};
 
 use gateway_api::gateway::v1::{
     commands_client::CommandsClient, consumer_client::ConsumerClient, devices_client::DevicesClient,
@@ -16,7 +16,7 @@ use tonic::{
 };
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::Error;
+use crate::{Error, Reason};
 
 /// The largest answer that is read: a message may be as large as MQTT allows.
 const MAX_ANSWER: usize = 300 * 1024 * 1024;
@@ -29,21 +29,48 @@ pub type Caller = InterceptedService<Channel, Bearer>;
 
 /// Says with each call who calls, if there is a token.
 #[derive(Clone, Default)]
-pub struct Bearer(Option<AsciiMetadataValue>);
+pub struct Bearer(Token);
+
+#[derive(Clone, Default)]
+enum Token {
+    #[default]
+    None,
+    Fixed(AsciiMetadataValue),
+    Asked(Arc<dyn Fn() -> Result<String, String> + Send + Sync>),
+}
 
 impl fmt::Debug for Bearer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "a token" } else { "no token" })
+        f.write_str(match self.0 {
+            Token::None => "no token",
+            Token::Fixed(_) => "a token",
+            Token::Asked(_) => "a source of tokens",
+        })
     }
 }
 
 impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(value) = &self.0 {
-            request.metadata_mut().insert("authorization", value.clone());
-        }
+        let value = match &self.0 {
+            Token::None => return Ok(request),
+            Token::Fixed(value) => value.clone(),
+            Token::Asked(ask) => {
+                let token = ask().map_err(|error| Status::unauthenticated(format!("no token: {error}")))?;
+                shown(&token).ok_or_else(|| Status::unauthenticated(NO_TOKEN))?
+            }
+        };
+        request.metadata_mut().insert("authorization", value);
         Ok(request)
     }
+}
+
+const NO_TOKEN: &str = "the token has characters that no token has";
+
+/// What a call shows. An error would quote the token.
+fn shown(token: &str) -> Option<AsciiMetadataValue> {
+    let mut value = AsciiMetadataValue::try_from(format!("Bearer {}", token.trim())).ok()?;
+    value.set_sensitive(true);
+    Some(value)
 }
 
 /// Where the gateway is and what to show it. Nothing is connected before [`Options::connect`].
@@ -112,12 +139,23 @@ impl Options {
     /// # Errors
     /// When it has characters that no token has.
     pub fn token(mut self, token: &str) -> Result<Self, Error> {
-        let value = AsciiMetadataValue::try_from(format!("Bearer {}", token.trim()));
-        // The error would quote it.
-        let mut value = value.map_err(|_| Error::options("the token has characters that no token has"))?;
-        value.set_sensitive(true);
-        self.bearer = Bearer(Some(value));
+        let value = shown(token).ok_or_else(|| Error::options(NO_TOKEN))?;
+        self.bearer = Bearer(Token::Fixed(value));
         Ok(self)
+    }
+
+    /// The same from a function, which is asked for each call and must not block for long: it has the token, or reads it from a
+    /// file, while something else renews it. A stream whose token has expired or was revoked goes on with the next.
+    ///
+    /// When it fails, the call does, with [`Code::Unauthenticated`](tonic::Code::Unauthenticated).
+    #[must_use]
+    pub fn token_from<E: Into<Box<dyn StdError + Send + Sync>>>(
+        mut self,
+        ask: impl Fn() -> Result<String, E> + Send + Sync + 'static,
+    ) -> Self {
+        let ask = move || ask().map_err(|error| crate::error::in_words(&*error.into()));
+        self.bearer = Bearer(Token::Asked(Arc::new(ask)));
+        self
     }
 
     /// For how long calls of [`Client`] that may be repeated are repeated while the gateway cannot be reached; 30 s otherwise.
@@ -148,14 +186,14 @@ impl Options {
 
     fn client(self, channel: Channel) -> Client {
         let patience = self.patience.unwrap_or(Duration::from_secs(30));
-        Client { caller: InterceptedService::new(channel, self.bearer), patience }
+        let renews = matches!(self.bearer.0, Token::Asked(_));
+        Client { caller: InterceptedService::new(channel, self.bearer), patience, renews }
     }
 
     fn endpoint(&self) -> Result<Endpoint, Error> {
         let address = &self.address;
-        let wrong = |error: &dyn std::error::Error| {
-            Error::options(format!("{address}: {}", crate::error::in_words(error)))
-        };
+        let wrong =
+            |error: &dyn StdError| Error::options(format!("{address}: {}", crate::error::in_words(error)));
         let secure = address.starts_with("https://");
         if !secure && !address.starts_with("http://") {
             return Err(Error::options(format!("{address}: an address begins with https:// or http://")));
@@ -193,6 +231,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 pub struct Client {
     caller: Caller,
     pub(crate) patience: Duration,
+    /// Whether another token may follow one that has ended.
+    renews: bool,
 }
 
 macro_rules! services {
@@ -237,5 +277,11 @@ impl Client {
     /// A client of the gateway at `address`, as in `https://gateway.example:10000`; `http://` for plaintext.
     pub fn at(address: impl Into<String>) -> Options {
         Options { address: address.into(), ..Options::default() }
+    }
+
+    /// Whether a stream that ended so is worth opening again.
+    pub(crate) fn may_go_on(&self, error: &Error) -> bool {
+        let ended = matches!(error.reason(), Reason::CredentialsExpired | Reason::CredentialsRevoked);
+        error.is_temporary() || self.renews && ended
     }
 }

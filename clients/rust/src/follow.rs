@@ -3,8 +3,9 @@
 use std::{collections::VecDeque, fmt, future::Future, pin::Pin};
 
 use gateway_api::gateway::v1::{
-    SubscribeRequest, WatchEventsRequest, WatchLatestRequest, WatchShadowRequest, subscribe_item,
-    watch_events_item, watch_latest_item, watch_shadow_item,
+    Command, SubscribeRequest, SubscribeResponse, WatchCommandRequest, WatchCommandResponse,
+    WatchEventsRequest, WatchEventsResponse, WatchLatestRequest, WatchLatestResponse, WatchShadowRequest,
+    WatchShadowResponse, subscribe_item, watch_events_item, watch_latest_item, watch_shadow_item,
 };
 use tokio::time::{Instant, sleep_until};
 use tonic::{Response, Status, Streaming};
@@ -30,7 +31,8 @@ pub enum Update<I> {
 
 /// A stream that opens itself anew when it is lost.
 pub struct Following<R, I> {
-    open: Box<dyn Fn(String) -> Opening<R> + Send>,
+    client: Client,
+    open: Box<dyn Fn(Client, String) -> Opening<R> + Send>,
     /// The items of a response, and where to resume after them.
     split: fn(R) -> (Vec<I>, String),
     stream: Option<Streaming<R>>,
@@ -41,6 +43,8 @@ pub struct Following<R, I> {
     /// When the next try is due.
     due: Option<Instant>,
     opened: bool,
+    /// The gateway ends it in order when nothing more can come.
+    has_end: bool,
 }
 
 impl<R, I> fmt::Debug for Following<R, I> {
@@ -50,8 +54,13 @@ impl<R, I> fmt::Debug for Following<R, I> {
 }
 
 impl<R: Send + 'static, I> Following<R, I> {
-    fn new(open: impl Fn(String) -> Opening<R> + Send + 'static, split: fn(R) -> (Vec<I>, String)) -> Self {
+    fn new(
+        client: &Client,
+        open: impl Fn(Client, String) -> Opening<R> + Send + 'static,
+        split: fn(R) -> (Vec<I>, String),
+    ) -> Self {
         Self {
+            client: client.clone(),
             open: Box::new(open),
             split,
             stream: None,
@@ -60,6 +69,7 @@ impl<R: Send + 'static, I> Following<R, I> {
             backoff: Backoff::default(),
             due: None,
             opened: false,
+            has_end: false,
         }
     }
 
@@ -73,13 +83,18 @@ impl<R: Send + 'static, I> Following<R, I> {
     /// # Errors
     /// What a repetition does not mend: a refusal, or no connection at the first try. The stream is over then.
     pub async fn next(&mut self) -> Result<Update<I>, Error> {
+        self.advance().await?.ok_or_else(Error::stream_ended)
+    }
+
+    /// The same, or none at the end of a stream that has one.
+    async fn advance(&mut self) -> Result<Option<Update<I>>, Error> {
         loop {
             if let Some(item) = self.items.pop_front() {
-                return Ok(Update::Item(item));
+                return Ok(Some(Update::Item(item)));
             }
             let Some(stream) = &mut self.stream else {
                 if let Some(update) = self.reopen().await? {
-                    return Ok(update);
+                    return Ok(Some(update));
                 }
                 continue;
             };
@@ -90,15 +105,16 @@ impl<R: Send + 'static, I> Following<R, I> {
                     self.place = place;
                     continue;
                 }
+                Ok(None) if self.has_end => return Ok(None),
                 Ok(None) => Error::stream_ended(),
                 Err(status) => Error::from(status),
             };
             self.stream = None;
-            if !error.is_temporary() {
+            if !self.client.may_go_on(&error) {
                 return Err(error);
             }
             self.due = Some(Instant::now() + self.backoff.after(error.retry_after()));
-            return Ok(Update::Lost(error));
+            return Ok(Some(Update::Lost(error)));
         }
     }
 
@@ -106,7 +122,7 @@ impl<R: Send + 'static, I> Following<R, I> {
         if let Some(due) = self.due {
             sleep_until(due).await;
         }
-        let error = match (self.open)(self.place.clone()).await {
+        let error = match (self.open)(self.client.clone(), self.place.clone()).await {
             Ok(response) => {
                 self.stream = Some(response.into_inner());
                 self.due = None;
@@ -123,7 +139,7 @@ impl<R: Send + 'static, I> Following<R, I> {
             self.place.clear();
             return Ok(None);
         }
-        if !self.opened || !error.is_temporary() {
+        if !self.opened || !self.client.may_go_on(&error) {
             return Err(error);
         }
         self.due = Some(Instant::now() + self.backoff.after(error.retry_after()));
@@ -131,19 +147,37 @@ impl<R: Send + 'static, I> Following<R, I> {
     }
 }
 
+/// A stored command and its changes: [`Client::watch_command`].
+#[derive(Debug)]
+pub struct WatchedCommand(Option<Following<WatchCommandResponse, Command>>);
+
+impl WatchedCommand {
+    /// The command as it is, and after each change; none when it has ended. After a lost connection it comes as it is then, and
+    /// maybe as it was already. Safe to cancel.
+    ///
+    /// # Errors
+    /// What a repetition does not mend, as [`Following::next`]; [`Reason::CommandNotFound`] if there is none, or no longer.
+    pub async fn next(&mut self) -> Result<Option<Command>, Error> {
+        while let Some(following) = &mut self.0 {
+            match following.advance().await? {
+                Some(Update::Item(command)) => return Ok(Some(command)),
+                Some(Update::Reconnected { .. } | Update::Lost(_)) => {}
+                None => self.0 = None,
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl Client {
     /// Messages as they are published, at most once. What is published while the connection is lost is missing: a group
     /// ([`crate::consume`]) misses nothing.
-    pub fn subscribe(
-        &self,
-        request: SubscribeRequest,
-    ) -> Following<gateway_api::gateway::v1::SubscribeResponse, subscribe_item::Item> {
-        let client = self.clone();
-        let open = move |_| -> Opening<_> {
+    pub fn subscribe(&self, request: SubscribeRequest) -> Following<SubscribeResponse, subscribe_item::Item> {
+        let open = move |client: Self, _| -> Opening<_> {
             let (mut client, request) = (client.subscriber(), request.clone());
             Box::pin(async move { client.subscribe(request).await })
         };
-        Following::new(open, |response| {
+        Following::new(self, open, |response| {
             (response.items.into_iter().filter_map(|item| item.item).collect(), String::new())
         })
     }
@@ -152,13 +186,12 @@ impl Client {
     pub fn watch_latest(
         &self,
         request: WatchLatestRequest,
-    ) -> Following<gateway_api::gateway::v1::WatchLatestResponse, watch_latest_item::Item> {
-        let client = self.clone();
-        let open = move |_| -> Opening<_> {
+    ) -> Following<WatchLatestResponse, watch_latest_item::Item> {
+        let open = move |client: Self, _| -> Opening<_> {
             let (mut client, request) = (client.state(), request.clone());
             Box::pin(async move { client.watch_latest(request).await })
         };
-        Following::new(open, |response| {
+        Following::new(self, open, |response| {
             (response.items.into_iter().filter_map(|item| item.item).collect(), String::new())
         })
     }
@@ -167,13 +200,12 @@ impl Client {
     pub fn watch_shadows(
         &self,
         request: WatchShadowRequest,
-    ) -> Following<gateway_api::gateway::v1::WatchShadowResponse, watch_shadow_item::Item> {
-        let client = self.clone();
-        let open = move |_| -> Opening<_> {
+    ) -> Following<WatchShadowResponse, watch_shadow_item::Item> {
+        let open = move |client: Self, _| -> Opening<_> {
             let (mut client, request) = (client.shadows(), request.clone());
             Box::pin(async move { client.watch_shadow(request).await })
         };
-        Following::new(open, |response| {
+        Following::new(self, open, |response| {
             (response.items.into_iter().filter_map(|item| item.item).collect(), String::new())
         })
     }
@@ -182,17 +214,27 @@ impl Client {
     pub fn watch_events(
         &self,
         request: WatchEventsRequest,
-    ) -> Following<gateway_api::gateway::v1::WatchEventsResponse, watch_events_item::Item> {
-        let client = self.clone();
-        let open = move |place: String| -> Opening<_> {
+    ) -> Following<WatchEventsResponse, watch_events_item::Item> {
+        let open = move |client: Self, place: String| -> Opening<_> {
             let (mut client, mut request) = (client.events(), request.clone());
             if !place.is_empty() {
                 request.resume_token = place;
             }
             Box::pin(async move { client.watch_events(request).await })
         };
-        Following::new(open, |response| {
+        Following::new(self, open, |response| {
             (response.items.into_iter().filter_map(|item| item.item).collect(), response.resume_token)
         })
+    }
+
+    /// A stored command, until it has ended.
+    pub fn watch_command(&self, command_id: &str) -> WatchedCommand {
+        let command_id = command_id.to_owned();
+        let open = move |client: Self, _| -> Opening<_> {
+            let (mut client, command_id) = (client.commands(), command_id.clone());
+            Box::pin(async move { client.watch_command(WatchCommandRequest { command_id }).await })
+        };
+        let split = |response: WatchCommandResponse| (response.command.into_iter().collect(), String::new());
+        WatchedCommand(Some(Following { has_end: true, ..Following::new(self, open, split) }))
     }
 }

@@ -234,7 +234,7 @@ impl Client {
             if work.stop_at.is_some() {
                 return Ok(work.finish().await);
             }
-            if !joined_before || !lost.is_temporary() {
+            if !joined_before || !self.may_go_on(&lost) {
                 return Err(lost);
             }
             let until = Instant::now() + backoff.after(lost.retry_after());
