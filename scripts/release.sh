@@ -2,7 +2,8 @@
 # Builds what a release has for one target: a static program as an archive, a Debian package of it, and checksums.
 #
 #   scripts/release.sh TARGET [TAG]       TARGET: x86_64-unknown-linux-musl or aarch64-unknown-linux-musl
-#   scripts/release.sh version TAG        only: is TAG the version that the sources say?
+#   scripts/release.sh version TAG        only: is TAG the version that the sources say, everywhere?
+#   scripts/release.sh notes TAG          only: what CHANGELOG.md has below `## X.Y.Z`, for a release
 #
 # Needs the target (rustup target add TARGET), musl-gcc (musl-tools) and, for the package, cargo-deb. What comes out lies in
 # target/release-files. Two builds of a commit by the same compiler are the same bytes, whatever directory they are in: paths are
@@ -18,13 +19,34 @@ check_version() { # TAG
     echo "scripts/release.sh: the tag $1 is not v$version, which Cargo.toml says" >&2
     exit 1
   fi
+  local file
+  for file in 'Cargo.toml:path = "crates/api", version = "' 'Cargo.toml:path = "clients/rust", version = "' \
+    'clients/python/pyproject.toml:version = "' 'clients/typescript/package.json:"version": "' \
+    'deploy/helm/mqtt-server/Chart.yaml:appVersion: "'; do
+    if ! grep -qF "${file#*:}$version\"" "${file%%:*}"; then
+      echo "scripts/release.sh: ${file%%:*} is not of $version" >&2
+      exit 1
+    fi
+  done
 }
 
-if [ "${1:-}" = version ]; then
-  check_version "${2:?a tag}"
-  say "the sources are of $2"
-  exit
-fi
+case ${1:-} in
+  version)
+    check_version "${2:?a tag}"
+    say "the sources are of $2"
+    exit
+    ;;
+  notes)
+    check_version "${2:?a tag}"
+    notes=$(awk -v version="$version" '/^## / { inside = $2 == version; next } inside' CHANGELOG.md)
+    if [ -z "${notes//[[:space:]]/}" ]; then
+      echo "scripts/release.sh: CHANGELOG.md has nothing below '## $version'" >&2
+      exit 1
+    fi
+    printf '%s\n' "$notes"
+    exit
+    ;;
+esac
 
 target=${1:?a target, such as x86_64-unknown-linux-musl}
 profile=${PROFILE:-dist}

@@ -32,11 +32,69 @@ fn a_tag_that_is_not_the_version_makes_no_release() {
     }
 }
 
+/// The failure: notes of a release are the whole history, or nothing.
+#[test]
+fn the_notes_of_a_release_are_its_part_of_the_changelog() {
+    let version = env!("CARGO_PKG_VERSION");
+    let copy = tempfile::tempdir().expect("make a directory");
+    let at = |path: &str| copy.path().join(path);
+    let files = [
+        "scripts/release.sh",
+        "scripts/lib.sh",
+        "Cargo.toml",
+        "clients/python/pyproject.toml",
+        "clients/typescript/package.json",
+        "deploy/helm/mqtt-server/Chart.yaml",
+    ];
+    for file in files {
+        fs::create_dir_all(at(file).parent().expect("a folder")).expect("make a folder");
+        fs::copy(root().join(file), at(file)).expect("copy a file");
+    }
+    let notes = |changelog: &str| {
+        fs::write(at("CHANGELOG.md"), changelog).expect("write");
+        let mut command = Command::new(at("scripts/release.sh"));
+        command.args(["notes", &format!("v{version}")]).current_dir(copy.path());
+        run(&mut command, Duration::from_secs(60))
+    };
+    let whole = format!(
+        "# Changelog\n\n## 9.9.9\nlater\n\n## {version} (today)\nDevices\n- this\n\n## 0.0.1\nearlier\n"
+    );
+    let (made, text) = notes(&whole);
+    assert!(made && text.trim() == "Devices\n- this", "{text}");
+    let (made, text) = notes("# Changelog\n\n## Unreleased\nthis\n");
+    assert!(!made && text.contains("has nothing below"), "{text}");
+    // A version that was not raised with the others.
+    fs::write(at("clients/python/pyproject.toml"), "version = \"9.9.9\"\n").expect("write");
+    let (made, text) = notes(&whole);
+    assert!(!made && text.contains("pyproject.toml is not of"), "{text}");
+}
+
+/// The failure: an image is public before the tests have passed.
+#[test]
+fn nothing_leaves_a_release_before_everything_else_has_passed() {
+    let workflow = read(".github/workflows/release.yml");
+    let (_, jobs) = workflow.split_once("\njobs:\n").expect("jobs");
+    let mut names = Vec::new();
+    let (before, publish) = jobs.split_once("\n  publish:\n").expect("a job that publishes");
+    for line in before.lines() {
+        if let Some(name) = line.strip_prefix("  ").and_then(|line| line.strip_suffix(':'))
+            && !name.starts_with([' ', '#'])
+        {
+            names.push(name);
+        }
+    }
+    assert_eq!(names, ["version", "test", "build", "reproduce", "sbom", "clients"]);
+    assert!(publish.contains(&format!("needs: [{}]\n", names.join(", "))));
+    for what in ["docker push", "docker login", ": write", "gh release", "secrets."] {
+        assert!(publish.contains(what) && !before.contains(what), "{what}");
+    }
+}
+
 #[test]
 fn hosted_tests_are_those_of_every_other_machine() {
     let workflow = read(".github/workflows/ci.yml");
     let steps: Vec<&str> = workflow.lines().filter_map(|line| line.trim().strip_prefix("- run: ")).collect();
-    assert_eq!(steps, ["rustup toolchain install", ".ci/run"], "see .ci/run");
+    assert_eq!(steps, ["rustup toolchain install", ".ci/run"]);
     assert!(read(".ci/run").trim_end().ends_with("exec scripts/test.sh"));
     assert!(read(".github/workflows/release.yml").contains("uses: ./.github/workflows/ci.yml"));
 }
