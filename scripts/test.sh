@@ -117,6 +117,12 @@ install_typescript() {
     skip "the client library for TypeScript" "npm ci failed"
 }
 
+# Go itself is not installed here: Debian's is too old for the library.
+fetch_go_modules() {
+  have go || { skip "the client library for Go" "Go is missing"; return; }
+  (cd clients/go && timeout 300 go mod download) || skip "the client library for Go" "its modules could not be fetched"
+}
+
 # cargo-deny is built beside the tests' own build and waited for, at most 15 minutes in all.
 start_deny_install() {
   deny_install=
@@ -272,6 +278,7 @@ step prometheus install_prometheus
 step python install_python
 step node install_node
 step typescript install_typescript
+step go fetch_go_modules
 start_deny_install
 
 step fmt cargo fmt --all --check
