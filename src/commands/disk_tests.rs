@@ -56,9 +56,8 @@ impl Disk {
 
 impl PublisherStore for Disk {
     fn submit(&self, changes: Vec<PublisherChange>, commit: Option<Arc<Commit>>) {
-        match &mut *self.stalled.lock() {
-            Some(waiting) => return waiting.push((changes, commit)),
-            None => {}
+        if let Some(waiting) = &mut *self.stalled.lock() {
+            return waiting.push((changes, commit));
         }
         self.keep((changes, commit));
     }
