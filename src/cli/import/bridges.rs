@@ -1,21 +1,30 @@
-//! `connection` and what follows it: a bridge out for each set of prefixes and QoS.
+//! `connection` and what follows it: a bridge for each direction and set of prefixes and QoS.
 
 use std::path::{Path, PathBuf};
 
+use access::backends::intersection;
+
 use super::{Told, draft::quoted};
+
+/// Where what waits is.
+const SESSION: &str =
+    "what goes out waits in the log of this side, and what comes in for max_age in a session of the other";
 
 /// What of a bridge needs nothing here, and why.
 const NEEDLESS: &[(&str, &str)] = &[
-    ("bridge_attempt_unsubscribe", "a bridge out subscribes to nothing there"),
-    ("bridge_max_packet_size", "the other broker says what it takes"),
+    ("bridge_attempt_unsubscribe", "a bridge subscribes there to what it brings in, and to nothing else"),
+    (
+        "bridge_max_packet_size",
+        "limits.max_packet_size is for what comes in, and the other broker says what it takes",
+    ),
     ("bridge_max_topic_alias", "a bridge uses no topic aliases"),
-    ("bridge_receive_maximum", "the other broker says how many it takes at once"),
+    ("bridge_receive_maximum", "it is 1,000 for what comes in, and the other broker says how many it takes"),
     ("bridge_reload_type", "a bridge is as the configuration was at the start"),
-    ("bridge_session_expiry_interval", "what waits is in the log of this side"),
+    ("bridge_session_expiry_interval", SESSION),
     ("bridge_tcp_keepalive", "keep_alive looks after the connection"),
     ("bridge_tcp_user_timeout", "deadline is the time for an acknowledgement"),
     ("bridge_tls_version", "TLS 1.2 or 1.3, as the other side has it"),
-    ("cleansession", "what waits is in the log of this side"),
+    ("cleansession", SESSION),
     ("idle_timeout", "a bridge stays connected"),
     ("local_cleansession", "a bridge is no client of this side"),
     ("local_clientid", "a bridge is no client of this side"),
@@ -60,12 +69,31 @@ pub(super) struct Tables {
     pub(super) secrets: Vec<(PathBuf, String)>,
 }
 
-/// One `topic`.
+/// A `topic`, one way.
 struct Topic {
+    is_in: bool,
     filter: String,
     qos: u8,
     local: String,
     remote: String,
+}
+
+impl Topic {
+    /// What the bridge takes, where it takes it.
+    fn taken(&self) -> String {
+        format!("{}{}", if self.is_in { &self.remote } else { &self.local }, self.filter)
+    }
+
+    /// What it is called on the other side.
+    fn there(&self) -> String {
+        format!("{}{}", self.remote, self.filter)
+    }
+
+    /// Whether one bridge does for both.
+    fn goes_with(&self, other: &Self) -> bool {
+        let kind = |topic: &Self| (topic.is_in, topic.qos.min(1), topic.local.clone(), topic.remote.clone());
+        kind(self) == kind(other)
+    }
 }
 
 impl Connection {
@@ -103,21 +131,17 @@ impl Connection {
             let text = format!("a bridge has one address: {} alone is carried over", hosts[0]);
             self.tell(told, &self.place, text, true);
         }
+        let level = self.level(&topics, told);
         let mut groups: Vec<(Topic, Vec<String>)> = Vec::new();
         for topic in topics {
-            let filter = format!("{}{}", topic.local, topic.filter);
-            let same = |(known, _): &&mut (Topic, Vec<String>)| {
-                (known.qos.min(1), &known.local, &known.remote)
-                    == (topic.qos.min(1), &topic.local, &topic.remote)
-            };
-            match groups.iter_mut().find(same) {
+            let filter = topic.taken();
+            match groups.iter_mut().find(|(known, _)| known.goes_with(&topic)) {
                 Some((_, filters)) => filters.push(filter),
                 None => groups.push((topic, vec![filter])),
             }
         }
         if groups.is_empty() {
-            let text = "no topic leads out; it is not carried over".to_owned();
-            self.tell(told, &self.place, text, true);
+            self.tell(told, &self.place, "no topic; it is not carried over".to_owned(), true);
         }
         let mut made = Tables::default();
         let name = self.slug();
@@ -144,9 +168,27 @@ impl Connection {
             if number > 0 {
                 made.text.push('\n');
             }
-            made.text.push_str(&self.table(&name, hosts[0], topic, filters, [id, password]));
+            made.text.push_str(&self.table(&name, (hosts[0], level), topic, filters, [id, password]));
         }
         made
+    }
+
+    /// What is written as the level. What goes out and comes in again is known by a property of MQTT 5: at 3.1.1, of which
+    /// `try_private` is an extension, it would come to devices twice.
+    fn level(&self, topics: &[Topic], told: &mut Vec<Told>) -> Option<&'static str> {
+        if self.last(&["bridge_protocol_version"]) == Some("mqttv50") {
+            return None;
+        }
+        let (inward, out): (Vec<_>, Vec<_>) = topics.iter().partition(|topic| topic.is_in);
+        let returns =
+            |topic: &&Topic| out.iter().any(|other| intersection(&topic.there(), &other.there()).is_some());
+        let Some(topic) = inward.into_iter().find(returns) else { return Some("3.1.1") };
+        let text = format!(
+            "{} goes out and comes in: its bridges speak MQTT 5, which the other broker must speak too, so that nothing goes round",
+            topic.there()
+        );
+        self.tell(told, &self.place, text, false);
+        None
     }
 
     fn look_at_lines(&self, told: &mut Vec<Told>) -> Vec<Topic> {
@@ -169,20 +211,14 @@ impl Connection {
             } else if key == "topic" {
                 match topic(value) {
                     Err(problem) => self.tell(told, place, format!("{shown}: {problem}"), true),
-                    Ok((topic, way)) => {
-                        if way != "out" {
-                            let text = format!("{shown}: what comes in is not carried over");
-                            self.tell(told, place, text, true);
-                        }
-                        if topic.qos == 2 {
+                    Ok(ways) => {
+                        if ways.iter().any(|topic| topic.qos == 2) {
                             let text = format!(
                                 "{shown}: a bridge has QoS 0 and 1; after a failure a message may come twice"
                             );
                             self.tell(told, place, text, false);
                         }
-                        if way != "in" {
-                            topics.push(topic);
-                        }
+                        topics.extend(ways);
                     }
                 }
             }
@@ -203,13 +239,16 @@ impl Connection {
     fn table(
         &self,
         name: &str,
-        host: &str,
+        (host, level): (&str, Option<&str>),
         topic: &Topic,
         filters: &[String],
         [client_id, password]: [Option<String>; 2],
     ) -> String {
         let filters: Vec<String> = filters.iter().map(|filter| quoted(filter)).collect();
         let mut rows = vec![format!("# {}", self.place), format!("[bridges.{name}]")];
+        if topic.is_in {
+            rows.push("direction = \"in\"".to_owned());
+        }
         rows.push(format!("topics = [{}]", filters.join(", ")));
         rows.push(String::new());
         rows.push(format!("[bridges.{name}.mqtt]"));
@@ -222,9 +261,7 @@ impl Connection {
             ":1883"
         };
         rows.push(format!("url = {}", quoted(&format!("{scheme}://{host}{port}"))));
-        if self.last(&["bridge_protocol_version"]) != Some("mqttv50") {
-            rows.push("level = \"3.1.1\"".to_owned());
-        }
+        rows.extend(level.map(|level| format!("level = {}", quoted(level))));
         let mut text = |key: &str, value: Option<&str>| {
             rows.extend(
                 value.filter(|value| !value.is_empty()).map(|value| format!("{key} = {}", quoted(value))),
@@ -239,7 +276,10 @@ impl Connection {
         text("local_prefix", Some(&topic.local));
         text("remote_prefix", Some(&topic.remote));
         rows.push(format!("qos = {}", topic.qos.min(1)));
-        if self.last(&["bridge_outgoing_retain"]).is_some() && !self.is("bridge_outgoing_retain") {
+        if !topic.is_in
+            && self.last(&["bridge_outgoing_retain"]).is_some()
+            && !self.is("bridge_outgoing_retain")
+        {
             rows.push("retain = false".to_owned());
         }
         let seconds = self.last(&["keepalive_interval"]).and_then(|value| value.parse::<u32>().ok());
@@ -250,24 +290,26 @@ impl Connection {
     }
 }
 
-/// `pattern [out|in|both] [qos] [local-prefix remote-prefix]`: the topic, and which way it goes.
-fn topic(value: &str) -> Result<(Topic, &str), &'static str> {
+/// `pattern [out|in|both] [qos] [local-prefix remote-prefix]`: the topic, for each way that it goes.
+fn topic(value: &str) -> Result<Vec<Topic>, &'static str> {
     let mut words = value.split_whitespace();
     let filter = words.next().ok_or("no topic")?;
-    let way = words.next().unwrap_or("out");
-    if !["out", "in", "both"].contains(&way) {
-        return Err("neither out, in nor both");
-    }
+    let ways: &[bool] = match words.next().unwrap_or("out") {
+        "out" => &[false],
+        "in" => &[true],
+        "both" => &[false, true],
+        _ => return Err("neither out, in nor both"),
+    };
     let qos = words.next().map_or(Ok(0), str::parse).ok().filter(|qos| *qos <= 2).ok_or("no such QoS")?;
     let mut prefix = || words.next().filter(|word| *word != "\"\"").unwrap_or_default().to_owned();
     let (local, remote) = (prefix(), prefix());
-    Ok((
-        Topic {
-            filter: if filter == "\"\"" { String::new() } else { filter.to_owned() },
-            qos,
-            local,
-            remote,
-        },
-        way,
-    ))
+    let filter = if filter == "\"\"" { "" } else { filter };
+    let topic = |&is_in: &bool| Topic {
+        is_in,
+        filter: filter.to_owned(),
+        qos,
+        local: local.clone(),
+        remote: remote.clone(),
+    };
+    Ok(ways.iter().map(topic).collect())
 }

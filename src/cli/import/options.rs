@@ -863,7 +863,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_a_bridge_for_each_set_of_prefixes() {
+    fn a_connection_is_a_bridge_for_each_way_and_set_of_prefixes() {
         let connection = [
             "connection To the Cloud",
             "address broker.example.com:8883 other.example.com",
@@ -875,6 +875,8 @@ mod tests {
             "topic b/# out 1",
             "topic c/# out 0 here/ there/",
             "topic d/# in 1",
+            "topic e/# in 1 home/ site/",
+            "topic f/# in 1 home/ site/",
         ];
         let (config, told) = imported(&connection);
         assert!(!config.contains("secret") && !told.iter().any(|text| text.contains("secret")), "{told:?}");
@@ -884,15 +886,39 @@ mod tests {
             "url = \"mqtts://broker.example.com:8883\"\nlevel = \"3.1.1\"\nclient_id = \"site-1-1\"\nusername = \"site\"",
             "password_file = \"bridge-to_the_cloud.password\"",
             "local_prefix = \"here/\"\nremote_prefix = \"there/\"\nqos = 0",
+            "[bridges.to_the_cloud-3]\ndirection = \"in\"\ntopics = [\"d/#\"]",
+            "[bridges.to_the_cloud-4]\ndirection = \"in\"\ntopics = [\"site/e/#\", \"site/f/#\"]",
+            "local_prefix = \"home/\"\nremote_prefix = \"site/\"\nqos = 1",
         ] {
             assert!(config.contains(row), "{row}: {config}");
         }
-        for text in ["topic d/# in 1: what comes in", "a bridge has one address"] {
-            assert!(told.iter().any(|told| told.contains(text)), "{text}: {told:?}");
-        }
+        assert!(told.iter().any(|told| told.contains("a bridge has one address")), "{told:?}");
         let (config, told) = imported(&[&connection[..], &["bridge_insecure true"]].concat());
         assert!(!config.contains("[bridges."), "the other side is not checked: {config}");
         assert!(told.iter().any(|told| told.contains("bridge_insecure")), "{told:?}");
+    }
+
+    /// The failure: at level 3.1.1 nothing says that what comes in went out before, so that devices would get it twice.
+    #[test]
+    fn what_goes_out_and_comes_in_is_bridged_at_a_level_that_knows_it_again() {
+        let connection = |topics: &[&str]| {
+            imported(
+                &[&["connection c", "address 127.0.0.1", "bridge_outgoing_retain false"], topics].concat(),
+            )
+        };
+        for topics in [
+            &["topic a/# both 1 here/ there/"][..],
+            &["topic a/# out 1 here/ there/", "topic +/b in 1 \"\" there/"],
+        ] {
+            let (config, told) = connection(topics);
+            assert!(!config.contains("level = "), "{config}");
+            assert!(config.contains("direction = \"in\"\ntopics = [\"there/"), "{config}");
+            assert_eq!(config.matches("retain = false").count(), 1, "that is of what goes out: {config}");
+            assert!(told.iter().any(|text| text.contains("speak MQTT 5")), "{told:?}");
+        }
+        let (config, told) = connection(&["topic a/# out 1", "topic b/# in 1"]);
+        assert_eq!(config.matches("level = \"3.1.1\"").count(), 2, "{config}");
+        assert!(!told.iter().any(|text| text.contains("speak MQTT 5")), "{told:?}");
     }
 
     #[test]
