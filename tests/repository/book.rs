@@ -5,9 +5,11 @@ use std::{
     collections::{BTreeSet, HashMap},
     fs,
     path::{Component, Path, PathBuf},
+    process::Command,
+    time::Duration,
 };
 
-use crate::support::root;
+use crate::support::{need, on_path, root, run};
 
 /// What of `.md` files is looked at beside docs/.
 const BESIDE: &[&str] = &["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
@@ -124,6 +126,50 @@ fn every_link_of_the_documentation_leads_somewhere() {
     }
     assert!(count > 100, "only {count} links were found");
     assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
+}
+
+/// The failure: a link to a file beside docs/ leads nowhere in the book, where that file is not. scripts/book.sh builds the whole
+/// book with mdBook, and checks it.
+#[test]
+fn links_out_of_the_book_lead_to_the_repository() {
+    if !need("python3", on_path("python3")) {
+        return;
+    }
+    let mut command = Command::new("python3");
+    let copy = tempfile::tempdir().expect("make a directory");
+    let (docs, url) = (copy.path().join("docs"), "https://forge.invalid/mqtt-server");
+    let mut all = Vec::new();
+    pages(&root().join("docs"), &mut all);
+    for page in &all {
+        let to = docs.join(page.strip_prefix(root().join("docs")).expect("a page of docs"));
+        fs::create_dir_all(to.parent().expect("a folder")).expect("make a folder");
+        fs::copy(page, to).expect("copy a page");
+    }
+    command.arg(root().join("scripts/book/links.py")).arg("prepare").args([root(), docs.clone()]).arg(url);
+    let (made, output) = run(&mut command, Duration::from_secs(60));
+    assert!(made, "{output}");
+    let mut copied = Vec::new();
+    pages(&docs, &mut copied);
+    let (mut out, mut wrong) = (0, Vec::new());
+    for page in &copied {
+        for link in links(&fs::read_to_string(page).expect("read a page")) {
+            let file = link.split('#').next().unwrap_or_default();
+            if let Some(path) = file.strip_prefix(url) {
+                out += 1;
+                let path = path.strip_prefix("/blob/HEAD/").or_else(|| path.strip_prefix("/tree/HEAD/"));
+                if !path.is_some_and(|path| root().join(path).exists()) {
+                    wrong.push(link);
+                }
+            } else if !link.contains("://")
+                && !file.is_empty()
+                && !plain(&page.parent().expect("a folder").join(file)).starts_with(&docs)
+            {
+                wrong.push(link);
+            }
+        }
+    }
+    assert!(out > 20, "only {out} were found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
