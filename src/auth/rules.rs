@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{
@@ -126,6 +126,14 @@ impl Authority {
         match &self.decides {
             Decides::Rules(file) => file.version.load(Acquire),
             Decides::Program(program) => program.version(),
+        }
+    }
+
+    /// The rules of this moment and their file; `None` where the embedding program decides.
+    pub(crate) fn rules(&self) -> Option<(Arc<Rules>, Option<&Path>)> {
+        match &self.decides {
+            Decides::Rules(file) => Some((file.rules.load_full(), file.path.as_deref())),
+            Decides::Program(_) => None,
         }
     }
 

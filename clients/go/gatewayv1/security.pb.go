@@ -146,6 +146,67 @@ func (BanSource) EnumDescriptor() ([]byte, []int) {
 	return file_gateway_v1_security_proto_rawDescGZIP(), []int{1}
 }
 
+// Who decides about what no rule names.
+type UnnamedAccess int32
+
+const (
+	// Never sent.
+	UnnamedAccess_UNNAMED_ACCESS_UNSPECIFIED UnnamedAccess = 0
+	// There are no rules, and everything is allowed.
+	UnnamedAccess_UNNAMED_ACCESS_ALLOWED UnnamedAccess = 1
+	// It is denied.
+	UnnamedAccess_UNNAMED_ACCESS_DENIED UnnamedAccess = 2
+	// The service of auth.grpc.
+	UnnamedAccess_UNNAMED_ACCESS_SERVICE UnnamedAccess = 3
+	// The program that embeds the gateway, which decides about everything.
+	UnnamedAccess_UNNAMED_ACCESS_PROGRAM UnnamedAccess = 4
+)
+
+// Enum value maps for UnnamedAccess.
+var (
+	UnnamedAccess_name = map[int32]string{
+		0: "UNNAMED_ACCESS_UNSPECIFIED",
+		1: "UNNAMED_ACCESS_ALLOWED",
+		2: "UNNAMED_ACCESS_DENIED",
+		3: "UNNAMED_ACCESS_SERVICE",
+		4: "UNNAMED_ACCESS_PROGRAM",
+	}
+	UnnamedAccess_value = map[string]int32{
+		"UNNAMED_ACCESS_UNSPECIFIED": 0,
+		"UNNAMED_ACCESS_ALLOWED":     1,
+		"UNNAMED_ACCESS_DENIED":      2,
+		"UNNAMED_ACCESS_SERVICE":     3,
+		"UNNAMED_ACCESS_PROGRAM":     4,
+	}
+)
+
+func (x UnnamedAccess) Enum() *UnnamedAccess {
+	p := new(UnnamedAccess)
+	*p = x
+	return p
+}
+
+func (x UnnamedAccess) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (UnnamedAccess) Descriptor() protoreflect.EnumDescriptor {
+	return file_gateway_v1_security_proto_enumTypes[2].Descriptor()
+}
+
+func (UnnamedAccess) Type() protoreflect.EnumType {
+	return &file_gateway_v1_security_proto_enumTypes[2]
+}
+
+func (x UnnamedAccess) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use UnnamedAccess.Descriptor instead.
+func (UnnamedAccess) EnumDescriptor() ([]byte, []int) {
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{2}
+}
+
 // With what a caller may have to do. A list that is empty stands for everything.
 type Scope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1672,6 +1733,243 @@ func (x *ExplainAccessResponse) GetReasons() []string {
 	return nil
 }
 
+// Which rules to list.
+type ListRulesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Most rules in the page; 0 is 100, at most 1,000. Fewer may come, also before the end.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRulesRequest) Reset() {
+	*x = ListRulesRequest{}
+	mi := &file_gateway_v1_security_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRulesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRulesRequest) ProtoMessage() {}
+
+func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gateway_v1_security_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRulesRequest.ProtoReflect.Descriptor instead.
+func (*ListRulesRequest) Descriptor() ([]byte, []int) {
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ListRulesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListRulesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// Rules.
+type ListRulesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order in which they are looked at; the first that names the device, the action and the topic decides.
+	Rules []*Rule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	// For the next page; empty at the end.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Their file; empty if there is none.
+	File string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	// What becomes of the rest.
+	Unnamed       UnnamedAccess `protobuf:"varint,4,opt,name=unnamed,proto3,enum=gateway.v1.UnnamedAccess" json:"unnamed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRulesResponse) Reset() {
+	*x = ListRulesResponse{}
+	mi := &file_gateway_v1_security_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRulesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRulesResponse) ProtoMessage() {}
+
+func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gateway_v1_security_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRulesResponse.ProtoReflect.Descriptor instead.
+func (*ListRulesResponse) Descriptor() ([]byte, []int) {
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListRulesResponse) GetRules() []*Rule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *ListRulesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListRulesResponse) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *ListRulesResponse) GetUnnamed() UnnamedAccess {
+	if x != nil {
+		return x.Unnamed
+	}
+	return UnnamedAccess_UNNAMED_ACCESS_UNSPECIFIED
+}
+
+// A rule. Of names and topics the first 200 characters are shown.
+type Rule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its line in the file.
+	Line uint32 `protobuf:"varint,1,opt,name=line,proto3" json:"line,omitempty"`
+	// Whether it denies; otherwise it allows.
+	Deny bool `protobuf:"varint,2,opt,name=deny,proto3" json:"deny,omitempty"`
+	// Whether it is about publishing.
+	Publish bool `protobuf:"varint,3,opt,name=publish,proto3" json:"publish,omitempty"`
+	// Whether it is about subscribing.
+	Subscribe bool `protobuf:"varint,4,opt,name=subscribe,proto3" json:"subscribe,omitempty"`
+	// Its first 100 topics, with placeholders as in the file.
+	Topics []string `protobuf:"bytes,5,rep,name=topics,proto3" json:"topics,omitempty"`
+	// How many topics it has.
+	TopicCount uint32 `protobuf:"varint,6,opt,name=topic_count,json=topicCount,proto3" json:"topic_count,omitempty"`
+	// Whom it is for, as `users: anna, ops-*`, with the first 100 names of each; all must hold, and none is everybody.
+	Conditions []string `protobuf:"bytes,7,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// What it allows at most, as `QoS 1 at most`.
+	Limits        []string `protobuf:"bytes,8,rep,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rule) Reset() {
+	*x = Rule{}
+	mi := &file_gateway_v1_security_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rule) ProtoMessage() {}
+
+func (x *Rule) ProtoReflect() protoreflect.Message {
+	mi := &file_gateway_v1_security_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rule.ProtoReflect.Descriptor instead.
+func (*Rule) Descriptor() ([]byte, []int) {
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Rule) GetLine() uint32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *Rule) GetDeny() bool {
+	if x != nil {
+		return x.Deny
+	}
+	return false
+}
+
+func (x *Rule) GetPublish() bool {
+	if x != nil {
+		return x.Publish
+	}
+	return false
+}
+
+func (x *Rule) GetSubscribe() bool {
+	if x != nil {
+		return x.Subscribe
+	}
+	return false
+}
+
+func (x *Rule) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+func (x *Rule) GetTopicCount() uint32 {
+	if x != nil {
+		return x.TopicCount
+	}
+	return 0
+}
+
+func (x *Rule) GetConditions() []string {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+func (x *Rule) GetLimits() []string {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
 // Which tenants to list.
 type ListTenantsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1685,7 +1983,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_gateway_v1_security_proto_msgTypes[24]
+	mi := &file_gateway_v1_security_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1995,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gateway_v1_security_proto_msgTypes[24]
+	mi := &file_gateway_v1_security_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +2008,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_gateway_v1_security_proto_rawDescGZIP(), []int{24}
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -1740,7 +2038,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_gateway_v1_security_proto_msgTypes[25]
+	mi := &file_gateway_v1_security_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +2050,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gateway_v1_security_proto_msgTypes[25]
+	mi := &file_gateway_v1_security_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +2063,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_gateway_v1_security_proto_rawDescGZIP(), []int{25}
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -1811,7 +2109,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_gateway_v1_security_proto_msgTypes[26]
+	mi := &file_gateway_v1_security_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1823,7 +2121,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_gateway_v1_security_proto_msgTypes[26]
+	mi := &file_gateway_v1_security_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1836,7 +2134,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_gateway_v1_security_proto_rawDescGZIP(), []int{26}
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Tenant) GetName() string {
@@ -1922,7 +2220,7 @@ type QuotaUsage struct {
 
 func (x *QuotaUsage) Reset() {
 	*x = QuotaUsage{}
-	mi := &file_gateway_v1_security_proto_msgTypes[27]
+	mi := &file_gateway_v1_security_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2232,7 @@ func (x *QuotaUsage) String() string {
 func (*QuotaUsage) ProtoMessage() {}
 
 func (x *QuotaUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_gateway_v1_security_proto_msgTypes[27]
+	mi := &file_gateway_v1_security_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2245,7 @@ func (x *QuotaUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaUsage.ProtoReflect.Descriptor instead.
 func (*QuotaUsage) Descriptor() ([]byte, []int) {
-	return file_gateway_v1_security_proto_rawDescGZIP(), []int{27}
+	return file_gateway_v1_security_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *QuotaUsage) GetUsed() uint64 {
@@ -2071,7 +2369,28 @@ const file_gateway_v1_security_proto_rawDesc = "" +
 	"\x15ExplainAccessResponse\x12\x18\n" +
 	"\aallowed\x18\x01 \x01(\bR\aallowed\x12\x12\n" +
 	"\x04line\x18\x02 \x01(\rR\x04line\x12\x18\n" +
-	"\areasons\x18\x03 \x03(\tR\areasons\"P\n" +
+	"\areasons\x18\x03 \x03(\tR\areasons\"N\n" +
+	"\x10ListRulesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\xac\x01\n" +
+	"\x11ListRulesResponse\x12&\n" +
+	"\x05rules\x18\x01 \x03(\v2\x10.gateway.v1.RuleR\x05rules\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x123\n" +
+	"\aunnamed\x18\x04 \x01(\x0e2\x19.gateway.v1.UnnamedAccessR\aunnamed\"\xd7\x01\n" +
+	"\x04Rule\x12\x12\n" +
+	"\x04line\x18\x01 \x01(\rR\x04line\x12\x12\n" +
+	"\x04deny\x18\x02 \x01(\bR\x04deny\x12\x18\n" +
+	"\apublish\x18\x03 \x01(\bR\apublish\x12\x1c\n" +
+	"\tsubscribe\x18\x04 \x01(\bR\tsubscribe\x12\x16\n" +
+	"\x06topics\x18\x05 \x03(\tR\x06topics\x12\x1f\n" +
+	"\vtopic_count\x18\x06 \x01(\rR\n" +
+	"topicCount\x12\x1e\n" +
+	"\n" +
+	"conditions\x18\a \x03(\tR\n" +
+	"conditions\x12\x16\n" +
+	"\x06limits\x18\b \x03(\tR\x06limits\"P\n" +
 	"\x12ListTenantsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -2107,14 +2426,21 @@ const file_gateway_v1_security_proto_rawDesc = "" +
 	"\x16BAN_SOURCE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fBAN_SOURCE_FILE\x10\x01\x12\x12\n" +
 	"\x0eBAN_SOURCE_RPC\x10\x02\x12\x17\n" +
-	"\x13BAN_SOURCE_FLAPPING\x10\x032\xb0\x05\n" +
+	"\x13BAN_SOURCE_FLAPPING\x10\x03*\x9e\x01\n" +
+	"\rUnnamedAccess\x12\x1e\n" +
+	"\x1aUNNAMED_ACCESS_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16UNNAMED_ACCESS_ALLOWED\x10\x01\x12\x19\n" +
+	"\x15UNNAMED_ACCESS_DENIED\x10\x02\x12\x1a\n" +
+	"\x16UNNAMED_ACCESS_SERVICE\x10\x03\x12\x1a\n" +
+	"\x16UNNAMED_ACCESS_PROGRAM\x10\x042\xfa\x05\n" +
 	"\bSecurity\x12N\n" +
 	"\vCreateToken\x12\x1e.gateway.v1.CreateTokenRequest\x1a\x1f.gateway.v1.CreateTokenResponse\x12K\n" +
 	"\n" +
 	"ListTokens\x12\x1d.gateway.v1.ListTokensRequest\x1a\x1e.gateway.v1.ListTokensResponse\x12N\n" +
 	"\vRevokeToken\x12\x1e.gateway.v1.RevokeTokenRequest\x1a\x1f.gateway.v1.RevokeTokenResponse\x12?\n" +
 	"\x06Reload\x12\x19.gateway.v1.ReloadRequest\x1a\x1a.gateway.v1.ReloadResponse\x12T\n" +
-	"\rExplainAccess\x12 .gateway.v1.ExplainAccessRequest\x1a!.gateway.v1.ExplainAccessResponse\x12E\n" +
+	"\rExplainAccess\x12 .gateway.v1.ExplainAccessRequest\x1a!.gateway.v1.ExplainAccessResponse\x12H\n" +
+	"\tListRules\x12\x1c.gateway.v1.ListRulesRequest\x1a\x1d.gateway.v1.ListRulesResponse\x12E\n" +
 	"\bListBans\x12\x1b.gateway.v1.ListBansRequest\x1a\x1c.gateway.v1.ListBansResponse\x12?\n" +
 	"\x06AddBan\x12\x19.gateway.v1.AddBanRequest\x1a\x1a.gateway.v1.AddBanResponse\x12H\n" +
 	"\tRemoveBan\x12\x1c.gateway.v1.RemoveBanRequest\x1a\x1d.gateway.v1.RemoveBanResponse\x12N\n" +
@@ -2132,95 +2458,103 @@ func file_gateway_v1_security_proto_rawDescGZIP() []byte {
 	return file_gateway_v1_security_proto_rawDescData
 }
 
-var file_gateway_v1_security_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gateway_v1_security_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_gateway_v1_security_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_gateway_v1_security_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_gateway_v1_security_proto_goTypes = []any{
 	(Role)(0),                     // 0: gateway.v1.Role
 	(BanSource)(0),                // 1: gateway.v1.BanSource
-	(*Scope)(nil),                 // 2: gateway.v1.Scope
-	(*Token)(nil),                 // 3: gateway.v1.Token
-	(*CreateTokenRequest)(nil),    // 4: gateway.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 5: gateway.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),     // 6: gateway.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 7: gateway.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 8: gateway.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 9: gateway.v1.RevokeTokenResponse
-	(*ReloadRequest)(nil),         // 10: gateway.v1.ReloadRequest
-	(*ReloadResponse)(nil),        // 11: gateway.v1.ReloadResponse
-	(*ReloadedPart)(nil),          // 12: gateway.v1.ReloadedPart
-	(*BanTarget)(nil),             // 13: gateway.v1.BanTarget
-	(*Ban)(nil),                   // 14: gateway.v1.Ban
-	(*ListBansRequest)(nil),       // 15: gateway.v1.ListBansRequest
-	(*ListBansResponse)(nil),      // 16: gateway.v1.ListBansResponse
-	(*AddBanRequest)(nil),         // 17: gateway.v1.AddBanRequest
-	(*AddBanResponse)(nil),        // 18: gateway.v1.AddBanResponse
-	(*RemoveBanRequest)(nil),      // 19: gateway.v1.RemoveBanRequest
-	(*RemoveBanResponse)(nil),     // 20: gateway.v1.RemoveBanResponse
-	(*ExplainAccessRequest)(nil),  // 21: gateway.v1.ExplainAccessRequest
-	(*AccessSubject)(nil),         // 22: gateway.v1.AccessSubject
-	(*AccessClaim)(nil),           // 23: gateway.v1.AccessClaim
-	(*AccessPublish)(nil),         // 24: gateway.v1.AccessPublish
-	(*ExplainAccessResponse)(nil), // 25: gateway.v1.ExplainAccessResponse
-	(*ListTenantsRequest)(nil),    // 26: gateway.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 27: gateway.v1.ListTenantsResponse
-	(*Tenant)(nil),                // 28: gateway.v1.Tenant
-	(*QuotaUsage)(nil),            // 29: gateway.v1.QuotaUsage
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
-	(Qos)(0),                      // 31: gateway.v1.Qos
+	(UnnamedAccess)(0),            // 2: gateway.v1.UnnamedAccess
+	(*Scope)(nil),                 // 3: gateway.v1.Scope
+	(*Token)(nil),                 // 4: gateway.v1.Token
+	(*CreateTokenRequest)(nil),    // 5: gateway.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 6: gateway.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),     // 7: gateway.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 8: gateway.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 9: gateway.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 10: gateway.v1.RevokeTokenResponse
+	(*ReloadRequest)(nil),         // 11: gateway.v1.ReloadRequest
+	(*ReloadResponse)(nil),        // 12: gateway.v1.ReloadResponse
+	(*ReloadedPart)(nil),          // 13: gateway.v1.ReloadedPart
+	(*BanTarget)(nil),             // 14: gateway.v1.BanTarget
+	(*Ban)(nil),                   // 15: gateway.v1.Ban
+	(*ListBansRequest)(nil),       // 16: gateway.v1.ListBansRequest
+	(*ListBansResponse)(nil),      // 17: gateway.v1.ListBansResponse
+	(*AddBanRequest)(nil),         // 18: gateway.v1.AddBanRequest
+	(*AddBanResponse)(nil),        // 19: gateway.v1.AddBanResponse
+	(*RemoveBanRequest)(nil),      // 20: gateway.v1.RemoveBanRequest
+	(*RemoveBanResponse)(nil),     // 21: gateway.v1.RemoveBanResponse
+	(*ExplainAccessRequest)(nil),  // 22: gateway.v1.ExplainAccessRequest
+	(*AccessSubject)(nil),         // 23: gateway.v1.AccessSubject
+	(*AccessClaim)(nil),           // 24: gateway.v1.AccessClaim
+	(*AccessPublish)(nil),         // 25: gateway.v1.AccessPublish
+	(*ExplainAccessResponse)(nil), // 26: gateway.v1.ExplainAccessResponse
+	(*ListRulesRequest)(nil),      // 27: gateway.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 28: gateway.v1.ListRulesResponse
+	(*Rule)(nil),                  // 29: gateway.v1.Rule
+	(*ListTenantsRequest)(nil),    // 30: gateway.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 31: gateway.v1.ListTenantsResponse
+	(*Tenant)(nil),                // 32: gateway.v1.Tenant
+	(*QuotaUsage)(nil),            // 33: gateway.v1.QuotaUsage
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(Qos)(0),                      // 35: gateway.v1.Qos
 }
 var file_gateway_v1_security_proto_depIdxs = []int32{
 	0,  // 0: gateway.v1.Token.role:type_name -> gateway.v1.Role
-	2,  // 1: gateway.v1.Token.scope:type_name -> gateway.v1.Scope
-	30, // 2: gateway.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	30, // 3: gateway.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	3,  // 1: gateway.v1.Token.scope:type_name -> gateway.v1.Scope
+	34, // 2: gateway.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	34, // 3: gateway.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
 	0,  // 4: gateway.v1.CreateTokenRequest.role:type_name -> gateway.v1.Role
-	2,  // 5: gateway.v1.CreateTokenRequest.scope:type_name -> gateway.v1.Scope
-	30, // 6: gateway.v1.CreateTokenRequest.expire_time:type_name -> google.protobuf.Timestamp
-	3,  // 7: gateway.v1.CreateTokenResponse.token:type_name -> gateway.v1.Token
-	3,  // 8: gateway.v1.ListTokensResponse.tokens:type_name -> gateway.v1.Token
-	12, // 9: gateway.v1.ReloadResponse.parts:type_name -> gateway.v1.ReloadedPart
-	13, // 10: gateway.v1.Ban.target:type_name -> gateway.v1.BanTarget
-	30, // 11: gateway.v1.Ban.made_time:type_name -> google.protobuf.Timestamp
-	30, // 12: gateway.v1.Ban.expire_time:type_name -> google.protobuf.Timestamp
+	3,  // 5: gateway.v1.CreateTokenRequest.scope:type_name -> gateway.v1.Scope
+	34, // 6: gateway.v1.CreateTokenRequest.expire_time:type_name -> google.protobuf.Timestamp
+	4,  // 7: gateway.v1.CreateTokenResponse.token:type_name -> gateway.v1.Token
+	4,  // 8: gateway.v1.ListTokensResponse.tokens:type_name -> gateway.v1.Token
+	13, // 9: gateway.v1.ReloadResponse.parts:type_name -> gateway.v1.ReloadedPart
+	14, // 10: gateway.v1.Ban.target:type_name -> gateway.v1.BanTarget
+	34, // 11: gateway.v1.Ban.made_time:type_name -> google.protobuf.Timestamp
+	34, // 12: gateway.v1.Ban.expire_time:type_name -> google.protobuf.Timestamp
 	1,  // 13: gateway.v1.Ban.source:type_name -> gateway.v1.BanSource
-	14, // 14: gateway.v1.ListBansResponse.bans:type_name -> gateway.v1.Ban
-	13, // 15: gateway.v1.AddBanRequest.target:type_name -> gateway.v1.BanTarget
-	30, // 16: gateway.v1.AddBanRequest.expire_time:type_name -> google.protobuf.Timestamp
-	14, // 17: gateway.v1.AddBanResponse.ban:type_name -> gateway.v1.Ban
-	13, // 18: gateway.v1.RemoveBanRequest.target:type_name -> gateway.v1.BanTarget
-	22, // 19: gateway.v1.ExplainAccessRequest.subject:type_name -> gateway.v1.AccessSubject
-	24, // 20: gateway.v1.ExplainAccessRequest.publish:type_name -> gateway.v1.AccessPublish
-	23, // 21: gateway.v1.AccessSubject.claims:type_name -> gateway.v1.AccessClaim
-	31, // 22: gateway.v1.AccessPublish.qos:type_name -> gateway.v1.Qos
-	28, // 23: gateway.v1.ListTenantsResponse.tenants:type_name -> gateway.v1.Tenant
-	29, // 24: gateway.v1.Tenant.connections:type_name -> gateway.v1.QuotaUsage
-	29, // 25: gateway.v1.Tenant.sessions:type_name -> gateway.v1.QuotaUsage
-	29, // 26: gateway.v1.Tenant.subscriptions:type_name -> gateway.v1.QuotaUsage
-	29, // 27: gateway.v1.Tenant.retained_messages:type_name -> gateway.v1.QuotaUsage
-	29, // 28: gateway.v1.Tenant.retained_bytes:type_name -> gateway.v1.QuotaUsage
-	4,  // 29: gateway.v1.Security.CreateToken:input_type -> gateway.v1.CreateTokenRequest
-	6,  // 30: gateway.v1.Security.ListTokens:input_type -> gateway.v1.ListTokensRequest
-	8,  // 31: gateway.v1.Security.RevokeToken:input_type -> gateway.v1.RevokeTokenRequest
-	10, // 32: gateway.v1.Security.Reload:input_type -> gateway.v1.ReloadRequest
-	21, // 33: gateway.v1.Security.ExplainAccess:input_type -> gateway.v1.ExplainAccessRequest
-	15, // 34: gateway.v1.Security.ListBans:input_type -> gateway.v1.ListBansRequest
-	17, // 35: gateway.v1.Security.AddBan:input_type -> gateway.v1.AddBanRequest
-	19, // 36: gateway.v1.Security.RemoveBan:input_type -> gateway.v1.RemoveBanRequest
-	26, // 37: gateway.v1.Security.ListTenants:input_type -> gateway.v1.ListTenantsRequest
-	5,  // 38: gateway.v1.Security.CreateToken:output_type -> gateway.v1.CreateTokenResponse
-	7,  // 39: gateway.v1.Security.ListTokens:output_type -> gateway.v1.ListTokensResponse
-	9,  // 40: gateway.v1.Security.RevokeToken:output_type -> gateway.v1.RevokeTokenResponse
-	11, // 41: gateway.v1.Security.Reload:output_type -> gateway.v1.ReloadResponse
-	25, // 42: gateway.v1.Security.ExplainAccess:output_type -> gateway.v1.ExplainAccessResponse
-	16, // 43: gateway.v1.Security.ListBans:output_type -> gateway.v1.ListBansResponse
-	18, // 44: gateway.v1.Security.AddBan:output_type -> gateway.v1.AddBanResponse
-	20, // 45: gateway.v1.Security.RemoveBan:output_type -> gateway.v1.RemoveBanResponse
-	27, // 46: gateway.v1.Security.ListTenants:output_type -> gateway.v1.ListTenantsResponse
-	38, // [38:47] is the sub-list for method output_type
-	29, // [29:38] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	15, // 14: gateway.v1.ListBansResponse.bans:type_name -> gateway.v1.Ban
+	14, // 15: gateway.v1.AddBanRequest.target:type_name -> gateway.v1.BanTarget
+	34, // 16: gateway.v1.AddBanRequest.expire_time:type_name -> google.protobuf.Timestamp
+	15, // 17: gateway.v1.AddBanResponse.ban:type_name -> gateway.v1.Ban
+	14, // 18: gateway.v1.RemoveBanRequest.target:type_name -> gateway.v1.BanTarget
+	23, // 19: gateway.v1.ExplainAccessRequest.subject:type_name -> gateway.v1.AccessSubject
+	25, // 20: gateway.v1.ExplainAccessRequest.publish:type_name -> gateway.v1.AccessPublish
+	24, // 21: gateway.v1.AccessSubject.claims:type_name -> gateway.v1.AccessClaim
+	35, // 22: gateway.v1.AccessPublish.qos:type_name -> gateway.v1.Qos
+	29, // 23: gateway.v1.ListRulesResponse.rules:type_name -> gateway.v1.Rule
+	2,  // 24: gateway.v1.ListRulesResponse.unnamed:type_name -> gateway.v1.UnnamedAccess
+	32, // 25: gateway.v1.ListTenantsResponse.tenants:type_name -> gateway.v1.Tenant
+	33, // 26: gateway.v1.Tenant.connections:type_name -> gateway.v1.QuotaUsage
+	33, // 27: gateway.v1.Tenant.sessions:type_name -> gateway.v1.QuotaUsage
+	33, // 28: gateway.v1.Tenant.subscriptions:type_name -> gateway.v1.QuotaUsage
+	33, // 29: gateway.v1.Tenant.retained_messages:type_name -> gateway.v1.QuotaUsage
+	33, // 30: gateway.v1.Tenant.retained_bytes:type_name -> gateway.v1.QuotaUsage
+	5,  // 31: gateway.v1.Security.CreateToken:input_type -> gateway.v1.CreateTokenRequest
+	7,  // 32: gateway.v1.Security.ListTokens:input_type -> gateway.v1.ListTokensRequest
+	9,  // 33: gateway.v1.Security.RevokeToken:input_type -> gateway.v1.RevokeTokenRequest
+	11, // 34: gateway.v1.Security.Reload:input_type -> gateway.v1.ReloadRequest
+	22, // 35: gateway.v1.Security.ExplainAccess:input_type -> gateway.v1.ExplainAccessRequest
+	27, // 36: gateway.v1.Security.ListRules:input_type -> gateway.v1.ListRulesRequest
+	16, // 37: gateway.v1.Security.ListBans:input_type -> gateway.v1.ListBansRequest
+	18, // 38: gateway.v1.Security.AddBan:input_type -> gateway.v1.AddBanRequest
+	20, // 39: gateway.v1.Security.RemoveBan:input_type -> gateway.v1.RemoveBanRequest
+	30, // 40: gateway.v1.Security.ListTenants:input_type -> gateway.v1.ListTenantsRequest
+	6,  // 41: gateway.v1.Security.CreateToken:output_type -> gateway.v1.CreateTokenResponse
+	8,  // 42: gateway.v1.Security.ListTokens:output_type -> gateway.v1.ListTokensResponse
+	10, // 43: gateway.v1.Security.RevokeToken:output_type -> gateway.v1.RevokeTokenResponse
+	12, // 44: gateway.v1.Security.Reload:output_type -> gateway.v1.ReloadResponse
+	26, // 45: gateway.v1.Security.ExplainAccess:output_type -> gateway.v1.ExplainAccessResponse
+	28, // 46: gateway.v1.Security.ListRules:output_type -> gateway.v1.ListRulesResponse
+	17, // 47: gateway.v1.Security.ListBans:output_type -> gateway.v1.ListBansResponse
+	19, // 48: gateway.v1.Security.AddBan:output_type -> gateway.v1.AddBanResponse
+	21, // 49: gateway.v1.Security.RemoveBan:output_type -> gateway.v1.RemoveBanResponse
+	31, // 50: gateway.v1.Security.ListTenants:output_type -> gateway.v1.ListTenantsResponse
+	41, // [41:51] is the sub-list for method output_type
+	31, // [31:41] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_gateway_v1_security_proto_init() }
@@ -2248,8 +2582,8 @@ func file_gateway_v1_security_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gateway_v1_security_proto_rawDesc), len(file_gateway_v1_security_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   28,
+			NumEnums:      3,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	Security_RevokeToken_FullMethodName   = "/gateway.v1.Security/RevokeToken"
 	Security_Reload_FullMethodName        = "/gateway.v1.Security/Reload"
 	Security_ExplainAccess_FullMethodName = "/gateway.v1.Security/ExplainAccess"
+	Security_ListRules_FullMethodName     = "/gateway.v1.Security/ListRules"
 	Security_ListBans_FullMethodName      = "/gateway.v1.Security/ListBans"
 	Security_AddBan_FullMethodName        = "/gateway.v1.Security/AddBan"
 	Security_RemoveBan_FullMethodName     = "/gateway.v1.Security/RemoveBan"
@@ -36,7 +37,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Administration of access, for the role admin; ExplainAccess for the role operator, too.
+// Administration of access, for the role admin; ExplainAccess and ListRules for the role operator, too.
 type SecurityClient interface {
 	// Makes a token for a backend or an operator. The answer is the only place where it is ever shown. A caller whose own
 	// scope is limited can only give what is in it.
@@ -52,6 +53,9 @@ type SecurityClient interface {
 	// whose topics are limited is told the decision without the rules. NOT_FOUND if a device without a description has no
 	// session; FAILED_PRECONDITION if it has not connected since the gateway started, so that nobody knows who it is.
 	ExplainAccess(ctx context.Context, in *ExplainAccessRequest, opts ...grpc.CallOption) (*ExplainAccessResponse, error)
+	// The rules in force, as they were read from their file, page by page in the order in which they are looked at. Needs a scope
+	// of everything. Where rules are replaced between two pages, each is of its own moment.
+	ListRules(ctx context.Context, in *ListRulesRequest, opts ...grpc.CallOption) (*ListRulesResponse, error)
 	// Bans in force, page by page in order of whom they are for.
 	ListBans(ctx context.Context, in *ListBansRequest, opts ...grpc.CallOption) (*ListBansResponse, error)
 	// Makes a ban, in the place of one that was made by this call for the same target. When it answers, the ban is on disk and in
@@ -124,6 +128,16 @@ func (c *securityClient) ExplainAccess(ctx context.Context, in *ExplainAccessReq
 	return out, nil
 }
 
+func (c *securityClient) ListRules(ctx context.Context, in *ListRulesRequest, opts ...grpc.CallOption) (*ListRulesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRulesResponse)
+	err := c.cc.Invoke(ctx, Security_ListRules_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *securityClient) ListBans(ctx context.Context, in *ListBansRequest, opts ...grpc.CallOption) (*ListBansResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListBansResponse)
@@ -168,7 +182,7 @@ func (c *securityClient) ListTenants(ctx context.Context, in *ListTenantsRequest
 // All implementations must embed UnimplementedSecurityServer
 // for forward compatibility.
 //
-// Administration of access, for the role admin; ExplainAccess for the role operator, too.
+// Administration of access, for the role admin; ExplainAccess and ListRules for the role operator, too.
 type SecurityServer interface {
 	// Makes a token for a backend or an operator. The answer is the only place where it is ever shown. A caller whose own
 	// scope is limited can only give what is in it.
@@ -184,6 +198,9 @@ type SecurityServer interface {
 	// whose topics are limited is told the decision without the rules. NOT_FOUND if a device without a description has no
 	// session; FAILED_PRECONDITION if it has not connected since the gateway started, so that nobody knows who it is.
 	ExplainAccess(context.Context, *ExplainAccessRequest) (*ExplainAccessResponse, error)
+	// The rules in force, as they were read from their file, page by page in the order in which they are looked at. Needs a scope
+	// of everything. Where rules are replaced between two pages, each is of its own moment.
+	ListRules(context.Context, *ListRulesRequest) (*ListRulesResponse, error)
 	// Bans in force, page by page in order of whom they are for.
 	ListBans(context.Context, *ListBansRequest) (*ListBansResponse, error)
 	// Makes a ban, in the place of one that was made by this call for the same target. When it answers, the ban is on disk and in
@@ -220,6 +237,9 @@ func (UnimplementedSecurityServer) Reload(context.Context, *ReloadRequest) (*Rel
 }
 func (UnimplementedSecurityServer) ExplainAccess(context.Context, *ExplainAccessRequest) (*ExplainAccessResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ExplainAccess not implemented")
+}
+func (UnimplementedSecurityServer) ListRules(context.Context, *ListRulesRequest) (*ListRulesResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method ListRules not implemented")
 }
 func (UnimplementedSecurityServer) ListBans(context.Context, *ListBansRequest) (*ListBansResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ListBans not implemented")
@@ -344,6 +364,24 @@ func _Security_ExplainAccess_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Security_ListRules_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRulesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SecurityServer).ListRules(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Security_ListRules_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SecurityServer).ListRules(ctx, req.(*ListRulesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Security_ListBans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListBansRequest)
 	if err := dec(in); err != nil {
@@ -442,6 +480,10 @@ var Security_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExplainAccess",
 			Handler:    _Security_ExplainAccess_Handler,
+		},
+		{
+			MethodName: "ListRules",
+			Handler:    _Security_ListRules_Handler,
 		},
 		{
 			MethodName: "ListBans",

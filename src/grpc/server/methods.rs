@@ -122,6 +122,7 @@ const METHODS: &[Method] = &[
     Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/Reload", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/ExplainAccess", Roles::OPERATE),
+    Method::administers("/gateway.v1.Security/ListRules", Roles::OPERATE),
     Method::administers("/gateway.v1.Security/ListBans", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/AddBan", Roles::ADMINISTER),
     Method::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),

@@ -13,6 +13,7 @@ pub(super) mod history;
 pub(super) mod operations;
 pub(super) mod precedent;
 pub(super) mod publisher;
+mod rules;
 pub(super) mod security;
 pub(super) mod shadows;
 pub(super) mod state;

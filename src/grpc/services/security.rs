@@ -6,7 +6,7 @@ use access::backends::{Grant, LineError, Role, Scope, Tokens, hash, mint};
 use gateway_core::Timestamp;
 use tonic::{Request, Response, Status};
 
-use super::{bans, explain, tenants};
+use super::{bans, explain, rules, tenants};
 use crate::{
     backends::{file::FileError, now},
     grpc::{
@@ -209,6 +209,14 @@ impl Security for SecurityService {
         let Context { broker, hooks, .. } = &self.context;
         let answer = explain::explain(broker, hooks.authority.as_ref(), request.into_inner(), &call).await?;
         Ok(Response::new(answer))
+    }
+
+    async fn list_rules(
+        &self,
+        request: Request<v1::ListRulesRequest>,
+    ) -> Result<Response<v1::ListRulesResponse>, Status> {
+        over_all(&*Call::of(request.extensions())?)?;
+        Ok(Response::new(rules::list(self.context.hooks.authority.as_deref(), request.into_inner())?))
     }
 
     async fn list_bans(

@@ -1,7 +1,7 @@
-//! Who may do what: what the rules decide and why, tokens, and bans.
+//! Who may do what: the rules in force, what they decide and why, tokens, and bans.
 
 use axum::{extract::Query, response::Response};
-use gateway_api::gateway::v1::{self, ban_target::Target, explain_access_request::Action};
+use gateway_api::gateway::v1::{self, UnnamedAccess, ban_target::Target, explain_access_request::Action};
 use gateway_core::clock;
 use maud::{Markup, html};
 use prost_types::Timestamp;
@@ -20,6 +20,7 @@ const TO: &str = "/page/access";
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct Wanted {
+    rules: String,
     tokens: String,
     bans: String,
 }
@@ -182,6 +183,7 @@ async fn page(visitor: &Visitor, wanted: &Wanted, fields: Option<&Fields>, said:
                 (button(visitor, "Security/ExplainAccess", "", ("do", "explain"), "Explain"))
             }
         }
+        section { h2 { "Rules in force" } (rules(visitor, wanted).await) }
         section { h2 { "Tokens" } (tokens(visitor, wanted).await) }
         section { h2 { "Bans" } (bans(visitor, wanted).await) }
         section {
@@ -197,6 +199,65 @@ async fn page(visitor: &Visitor, wanted: &Wanted, fields: Option<&Fields>, said:
 
 fn not_for(visitor: &Visitor, method: &str) -> Option<Markup> {
     visitor.why_not(method).map(|why| html! { p.muted { "This is " (why) "." } })
+}
+
+async fn rules(visitor: &Visitor, wanted: &Wanted) -> Markup {
+    if let Some(not) = not_for(visitor, "Security/ListRules") {
+        return not;
+    }
+    let request = v1::ListRulesRequest { page_size: PAGE, page_token: wanted.rules.clone() };
+    let found = match visitor.api.security().list_rules(request).await {
+        Ok(found) => found.into_inner(),
+        Err(status) => return problem(&status),
+    };
+    let rest = match found.unnamed() {
+        UnnamedAccess::Allowed | UnnamedAccess::Unspecified => {
+            "There are no rules: every device may do everything."
+        }
+        UnnamedAccess::Denied => {
+            "The first rule that names the device, the action and the topic decides. What none names is denied."
+        }
+        UnnamedAccess::Service => {
+            "The first rule that names the device, the action and the topic decides. About what none names the service of auth.grpc is asked."
+        }
+        UnnamedAccess::Program => "The program that embeds the gateway decides.",
+    };
+    html! {
+        p { (rest) @if !found.file.is_empty() { " They are in " code { (found.file) } "." } }
+        @if !found.rules.is_empty() {
+            div.wide tabindex="0" role="region" aria-label="Rules" {
+                table {
+                    thead { tr { th.number { "Line" } th { "Rule" } th { "Topics" } th { "For" } th { "Limits" } } }
+                    tbody { @for rule in &found.rules { (rule_row(rule)) } }
+                }
+            }
+        }
+        @if !found.next_page_token.is_empty() { p { a rel="next" href={ (TO) "?" (query(&[("rules", &found.next_page_token)])) } { "Next page" } } }
+    }
+}
+
+fn rule_row(rule: &v1::Rule) -> Markup {
+    let action = match (rule.publish, rule.subscribe) {
+        (true, true) => "publish and subscribe",
+        (true, false) => "publish",
+        (false, _) => "subscribe",
+    };
+    let more = (rule.topic_count as usize).saturating_sub(rule.topics.len());
+    html! {
+        tr {
+            td.number { (rule.line) }
+            td { @if rule.deny { span.bad { "deny" } } @else { span.good { "allow" } } " " (action) }
+            td {
+                @for topic in &rule.topics { div { code { (topic) } } }
+                @if more > 0 { div { "and " (more) " more" } }
+            }
+            td {
+                @if rule.conditions.is_empty() { "everybody" }
+                @for condition in &rule.conditions { div { (condition) } }
+            }
+            td { @for limit in &rule.limits { div { (limit) } } }
+        }
+    }
 }
 
 async fn tokens(visitor: &Visitor, wanted: &Wanted) -> Markup {

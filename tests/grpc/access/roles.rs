@@ -77,6 +77,7 @@ const ROWS: &[(&str, &[Role])] = &[
     ("/gateway.v1.Security/CreateToken", ADMINISTER),
     ("/gateway.v1.Security/ListBans", ADMINISTER),
     ("/gateway.v1.Security/ExplainAccess", OPERATE),
+    ("/gateway.v1.Security/ListRules", OPERATE),
     ("/gateway.v1.Security/ListTenants", ADMINISTER),
     ("/gateway.v1.Security/ListTokens", ADMINISTER),
     ("/gateway.v1.Security/Reload", ADMINISTER),

@@ -114,6 +114,41 @@ async fn access_is_explained_for_who_is_connected_and_for_who_is_described() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rules_in_force_are_listed_to_those_who_may_know_all_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rules.toml");
+    let guarded = ruled(&file).await;
+    let (mut root, mut topics) = (guarded.security("root"), guarded.security("topics"));
+    let page = |page_token: String| v1::ListRulesRequest { page_size: 2, page_token };
+    let first = root.list_rules(page(String::new())).await.unwrap().into_inner();
+    assert_eq!((first.unnamed(), first.file.as_str()), (v1::UnnamedAccess::Denied, file.to_str().unwrap()));
+    let second = root.list_rules(page(first.next_page_token)).await.unwrap().into_inner();
+    assert_eq!(second.next_page_token, "");
+    let told = |rule: v1::Rule| {
+        let action = (rule.deny, rule.publish, rule.subscribe);
+        (rule.line, action, rule.topics.join(" "), rule.topic_count, rule.limits.join(" "))
+    };
+    let all: Vec<_> = [first.rules, second.rules].concat().into_iter().map(told).collect();
+    let expected = [
+        (2, (true, true, true), "t/secret", 1, ""),
+        (5, (false, true, false), "d/%{c}/# u/%{u}", 2, "QoS 1 at most"),
+        (9, (false, false, true), "t/a/+ open/#", 2, ""),
+    ];
+    assert_eq!(
+        all,
+        expected.map(|(line, action, topics, count, limits)| {
+            (line, action, topics.to_owned(), count, limits.to_owned())
+        })
+    );
+    let out = (Code::PermissionDenied, "OUT_OF_SCOPE".to_owned());
+    assert_eq!(refusal(&topics.list_rules(page(String::new())).await.unwrap_err()), out);
+    fs::write(&file, RULES.replace("t/secret", "t/other")).unwrap();
+    root.reload(v1::ReloadRequest {}).await.unwrap();
+    let now = root.list_rules(page(String::new())).await.unwrap().into_inner();
+    assert_eq!(now.rules[0].topics, ["t/other"], "those of the file that was read last");
+}
+
 /// The failure: a device gets nothing of what it has subscribed to, and nothing shows why.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriptions_that_the_rules_no_longer_grant_are_shown_as_such() {

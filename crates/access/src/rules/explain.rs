@@ -4,12 +4,11 @@ use std::fmt::{self, Write as _};
 
 use gateway_core::{QoS, parse_shared};
 
-use super::{Concerning, Rule, Rules, Subscribing, cover::Cover};
+use super::{Concerning, LONGEST, Rule, Rules, Subscribing, cover::Cover};
 use crate::Subject;
 
-/// Filters of a rule that are shown, and characters of each.
+/// Filters of a rule that are shown.
 const SHOWN: usize = 3;
-const LONGEST: usize = 200;
 
 /// What somebody wants to do.
 #[derive(Debug, Clone, Copy)]

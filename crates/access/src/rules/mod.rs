@@ -12,6 +12,7 @@ mod cover;
 mod explain;
 mod file;
 mod fuzz;
+mod list;
 mod mosquitto;
 mod pattern;
 mod recent;
@@ -35,8 +36,12 @@ use crate::Subject;
 pub use explain::{Asked, Explanation};
 pub use file::Mistake;
 pub use fuzz::fuzz_rules;
+pub use list::Listed;
 pub use mosquitto::{Imported, import_mosquitto};
 pub use recent::Recent;
+
+/// Characters of a filter or a name that are shown.
+const LONGEST: usize = 200;
 
 /// The rules of a file.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Whom a rule concerns.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use crate::{Method, Subject};
 
@@ -25,6 +25,16 @@ impl Name {
         match self {
             Self::Exact(exact) => **exact == *name,
             Self::Prefix(prefix) => name.starts_with(&**prefix),
+        }
+    }
+}
+
+/// As it is written in the file.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(exact) => f.write_str(exact),
+            Self::Prefix(prefix) => write!(f, "{prefix}*"),
         }
     }
 }
@@ -66,7 +76,7 @@ pub(super) enum Condition {
 
 impl Condition {
     /// As it is called in the file.
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Clients(_) => "clients",
             Self::Users(_) => "users",
@@ -101,6 +111,11 @@ impl Condition {
 impl Who {
     pub(super) fn new(conditions: Vec<Condition>) -> Self {
         Self(conditions.into())
+    }
+
+    /// The conditions, those first that are decided fastest.
+    pub(super) fn conditions(&self) -> &[Condition] {
+        &self.0
     }
 
     pub(super) fn is_everybody(&self) -> bool {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use clap::{Subcommand, ValueEnum};
 use mqtt_gateway_client::v1::{
     AccessClaim, AccessPublish, AccessSubject, AddBanRequest, Ban, BanTarget, CreateTokenRequest,
-    ExplainAccessRequest, ListBansRequest, ListTenantsRequest, ListTokensRequest, QuotaUsage, ReloadRequest,
-    RemoveBanRequest, RevokeTokenRequest, Role, Scope, Tenant, Token, ban_target::Target,
-    explain_access_request::Action,
+    ExplainAccessRequest, ListBansRequest, ListRulesRequest, ListTenantsRequest, ListTokensRequest,
+    QuotaUsage, ReloadRequest, RemoveBanRequest, RevokeTokenRequest, Role, Rule, Scope, Tenant, Token,
+    ban_target::Target, explain_access_request::Action,
 };
 use prost_types::Timestamp;
 
@@ -24,6 +24,8 @@ use crate::{
 pub(crate) enum Security {
     /// Explains rule by rule what a device may do. Exit code 0 if it is allowed, 1 if it is denied
     Explain(Box<Explain>),
+    /// The rules in force, in the order in which they are looked at
+    Rules,
     /// Tokens of backends and operators
     #[command(subcommand)]
     Tokens(Tokens),
@@ -208,6 +210,25 @@ fn usage(usage: Option<&QuotaUsage>) -> String {
     }
 }
 
+fn rule(rule: &Rule) -> Vec<String> {
+    let verb = if rule.deny { "deny" } else { "allow" };
+    let action = match (rule.publish, rule.subscribe) {
+        (true, true) => "all",
+        (true, false) => "publish",
+        (false, _) => "subscribe",
+    };
+    let more = (rule.topic_count as usize).saturating_sub(rule.topics.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let everybody = rule.conditions.is_empty().then(|| "everybody".to_owned());
+    vec![
+        rule.line.to_string(),
+        format!("{verb} {action}"),
+        clean(&rule.topics.join(", ")) + &more,
+        everybody.unwrap_or_else(|| clean(&rule.conditions.join("; "))),
+        or_dash(&clean(&rule.limits.join(", "))),
+    ]
+}
+
 impl Security {
     pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
         let mut client = context.client.security();
@@ -215,6 +236,20 @@ impl Security {
             Self::Explain(verb) => verb.run(context).await,
             Self::Tokens(verb) => verb.run(context).await,
             Self::Bans(verb) => verb.run(context).await,
+            Self::Rules => {
+                pages!(
+                    context,
+                    None::<usize>,
+                    |page_token| client
+                        .list_rules(context.ask(ListRulesRequest { page_size: 1000, page_token })),
+                    |page| {
+                        let columns = &["LINE", "RULE", "TOPICS", "FOR", "LIMITS"];
+                        context.out.rows(columns, &page.rules, rule)?;
+                        page.rules.len()
+                    }
+                );
+                Ok(())
+            }
             Self::Tenants => {
                 pages!(
                     context,
