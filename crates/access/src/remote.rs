@@ -10,7 +10,7 @@ use gateway_core::Timestamp;
 /// Stops asking somebody who does not answer, and tries again with one question at a time.
 #[derive(Debug)]
 pub struct Breaker {
-    state: State,
+    state: BreakerState,
     /// Failures in a row that open it.
     threshold: u32,
     /// How long it stays open at first.
@@ -20,7 +20,7 @@ pub struct Breaker {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum BreakerState {
     Closed {
         failures: u32,
     },
@@ -37,30 +37,30 @@ enum State {
 impl Breaker {
     /// A closed one.
     pub fn new(threshold: u32, pause: Duration, longest: Duration) -> Self {
-        Self { state: State::Closed { failures: 0 }, threshold, pause, longest }
+        Self { state: BreakerState::Closed { failures: 0 }, threshold, pause, longest }
     }
 
     /// Whether to ask now. After a yes its outcome must be told.
     pub fn may_ask(&mut self, now: Timestamp) -> bool {
         match self.state {
-            State::Closed { .. } => true,
-            State::Open { until, pause } if now >= until => {
-                self.state = State::Trying { pause };
+            BreakerState::Closed { .. } => true,
+            BreakerState::Open { until, pause } if now >= until => {
+                self.state = BreakerState::Trying { pause };
                 true
             }
-            State::Open { .. } | State::Trying { .. } => false,
+            BreakerState::Open { .. } | BreakerState::Trying { .. } => false,
         }
     }
 
     /// There was an answer.
     pub fn succeeded(&mut self) {
-        self.state = State::Closed { failures: 0 };
+        self.state = BreakerState::Closed { failures: 0 };
     }
 
     /// There was none. Returns whether it has opened by this.
     pub fn failed(&mut self, now: Timestamp) -> bool {
         let pause = match &mut self.state {
-            State::Closed { failures } => {
+            BreakerState::Closed { failures } => {
                 *failures += 1;
                 if *failures < self.threshold {
                     return false;
@@ -68,17 +68,17 @@ impl Breaker {
                 self.pause
             }
             // The question was asked before it opened.
-            State::Open { .. } => return false,
-            State::Trying { pause } => (*pause * 2).min(self.longest),
+            BreakerState::Open { .. } => return false,
+            BreakerState::Trying { pause } => (*pause * 2).min(self.longest),
         };
         let millis = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-        self.state = State::Open { until: now.plus_millis(millis), pause };
+        self.state = BreakerState::Open { until: now.plus_millis(millis), pause };
         true
     }
 
     /// Whether it does not ask, or only tries.
     pub fn is_open(&self) -> bool {
-        !matches!(self.state, State::Closed { .. })
+        !matches!(self.state, BreakerState::Closed { .. })
     }
 }
 
@@ -96,14 +96,14 @@ pub enum Found<T> {
 /// Answers by the digest of their question. Beyond its capacity the oldest leaves.
 #[derive(Debug)]
 pub struct Cache<T> {
-    entries: HashMap<[u8; 32], Entry<T>>,
+    entries: HashMap<[u8; 32], CacheEntry<T>>,
     /// Keys in the order in which they came; one that was replaced is there once.
     order: VecDeque<[u8; 32]>,
     capacity: usize,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct CacheEntry<T> {
     value: T,
     fresh: Timestamp,
     stale: Timestamp,
@@ -142,7 +142,7 @@ impl<T: Clone> Cache<T> {
         let fresh = millis(fresh);
         let fresh = fresh - fresh.saturating_mul(u64::from(jitter)) / 1024;
         let fresh = now.plus_millis(fresh);
-        let entry = Entry { value, fresh, stale: fresh.plus_millis(millis(stale)) };
+        let entry = CacheEntry { value, fresh, stale: fresh.plus_millis(millis(stale)) };
         if self.entries.insert(key, entry).is_none() {
             self.order.push_back(key);
             while self.entries.len() > self.capacity {

@@ -15,7 +15,7 @@ impl QueueId {
 
 /// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.
 #[derive(Debug)]
-pub struct Entry {
+pub struct QueueEntry {
     /// The queue.
     pub queue: QueueId,
     /// Its place in the queue: entries are delivered in this order, and their packet identifiers follow from it.
@@ -40,7 +40,7 @@ pub struct Entry {
     message: Unwritten<Arc<SharedMessage>>,
 }
 
-impl Entry {
+impl QueueEntry {
     /// A waiting entry with its part of the commit; it expires with its message. The caller sets `ids` and `group`.
     pub fn new(
         queue: QueueId,
@@ -141,7 +141,7 @@ impl Page {
 #[derive(Debug)]
 pub enum QueueOp {
     /// Adds an entry.
-    Append(Arc<Entry>),
+    Append(Arc<QueueEntry>),
     /// Removes an entry at leisure; or, with a unit's commit, closes the unit and is written with it.
     Remove {
         /// The queue.

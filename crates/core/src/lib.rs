@@ -29,7 +29,7 @@ pub use commit::{Commit, Received, Refused, Unit};
 pub use effort::Effort;
 pub use flow::{Bucket, Flow};
 pub use id::{ClientId, Protocol, QoS, Timestamp};
-pub use journal::{Entry, Journal, Page, QueueId, QueueOp, StoredEntry};
+pub use journal::{Journal, Page, QueueEntry, QueueId, QueueOp, StoredEntry};
 pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use offer::{Offer, Outcome};
 pub use peer::Peer;

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    Commit, DropReason, Durability, Entry, Journal, Message, Offer, Outcome, Page, QoS, QueueId, QueueOp,
-    Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count,
+    Commit, DropReason, Durability, Journal, Message, Offer, Outcome, Page, QoS, QueueEntry, QueueId,
+    QueueOp, Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count,
 };
 
 use super::{
@@ -68,7 +68,7 @@ pub(super) enum OnDisk {
     /// Nowhere.
     No,
     /// On its way to the disk, or there.
-    Submitted(Arc<Entry>),
+    Submitted(Arc<QueueEntry>),
     /// On disk.
     Stored,
 }
@@ -435,9 +435,9 @@ fn submit(
     place: u64,
     bound: Lifetime,
     disk: Disk<'_>,
-) -> Arc<Entry> {
+) -> Arc<QueueEntry> {
     let commit = message.commit().cloned();
-    let mut entry = Entry::new(disk.queue, place, Arc::clone(message.share()), qos, commit);
+    let mut entry = QueueEntry::new(disk.queue, place, Arc::clone(message.share()), qos, commit);
     entry.retain = offer.retain;
     match bound {
         Lifetime::Sent => entry.sent = true,

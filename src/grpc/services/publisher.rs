@@ -31,7 +31,7 @@ use self::{
     keys::{Claim, Key, Keyed, Keys},
     many::{Many, ManyRun},
     routed::Routed,
-    scheduled::{Entry, Schedule},
+    scheduled::{Schedule, Scheduled},
     stream::PublishRun,
 };
 use crate::grpc::{
@@ -404,7 +404,7 @@ impl Publisher for PublisherService {
         let pages = Pages::of("ListScheduled", &request);
         let after = pages.start(&token)?;
         let after = after.as_deref().map(|after| place(after).ok_or(Error::PageTokenInvalid)).transpose()?;
-        let wanted = |entry: &Entry| {
+        let wanted = |entry: &Scheduled| {
             let device = entry.publication.device.as_deref();
             is_in_scope(&call, entry) && (request.device_id.is_empty() || device == Some(&*request.device_id))
         };
@@ -471,13 +471,13 @@ fn place(text: &str) -> Option<(Timestamp, u64)> {
     Some((Timestamp(at.parse().ok()?), id.parse().ok()?))
 }
 
-fn is_in_scope(call: &Call, entry: &Entry) -> bool {
+fn is_in_scope(call: &Call, entry: &Scheduled) -> bool {
     let device = entry.publication.device.as_deref();
     call.scope().has_topic(&entry.publication.topic) && device.is_none_or(|id| call.scope().has_device(id))
 }
 
-fn scheduled_to_proto(schedule_id: String, entry: &Entry) -> v1::ScheduledMessage {
-    let Entry { publication, at, created, .. } = entry;
+fn scheduled_to_proto(schedule_id: String, entry: &Scheduled) -> v1::ScheduledMessage {
+    let Scheduled { publication, at, created, .. } = entry;
     v1::ScheduledMessage {
         schedule_id,
         device_id: publication.device.clone(),

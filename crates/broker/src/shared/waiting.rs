@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use gateway_core::{DropReason, Entry, Message, Outcome, QoS, QueueId, QueueOp, Unit, metrics::count};
+use gateway_core::{DropReason, Message, Outcome, QoS, QueueEntry, QueueId, QueueOp, Unit, metrics::count};
 use store::QueueSummary;
 
 use super::{
@@ -211,7 +211,7 @@ impl Group {
             };
             let commit = message.commit().cloned();
             let stored = self.make_stored(durable);
-            let mut entry = Entry::new(stored, place, Arc::clone(message.share()), qos, commit);
+            let mut entry = QueueEntry::new(stored, place, Arc::clone(message.share()), qos, commit);
             entry.expires = self.most.until(message.received, message.expires);
             // Submitted under the lock, so that the store sees entries in the order of their places.
             durable.queues().submit(QueueOp::Append(Arc::new(entry)));

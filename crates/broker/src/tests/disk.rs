@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Commit, Entry, Journal, QueueId, QueueOp, StoredEntry};
+use gateway_core::{Commit, Journal, QueueEntry, QueueId, QueueOp, StoredEntry};
 use parking_lot::Mutex;
 use store::{
     BoxFuture, Loaded, LoadedRetained, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
@@ -64,7 +64,7 @@ impl Disk {
 
     pub(super) fn append(&self, queue: QueueId, place: u64, message: &Message<'_>, qos: QoS) {
         let commit = message.commit().cloned();
-        let entry = Entry::new(queue, place, Arc::clone(message.share()), qos, commit);
+        let entry = QueueEntry::new(queue, place, Arc::clone(message.share()), qos, commit);
         self.submit(QueueOp::Append(Arc::new(entry)));
     }
 
@@ -159,8 +159,8 @@ impl DiskState {
     }
 }
 
-fn stored(entry: &Entry, message: Arc<SharedMessage>) -> StoredEntry {
-    let Entry { seq, qos, retain, sent, group, .. } = *entry;
+fn stored(entry: &QueueEntry, message: Arc<SharedMessage>) -> StoredEntry {
+    let QueueEntry { seq, qos, retain, sent, group, .. } = *entry;
     StoredEntry { seq, qos, retain, sent, group, ids: None, message: Some(message.without_receipt()) }
 }
 

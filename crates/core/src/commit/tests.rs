@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::{Entry, Journal, Message, Origin, QoS, QueueId, QueueOp, Timestamp};
+use crate::{Journal, Message, Origin, QoS, QueueEntry, QueueId, QueueOp, Timestamp};
 
 struct Closings(Mutex<usize>);
 
@@ -43,7 +43,8 @@ fn a_panic_while_a_unit_is_open_does_not_hold_up_the_store_for_ever() {
 fn an_entry_is_either_written_or_settled() {
     let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
     let commit = Commit::new();
-    let new = || Entry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&commit)));
+    let new =
+        || QueueEntry::new(QueueId(1), 0, Arc::clone(&message), QoS::AtLeastOnce, Some(Arc::clone(&commit)));
     let (written, settled) = (new(), new());
     assert!(written.take().is_some());
     assert!(!written.settle() && written.take().is_none());

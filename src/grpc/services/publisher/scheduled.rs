@@ -64,7 +64,7 @@ pub(in crate::grpc) struct Schedule {
 
 #[derive(Default)]
 struct Table {
-    due: BTreeMap<Place, Entry>,
+    due: BTreeMap<Place, Scheduled>,
     /// When each is due.
     ids: HashMap<u64, Timestamp, ahash::RandomState>,
     /// Charged.
@@ -74,7 +74,7 @@ struct Table {
 
 /// One message.
 #[derive(Clone)]
-pub(super) struct Entry {
+pub(super) struct Scheduled {
     pub(super) publication: Arc<Publication>,
     /// When it is to be published; when it is tried again may be later.
     pub(super) at: Timestamp,
@@ -148,7 +148,7 @@ impl Schedule {
         publication.wait = if publication.qos == QoS::AtMostOnce { Wait::Accepted } else { Wait::Durable };
         let at = now.plus_millis(away.as_millis() as u64);
         let bytes = cost(&publication);
-        let entry = Entry { publication: Arc::new(publication), at, created: now, bytes, stored: false };
+        let entry = Scheduled { publication: Arc::new(publication), at, created: now, bytes, stored: false };
         let commit = Commit::new();
         let id = {
             let mut table = self.table.lock();
@@ -189,7 +189,7 @@ impl Schedule {
         self.changed.notify_one();
     }
 
-    fn take(&self, table: &mut Table, id: u64) -> Option<Entry> {
+    fn take(&self, table: &mut Table, id: u64) -> Option<Scheduled> {
         let at = table.ids.remove(&id)?;
         let entry = table.due.remove(&(at, id))?;
         table.bytes -= entry.bytes;
@@ -198,7 +198,7 @@ impl Schedule {
     }
 
     /// The message, if it still waits.
-    pub(super) fn get(&self, id: &str) -> Option<Entry> {
+    pub(super) fn get(&self, id: &str) -> Option<Scheduled> {
         let id = number_of(id)?;
         let table = self.table.lock();
         table.due.get(&(*table.ids.get(&id)?, id)).cloned()
@@ -230,8 +230,8 @@ impl Schedule {
         &self,
         after: Option<Place>,
         most: usize,
-        wanted: impl Fn(&Entry) -> bool,
-    ) -> (Vec<(String, Entry)>, Option<Place>) {
+        wanted: impl Fn(&Scheduled) -> bool,
+    ) -> (Vec<(String, Scheduled)>, Option<Place>) {
         const LOOK: usize = 10_000;
 
         let table = self.table.lock();
@@ -284,7 +284,7 @@ impl Schedule {
     /// Publishes messages, and removes from the disk those that are safe where they went.
     async fn publish(&self, broker: &Broker, due: Vec<u64>) {
         let mut turn = Turn::default();
-        let mut sent: Vec<(u64, Entry, Routed)> = Vec::new();
+        let mut sent: Vec<(u64, Scheduled, Routed)> = Vec::new();
         let mut gone = Vec::new();
         for id in due {
             if turn.effort.is_spent() {
@@ -323,7 +323,7 @@ impl Schedule {
     }
 
     /// Puts a message back to be tried again.
-    fn again(&self, id: u64, entry: Entry) {
+    fn again(&self, id: u64, entry: Scheduled) {
         self.account.force(MemoryKind::Publisher, entry.bytes);
         let mut table = self.table.lock();
         let bytes = entry.bytes;
@@ -341,7 +341,7 @@ impl Drop for Schedule {
 }
 
 impl Table {
-    fn insert(&mut self, id: u64, entry: Entry) {
+    fn insert(&mut self, id: u64, entry: Scheduled) {
         self.last = self.last.max(id);
         self.bytes += entry.bytes;
         self.ids.insert(id, entry.at);
@@ -380,7 +380,7 @@ fn number(key: &[u8]) -> Option<u64> {
 /// The first byte of a record: the form of what follows.
 const FORM: u8 = 1;
 
-fn record(id: u64, entry: &Entry) -> PublisherChange {
+fn record(id: u64, entry: &Scheduled) -> PublisherChange {
     let mut value = vec![FORM];
     for time in [entry.at, entry.created] {
         value.extend_from_slice(&time.0.to_be_bytes());
@@ -394,7 +394,7 @@ fn removal(key: Bytes) -> PublisherChange {
 }
 
 /// What [`record`] wrote.
-fn decode(value: &[u8], broker: &Broker) -> Option<Entry> {
+fn decode(value: &[u8], broker: &Broker) -> Option<Scheduled> {
     let (&FORM, rest) = value.split_first()? else { return None };
     let (at, rest) = rest.split_first_chunk::<8>()?;
     let (created, rest) = rest.split_first_chunk::<8>()?;
@@ -404,7 +404,7 @@ fn decode(value: &[u8], broker: &Broker) -> Option<Entry> {
     publication.wait = if publication.qos == QoS::AtMostOnce { Wait::Accepted } else { Wait::Durable };
     let bytes = cost(&publication);
     let time = |bytes: &[u8; 8]| Timestamp(u64::from_be_bytes(*bytes));
-    Some(Entry {
+    Some(Scheduled {
         publication: Arc::new(publication),
         at: time(at),
         created: time(created),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gateway_core::{
-    Commit, Entry, Journal, Message, Origin, Protocol, QoS, QueueId, QueueOp, Timestamp, limits::Limits,
+    Commit, Journal, Message, Origin, Protocol, QoS, QueueEntry, QueueId, QueueOp, Timestamp, limits::Limits,
 };
 
 use super::disk::Disk;
@@ -126,7 +126,7 @@ impl World {
         let commit = Arc::clone(message.commit().expect("its acknowledgement promises that it is kept"));
         let shared = Arc::clone(message.share());
         let part = Some(Arc::clone(&commit));
-        let entry = Entry::new(SUBSCRIBER, self.places, shared, QoS::ExactlyOnce, part);
+        let entry = QueueEntry::new(SUBSCRIBER, self.places, shared, QoS::ExactlyOnce, part);
         self.places += 1;
         self.disk.submit(QueueOp::Append(Arc::new(entry)));
         commit.add();

@@ -100,7 +100,7 @@ pub(in crate::embedded) fn records(tables: &QueueTables, txn: &RoTxn<'_>) -> Res
 mod tests {
     use std::sync::Arc;
 
-    use gateway_core::{Entry, Journal as _, QoS, QueueId, QueueOp};
+    use gateway_core::{Journal as _, QoS, QueueEntry, QueueId, QueueOp};
     use heed::RwTxn;
 
     use super::*;
@@ -116,7 +116,7 @@ mod tests {
         let shared = message(b"shared", Some(1_900_000_000_000));
         for queue in 1..4 {
             let add = |seq, message| {
-                let entry = Entry::new(QueueId(queue), seq, message, QoS::AtLeastOnce, None);
+                let entry = QueueEntry::new(QueueId(queue), seq, message, QoS::AtLeastOnce, None);
                 store.submit(QueueOp::Append(Arc::new(entry)));
             };
             add(0, Arc::clone(&shared));

@@ -3,7 +3,7 @@
 
 use std::{fs, sync::Arc, time::Instant};
 
-use gateway_core::{ClientId, Commit, Entry, Message, Origin, OriginKind, QoS, QueueOp, SharedMessage};
+use gateway_core::{ClientId, Commit, Message, Origin, OriginKind, QoS, QueueEntry, QueueOp, SharedMessage};
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn append_and_drain() {
         for (n, message) in (0..MESSAGES).zip(messages) {
             let commit = Commit::new();
             let (queue, seq) = (QueueId(1 + n % QUEUES), n / QUEUES);
-            let entry = Entry::new(queue, seq, message, QoS::AtLeastOnce, Some(Arc::clone(&commit)));
+            let entry = QueueEntry::new(queue, seq, message, QoS::AtLeastOnce, Some(Arc::clone(&commit)));
             store.submit(QueueOp::Append(Arc::new(entry)));
             store.hurry();
             commit.done();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gateway_core::{Commit, Entry, QoS, SharedMessage};
+use gateway_core::{Commit, QoS, QueueEntry, SharedMessage};
 use proptest::prelude::*;
 
 use super::{
@@ -85,8 +85,8 @@ impl Model {
     }
 }
 
-fn entry(queue: u64, seq: u64, message: &Arc<SharedMessage>) -> Arc<Entry> {
-    Arc::new(Entry::new(QueueId(queue), seq, Arc::clone(message), QoS::ExactlyOnce, None))
+fn entry(queue: u64, seq: u64, message: &Arc<SharedMessage>) -> Arc<QueueEntry> {
+    Arc::new(QueueEntry::new(QueueId(queue), seq, Arc::clone(message), QoS::ExactlyOnce, None))
 }
 
 fn check(actions: &[Action]) {

@@ -7,7 +7,7 @@
 
 use std::ops::Bound;
 
-use gateway_core::{Entry, QoS, QueueId, Timestamp};
+use gateway_core::{QoS, QueueEntry, QueueId, Timestamp};
 use heed::{PutFlags, RoTxn, RwTxn};
 
 use crate::{
@@ -137,7 +137,7 @@ impl EntryHead {
     }
 
     /// Writes the value of a new entry into `out`, which is cleared first, and gives its second in `expiry`.
-    pub(super) fn encode_new(entry: &Entry, number: u64, sole: bool, out: &mut Vec<u8>) -> Option<u64> {
+    pub(super) fn encode_new(entry: &QueueEntry, number: u64, sole: bool, out: &mut Vec<u8>) -> Option<u64> {
         // What may have been sent is sent again even when it has expired [MQTT-3.3.2-5].
         let expiry = if entry.sent { None } else { entry.expires.and_then(expiry_second) };
         let head = Self {

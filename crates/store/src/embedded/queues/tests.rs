@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::*;
 #[cfg(target_os = "linux")]
-use gateway_core::{Commit, Entry, Message, Origin, QoS, SharedMessage, StoredEntry};
+use gateway_core::{Commit, Message, Origin, QoS, QueueEntry, SharedMessage, StoredEntry};
 
 use crate::embedded::tests::mapped;
 
@@ -45,11 +45,11 @@ fn text(n: u64) -> Vec<u8> {
     format!("message {n}").into_bytes()
 }
 
-fn entry(queue: QueueId, seq: u64) -> Entry {
-    Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, None)
+fn entry(queue: QueueId, seq: u64) -> QueueEntry {
+    QueueEntry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, None)
 }
 
-fn append(store: &EmbeddedQueues, entry: Entry) -> Arc<Entry> {
+fn append(store: &EmbeddedQueues, entry: QueueEntry) -> Arc<QueueEntry> {
     let entry = Arc::new(entry);
     store.submit(QueueOp::Append(Arc::clone(&entry)));
     if entry.commit.as_ref().is_some_and(|commit| !commit.is_unit()) {
@@ -136,8 +136,8 @@ impl Disk {
     }
 }
 
-fn waited_for(queue: QueueId, seq: u64, commit: &Arc<Commit>) -> Entry {
-    Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, Some(Arc::clone(commit)))
+fn waited_for(queue: QueueId, seq: u64, commit: &Arc<Commit>) -> QueueEntry {
+    QueueEntry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, Some(Arc::clone(commit)))
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn a_fan_out_is_stored_once_and_goes_with_its_last_entry() {
     disk.stop(&store);
     let shared = message(b"for all", None);
     for queue in 1..=4 {
-        append(&store, Entry::new(QueueId(queue), 0, Arc::clone(&shared), QoS::AtLeastOnce, None));
+        append(&store, QueueEntry::new(QueueId(queue), 0, Arc::clone(&shared), QoS::AtLeastOnce, None));
     }
     remove(&store, QueueId(4), 0);
     disk.go_on();
@@ -251,8 +251,8 @@ async fn nothing_of_a_long_purged_queue_is_seen_while_it_goes_in_parts() {
     let (_dir, store) = new();
     let shared = message(b"x", None);
     for seq in 0..25_000 {
-        append(&store, Entry::new(Q, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
-        append(&store, Entry::new(OTHER, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
+        append(&store, QueueEntry::new(Q, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
+        append(&store, QueueEntry::new(OTHER, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
     }
     store.submit(QueueOp::Purge { queue: Q });
     append(&store, entry(Q, 7));
@@ -272,7 +272,7 @@ async fn what_is_added_to_a_queue_being_emptied_is_not_removed_with_it() {
     let store = open(dir.path(), &options);
     let shared = message(b"x", None);
     for seq in 0..25_000 {
-        append(&store, Entry::new(Q, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
+        append(&store, QueueEntry::new(Q, seq, Arc::clone(&shared), QoS::AtLeastOnce, None));
     }
     written(&store).await;
     store.submit(QueueOp::Purge { queue: Q });
@@ -352,7 +352,7 @@ async fn a_burst_leaves_memory_after_it_is_drained() {
     let unmap_interval = Duration::from_millis(50);
     let store = open(dir.path(), &QueueOptions { unmap_interval, ..QueueOptions::default() });
     for seq in 0..80 {
-        append(&store, Entry::new(Q, seq, message(&[1; 1 << 20], None), QoS::AtLeastOnce, None));
+        append(&store, QueueEntry::new(Q, seq, message(&[1; 1 << 20], None), QoS::AtLeastOnce, None));
     }
     let path = dir.path().join("queues/data.mdb");
     // Half of it, since after 64 MiB that were read the map is replaced. Pages read before a map that was too small was

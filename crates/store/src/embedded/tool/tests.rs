@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{Entry, Journal, Message, Origin, QoS, QueueId, QueueOp, Timestamp};
+use gateway_core::{Journal, Message, Origin, QoS, QueueEntry, QueueId, QueueOp, Timestamp};
 
 use super::*;
 use crate::{
@@ -87,7 +87,7 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
     let shared = message(b"shared");
     for queue in 1..4 {
         for (seq, message) in [Arc::clone(&shared), message(b"own")].into_iter().enumerate() {
-            let entry = Entry::new(QueueId(queue), seq as u64, message, QoS::AtLeastOnce, None);
+            let entry = QueueEntry::new(QueueId(queue), seq as u64, message, QoS::AtLeastOnce, None);
             queues.submit(QueueOp::Append(Arc::new(entry)));
         }
     }

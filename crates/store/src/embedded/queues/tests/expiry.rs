@@ -27,7 +27,7 @@ async fn expired_messages_go_and_their_queue_is_told() {
     store.begin_expiry(Arc::clone(&receiver) as _);
     let at = |seq, seconds: u64| {
         let message = message(b"x", Some(1_700_000_000_000 + seconds * 1000));
-        Entry::new(Q, seq, message, QoS::AtLeastOnce, None)
+        QueueEntry::new(Q, seq, message, QoS::AtLeastOnce, None)
     };
     append(&store, at(0, 5));
     append(&store, at(1, 500));
@@ -60,7 +60,7 @@ async fn an_entry_may_expire_before_its_message_unless_it_may_be_sent() {
     let body = message(b"x", Some(1_700_000_500_000));
     for seq in 0..4 {
         let qos = if seq == 0 { QoS::AtLeastOnce } else { QoS::ExactlyOnce };
-        let mut entry = Entry::new(Q, seq, Arc::clone(&body), qos, None);
+        let mut entry = QueueEntry::new(Q, seq, Arc::clone(&body), qos, None);
         if seq != 2 {
             entry.expires = Some(Timestamp(1_700_000_005_000));
         }

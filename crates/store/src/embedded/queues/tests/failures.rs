@@ -171,7 +171,10 @@ async fn a_full_map_refuses_and_harms_nothing_that_was_there() {
     let mut kept = 0;
     loop {
         let commit = Commit::new();
-        append(&store, Entry::new(Q, kept, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&commit))));
+        append(
+            &store,
+            QueueEntry::new(Q, kept, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&commit))),
+        );
         commit.done();
         match commit.wait().await {
             Ok(()) => kept += 1,
@@ -196,7 +199,10 @@ async fn a_full_map_refuses_and_harms_nothing_that_was_there() {
     }
     for seq in kept..kept + 500 {
         let commit = Commit::new();
-        append(&store, Entry::new(Q, seq, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&commit))));
+        append(
+            &store,
+            QueueEntry::new(Q, seq, Arc::clone(&large), QoS::AtLeastOnce, Some(Arc::clone(&commit))),
+        );
         commit.done();
         commit.wait().await.unwrap();
     }

@@ -41,7 +41,7 @@ async fn the_start_knows_up_to_where_qos_2_may_have_been_sent() {
     for (queue, qos) in [(1, [1, 2, 1, 2]), (2, [1, 1, 1, 2]), (3, [2, 2, 2, 2])] {
         for (seq, qos) in (10..).zip(qos) {
             let qos = QoS::from_bits(qos).unwrap();
-            append(&store, Entry::new(QueueId(queue), seq, message(b"x", None), qos, None));
+            append(&store, QueueEntry::new(QueueId(queue), seq, message(b"x", None), qos, None));
         }
     }
     written(&store).await;
@@ -56,7 +56,7 @@ async fn what_a_member_did_not_acknowledge_returns_to_its_group_in_order() {
     let group = QueueId(50);
     append(&store, entry(group, 10));
     for (queue, seq, qos) in [(Q, 0, 1), (OTHER, 5, 1), (Q, 1, 2), (Q, 2, 1), (OTHER, 6, 0)] {
-        let mut entry = Entry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, None);
+        let mut entry = QueueEntry::new(queue, seq, message(&text(seq), None), QoS::AtLeastOnce, None);
         entry.group = if qos == 0 { QueueId::NONE } else { group };
         entry.qos = if qos == 2 { QoS::ExactlyOnce } else { QoS::AtLeastOnce };
         entry.ids = Some([1].into());
