@@ -224,14 +224,10 @@ impl Gateway {
         &self.reloads
     }
 
-    /// Routing, for embedding programs that publish without gRPC.
+    /// For tests of this repository; anything may change. Programs that embed the gateway use the gRPC API.
+    #[doc(hidden)]
     pub fn broker(&self) -> &Broker {
         &self.broker
-    }
-
-    /// Latest values, if on.
-    pub fn latest(&self) -> Option<&Arc<Latest>> {
-        self.latest.as_ref()
     }
 
     /// Reads what `/metrics` shows, for an exporter; usable until and after the end.

@@ -15,11 +15,11 @@ use thiserror::Error;
 use crate::{Method, Principal};
 
 /// Longest token that is looked at.
-pub const MAX_TOKEN: usize = 16 << 10;
+pub(crate) const MAX_TOKEN: usize = 16 << 10;
 /// Shortest shared secret that is taken: what HS256 asks for.
-pub const MIN_SECRET: usize = 32;
+pub(crate) const MIN_SECRET: usize = 32;
 /// The most keys of a set.
-pub const MAX_KEYS: usize = 256;
+pub(crate) const MAX_KEYS: usize = 256;
 /// The most claims that a token may have, and the most values of one. A token with more is refused: a rule that denies must
 /// see all of them.
 const MAX_CLAIMS: usize = 256;

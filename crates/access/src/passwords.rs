@@ -23,9 +23,9 @@ use thiserror::Error;
 use crate::scram;
 
 /// Memory of an argon2id hash that is made here, KiB.
-pub const MEMORY_KIB: u32 = 19_456;
+pub(crate) const MEMORY_KIB: u32 = 19_456;
 /// Passes of an argon2id hash that is made here.
-pub const PASSES: u32 = 2;
+pub(crate) const PASSES: u32 = 2;
 /// Bytes of a fresh salt.
 pub const SALT_LEN: usize = 16;
 

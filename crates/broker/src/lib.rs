@@ -72,10 +72,12 @@ pub use events::{Event, EventKind, EventPlace, EventReader, Told};
 pub use levels::Levels;
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
-pub use parties::{Counted, Parties, Party, PartyKind, QuotaExceeded};
+pub(crate) use parties::PartyKind;
+pub use parties::{Counted, Parties, Party, QuotaExceeded};
 pub use reserved::{Reserved, ReservedTopics, Taken, is_one_level};
 pub use retained::{RetainedCursor, RetainedPage};
-pub use routing::{MatchCache, Routing, Spread, StreamHandle};
+pub(crate) use routing::MatchCache;
+pub use routing::{Routing, Spread, StreamHandle};
 pub use sessions::{Aftermath, SessionCore};
 pub use target::*;
 

@@ -90,7 +90,7 @@ impl ReservedTopics {
 
     /// Whether a filter, shared or not, can match a topic of a part that is not of this device, where the part's prefix begins
     /// with `$`: no wildcard in a filter's first level matches that [MQTT-4.7.2-1], so such a filter was made for it.
-    pub fn reaches_foreign(&self, client_id: &str, filter: &str) -> bool {
+    pub(crate) fn reaches_foreign(&self, client_id: &str, filter: &str) -> bool {
         // Most filters begin with something else.
         if self.prefixes.is_empty() || !filter.starts_with('$') {
             return false;

@@ -195,7 +195,7 @@ pub struct Turn {
     /// Targets with bytes to flush.
     pub dirty: Vec<Arc<dyn Target>>,
     /// This thread's match cache.
-    pub matches: MatchCache,
+    pub(crate) matches: MatchCache,
     /// What the running task may still do before it yields. Renewed at the beginning of each poll.
     pub effort: Effort,
 }

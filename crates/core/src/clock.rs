@@ -20,7 +20,7 @@ const STEADY: u64 = 250;
 
 /// The longest time between two processes for which the wall clock is believed. If it shows more, or went back, no time
 /// is taken to have passed.
-pub const LONGEST_ABSENCE: Duration = Duration::from_hours(7 * 24);
+pub(crate) const LONGEST_ABSENCE: Duration = Duration::from_hours(7 * 24);
 
 /// Now.
 pub fn now() -> Timestamp {

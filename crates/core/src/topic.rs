@@ -85,16 +85,6 @@ impl TopicFilter {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-
-    /// Shares the text.
-    pub fn to_arc(&self) -> Arc<str> {
-        Arc::clone(&self.0)
-    }
-
-    /// Whether the filter has `+` or `#`.
-    pub fn has_wildcard(&self) -> bool {
-        self.0.bytes().any(|b| b == b'+' || b == b'#')
-    }
 }
 
 /// Splits `$share/group/filter`. `Ok(None)` when `text` is no shared subscription.

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! sessions queues retained       traits: who there is, what waits for whom, what topics keep
-//! latest stripe versions watch   latest values with write-behind, over the trait `LatestStore`
+//! latest stripe versions         latest values with write-behind, over the trait `LatestStore`
 //! history                        every message of some topics with write-behind, over the trait `HistoryStore`
 //! memory                         latest values without a disk
 //! publisher                      trait: what the gRPC Publisher must not forget
@@ -34,6 +34,7 @@ mod group_state;
 mod history;
 mod latest;
 mod log;
+#[cfg(test)]
 mod memory;
 #[cfg(any(test, feature = "test-util"))]
 mod memory_group_state;
@@ -66,7 +67,6 @@ mod suite_shadows;
 #[cfg(test)]
 mod tests;
 mod versions;
-mod watch;
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
@@ -87,13 +87,14 @@ pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateR
 pub use history::memory::MemoryHistory;
 pub use history::{
     History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
-    HistoryRule, HistoryStore, Part, Removal, Walk,
+    HistoryRule, HistoryStore, Removal,
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use log::{
     Bounds, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionedLog, ReadLimit, Reading, Slice,
 };
-pub use memory::MemoryLatest;
+#[cfg(test)]
+pub(crate) use memory::MemoryLatest;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_group_state::MemoryGroupState;
 #[cfg(any(test, feature = "test-util"))]
@@ -101,7 +102,7 @@ pub use memory_log::{MemoryLog, MemoryLogOptions};
 pub use memory_publisher::MemoryPublisher;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_shadows::MemoryShadows;
-pub use page::{PageBuilder, PageToken, Selection};
+pub(crate) use page::{PageBuilder, PageToken, Selection};
 pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};
@@ -111,9 +112,10 @@ pub use scylla::{
 };
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
-pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
-pub use versions::{VersionClock, VersionMark, version_offset};
-pub use watch::{Watch, WatchSelector};
+pub(crate) use shadows::MAX_SHADOW_NAME;
+pub use shadows::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore};
+pub(crate) use versions::VersionClock;
+pub use versions::{VersionMark, version_offset};
 
 /// A boxed future, as store traits return.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

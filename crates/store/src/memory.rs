@@ -17,7 +17,7 @@ type Key = (ClientId, Arc<str>);
 
 /// A [`LatestStore`] that ends with the process.
 #[derive(Debug)]
-pub struct MemoryLatest {
+pub(crate) struct MemoryLatest {
     state: RwLock<Contents>,
     topics_per_device: usize,
 }
@@ -31,7 +31,7 @@ struct Contents {
 
 impl MemoryLatest {
     /// An empty store that keeps at most `topics_per_device` topics of a device.
-    pub fn new(topics_per_device: usize) -> Self {
+    pub(crate) fn new(topics_per_device: usize) -> Self {
         Self { state: RwLock::default(), topics_per_device }
     }
 

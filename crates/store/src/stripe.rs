@@ -37,7 +37,6 @@ impl std::ops::AddAssign for Sums {
 /// What became of a recorded message.
 #[derive(Debug)]
 pub(super) struct Recorded {
-    pub(super) version: u64,
     pub(super) change: Sums,
     /// It replaced a value that will now never be written.
     pub(super) coalesced: bool,
@@ -150,7 +149,7 @@ impl Stripe {
             entry.dirty = true;
             self.dirty.push_back(slot);
         }
-        Ok(Recorded { version: entry.version, change, coalesced })
+        Ok(Recorded { change, coalesced })
     }
 
     /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. An entry in flight

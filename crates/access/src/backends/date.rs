@@ -13,7 +13,7 @@ pub fn format_time(seconds: u64) -> String {
 }
 
 /// Seconds since 1970 from a time as RFC 3339 writes it; `None` if it is not one, or before 1970.
-pub fn parse_time(text: &str) -> Option<u64> {
+pub(crate) fn parse_time(text: &str) -> Option<u64> {
     let time = OffsetDateTime::parse(text, &Rfc3339).ok()?;
     u64::try_from(time.unix_timestamp()).ok()
 }

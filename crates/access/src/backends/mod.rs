@@ -8,7 +8,7 @@ mod role;
 mod scope;
 mod tokens;
 
-pub use date::{format_time, parse_span, parse_time};
+pub use date::{format_time, parse_span};
 pub use role::{Role, Roles};
 pub use scope::{Scope, ScopeError, covers, intersection, pattern_matches};
 pub use tokens::{Grant, Hash, LineError, Tokens, hash, mint};

@@ -27,7 +27,7 @@ pub type Parties = Box<[Arc<Party>]>;
 
 /// Why somebody is a party.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum PartyKind {
+pub(crate) enum PartyKind {
     /// An identity: a user name that was proved.
     User,
     /// An identity: a client id without such a user name. It may be the same text, and is somebody else.
@@ -103,7 +103,7 @@ impl fmt::Display for QuotaExceeded {
 
 impl PartyKind {
     /// As metrics and logs name it.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::User => "user",
             Self::Client => "client",
@@ -121,11 +121,6 @@ impl Party {
         let flows = (from.is_some() || to.is_some())
             .then(|| Box::new(Flows { from: Mutex::new(from), to: Mutex::new(to) }));
         Self { kind, name: name.into(), quotas, used: Default::default(), flows }
-    }
-
-    /// Why it is one.
-    pub fn kind(&self) -> PartyKind {
-        self.kind
     }
 
     /// Its name.

@@ -10,7 +10,6 @@ mod spread;
 mod streams;
 mod subscribe;
 
-pub use index::MatchCache;
-pub(crate) use index::{GROUP, Index, Options, Subscriber};
+pub(crate) use index::{GROUP, Index, MatchCache, Options, Subscriber};
 pub use spread::{Routing, Spread};
 pub use streams::StreamHandle;

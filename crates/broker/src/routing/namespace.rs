@@ -10,7 +10,7 @@ const PLACE: &str = "{client_id}";
 impl Broker {
     /// Whether `filter`, shared or not, lies in the namespace of `client_id`, or in its reserved topics. In broker mode false
     /// only if it was made for reserved topics of others.
-    pub fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
+    pub(crate) fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
         let reserved = self.inner.reserved.as_ref().map(|parts| &parts.topics);
         if reserved.is_some_and(|reserved| reserved.reaches_foreign(client_id, filter)) {
             return false;

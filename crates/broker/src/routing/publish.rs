@@ -153,7 +153,7 @@ impl Broker {
 
     /// Gives a shared group's messages to other members, or to the group's queue [MQTT-4.8.2-4].
     /// `from` is the durable queue that they were in: they leave it once they are submitted to another.
-    pub fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {
+    pub(crate) fn redeliver(&self, messages: Vec<Yielded>, from: QueueId, now: Timestamp, turn: &mut Turn) {
         let durable = self.inner.durable.as_ref();
         for yielded in messages {
             let Yielded { group, message, place } = &yielded;

@@ -71,7 +71,7 @@ impl Commit {
 
     /// A commit that must be done before this unit is closed; made when first asked for. Its own part belongs to whoever closes
     /// the unit.
-    pub fn make_before(&self) -> &Arc<Self> {
+    pub(crate) fn make_before(&self) -> &Arc<Self> {
         self.before.get_or_init(Self::new)
     }
 

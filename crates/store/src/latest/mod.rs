@@ -42,9 +42,8 @@ use tokio::{
 
 use self::{condition::ConditionWatch, spill::Spill};
 use super::{
-    LatestStore, SpillStore, StoreError, VersionClock, Watch, WatchSelector,
+    LatestStore, SpillStore, StoreError, VersionClock,
     stripe::{Bounds, Refusal, Stripe, Sums, Unflushed},
-    watch::Watchers,
 };
 
 pub use self::{condition::Condition, options::LatestOptions};
@@ -78,7 +77,6 @@ pub struct Latest {
     stripes: Box<[Padded]>,
     hashing: ahash::RandomState,
     clock: VersionClock,
-    watchers: Arc<Watchers>,
     pending_values: AtomicIsize,
     pending_bytes: AtomicIsize,
     state: ConditionWatch,
@@ -121,7 +119,6 @@ impl Latest {
             stripes: (0..STRIPES).map(|_| Padded::default()).collect(),
             hashing: ahash::RandomState::new(),
             clock: VersionClock::new(options.version_start.max(ceiling), options.version_offset),
-            watchers: Arc::default(),
             pending_values: AtomicIsize::new(0),
             pending_bytes: AtomicIsize::new(0),
             state: ConditionWatch::new(options.probe.is_some()),
@@ -170,19 +167,11 @@ impl Latest {
                     c.latest_updates.add(1);
                     c.latest_coalesced.add(recorded.coalesced.into());
                 });
-                if self.watchers.any() {
-                    self.watchers.notify(device, message, recorded.version);
-                }
             }
             Err(Refusal::Excluded) => {}
             Err(Refusal::DeviceTopics) => count(|c| c.latest_dropped_topics.add(1)),
             Err(Refusal::Bytes) => count(|c| c.latest_dropped_bytes.add(1)),
         }
-    }
-
-    /// Follows changes from now on.
-    pub fn watch(&self, selector: WatchSelector) -> Watch {
-        self.watchers.add(selector)
     }
 
     /// Stops writing: what still waits is lost and counted. Returns how many values that is.
@@ -228,11 +217,6 @@ impl Latest {
     /// The limit of topics per device.
     pub fn topics_per_device(&self) -> usize {
         self.options.topics_per_device
-    }
-
-    #[cfg(test)]
-    pub(super) fn watchers_exist(&self) -> bool {
-        self.watchers.any()
     }
 
     fn place(&self, device: &str, topic: &str) -> (usize, u64) {

@@ -31,7 +31,7 @@ const MAX_ENDED: u64 = 256;
 
 /// Per-thread cache of topic -> targets, validated by the index's generations.
 #[derive(Default)]
-pub struct MatchCache {
+pub(crate) struct MatchCache {
     index: u64,
     ended: u64,
     places: HashTable<u32>,
@@ -195,7 +195,7 @@ impl MatchCache {
     }
 
     /// Forgets everything, and with it references to receivers. Worth calling on a thread that goes idle.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.places.clear();
         self.topics.clear();
         self.targets = 0;

@@ -28,7 +28,7 @@ use crate::{
     shared::{Group, Groups, Member},
 };
 
-pub use cache::MatchCache;
+pub(crate) use cache::MatchCache;
 pub(crate) use cache::{MatchList, Matched};
 use exact::FilterTable;
 pub(crate) use subscribers::{GROUP, Options, Subscriber};
