@@ -3,7 +3,7 @@
 use maud::{Markup, PreEscaped, html};
 use plotters::prelude::*;
 
-use super::layout::short;
+use super::{layout::short, ring::STEP};
 
 /// Colours of the lines, as `--s0` and so on in the style sheet: to be told apart on white and on black.
 const COLOURS: [RGBColor; 6] = [
@@ -18,6 +18,8 @@ const SIZE: (u32, u32) = (480, 170);
 /// What is drawn: beyond these sizes arithmetic has no room for axes, and devices send what they like.
 const LARGEST: f64 = 1e60;
 const LEAST: f64 = 1e-60;
+/// Seconds for which a value is the present one: two samples.
+const FRESH: f64 = STEP as f64 * 2.0 / 1e3;
 
 /// A line: its name and its points, seconds before now (below zero) and value.
 pub(super) struct Line {
@@ -26,8 +28,9 @@ pub(super) struct Line {
 }
 
 impl Line {
+    /// What is now; none if the last point is of earlier, as of something that has not happened since.
     fn last(&self) -> Option<f64> {
-        self.points.last().map(|(_, value)| *value)
+        self.points.last().filter(|(at, _)| *at >= -FRESH).map(|(_, value)| *value)
     }
 }
 
@@ -147,6 +150,18 @@ mod tests {
             let points = vec![(first, 1.0), (0.0, 2.0), (0.0, 2.0)];
             assert!(chart("long ago", "", &[Line { name: "x".to_owned(), points }]).0.len() < 64 << 10);
         }
+    }
+
+    /// The failure: minutes after the last write its latency was still said to be that of now.
+    #[test]
+    fn a_value_of_earlier_is_drawn_and_not_said_to_be_the_present_one() {
+        let said = |last: f64| {
+            let line = Line { name: "x".to_owned(), points: vec![(-40.0, 7.5), (last, 7.5)] };
+            let drawn = chart("", "ms", &[line]).into_string();
+            assert!(drawn.contains("<polyline"), "{drawn}");
+            drawn.contains("<b>7.50 ms</b>")
+        };
+        assert_eq!([said(0.0), said(-2.1), said(-4.1), said(-30.0)], [true, true, false, false]);
     }
 
     #[test]

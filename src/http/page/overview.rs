@@ -172,7 +172,7 @@ fn content(Seen { status, samples }: &Seen) -> Markup {
             section { (chart("Payload bytes in", "B/s", &by_qos(samples, "mqtt_payload_bytes_received_total"))) }
             section { (chart("Payload bytes out", "B/s", &by_qos(samples, "mqtt_payload_bytes_sent_total"))) }
             section { (chart("Dropped, by reason", "/s", if dropped.is_empty() { &none } else { &dropped })) }
-            section { (chart("Latency", "ms", &latency)) }
+            section { (chart("Write latency of the stores", "ms", &latency)) }
             section {
                 (chart("Memory account", "MiB", &memory))
                 p.why {
