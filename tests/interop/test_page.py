@@ -327,6 +327,84 @@ def test_a_device_is_shown_live_published_to_and_disconnected(admin, device):
     admin.wait(lambda: "has a session" in admin.get(f"/page/device?id={device.client_id}").text(), "the end of the session")
 
 
+def test_a_device_is_commanded_banned_emptied_and_deleted(admin, device):
+    where = f"/page/device?id={device.client_id}"
+    admin.get(where)
+    device.subscribe(f"cmd/{device.client_id}/#", qos=1)
+
+    def reply(_client, _userdata, message):
+        if message.topic.endswith("/blink"):
+            device.paho.publish(message.topic.rpartition("/")[0] + "/reply/200", b"blinked", qos=1)
+
+    device.paho.on_message = reply
+    admin.find("input[name=name]").send_keys("blink")
+    admin.press("button[value=command]")
+    assert "status 200: blinked" in admin.text(".notice.good"), admin.text()
+
+    opened = lambda: admin.driver.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    opened()
+    admin.press("button[value=purge]")
+    assert "0 messages were dropped" in admin.text(".notice.good")
+    opened()
+    admin.find("input[name=reason]").send_keys("tried out")
+    admin.press("button[value=ban]")
+    assert "Banned for 24 hours" in admin.text(".notice.good")
+    device.ended()
+    assert gw.Client(client_id=device.client_id).connect()[1].is_failure, "it is banned"
+    admin.get("/page/access")
+    row = next(row for row in admin.all("tbody tr") if device.client_id in row.text)
+    assert "tried out" in row.text
+    button = row.find_element(By.CSS_SELECTOR, "button[value=unban]")
+    admin.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
+    admin.wait(lambda: "removed" in admin.text(".notice.good"))
+    with gw.Client(client_id=device.client_id) as back:
+        back.ok()
+    admin.get(where)
+    assert "21.5" in admin.text()
+    opened()
+    admin.press("button[value=delete]")
+    assert "1 latest values" in admin.text(".notice.good"), admin.text()
+    assert "21.5" not in admin.get(where).text()
+
+
+def test_of_long_lists_it_is_said_that_there_is_more(admin, device):
+    device.subscribe_many([(f"many/{number:03}", 0) for number in range(129)])
+    for number in range(60):
+        device.publish(f"room/{device.client_id}/{number:02}", b"1", qos=1)
+    admin.get(f"/page/device?id={device.client_id}")
+    assert "The first 100 of 130." in admin.text() and "many/128" not in admin.text()
+    assert "The first 50." in admin.text()
+    admin.press("a[href*='subscriptions=']")
+    assert "30 of 130." in admin.text() and "many/128" in admin.text() and "many/000" not in admin.text()
+    admin.press("a[href^='/page/topics?device=']")
+    admin.wait(lambda: len(admin.all("main details, main td")) >= 1)
+    opened = "document.querySelectorAll('details').forEach(d => d.open = true)"
+    admin.driver.execute_script(opened)
+    assert "59" in admin.text()
+
+
+def test_a_reader_sees_a_topic_and_a_group_and_changes_nothing(browser, device, backend):
+    modules, channel, who = backend
+    groups, stub = modules["groups"], modules["groups_grpc"]
+    name = gw.unique("g")
+    group = groups.Group(name=name, filter=groups.Filter(topic_filters=[f"{name}/#"]))
+    stub.GroupsStub(channel).CreateGroup(groups.CreateGroupRequest(group=group), metadata=who)
+    device.publish(f"{name}/x", b"22.25", qos=1, retain=True)
+    reader = browser.as_role("reader")
+    for path, actions in [(f"/page/topic?name={name}/x", ["retain", "clear"]), (f"/page/group?name={name}", ["seek", "pause"])]:
+        reader.get(path)
+        assert not reader.all(".notice.bad"), reader.text()
+        for action in actions:
+            button = reader.find(f"button[value={action}]")
+            assert not button.is_enabled() and "role reader" in button.get_attribute("title"), (path, action)
+        posted = Visitor(TOKENS["reader"])
+        said = posted.post(path, {"csrf": posted.csrf(), "do": actions[0], "to": "latest", "payload": "x"})
+        assert "role reader" in said.text, said.text
+    assert "22.25" in reader.get(f"/page/topic?name={name}/x").text()
+    stub.GroupsStub(channel).DeleteGroup(groups.DeleteGroupRequest(name=name), metadata=who)
+
+
 def test_by_keyboard_alone(browser):
     browser.get("/page/login")
     active = lambda: browser.driver.switch_to.active_element
@@ -348,6 +426,20 @@ def test_by_keyboard_alone(browser):
     outline = browser.driver.execute_script(
         "const e = document.querySelector('input[name=prefix]'); e.focus(); return getComputedStyle(e).outlineStyle")
     assert outline == "solid"
+
+
+def test_a_device_is_disconnected_by_keyboard_alone(browser, device):
+    browser.as_role("operator").get(f"/page/device?id={device.client_id}")
+    active = lambda: browser.driver.switch_to.active_element
+    for _ in range(200):
+        active().send_keys(Keys.TAB)
+        if active().get_attribute("value") == "disconnect":
+            break
+    old = browser.find("html")
+    active().send_keys(Keys.ENTER)
+    browser.wait(lambda: browser._is_gone(old))
+    browser.wait(lambda: "ended" in browser.text(".notice.good"))
+    device.ended()
 
 
 def test_every_field_has_a_label(admin, device):
@@ -488,10 +580,22 @@ def test_a_group_is_shown_moved_and_its_dead_letters_put_back(admin, device, bac
     assert "moved" in admin.text(".notice.good"), admin.text()
     admin.press("button[value=pause]")
     assert "paused" in admin.text()
+    admin.press("button[value=resume]")
+    assert "Delivery goes on" in admin.text(".notice.good"), admin.text()
+    fetched = consumer.Fetch(groups.FetchRequest(group=name, member_id="m", max_messages=1, wait={"seconds": 20}), metadata=who)
+    consumer.ModifyLease(groups.ModifyLeaseRequest(
+        group=name, ack_ids=[fetched.messages[0].ack_id], deadline={"seconds": 0}, reason="again"), metadata=who)
+    admin.wait(lambda: "again" in admin.get(f"/page/group?name={name}").text(), "another dead letter")
+    admin.press("section:last-of-type button[value=purge]")
+    assert "1 dead letters were deleted" in admin.text(".notice.good"), admin.text()
 
 
 def test_rules_tokens_and_bans(admin, device):
     admin.get("/page/access")
+    assert "allow publish and subscribe" in admin.text("[aria-label=Rules]") and "$SYS/#" in admin.text("[aria-label=Rules]")
+    assert "What none names is denied" in admin.text()
+    admin.press("button[value=reload]")
+    assert "rules" in admin.text(".notice"), admin.text()
     admin.find("input[name=device]").send_keys(device.client_id)
     admin.find("input[name=topic]").send_keys("room/1")
     admin.press("button[value=explain]")
@@ -512,7 +616,7 @@ def test_rules_tokens_and_bans(admin, device):
 
 
 def test_devices_by_the_thousand_are_paged(browser):
-    """As many as GW_DEVICES, whose page load times are printed: 50,000 are tried so by hand."""
+    """As many as GW_DEVICES, whose page load times are written to GW_TIMES, if that names a file: docs/page.md has the command."""
     import socket
     import time
     count = int(os.environ.get("GW_DEVICES", "200"))
@@ -529,7 +633,9 @@ def test_devices_by_the_thousand_are_paged(browser):
             start = time.monotonic()
             browser.get(path)
             took.append(round((time.monotonic() - start) * 1000))
-        print(f"{count} devices, {path}: {took} ms")
+        if times := os.environ.get("GW_TIMES"):
+            with open(times, "a") as file:
+                print(f"{count} devices, {path}: {took} ms", file=file)
     browser.get("/page/devices?prefix=many-")
     assert len(browser.all("tbody tr")) == 50
     seen = {row.text.split()[0] for row in browser.all("tbody tr")}

@@ -25,7 +25,7 @@ use super::{
 /// How long a page waits for what a device says.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Most of each list.
-const SUBSCRIPTIONS: usize = 100;
+const SUBSCRIPTIONS: i32 = 100;
 const QUEUED: i32 = 20;
 const VALUES: i32 = 50;
 const COMMANDS: i32 = 10;
@@ -34,19 +34,21 @@ const COMMANDS: i32 = 10;
 #[serde(default)]
 pub(super) struct Named {
     id: String,
+    /// Page of its subscriptions.
+    subscriptions: String,
 }
 
-pub(super) async fn show(visitor: Visitor, Query(Named { id }): Query<Named>) -> Response {
-    page(&visitor, &id, html! {}).await
+pub(super) async fn show(visitor: Visitor, Query(Named { id, subscriptions }): Query<Named>) -> Response {
+    page(&visitor, &id, &subscriptions, html! {}).await
 }
 
 /// Does what the form says, and shows the device as it is then.
-pub(super) async fn act(Query(Named { id }): Query<Named>, Post { visitor, fields }: Post) -> Response {
+pub(super) async fn act(Query(Named { id, .. }): Query<Named>, Post { visitor, fields }: Post) -> Response {
     let said = match perform(&visitor, &id, &fields).await {
         Ok(text) => done(&text),
         Err(status) => problem(&status),
     };
-    page(&visitor, &id, said).await
+    page(&visitor, &id, "", said).await
 }
 
 async fn perform(visitor: &Visitor, id: &str, fields: &Fields) -> Result<String, Status> {
@@ -135,13 +137,17 @@ pub(super) fn outcome(answer: &v1::PublishResponse) -> String {
     )
 }
 
-async fn page(visitor: &Visitor, id: &str, said: Markup) -> Response {
-    let request = v1::GetDeviceRequest { device_id: id.to_owned(), view: v1::DeviceView::Full.into() };
+async fn page(visitor: &Visitor, id: &str, subscribed: &str, said: Markup) -> Response {
+    // Its subscriptions are asked for by themselves, page by page.
+    let request = v1::GetDeviceRequest { device_id: id.to_owned(), view: v1::DeviceView::Basic.into() };
     let device = visitor.api.devices().get_device(request).await;
     let body = html! {
         (said)
         @match &device {
-            Ok(device) => (session(device.get_ref().device.as_ref())),
+            Ok(device) => {
+                @let device = device.get_ref().device.clone().unwrap_or_default();
+                (session(&device, subscriptions(visitor, &device, subscribed).await))
+            }
             Err(status) => (problem(status)),
         }
         section data-live={ "/page/live/device?" (query(&[("id", id)])) } {
@@ -165,8 +171,7 @@ async fn page(visitor: &Visitor, id: &str, said: Markup) -> Response {
     layout::page(visitor, "/page/devices", id, body)
 }
 
-fn session(device: Option<&v1::Device>) -> Markup {
-    let device = device.cloned().unwrap_or_default();
+fn session(device: &v1::Device, subscriptions: Markup) -> Markup {
     let connection = device.connection.clone().unwrap_or_default();
     let queue = device.queue.unwrap_or_default();
     let expiry = match device.session_expiry_seconds {
@@ -199,18 +204,47 @@ fn session(device: Option<&v1::Device>) -> Markup {
             }
             section {
                 h2 { "Subscriptions" }
-                @if device.subscriptions.is_empty() { p.muted { "None that are in your scope." } } @else {
-                    table {
-                        thead { tr { th { "Filter" } th { "QoS" } } }
-                        tbody {
-                            @for subscription in device.subscriptions.iter().take(SUBSCRIPTIONS) {
-                                tr {
-                                    td { code { (subscription.topic_filter) } @if subscription.restricted { " " span.warn { "restricted by the rules" } } }
-                                    td { (tail::qos(subscription.qos())) }
-                                }
-                            }
+                (subscriptions)
+            }
+        }
+    }
+}
+
+/// A page of what it has subscribed to.
+async fn subscriptions(visitor: &Visitor, device: &v1::Device, page: &str) -> Markup {
+    let request = v1::ListSubscriptionsRequest {
+        device_id: device.device_id.clone(),
+        page_size: SUBSCRIPTIONS,
+        page_token: page.to_owned(),
+    };
+    let found = match visitor.api.devices().list_subscriptions(request).await {
+        Ok(found) => found.into_inner(),
+        Err(status) => return problem(&status),
+    };
+    let shown = found.subscriptions.len();
+    let link = |pairs: &[(&str, &str)]| {
+        format!("/page/device?{}", query(&[&[("id", device.device_id.as_str())], pairs].concat()))
+    };
+    html! {
+        @if shown == 0 { p.muted { "None that are in your scope." } } @else {
+            table {
+                thead { tr { th { "Filter" } th { "QoS" } } }
+                tbody {
+                    @for subscription in &found.subscriptions {
+                        tr {
+                            td { code { (subscription.topic_filter) } @if subscription.restricted { " " span.warn { "restricted by the rules" } } }
+                            td { (tail::qos(subscription.qos())) }
                         }
                     }
+                }
+            }
+        }
+        @if !page.is_empty() || !found.next_page_token.is_empty() {
+            p {
+                @if page.is_empty() { "The first " (shown) } @else { (shown) } " of " (device.subscription_count) ". "
+                @if !page.is_empty() { a href=(link(&[])) { "First page" } " " }
+                @if !found.next_page_token.is_empty() {
+                    a rel="next" href=(link(&[("subscriptions", &found.next_page_token)])) { "Next page" }
                 }
             }
         }
@@ -312,7 +346,10 @@ async fn values(visitor: &Visitor, id: &str) -> Markup {
             @match found {
                 Err(status) => (problem(&status)),
                 Ok(found) => {
-                    @let values = found.into_inner().values;
+                    @let v1::ListLatestResponse { values, next_page_token } = found.into_inner();
+                    @if !next_page_token.is_empty() {
+                        p { "The first " (values.len()) ". " a href={ "/page/topics?" (query(&[("device", id)])) } { "All of them" } }
+                    }
                     @if values.is_empty() { p.muted { "None." } } @else {
                         div.wide tabindex="0" role="region" aria-label="Latest values" {
                             table {
@@ -368,7 +405,7 @@ async fn commands(visitor: &Visitor, id: &str) -> Markup {
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,
-    Query(Named { id }): Query<Named>,
+    Query(Named { id, .. }): Query<Named>,
 ) -> Response {
     live::stream(&house, |events| async move {
         let mut subscriber = visitor.api.subscriber();
