@@ -139,6 +139,47 @@ fn what_ctl_prints_for_a_real_gateway_is_what_the_session_says() {
     assert!(told == golden, "first difference (now, session.txt): {differs:?}\n{told}");
 }
 
+#[test]
+fn ctl_lists_the_rules_in_force() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("rules.toml");
+    let text = "[[rules]]\ndeny = \"subscribe\"\ntopics = [\"a/#\"]\nusers = [\"anna\", \"ops-*\"]\nlisteners = [\"l\"]\n\
+                [[rules]]\nallow = \"publish\"\ntopics = [\"b/%c\", \"c\"]\nmax_qos = 1\n";
+    fs::write(&file, text).expect("write the rules");
+    let server =
+        Server::start_with(&[], &format!("[authorization]\nrules = {:?}\n", file.display().to_string()));
+    let output = ctl(&server, &["security", "rules"]).output().expect("run ctl");
+    assert_eq!(
+        masked(&said(&output)),
+        "LINE  RULE  TOPICS  FOR  LIMITS\n\
+         2  deny subscribe  a/#  users: anna, ops-*; listeners: l  -\n\
+         7  allow publish  b/%{c}, c  everybody  QoS 1 at most\n"
+    );
+    let output = ctl(&server, &["security", "rules", "-o", "json"]).output().expect("run ctl");
+    assert!(said(&output).contains("\"topics\":[\"b/%{c}\",\"c\"]"), "{output:?}");
+}
+
+/// A table that is printed again and again has the present each time.
+#[test]
+fn a_watched_list_is_printed_again() {
+    let server = Server::start();
+    let (mut child, mut out) = stream(&server, &["devices", "list", "--watch=0.1"]);
+    let mut line = String::new();
+    let mut until_has = |wanted: &str| {
+        while !line.contains(wanted) {
+            line.clear();
+            assert!(out.read_line(&mut line).expect("read") > 0, "it ended before {wanted}");
+        }
+        line.clear();
+    };
+    until_has("DEVICE");
+    let _lamp = Client::connect(server.ports.tcp, gateway_core::Protocol::V5, "lamp-of-later");
+    until_has("lamp-of-later");
+    until_has("lamp-of-later");
+    child.kill().expect("end ctl");
+    child.wait().expect("its end");
+}
+
 /// Lines of a child's standard output.
 fn stream(server: &Server, args: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child =
@@ -242,6 +283,9 @@ fn profiles_are_kept_for_the_user_alone_and_used() {
     assert!(run(&["health"]).contains("(exit code 3)"));
     assert_eq!(run(&["health", "--profile", "test"]), "serving\n");
     assert!(run(&["profile", "use", "none"]).contains("no profile none"));
+    assert_eq!(run(&["profile", "remove", "other"]), "");
+    assert!(!run(&["profile", "list"]).contains("other"));
+    assert!(run(&["profile", "remove", "other"]).contains("no profile other"));
 }
 
 /// The failure: a gateway whose certificate is of a public authority is not trusted, or one of somebody else's is.
