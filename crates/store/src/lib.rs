@@ -87,7 +87,7 @@ pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateR
 pub use history::memory::MemoryHistory;
 pub use history::{
     History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
-    HistoryRule, HistoryStore, Removal,
+    HistoryRule, HistoryStore, Part, Removal, Walk,
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use log::{
@@ -102,7 +102,7 @@ pub use memory_log::{MemoryLog, MemoryLogOptions};
 pub use memory_publisher::MemoryPublisher;
 #[cfg(any(test, feature = "test-util"))]
 pub use memory_shadows::MemoryShadows;
-pub(crate) use page::{PageBuilder, PageToken, Selection};
+pub use page::{PageBuilder, PageToken, Selection};
 pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};
@@ -112,8 +112,7 @@ pub use scylla::{
 };
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
-pub(crate) use shadows::MAX_SHADOW_NAME;
-pub use shadows::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore};
+pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
 pub(crate) use versions::VersionClock;
 pub use versions::{VersionMark, version_offset};
 

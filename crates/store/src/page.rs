@@ -12,7 +12,7 @@ pub(super) const PAGE_BYTES: usize = 8 << 20;
 
 /// The last (device, topic) a page covers. As text: the device's length, `:`, device and topic.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PageToken {
+pub struct PageToken {
     /// Device.
     pub device: String,
     /// Topic.
@@ -21,12 +21,12 @@ pub(crate) struct PageToken {
 
 impl PageToken {
     /// Names a position.
-    pub(crate) fn new(device: &str, topic: &str) -> Self {
+    pub fn new(device: &str, topic: &str) -> Self {
         Self { device: device.to_owned(), topic: topic.to_owned() }
     }
 
     /// Reads a token; `None` for the empty one.
-    pub(crate) fn parse(token: &str) -> Result<Option<Self>, StoreError> {
+    pub fn parse(token: &str) -> Result<Option<Self>, StoreError> {
         if token.is_empty() {
             return Ok(None);
         }
@@ -45,7 +45,7 @@ impl std::fmt::Display for PageToken {
 
 /// A query made ready: devices sorted, token read, limit in bounds.
 #[derive(Debug, Clone)]
-pub(crate) struct Selection {
+pub struct Selection {
     /// Sorted, without duplicates; empty is all.
     pub devices: Vec<String>,
     /// MQTT filter on topics.
@@ -58,7 +58,7 @@ pub(crate) struct Selection {
 
 impl Selection {
     /// Reads `query`.
-    pub(crate) fn new(query: LatestQuery) -> Result<Self, StoreError> {
+    pub fn new(query: LatestQuery) -> Result<Self, StoreError> {
         let after = PageToken::parse(&query.page_token)?;
         let mut devices = query.devices;
         devices.sort_unstable();
@@ -67,7 +67,7 @@ impl Selection {
     }
 
     /// Whether the (device, topic) is asked for and not on an earlier page.
-    pub(crate) fn selects(&self, device: &str, topic: &str) -> bool {
+    pub fn selects(&self, device: &str, topic: &str) -> bool {
         let later = self.after.as_ref().is_none_or(|after| (device, topic) > (&*after.device, &*after.topic));
         later
             && (self.devices.is_empty() || self.devices.binary_search_by(|d| (**d).cmp(device)).is_ok())
@@ -77,7 +77,7 @@ impl Selection {
 
 /// Collects a page in order, until it is full.
 #[derive(Debug)]
-pub(crate) struct PageBuilder {
+pub struct PageBuilder {
     values: Vec<LatestValue>,
     bytes: usize,
     limit: usize,
@@ -85,34 +85,34 @@ pub(crate) struct PageBuilder {
 
 impl PageBuilder {
     /// An empty page of at most `limit` values.
-    pub(crate) fn new(limit: usize) -> Self {
+    pub fn new(limit: usize) -> Self {
         Self { values: Vec::new(), bytes: 0, limit }
     }
 
     /// Whether nothing more should be pushed.
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.values.len() >= self.limit || self.bytes >= PAGE_BYTES
     }
 
     /// How many more values it takes at most.
-    pub(crate) fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         self.limit - self.values.len()
     }
 
     /// Adds the next value.
-    pub(crate) fn push(&mut self, value: LatestValue) {
+    pub fn push(&mut self, value: LatestValue) {
         self.bytes += value.payload.len();
         self.values.push(value);
     }
 
     /// A page that ends after its last value: more may follow.
-    pub(crate) fn cut(self) -> LatestPage {
+    pub fn cut(self) -> LatestPage {
         let next = self.values.last().map(|v| PageToken::new(v.device.as_str(), &v.topic).to_string());
         LatestPage { values: self.values, next: next.unwrap_or_default() }
     }
 
     /// A page that was searched up to `next`, or to the end.
-    pub(crate) fn searched_to(self, next: Option<PageToken>) -> LatestPage {
+    pub fn searched_to(self, next: Option<PageToken>) -> LatestPage {
         LatestPage { values: self.values, next: next.map(|token| token.to_string()).unwrap_or_default() }
     }
 }

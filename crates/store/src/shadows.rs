@@ -11,7 +11,7 @@ use super::{BoxFuture, StoreError};
 pub const MAX_SHADOW_DEVICE: usize = 400;
 
 /// The longest name of a shadow, in bytes.
-pub(crate) const MAX_SHADOW_NAME: usize = 64;
+pub const MAX_SHADOW_NAME: usize = 64;
 
 /// A shadow, or what is left of a deleted one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -102,7 +102,7 @@ pub(crate) fn bucket(received: u64) -> u64 {
 
 /// A part of one bucket: from `low` up to but without `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub struct Part {
     /// Start of the bucket.
     pub bucket: u64,
     /// The first place.
@@ -114,7 +114,7 @@ pub(crate) struct Part {
 /// Collects a page of `query`, bucket by bucket: ask for [`Walk::next_part`], push its messages in order until the page
 /// is full, and so on until there is no part; then [`Walk::page`].
 #[derive(Debug)]
-pub(crate) struct Walk {
+pub struct Walk {
     /// What is not yet visited.
     low: HistoryPlace,
     high: HistoryPlace,
@@ -130,7 +130,7 @@ impl Walk {
     ///
     /// # Errors
     /// [`StoreError::BadPageToken`].
-    pub(crate) fn new(query: &HistoryQuery) -> Result<Self, StoreError> {
+    pub fn new(query: &HistoryQuery) -> Result<Self, StoreError> {
         let last = i64::MAX.cast_unsigned() - BUCKET_MS;
         let place = |time: Timestamp| HistoryPlace::at(time.0.min(last));
         let (mut low, mut high) = (place(query.from), place(query.to));
@@ -152,7 +152,7 @@ impl Walk {
     }
 
     /// The next part to read; `None` at the end, when the page is full, and when enough was looked at.
-    pub(crate) fn next_part(&mut self) -> Option<Part> {
+    pub fn next_part(&mut self) -> Option<Part> {
         if self.low >= self.high || self.is_full() || self.buckets >= PAGE_BUCKETS {
             return None;
         }
@@ -172,23 +172,23 @@ impl Walk {
     }
 
     /// Whether nothing more may be pushed.
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.values.len() >= self.limit || self.bytes >= PAGE_BYTES
     }
 
     /// How many more messages it takes at most.
-    pub(crate) fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         self.limit - self.values.len()
     }
 
     /// Adds the next message of a part.
-    pub(crate) fn push(&mut self, value: LatestValue) {
+    pub fn push(&mut self, value: LatestValue) {
         self.bytes += value.payload.len();
         self.values.push(value);
     }
 
     /// The page.
-    pub(crate) fn page(self) -> HistoryPage {
+    pub fn page(self) -> HistoryPage {
         let next = match self.values.last() {
             Some(last) if self.is_full() => Some(HistoryPlace::beyond(last, self.oldest_first)),
             _ if self.low >= self.high => None,
