@@ -67,7 +67,7 @@ pub enum BadKeys {
     /// No key in it can be used.
     #[error("the key set has no key that can be used")]
     Empty,
-    /// More than [`MAX_KEYS`].
+    /// More than `MAX_KEYS`.
     #[error("the key set has more than {MAX_KEYS} keys")]
     Many,
 }
