@@ -104,7 +104,7 @@ class Hostile:
 
     def __init__(self, bench, binary=None):
         self.bench = bench
-        self.gateway = Gateway("mqtt-server", bench.broker_cpu, binary=Path(binary or bench.tools / "mqtt-server"))
+        self.gateway = Gateway("mqtt-server", bench.broker_cpu, binary=Path(binary or bench.binary))
 
     def run(self, mix, settings=(), seconds=None):
         """One mix; mqload's report, with `error` where there is none."""

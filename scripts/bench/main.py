@@ -37,13 +37,15 @@ class Bench:
         self.broker_cpu = os.environ.get("BROKER_CPU", "0")
         self.load_cpu = os.environ.get("LOAD_CPU", "1")
         self.tools = TARGET / "release"
+        # As it is shipped.
+        self.binary = TARGET / "dist" / "mqtt-server"
         self.root = ROOT
         self.load = None
         self.brokers = self.make_brokers(options.peer)
 
     def make_brokers(self, peers):
         one, both = self.broker_cpu, f"{self.broker_cpu},{self.load_cpu}"
-        binary = self.tools / "mqtt-server"
+        binary = self.binary
         known = {
             OURS: Gateway(OURS, one, binary=binary),
             OURS_TWO: Gateway(OURS_TWO, both, binary=binary, shards=2),

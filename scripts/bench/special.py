@@ -91,7 +91,7 @@ def idle(bench, broker):
 
 
 def binary_size(bench, broker):
-    return {"size": os.path.getsize(bench.tools / "mqtt-server") / MB}
+    return {"size": os.path.getsize(bench.binary) / MB}
 
 
 def rss(pid):
