@@ -194,7 +194,7 @@ dump() {
   java=$(find_java) || fail 3 "Java 17 or later is missing"
   # It ends when nothing has come for so long: all that is there was read.
   java_with org.apache.kafka.tools.consumer.ConsoleConsumer --bootstrap-server "127.0.0.1:$port" --topic "$1" --from-beginning \
-    --timeout-ms "${KAFKA_DUMP_MS:-4000}" --formatter-property print.partition=true --formatter-property print.offset=true \
+    --timeout-ms "${KAFKA_DUMP_MS:-10000}" --formatter-property print.partition=true --formatter-property print.offset=true \
     --formatter-property print.key=true 2>/dev/null || true
 }
 

@@ -49,6 +49,7 @@ fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
         assert_eq!(device.next(), Got::Publish("in/1".to_owned(), b"7".to_vec()));
         device.publish_acked("out/1", b"8", false);
         until(|| server.metric("gateway_bridge_messages_total") == 2);
-        assert_eq!(kafka.values("out"), [("d1".to_owned(), vec![8])].into());
+        // On a busy machine a read may time out before the first record.
+        until(|| kafka.values("out") == [("d1".to_owned(), vec![8])].into());
     }
 }
