@@ -116,6 +116,11 @@ impl Letters {
         Some(StateChange { key: key(id), value: None, expect: Expect::Any })
     }
 
+    /// The number of the newest.
+    pub(super) fn newest(&self) -> Option<u64> {
+        self.kept.back().map(|&(id, _)| id)
+    }
+
     pub(super) fn ids(&self) -> Vec<u64> {
         self.kept.iter().map(|&(id, _)| id).collect()
     }

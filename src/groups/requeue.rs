@@ -25,6 +25,14 @@ impl Groups {
         page.iter().map(letters::decode).collect()
     }
 
+    /// The number of the newest message that was given up and is kept.
+    ///
+    /// # Errors
+    /// [`GroupError::NotFound`].
+    pub fn newest_dead_letter(&self, group: &str) -> Result<Option<u64>, GroupError> {
+        Ok(self.find(group)?.with(|inner| inner.letters.newest()))
+    }
+
     /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back just
     /// now, are passed over. None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all
     /// the same, and those behind it stay.

@@ -398,6 +398,7 @@ async fn a_poisoned_device_holds_up_nobody_and_its_letters_come_back() {
         loop {
             let letters = setup.groups().list_dead_letters(list.clone()).await.unwrap().into_inner();
             if letters.dead_letters.len() == 2 {
+                assert_eq!(letters.next_page_token, "", "there is no more");
                 return letters.dead_letters;
             }
         }
@@ -412,6 +413,10 @@ async fn a_poisoned_device_holds_up_nobody_and_its_letters_come_back() {
     let told: Vec<_> =
         letters.iter().map(|each| (content(each), each.attempts, each.reason.as_str())).collect();
     assert_eq!(told, [("bad 1".into(), 3, "poison"), ("bad 2".into(), 3, "poison")]);
+
+    let first = v1::ListDeadLettersRequest { page_size: 1, ..list };
+    let first = setup.groups().list_dead_letters(first).await.unwrap().into_inner();
+    assert!(first.dead_letters.len() == 1 && !first.next_page_token.is_empty(), "there is a second one");
 
     let ids: Vec<String> = letters.iter().map(|letter| letter.id.clone()).collect();
     let requeue = v1::RequeueDeadLettersRequest { name: "g".into(), ids };
