@@ -3,7 +3,7 @@
 #
 #   scripts/first-message.sh
 #
-# Clones this repository into a directory of its own, builds as `cargo run` does, starts `--dev` on ports that are free, and has one
+# Clones this repository into a directory of its own, builds as it says there, starts `--dev` on ports that are free, and has one
 # device read over TLS what another one published. Crates that cargo has already are not fetched again; CARGO_HOME=DIR of an empty
 # directory counts that, too. Needs mosquitto-clients.
 set -euo pipefail
@@ -25,7 +25,7 @@ git clone --quiet "$root" "$work/clone"
 cd "$work/clone"
 told "cloned"
 unset CARGO_TARGET_DIR
-cargo build --locked --quiet
+cargo build --locked --quiet --no-default-features
 told "built"
 mqtt=$(free_port)
 target/debug/mqtt-server --dev --addr "127.0.0.1:$mqtt" --grpc-addr "127.0.0.1:$(free_port)" --http-addr "127.0.0.1:$(free_port)" \

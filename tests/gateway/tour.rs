@@ -108,7 +108,7 @@ fn the_python_recipe_of_the_api_page_works_as_written() {
 #[test]
 fn readme_names_the_commands() {
     let readme = fs::read_to_string(root().join("README.md")).expect("read README.md");
-    assert!(readme.contains("cargo run -- --dev"));
+    assert!(readme.contains("cargo run --no-default-features -- --dev"));
     assert!(readme.contains("scripts/test.sh"));
     assert!(root().join("scripts/test.sh").exists());
 }

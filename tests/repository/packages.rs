@@ -102,9 +102,9 @@ fn hosted_tests_are_those_of_every_other_machine() {
 /// The failure: code that packages ship is compiled by no test, as bridges to Kafka were for a while.
 #[test]
 fn what_is_shipped_is_what_is_tested() {
-    // QUIC is on unless it is switched off.
-    assert_eq!(value("Cargo.toml", "default ="), "[\"quic\"]");
-    assert_eq!(value("Cargo.toml", "shipped ="), "[\"kafka\", \"quic\"]");
+    // The allocator and QUIC are on unless they are switched off.
+    assert_eq!(value("Cargo.toml", "default ="), "[\"jemalloc\", \"quic\"]");
+    assert_eq!(value("Cargo.toml", "shipped ="), "[\"jemalloc\", \"kafka\", \"quic\"]");
     assert_eq!(value("scripts/lib.sh", "features=(--"), "features kafka)");
     for script in ["scripts/test.sh", "scripts/check.sh"] {
         let text = read(script);
