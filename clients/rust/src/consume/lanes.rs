@@ -3,9 +3,16 @@
 //!
 //! Knows no stream and no task. Bounded by what the gateway may have outstanding with a member, and by [`REMEMBERED`].
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::Duration,
+};
 
 use gateway_api::gateway::v1::{ConsumedMessage, consumed_message::Content};
+use tokio::time::Instant;
+
+/// How long a lane waits for a message that was given back. It does not come at all if it became a dead letter.
+const BLOCKED: Duration = Duration::from_secs(5);
 
 /// How many messages are remembered that were done and whose acknowledgement was lost with a stream.
 const REMEMBERED: usize = 10_000;
@@ -24,6 +31,8 @@ pub(super) struct Lanes {
     lanes: HashMap<String, Lane>,
     /// Lanes of which nothing runs and something waits.
     ready: VecDeque<String>,
+    /// Lanes that are blocked, or were, and until when; the first ends first.
+    blocked: VecDeque<(Instant, String)>,
     running: HashMap<u64, Running>,
     names: u64,
     /// Done and not said yet, by delivery id.
@@ -37,6 +46,30 @@ pub(super) struct Lanes {
 struct Lane {
     waiting: VecDeque<ConsumedMessage>,
     busy: bool,
+    /// The message that was given back last, until it comes again, and how long that is waited for: what the gateway had sent after it is void, and may be on its
+    /// way still.
+    blocked: Option<(String, Instant)>,
+}
+
+impl Lane {
+    fn may_start(&self) -> bool {
+        !self.busy && self.blocked.is_none()
+    }
+
+    fn is_over(&self) -> bool {
+        self.may_start() && self.waiting.is_empty()
+    }
+}
+
+/// How a handler has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The message is handled.
+    Done,
+    /// It is given back, and comes again.
+    Back,
+    /// It is given up: it does not come again.
+    Up,
 }
 
 struct Running {
@@ -57,6 +90,7 @@ impl Remembered {
         if self.ids.insert(id.clone()) {
             self.order.push_back(id);
         }
+        // It may name some that are remembered no more.
         if self.order.len() > REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
@@ -81,8 +115,14 @@ impl Lanes {
             None => String::new(),
         };
         let lane = self.lanes.entry(key.clone()).or_default();
-        lane.waiting.push_back(message);
-        if !lane.busy && lane.waiting.len() == 1 {
+        let is_back = lane.blocked.take_if(|(id, _)| *id == message.message_id).is_some();
+        let is_next = is_back || lane.waiting.is_empty();
+        if is_back {
+            lane.waiting.push_front(message);
+        } else {
+            lane.waiting.push_back(message);
+        }
+        if is_next && lane.may_start() {
             self.ready.push_back(key);
         }
     }
@@ -91,7 +131,7 @@ impl Lanes {
     pub(super) fn start(&mut self) -> Option<(u64, ConsumedMessage)> {
         loop {
             let key = self.ready.pop_front()?;
-            let Some(lane) = self.lanes.get_mut(&key).filter(|lane| !lane.busy) else { continue };
+            let Some(lane) = self.lanes.get_mut(&key).filter(|lane| lane.may_start()) else { continue };
             let Some(message) = lane.waiting.pop_front() else {
                 self.lanes.remove(&key);
                 continue;
@@ -112,22 +152,22 @@ impl Lanes {
     }
 
     /// A handler has ended.
-    pub(super) fn finish(&mut self, name: u64, done: bool) -> Finished {
+    pub(super) fn finish(&mut self, name: u64, ended: Ended, now: Instant) -> Finished {
         let Some(running) = self.running.remove(&name) else { return Finished::Settled };
         let Running { lane: key, message_id, delivery_id } = running;
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.busy = false;
-            if !done && delivery_id.is_some() {
-                // Void with it: they come again after it.
-                lane.waiting.clear();
+            if ended == Ended::Back && delivery_id.is_some() {
+                lane.blocked = Some((message_id.clone(), now + BLOCKED));
+                self.blocked.push_back((now + BLOCKED, key.clone()));
             }
-            if lane.waiting.is_empty() {
+            if lane.is_over() {
                 self.lanes.remove(&key);
-            } else {
+            } else if lane.may_start() {
                 self.ready.push_back(key);
             }
         }
-        match (delivery_id, done) {
+        match (delivery_id, ended == Ended::Done) {
             (Some(id), true) => {
                 self.acknowledgements.push_back(id);
                 self.unconfirmed.insert(id, message_id);
@@ -142,6 +182,27 @@ impl Lanes {
         }
     }
 
+    /// When to call [`Self::unblock`] next, if at all.
+    pub(super) fn blocked_until(&self) -> Option<Instant> {
+        self.blocked.front().map(|(until, _)| *until)
+    }
+
+    /// Lets lanes go on that have waited long enough for a message to come again.
+    pub(super) fn unblock(&mut self, now: Instant) {
+        while let Some((_, key)) = self.blocked.pop_front_if(|(until, _)| *until <= now) {
+            let Some(lane) = self.lanes.get_mut(&key) else { continue };
+            if lane.blocked.take_if(|(_, until)| *until <= now).is_none() {
+                // The message has come, or another one is waited for since.
+                continue;
+            }
+            if lane.is_over() {
+                self.lanes.remove(&key);
+            } else if lane.may_start() {
+                self.ready.push_back(key);
+            }
+        }
+    }
+
     /// Deliveries to acknowledge, at most `most`.
     pub(super) fn acknowledge(&mut self, most: usize) -> Vec<u64> {
         let count = self.acknowledgements.len().min(most);
@@ -150,8 +211,15 @@ impl Lanes {
 
     /// Acknowledgements are on the disk; how many of them are ours.
     pub(super) fn confirm(&mut self, first: u64, last: u64) -> u64 {
-        let before = self.unconfirmed.len();
-        self.unconfirmed.retain(|id, _| !(first..=last).contains(id));
+        let (before, done) = (self.unconfirmed.len(), &mut self.done.ids);
+        self.unconfirmed.retain(|id, message_id| {
+            let is_confirmed = (first..=last).contains(id);
+            if is_confirmed {
+                // Should it come again, somebody wants it to be handled again.
+                done.remove(message_id);
+            }
+            !is_confirmed
+        });
         (before - self.unconfirmed.len()) as u64
     }
 
@@ -172,7 +240,7 @@ impl Lanes {
         for lane in self.lanes.values_mut() {
             lane.waiting.retain(|message| !void(message.delivery_id));
         }
-        self.lanes.retain(|_, lane| lane.busy || !lane.waiting.is_empty());
+        self.lanes.retain(|_, lane| !lane.is_over());
         for running in self.running.values_mut() {
             running.delivery_id = running.delivery_id.filter(|id| !void(*id));
         }
@@ -182,9 +250,11 @@ impl Lanes {
     pub(super) fn lose_stream(&mut self) {
         for lane in self.lanes.values_mut() {
             lane.waiting.clear();
+            lane.blocked = None;
         }
         self.lanes.retain(|_, lane| lane.busy);
         self.ready.clear();
+        self.blocked.clear();
         for running in self.running.values_mut() {
             running.delivery_id = None;
         }
@@ -235,7 +305,7 @@ mod tests {
         }
         let first = started(&mut lanes);
         assert_eq!(first.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(lanes.finish(first[0].0, true), Finished::Settled);
+        assert_eq!(lanes.finish(first[0].0, Ended::Done, Instant::now()), Finished::Settled);
         let second = started(&mut lanes);
         assert_eq!(second.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [2]);
         assert_eq!(lanes.acknowledge(9), [1]);
@@ -248,9 +318,60 @@ mod tests {
         lanes.deliver(message(1, "a"));
         lanes.deliver(message(2, "a"));
         let first = started(&mut lanes);
-        assert_eq!(lanes.finish(first[0].0, false), Finished::GiveBack(1));
+        assert_eq!(lanes.finish(first[0].0, Ended::Back, Instant::now()), Finished::GiveBack(1));
         assert!(started(&mut lanes).is_empty());
         lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") });
+        assert_eq!(started(&mut lanes).len(), 1);
+    }
+
+    /// The failure: what the gateway sent before it knew of the failure runs before the message that failed.
+    #[test]
+    fn what_comes_late_waits_for_the_message_that_was_given_back() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        lanes.deliver(message(1, "a"));
+        let first = started(&mut lanes);
+        assert_eq!(lanes.finish(first[0].0, Ended::Back, now), Finished::GiveBack(1));
+        lanes.deliver(message(2, "a"));
+        assert!(started(&mut lanes).is_empty());
+        lanes.revoke(2, 2);
+        lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") });
+        lanes.deliver(ConsumedMessage { delivery_id: 4, ..message(2, "a") });
+        let again = started(&mut lanes);
+        assert_eq!(again.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [3]);
+        lanes.finish(again[0].0, Ended::Done, now);
+        assert_eq!(started(&mut lanes).len(), 1);
+    }
+
+    /// The failure: what waits behind a message that does not come again is never handled, and runs into its deadline.
+    #[test]
+    fn what_waits_behind_a_message_that_is_given_up_is_handled() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        for id in 1..=3 {
+            lanes.deliver(message(id, "a"));
+        }
+        let first = started(&mut lanes);
+        lanes.finish(first[0].0, Ended::Up, now);
+        let second = started(&mut lanes);
+        assert_eq!(second.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [2], "told to be a dead letter");
+        lanes.finish(second[0].0, Ended::Back, now);
+        assert!(started(&mut lanes).is_empty());
+        lanes.unblock(now + BLOCKED);
+        assert_eq!(lanes.blocked_until(), None);
+        assert_eq!(started(&mut lanes)[0].1, 3, "it was the last attempt, which only the gateway knew");
+    }
+
+    /// The failure: messages that are replayed on purpose are acknowledged unseen, since they were done once.
+    #[test]
+    fn what_was_done_and_confirmed_is_handled_when_it_is_replayed() {
+        let mut lanes = Lanes::default();
+        lanes.deliver(message(1, "a"));
+        let first = started(&mut lanes);
+        lanes.finish(first[0].0, Ended::Done, Instant::now());
+        lanes.lose_stream();
+        lanes.deliver(message(1, "a"));
+        assert_eq!(lanes.acknowledge(9), [1]);
+        assert_eq!(lanes.confirm(1, 1), 1);
+        lanes.deliver(ConsumedMessage { delivery_id: 2, ..message(1, "a") });
         assert_eq!(started(&mut lanes).len(), 1);
     }
 
@@ -261,17 +382,17 @@ mod tests {
             lanes.deliver(message(id, device));
         }
         let first = started(&mut lanes);
-        lanes.finish(first[0].0, true);
+        lanes.finish(first[0].0, Ended::Done, Instant::now());
         assert_eq!(lanes.acknowledge(9), [1]);
         lanes.lose_stream();
         // Its handler ends on no stream; the third one's goes on while its message comes again.
-        lanes.finish(first[1].0, true);
+        lanes.finish(first[1].0, Ended::Done, Instant::now());
         for (id, device) in [(1, "a"), (2, "b"), (3, "c")] {
             lanes.deliver(message(id, device));
         }
         assert!(started(&mut lanes).is_empty());
         assert_eq!(lanes.acknowledge(9), [1, 2]);
-        lanes.finish(first[2].0, true);
+        lanes.finish(first[2].0, Ended::Done, Instant::now());
         assert!(started(&mut lanes).is_empty());
         assert_eq!(lanes.acknowledge(9), [3]);
         assert_eq!(lanes.confirm(1, 3), 3);
@@ -284,7 +405,7 @@ mod tests {
         lanes.deliver(message(2, "a"));
         let first = started(&mut lanes);
         lanes.revoke(1, 2);
-        lanes.finish(first[0].0, true);
+        lanes.finish(first[0].0, Ended::Done, Instant::now());
         assert!(started(&mut lanes).is_empty());
         assert!(lanes.acknowledge(9).is_empty());
         assert_eq!(lanes.unsettled(), 0);

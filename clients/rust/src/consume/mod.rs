@@ -19,7 +19,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use self::lanes::{Finished, Lanes};
+use self::lanes::{Ended, Finished, Lanes};
 use crate::{Client, Error, backoff::Backoff};
 
 /// A message or event that a member got.
@@ -315,6 +315,7 @@ impl Work {
             self.gather_acknowledgements();
             let say = member.say.clone();
             let (stop_at, waiting) = (self.stop_at, !self.actions.is_empty());
+            let blocked_until = self.lanes.blocked_until();
             tokio::select! {
                 biased;
                 permit = say.reserve(), if waiting => {
@@ -341,6 +342,9 @@ impl Work {
                         let deadline = deadline.and_then(|time| time.try_into().ok());
                         self.actions.push_back(Action::Extend(Extend { which, deadline }));
                     }
+                }
+                () = sleep_until(blocked_until.unwrap_or_else(Instant::now)), if blocked_until.is_some() => {
+                    self.lanes.unblock(Instant::now());
                 }
                 () = stop.as_mut(), if stop_at.is_none() => {
                     self.stop_at = Some(Instant::now() + options.drain);
@@ -390,7 +394,12 @@ impl Work {
                 (name, Err(GiveBack { reason, ..GiveBack::default() }))
             }
         };
-        match self.lanes.finish(name, result.is_ok()) {
+        let ended = match &result {
+            Ok(()) => Ended::Done,
+            Err(GiveBack { dead_letter: true, .. }) => Ended::Up,
+            Err(_) => Ended::Back,
+        };
+        match self.lanes.finish(name, ended, Instant::now()) {
             Finished::Settled => {}
             Finished::GiveBack(delivery_id) => {
                 let GiveBack { reason, delay, dead_letter } = result.err().unwrap_or_default();
