@@ -168,19 +168,21 @@ func opened[Response, T any](ctx context.Context, silence time.Duration,
 		cancel(nil)
 		return nil, watch.told(ctx, errorOf(err))
 	}
+	// Only waiting for the gateway counts as its silence, not how long the application works on what came.
+	watch.stop()
 	return func() ([]T, error) {
 		if response := first; response != nil {
 			first = nil
 			return items(response), nil
 		}
+		watch.fed()
 		response, err := stream.Recv()
+		watch.stop()
 		if err != nil {
-			watch.stop()
 			err = watch.told(ctx, err)
 			cancel(nil)
 			return nil, err
 		}
-		watch.fed()
 		return items(response), nil
 	}, nil
 }
@@ -200,6 +202,7 @@ func newWatchdog(span time.Duration, cancel context.CancelCauseFunc) *watchdog {
 	return &watchdog{time.AfterFunc(span, func() { cancel(errSilent) }), span}
 }
 
+// fed gives the stream its whole time again, after a stop as well.
 func (w *watchdog) fed() {
 	if w.timer != nil {
 		w.timer.Reset(w.span)

@@ -234,14 +234,17 @@ async function opened<Response>(
     const told = await Promise.race([headers, first]);
     // Where it refuses, the status is in the headers, and the error comes as the first response.
     if (told instanceof Headers && told.has("grpc-status")) await first;
+    // Only waiting for the gateway counts as its silence, not how long the application works on what came.
+    watchdog.rest();
     return {
       async next() {
+        watchdog.fed();
         try {
           const waiting = first ?? iterator.next();
           first = undefined;
           const result = await waiting;
           if (result.done === true) watchdog.stop();
-          else watchdog.fed();
+          else watchdog.rest();
           return result;
         } catch (thrown) {
           watchdog.stop();
@@ -287,8 +290,13 @@ export class Watchdog {
     this.#timer.unref();
   }
 
-  stop(): void {
+  /** Nobody waits for the stream until it is `fed` again. */
+  rest(): void {
     clearTimeout(this.#timer);
+  }
+
+  stop(): void {
+    this.rest();
     this.#outer.removeEventListener("abort", this.#onOuter);
     this.#controller.abort();
   }
