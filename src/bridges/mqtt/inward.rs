@@ -7,7 +7,10 @@ use broker::Turn;
 use bytes::Bytes;
 use codec::{Ack, Packet, Publish, Subscribe, SubscribeFilter};
 use gateway_core::{Commit, QoS};
-use tokio::{select, time::timeout};
+use tokio::{
+    select,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     Dial,
@@ -25,6 +28,8 @@ use crate::{
 const WINDOW: u16 = 1_000;
 /// Bytes of payloads of these.
 const WINDOW_BYTES: usize = 4 << 20;
+/// Bytes that the broker has not taken: until it does, nothing more is read, since answers would add to them.
+const UNWRITTEN: usize = 64 << 10;
 /// Time for the subscription.
 const SUBSCRIBING: Duration = Duration::from_secs(15);
 
@@ -74,12 +79,12 @@ impl MqttIn {
         let mut link = Link::open(&self.dial, wish).await?;
         let mut owed: VecDeque<Owed> = VecDeque::new();
         link.put(&Packet::Subscribe(self.subscription(&link)));
-        let granted = timeout(SUBSCRIBING, self.until_granted(&mut link, &mut owed)).await;
-        granted.unwrap_or_else(|_| Err(Failure::new(Reason::Deadline, "no answer to SUBSCRIBE")))?;
-        self.status.up();
+        // Messages of the session may come before the answer.
+        let (mut granted, deadline) = (false, Instant::now() + SUBSCRIBING);
         loop {
             let waiting: usize = owed.iter().map(|owed| owed.bytes).sum();
-            let full = owed.len() >= usize::from(WINDOW) || waiting >= WINDOW_BYTES;
+            let full =
+                owed.len() >= usize::from(WINDOW) || waiting >= WINDOW_BYTES || link.unwritten() >= UNWRITTEN;
             let first = async {
                 match owed.front().map(|owed| &owed.commit) {
                     Some(Some(commit)) => commit.wait().await,
@@ -109,10 +114,16 @@ impl MqttIn {
                     step?;
                     let mut turn = Turn::default();
                     while let Some(packet) = link.take()? {
-                        self.heard(&link, &packet, &mut owed, &mut turn).await?;
+                        if self.heard(&link, &packet, &mut owed, &mut turn).await? && !granted {
+                            granted = true;
+                            self.status.up();
+                        }
                     }
                     turn.flush();
                     self.status.set_in_flight(owed.len());
+                }
+                () = sleep_until(deadline), if !granted => {
+                    return Err(Failure::new(Reason::Deadline, "no answer to SUBSCRIBE"));
                 }
             }
         }
@@ -134,32 +145,23 @@ impl MqttIn {
         Subscribe { packet_id: 1, id: None, user: Vec::new(), filters: topics.iter().map(filter).collect() }
     }
 
-    /// Messages of the session may come before the answer.
-    async fn until_granted(&self, link: &mut Link, owed: &mut VecDeque<Owed>) -> Result<(), Failure> {
-        loop {
-            link.step().await?;
-            let mut turn = Turn::default();
-            while let Some(packet) = link.take()? {
-                if let Packet::SubAck(answer) = link.read(&packet)? {
-                    turn.flush();
-                    let refused = answer.codes.iter().find(|&&code| code >= 0x80);
-                    let why = |code: &u8| format!("the broker refuses the subscription, code {code:#04x}");
-                    return refused.map_or(Ok(()), |code| Err(Failure::new(Reason::Denied, why(code))));
-                }
-                self.heard(link, &packet, owed, &mut turn).await?;
-            }
-            turn.flush();
-        }
-    }
-
+    /// Whether it was the answer to SUBSCRIBE.
     async fn heard(
         &self,
         link: &Link,
         packet: &Bytes,
         owed: &mut VecDeque<Owed>,
         turn: &mut Turn,
-    ) -> Result<(), Failure> {
-        let Packet::Publish(publish) = link.read(packet)? else { return Ok(()) };
+    ) -> Result<bool, Failure> {
+        let publish = match link.read(packet)? {
+            Packet::Publish(publish) => publish,
+            Packet::SubAck(answer) => {
+                let refused = answer.codes.iter().find(|&&code| code >= 0x80);
+                let why = |code: &u8| format!("the broker refuses the subscription, code {code:#04x}");
+                return refused.map_or(Ok(true), |code| Err(Failure::new(Reason::Denied, why(code))));
+            }
+            _ => return Ok(false),
+        };
         let published = self.publish(&publish, turn).await?;
         owed.push_back(Owed {
             id: publish.packet_id,
@@ -167,7 +169,16 @@ impl MqttIn {
             is_carried: published.is_some(),
             commit: published.flatten(),
         });
-        Ok(())
+        Ok(false)
+    }
+
+    /// Whether the configuration names its topic: the session may still have subscriptions of an earlier one.
+    fn wants(&self, topic: &str) -> bool {
+        let matches = |filter: &String| {
+            let shared = gateway_core::parse_shared(filter).ok().flatten();
+            gateway_core::matches(shared.map_or(filter.as_str(), |(_, filter)| filter), topic)
+        };
+        self.config.topics.is_empty() || self.config.topics.iter().any(matches)
     }
 
     /// What an acknowledgement must wait for, if anything; `None` if the message is left out.
@@ -183,7 +194,7 @@ impl MqttIn {
         let config = &self.dial.config;
         let rest = publish.topic.strip_prefix(config.remote_prefix.as_str()).unwrap_or(publish.topic);
         let topic = format!("{}{rest}", config.local_prefix);
-        if !self.door.takes(&topic) {
+        if !self.wants(publish.topic) || !self.door.takes(&topic) {
             self.status.refused(Refusal::Topic);
             return Ok(None);
         }

@@ -83,3 +83,22 @@ fn what_went_out_does_not_come_in_again() {
     let copies = got.iter().filter(|got| matches!(got, Got::Publish(..))).count();
     assert_eq!(copies, 1, "{got:?}");
 }
+
+/// The failure: a session at the other broker still has the subscriptions of an earlier configuration, and what they match comes in.
+#[test]
+fn what_the_configuration_names_no_more_does_not_come_in() {
+    let Some(broker) = Broker::start() else { return };
+    let config = config(&broker, "5");
+    let server = Server::start_with(&[], &config);
+    until(|| server.metric("gateway_bridge_up") == 1);
+    let narrower = config.replace("site/#", "site/a/#");
+    let server = server.kill_and_restart(&[], &narrower);
+    until(|| server.metric("gateway_bridge_up") == 1);
+    let mut reader = Client::connect(server.ports.tcp, Protocol::V5, "reader");
+    reader.subscribe("from/#");
+    let mut far = Client::connect(broker.port, Protocol::V5, "far");
+    far.publish_acked("site/b", b"no more", false);
+    far.publish_acked("site/a/1", b"still", false);
+    assert_eq!(reader.next(), Got::Publish("from/a/1".to_owned(), b"still".to_vec()));
+    assert_eq!(server.metric_of("gateway_bridge_refused_total", "reason=\"topic\""), 1);
+}
