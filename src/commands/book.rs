@@ -197,9 +197,10 @@ impl Book {
 
     /// The same with another bound, as a start with it would have.
     #[cfg(test)]
-    pub(super) fn with_less_kept(self: Arc<Self>, max_kept: usize) -> Arc<Self> {
+    pub(super) fn with_less(self: Arc<Self>, max_kept: usize, max_bytes: usize) -> Arc<Self> {
         let mut book = Arc::into_inner(self).expect("nobody else has it");
         book.options.max_kept = max_kept;
+        book.options.max_bytes = max_bytes;
         Arc::new(book)
     }
 
@@ -285,15 +286,7 @@ impl Book {
         let entry = Entry::new(record, Writing::Start(Arc::clone(&commit)));
         {
             let mut charge = self.charge.lock();
-            // Those that have ended make room; after a start with a lower bound, that is more than one step's.
-            for _ in 0..FORGOTTEN {
-                if charge.bytes() + entry.bytes <= most.max_bytes {
-                    break;
-                }
-                let Some(&(_, oldest)) = table.ended.first() else { break };
-                self.forget(table, &mut charge, oldest);
-            }
-            if charge.bytes() + entry.bytes > most.max_bytes {
+            if !self.make_room(table, &mut charge, entry.bytes, most.max_bytes) {
                 return Err(StartError::TooMany("commands.max_bytes"));
             }
             let bytes = charge.bytes() + entry.bytes;
@@ -307,6 +300,17 @@ impl Book {
         table.insert(number, entry);
         self.active.fetch_add(1, SeqCst);
         Ok((number, commit))
+    }
+
+    /// Whether `bytes` more are at most `most`. Those that have ended make room; after a start with a lower bound, that is more
+    /// than one step's.
+    fn make_room(&self, table: &mut Table, charge: &mut Charge, bytes: usize, most: usize) -> bool {
+        let fits = |charge: &Charge| charge.bytes() + bytes <= most;
+        for _ in 0..FORGOTTEN {
+            let Some(&(_, oldest)) = table.ended.first().filter(|_| !fits(charge)) else { break };
+            self.forget(table, charge, oldest);
+        }
+        fits(charge)
     }
 
     /// Removes a command that has ended, or was never begun.
@@ -527,9 +531,10 @@ impl Book {
                 return Some(Taken::Refused(Shortage::Store));
             }
             {
-                let charge = self.charge.lock();
-                let bytes = charge.bytes() + reply.cost();
-                if bytes > self.options.max_bytes.saturating_mul(2) {
+                let mut table = self.table.lock();
+                let mut charge = self.charge.lock();
+                let most = self.options.max_bytes.saturating_mul(2);
+                if !self.make_room(&mut table, &mut charge, reply.cost(), most) {
                     count(|c| c.memory_commands.add(1));
                     return Some(Taken::Refused(Shortage::Memory));
                 }
@@ -552,7 +557,8 @@ impl Book {
         }
         let mut table = self.table.lock();
         let Some((device, of_device)) = table.devices.get_key_value(device) else { return };
-        if of_device.ready.is_empty() {
+        // Also if none is ready just now: one that found the device without a connection may be on its way back.
+        if of_device.active.is_empty() {
             return;
         }
         let device = Arc::clone(device);

@@ -244,11 +244,46 @@ async fn what_is_over_a_lower_bound_is_forgotten_in_steps_and_all_of_it() {
     for number in 0..60 {
         book.cancel(&number.to_string()).await.unwrap();
     }
-    let book = book.with_less_kept(5);
+    let book = book.with_less(5, 64 << 20);
     let kept = |book: &Book| book.list(None, false, None, 1_000, |_| true).0.len();
     let now = clock::now();
     assert_eq!(book.tick(now, 20), Some(now), "there is more");
     assert_eq!(kept(&book), 40);
     while book.tick(now, 20) == Some(now) {}
     assert_eq!(kept(&book), 5);
+}
+
+/// The failure: a device connects while a command that found it away is on its way back, and does not get it until it connects
+/// again.
+#[tokio::test]
+async fn a_connection_beside_an_attempt_that_fails_is_not_missed() {
+    let bench = bench(10, 10);
+    let book = started(&bench, 1).await;
+    let parcel = book.next_parcels().unwrap().pop().unwrap();
+    let attempt = book.begin(parcel.number).unwrap();
+    book.connected("d0");
+    book.take_back(parcel.number, attempt);
+    let again: Vec<u64> = book.next_parcels().unwrap().iter().map(|parcel| parcel.number).collect();
+    assert_eq!(again, [parcel.number]);
+}
+
+/// The failure: replies are refused although commands that have ended long ago could make room.
+#[tokio::test]
+async fn a_reply_takes_the_room_of_commands_that_have_ended() {
+    let bench = bench(10, 10);
+    let devices = 40;
+    let book = started(&bench, devices).await.with_less(40, 100_000);
+    let properties = Arc::new(correlated(b"", None).unwrap());
+    for number in 0..devices {
+        let device = format!("d{number}");
+        let client_id = ClientId::new(&device);
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };
+        let id = number.to_string();
+        let payload = vec![b'x'; 10_000];
+        let mut message = Message::new("cmd", &payload, Timestamp(7), origin);
+        message.properties = Some(&properties);
+        let address = topics::Address { id: &id, status: Some(0) };
+        let taken = book.take(&device, &address, &message);
+        assert!(matches!(taken, Some(Taken::Taken)), "reply {number}: {taken:?}");
+    }
 }
