@@ -344,6 +344,12 @@ impl Live {
                     unread.iter().for_each(|&(partition, offset)| inner.logic.not_buried(partition, offset));
                 });
             }
+            // The copies wait in memory for the disk: no more of them until it has these.
+            let number = self.with(|inner| Self::wait_number(inner));
+            let over = |written: &Written| written.done >= number || self.is_ended();
+            if self.written.subscribe().wait_for(over).await.is_err() {
+                return;
+            }
         }
     }
 
