@@ -84,6 +84,16 @@ async def test_what_is_not_mqtt_ends_its_own_connection():
 
 
 @run
+async def test_who_is_refused_is_told_so_before_the_end():
+    """The failure: the connection is closed before the CONNACK has left, and the client sees no reason."""
+    for number in range(20):
+        async with open_link() as link:
+            link.send(connect_packet(unique(f"level{number}"), version=6))
+            assert await link.packet() == b"\x20\2\0\1"
+            await link.end()
+
+
+@run
 async def test_the_reason_of_the_end_is_told_on_the_stream_and_beside_it():
     async with open_link() as link:
         link.send(connect_packet(unique("bad")))

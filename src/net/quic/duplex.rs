@@ -30,6 +30,8 @@ struct Open {
     charge: Charge,
     /// Why it is closed, as MQTT says it.
     code: u8,
+    /// Nothing more is written: the stream is finished.
+    shut: bool,
 }
 
 impl Duplex {
@@ -40,7 +42,7 @@ impl Duplex {
         shared: Arc<EntranceShared>,
         charge: Charge,
     ) -> Self {
-        Self(Some(Open { send, recv, connection, shared, charge, code: 0 }))
+        Self(Some(Open { send, recv, connection, shared, charge, code: 0, shut: false }))
     }
 
     /// The reason code of MQTT with which the connection will be closed; 0 unless it is set.
@@ -60,10 +62,12 @@ impl Duplex {
 
 impl Drop for Duplex {
     fn drop(&mut self) {
-        let Some(Open { mut send, recv, connection, shared, charge, code }) = self.0.take() else { return };
+        let Some(Open { mut send, recv, connection, shared, charge, code, shut }) = self.0.take() else {
+            return;
+        };
         drop(recv);
-        // An error: the client wants no more, or is gone.
-        let finished = send.finish().is_ok() && connection.close_reason().is_none();
+        // An error: the client wants no more, or is gone. A stream can be finished once.
+        let finished = (shut || send.finish().is_ok()) && connection.close_reason().is_none();
         let lingers = finished.then(|| Arc::clone(&shared.lingering).try_acquire_owned().ok()).flatten();
         let code = VarInt::from_u32(code.into());
         let Some(permit) = lingers else {
@@ -106,7 +110,7 @@ impl AsyncWrite for Duplex {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(open) = &mut self.0 {
-            let _ = open.send.finish();
+            open.shut |= open.send.finish().is_ok();
         }
         Poll::Ready(Ok(()))
     }
