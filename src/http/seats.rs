@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::server::HttpLimits;
@@ -36,6 +37,15 @@ impl Kind {
             _ if path.starts_with("/page/") => Self::Screen,
             _ => Self::Page,
         }
+    }
+}
+
+impl Kind {
+    /// Whether the connection ends with this answer, so that nobody keeps a seat by asking now and then: supervisors come with a
+    /// new one each time, and who is not let in needs none.
+    pub(super) fn leaves(self, status: StatusCode) -> bool {
+        self == Self::Health
+            || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use axum::{
     Router,
     http::{
-        Request, StatusCode,
+        HeaderValue, Request, StatusCode,
         header::{AUTHORIZATION, CONNECTION, HOST, WWW_AUTHENTICATE},
     },
     response::{IntoResponse, Response},
@@ -207,14 +207,21 @@ async fn run(
             Some(refusal) => Ok(refusal),
             None => {
                 // What it does is bounded by its seat and its own deadlines from now on.
-                if matches!(*held.lock(), Some((Kind::Api | Kind::Stream | Kind::Screen | Kind::Live, _))) {
+                let kind = held.lock().as_ref().map(|(kind, _)| *kind);
+                if matches!(kind, Some(Kind::Api | Kind::Stream | Kind::Screen | Kind::Live)) {
                     guest.heard();
                 }
                 request.extensions_mut().insert(Peer(peer));
                 if encrypted {
                     request.extensions_mut().insert(Encrypted);
                 }
-                server.router.call(request).await
+                let mut response = server.router.call(request).await;
+                if let Ok(response) = &mut response
+                    && kind.is_some_and(|kind| kind.leaves(response.status()))
+                {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                response
             }
         }
     });
@@ -448,6 +455,22 @@ mod tests {
         }
         for path in ["/healthz", "/readyz"] {
             assert!(get(server.addr, &format!("GET {path}")).await.starts_with("HTTP/1.1 200"), "{path}");
+        }
+    }
+
+    /// The failure: one client without a token asks for health now and then on as many connections as there are seats, and
+    /// supervisors get 503.
+    #[tokio::test]
+    async fn an_answer_about_health_or_nothing_ends_its_connection() {
+        let server = start(patient(1)).await;
+        for path in ["/healthz", "/readyz", "/page/nothing", "/v1/nothing"] {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            let read = stream.read_to_string(&mut answer);
+            timeout(Duration::from_secs(60), read).await.expect("the end of the connection").unwrap();
+            assert!(answer.to_lowercase().contains("connection: close"), "{path}: {answer}");
         }
     }
 

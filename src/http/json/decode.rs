@@ -169,6 +169,9 @@ fn short_name(prefix: &str, name: &str) -> String {
     name.strip_prefix(prefix).unwrap_or(name).to_ascii_lowercase()
 }
 
+/// Paths of a field mask: more than any message has fields.
+const MOST_PATHS: usize = 100;
+
 /// A message that JSON writes as a string.
 fn well_known(of: &MessageDescriptor, field: &FieldDescriptor, text: &str) -> Result<DynamicMessage, String> {
     let mut message = DynamicMessage::new(of.clone());
@@ -183,8 +186,11 @@ fn well_known(of: &MessageDescriptor, field: &FieldDescriptor, text: &str) -> Re
             (Value::I64(time.seconds), Value::I32(time.nanos))
         }
         "google.protobuf.FieldMask" => {
-            let paths =
-                text.split(',').filter(|path| !path.is_empty()).map(|path| Value::String(snake(path)));
+            let paths = text.split(',').filter(|path| !path.is_empty());
+            if paths.clone().nth(MOST_PATHS).is_some() {
+                return Err(format!("has more than {MOST_PATHS} paths"));
+            }
+            let paths = paths.map(|path| Value::String(snake(path)));
             message.set_field_by_number(1, Value::List(paths.collect()));
             return Ok(message);
         }

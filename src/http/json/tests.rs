@@ -200,3 +200,12 @@ fn each_route_names_a_method_and_fields_of_its_request() {
         }
     }
 }
+
+/// The failure: a body makes dozens of times its size of memory, on nobody's account.
+#[test]
+fn a_field_mask_of_very_many_paths_is_refused() {
+    let of = pool().get_message_by_name("gateway.v1.UpdateGroupRequest").unwrap();
+    let body = |paths: usize| format!("{{\"updateMask\":\"{}\"}}", vec!["a"; paths].join(",")).into_bytes();
+    assert!(read(&of, &body(100), Form::Canonical).is_ok());
+    assert!(read(&of, &body(101), Form::Canonical).is_err());
+}
