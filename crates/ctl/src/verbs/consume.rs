@@ -55,6 +55,8 @@ impl Consume {
                 }
             };
             match over {
+                // All is printed, and whether it is acknowledged nobody has said.
+                Err(Failure::Call(error)) if left == 0 => return Err(Failure::Call(error)),
                 Err(Failure::Call(error)) if joined && error.is_temporary() => lost(&error),
                 over => return over,
             }
