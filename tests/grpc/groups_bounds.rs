@@ -8,6 +8,7 @@ use std::{
 
 use gateway_core::{Protocol, QoS};
 use mqtt_server::proto::gateway::v1::{self, consume_item::Item, consume_request::Action};
+use prost::Message as _;
 
 use crate::{
     client::{Client, Got},
@@ -149,6 +150,42 @@ async fn a_fetch_and_a_stream_take_no_more_bytes_than_they_say() {
     }
     member.say(Action::Ack(v1::Ack { delivery_ids: std::mem::take(&mut ids), ranges: Vec::new() })).await;
     member.message().await;
+}
+
+/// The failure: a page of some large messages is more than the 4 MiB that a client accepts, and paging cannot pass it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_pending_messages_has_at_most_3_mib() {
+    const LARGE: usize = 900_000;
+    let setup = Setup::new().await;
+    setup.create(group("g")).await;
+    let mut device = setup.raw("d", |_| {});
+    (0..5).for_each(|_| device.publish_acked("up/1", &[b'x'; LARGE], false));
+    let mut fetched = 0;
+    while fetched < 5 {
+        let fetch = v1::FetchRequest {
+            group: "g".into(),
+            member_id: "m".into(),
+            wait: Some(prost_types::Duration { seconds: 30, nanos: 0 }),
+            ..Default::default()
+        };
+        fetched += soon("a fetch", setup.consumer().fetch(fetch)).await.unwrap().into_inner().messages.len();
+    }
+    let mut request = v1::ListPendingRequest { name: "g".into(), ..Default::default() };
+    let (mut pages, mut listed) = (Vec::new(), Vec::new());
+    loop {
+        let page = soon("a page", setup.groups().list_pending(request.clone())).await.unwrap().into_inner();
+        assert!(page.encoded_len() <= 3 << 20, "{} bytes", page.encoded_len());
+        pages.push(page.messages.len());
+        listed.extend(page.messages.into_iter().map(|pending| pending.message_id));
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    assert_eq!(pages, [3, 2]);
+    listed.sort();
+    listed.dedup();
+    assert_eq!(listed.len(), 5, "each of them once");
 }
 
 #[tokio::test(flavor = "multi_thread")]
