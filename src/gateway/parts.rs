@@ -337,6 +337,7 @@ impl Prepared {
     fn bind(
         &self,
         socket: Option<TcpListener>,
+        #[cfg_attr(not(feature = "quic"), expect(unused_variables, reason = "only QUIC has more to set"))]
         config: &Config,
     ) -> Result<Option<BoundListener>, StartError> {
         let name = &self.listener.name;

@@ -3,7 +3,7 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use tokio::{
@@ -63,7 +63,7 @@ impl Socket {
             Self::Stream(_, write) => write.try_write(bytes).map(drop),
             #[cfg(feature = "quic")]
             Self::Quic(stream) => {
-                let cx = &mut Context::from_waker(Waker::noop());
+                let cx = &mut Context::from_waker(std::task::Waker::noop());
                 drop(Pin::new(&mut **stream).poll_write(cx, bytes));
                 Ok(())
             }
