@@ -31,8 +31,9 @@ use tokio::{
 };
 
 use super::{
-    Answer, Digest, Failure, Spec,
+    Digest, Failure, Spec,
     desk::{answer, correlates},
+    ending::Ending,
     machine::{Machine, Progress, State, Step, Times},
     random, random_id,
     record::Record,
@@ -98,24 +99,6 @@ pub(crate) enum CancelError {
     /// The disk does not take it.
     #[error("the store does not take it")]
     Store,
-}
-
-/// How a command is to end.
-pub(super) struct Ending {
-    pub(super) state: State,
-    pub(super) code: Option<u8>,
-    pub(super) reply: Option<Answer>,
-}
-
-impl Ending {
-    pub(super) fn of(state: State) -> Self {
-        Self { state, code: None, reply: None }
-    }
-
-    /// The device does not take it, with this reason code.
-    fn refused(code: u8) -> Self {
-        Self { state: State::Refused, code: Some(code), reply: None }
-    }
 }
 
 /// Why a command does not end now.
@@ -313,6 +296,13 @@ impl Book {
         fits(charge)
     }
 
+    /// A command has so many bytes now. It has been let in: what is above the bounds is no more than a device may send.
+    fn recount(&self, entry: &mut Entry, bytes: usize) {
+        let mut charge = self.charge.lock();
+        let total = charge.bytes() + bytes - std::mem::replace(&mut entry.bytes, bytes);
+        charge.force(total);
+    }
+
     /// Removes a command that has ended, or was never begun.
     fn forget(&self, table: &mut Table, charge: &mut Charge, number: u64) {
         let bytes = table.remove(number);
@@ -410,7 +400,9 @@ impl Book {
             if entry.record.machine.state.is_final() {
                 return Err(NotEnded::Ended(entry.record.machine.state));
             }
-            let ended = ended(&entry.record, ending);
+            let ended = ending.apply(&entry.record);
+            // Its reply is in memory from now on.
+            self.recount(entry, entry.bytes.max(cost(&ended)));
             let commit = Commit::new();
             self.store.submit(vec![put(number, &ended)], Some(commit.part()));
             entry.writing = Writing::End(Box::new(ended), Arc::clone(&commit));
@@ -433,6 +425,7 @@ impl Book {
         let Writing::End(ended, _) = std::mem::replace(&mut entry.writing, Writing::Nothing) else { return };
         if result.is_err() {
             // What is on disk is the state before; and so it is in memory.
+            self.recount(entry, cost(&entry.record));
             let again = clock::now().plus_millis(AGAIN);
             table.schedule(number, Some(again));
             drop(guard);
@@ -447,8 +440,7 @@ impl Book {
             _ => c.commands_ended_refused.add(1),
         });
         entry.record = *ended;
-        let bytes = cost(&entry.record);
-        let before = std::mem::replace(&mut entry.bytes, bytes);
+        self.recount(entry, cost(&entry.record));
         if let Some(follower) = entry.follower.take() {
             follower.abort();
         }
@@ -470,9 +462,6 @@ impl Book {
         }
         self.active.fetch_sub(1, SeqCst);
         let mut charge = self.charge.lock();
-        // A reply was let in before; it is bounded by what a device may send.
-        let total = charge.bytes() + bytes - before;
-        charge.force(total);
         // One more has ended, so one goes. If the bound is lower than in the process before, [`Self::tick`] removes the surplus.
         if table.ended.len() > self.options.max_kept
             && let Some(&(_, oldest)) = table.ended.first()
@@ -787,14 +776,4 @@ fn count_superfluous(state: State) {
         State::Replied => c.commands_replies_duplicate.add(1),
         _ => c.commands_replies_late.add(1),
     });
-}
-
-/// The record of a command that ends so.
-fn ended(record: &Record, ending: Ending) -> Record {
-    let mut ended = record.clone();
-    ended.machine.end(ending.state);
-    ended.updated = clock::now();
-    ended.code = ending.code;
-    ended.reply = ending.reply;
-    ended
 }

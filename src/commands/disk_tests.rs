@@ -280,3 +280,23 @@ async fn a_refusal_that_is_not_written_is_tried_again() {
         Some((State::Refused, Some(0x87)))
     );
 }
+
+/// The failure: replies that wait for a slow disk are in memory and on nobody's account.
+#[tokio::test]
+async fn a_reply_that_waits_for_the_disk_is_on_the_account() {
+    let world = World::new();
+    world.delivered("c").await;
+    let held = || world.account.held(broker::MemoryKind::Commands);
+    let before = held();
+    for is_written in [false, true] {
+        world.disk.stall();
+        world.reply("c");
+        assert_eq!(held(), before + "done".len());
+        if is_written {
+            world.disk.write()
+        } else {
+            world.disk.refuse()
+        }
+        assert_eq!(held(), before + if is_written { "done".len() } else { 0 });
+    }
+}

@@ -5,6 +5,7 @@
 //! sending   one call of Send
 //! machine   one stored command, without clock, device and disk
 //! record    the same as it is on disk
+//! ending    how one ends
 //! table     all stored commands in memory
 //! book      the same, with what is written of them
 //! listing   pages of them
@@ -23,6 +24,7 @@
 
 mod book;
 mod desk;
+mod ending;
 mod listing;
 mod machine;
 mod record;

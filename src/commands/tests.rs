@@ -273,17 +273,16 @@ async fn a_reply_takes_the_room_of_commands_that_have_ended() {
     let bench = bench(10, 10);
     let devices = 40;
     let book = started(&bench, devices).await.with_less(40, 100_000);
-    let properties = Arc::new(correlated(b"", None).unwrap());
     for number in 0..devices {
         let device = format!("d{number}");
         let client_id = ClientId::new(&device);
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };
         let id = number.to_string();
         let payload = vec![b'x'; 10_000];
-        let mut message = Message::new("cmd", &payload, Timestamp(7), origin);
-        message.properties = Some(&properties);
+        let message = Message::new("cmd", &payload, Timestamp(7), origin);
         let address = topics::Address { id: &id, status: Some(0) };
         let taken = book.take(&device, &address, &message);
-        assert!(matches!(taken, Some(Taken::Taken)), "reply {number}: {taken:?}");
+        assert_eq!(taken, Some(Taken::Taken), "reply {number}");
+        assert_eq!(book.get(&id).map(|record| record.machine.state()), Some(State::Replied));
     }
 }

@@ -1,0 +1,33 @@
+//! How a stored command ends.
+
+use gateway_core::clock;
+
+use super::{Answer, machine::State, record::Record};
+
+/// How a command is to end.
+pub(super) struct Ending {
+    pub(super) state: State,
+    pub(super) code: Option<u8>,
+    pub(super) reply: Option<Answer>,
+}
+
+impl Ending {
+    pub(super) fn of(state: State) -> Self {
+        Self { state, code: None, reply: None }
+    }
+
+    /// The device does not take it, with this reason code.
+    pub(super) fn refused(code: u8) -> Self {
+        Self { state: State::Refused, code: Some(code), reply: None }
+    }
+
+    /// The record of a command that ends so, now.
+    pub(super) fn apply(self, record: &Record) -> Record {
+        let mut ended = record.clone();
+        ended.machine.end(self.state);
+        ended.updated = clock::now();
+        ended.code = self.code;
+        ended.reply = self.reply;
+        ended
+    }
+}
