@@ -7,7 +7,7 @@ use axum::{
     extract::State,
     http::{
         StatusCode,
-        header::{ALLOW, CONTENT_TYPE},
+        header::{ALLOW, CONNECTION, CONTENT_TYPE},
     },
     response::IntoResponse,
     routing::get,
@@ -45,7 +45,11 @@ impl Pages {
             .route("/metrics", get(metrics))
             .route("/healthz", get("ok\n"))
             .route("/readyz", get(readyz))
-            .fallback((StatusCode::NOT_FOUND, "not found; try /metrics, /healthz or /readyz\n"))
+            .fallback((
+                StatusCode::NOT_FOUND,
+                [(CONNECTION, "close")],
+                "not found; try /metrics, /healthz or /readyz\n",
+            ))
             .method_not_allowed_fallback(async || {
                 (StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "GET, HEAD")], "only GET and HEAD\n")
             })

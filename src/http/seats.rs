@@ -38,14 +38,11 @@ impl Kind {
             _ => Self::Page,
         }
     }
-}
 
-impl Kind {
-    /// Whether the connection ends with this answer, so that nobody keeps a seat by asking now and then: supervisors come with a
-    /// new one each time, and who is not let in needs none.
+    /// Whether the connection ends with an answer of this status, so that nobody keeps a seat by asking now and then:
+    /// supervisors come with a new one each time, and who is not known needs none.
     pub(super) fn leaves(self, status: StatusCode) -> bool {
-        self == Self::Health
-            || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
+        self == Self::Health || status == StatusCode::UNAUTHORIZED
     }
 }
 

@@ -37,7 +37,7 @@ use axum::{
     extract::{RawPathParams, State},
     http::{
         HeaderMap, Request, StatusCode, Uri,
-        header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE},
+        header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
     },
     middleware,
     response::{IntoResponse, Response},
@@ -294,8 +294,10 @@ async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, JSON)], OPENAPI)
 }
 
-async fn no_such_path() -> Problem {
-    Problem::not_found("there is nothing at this path; /openapi.json has what there is")
+/// Nobody has asked who it is: it keeps no seat.
+async fn no_such_path() -> impl IntoResponse {
+    let problem = Problem::not_found("there is nothing at this path; /openapi.json has what there is");
+    ([(CONNECTION, "close")], problem)
 }
 
 async fn no_such_method() -> Problem {
