@@ -107,3 +107,30 @@ async fn letters_that_cannot_be_read_hold_up_no_acknowledgement() {
     log.fails.store(false, Relaxed);
     assert_eq!(fixture.letters(2).await.len(), 2);
 }
+
+/// The failure: while the disk takes no changes all that is given up is copied into memory, as much as the group has to read.
+#[tokio::test(start_paused = true)]
+async fn letters_that_cannot_be_written_stop_the_reading() {
+    const SENT: usize = 10_000;
+    let fixture = Fixture::new(MemoryLogOptions::default()).await;
+    let group = fixture.create("g").await;
+    let mut member = fixture.open("g", "a", Duration::ZERO);
+    for number in 0..SENT {
+        fixture.append(group, 1, &number.to_string());
+    }
+    fixture.state.fail(true);
+    let mut given_up = 0;
+    let mut give_up = async |member: &mut Member| {
+        while let Ok(got) = timeout(Duration::from_secs(20), messages(member)).await {
+            let first = given_up as u64 + 1;
+            given_up += got.len();
+            member.nack(&ids(first, given_up as u64), &dead()).expect("a member");
+        }
+        given_up
+    };
+    let while_it_fails = give_up(&mut member).await;
+    // One credit of the member, which had begun.
+    assert!(while_it_fails <= 2_000, "{while_it_fails}");
+    fixture.state.fail(false);
+    assert_eq!(give_up(&mut member).await, SENT);
+}
