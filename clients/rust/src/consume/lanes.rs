@@ -14,8 +14,11 @@ use tokio::time::Instant;
 /// How long a lane waits for a message that was given back. It does not come at all if it became a dead letter.
 const BLOCKED: Duration = Duration::from_secs(5);
 
-/// How many messages are remembered that were done and whose acknowledgement was lost with a stream.
+/// How many messages are remembered that were done and whose acknowledgement was lost with a stream, and how many failures.
 const REMEMBERED: usize = 10_000;
+
+/// How long they are remembered: what comes later was asked for, and is handled again.
+const REMEMBERED_FOR: Duration = Duration::from_secs(120);
 
 /// What to tell the gateway of a handler that has ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,8 +49,8 @@ pub(super) struct Lanes {
 struct Lane {
     waiting: VecDeque<ConsumedMessage>,
     busy: bool,
-    /// The message that was given back last, until it comes again, and how long that is waited for: what the gateway had sent after it is void, and may be on its
-    /// way still.
+    /// The message that was given back last, until it comes again, and how long that is waited for: what the gateway had sent
+    /// after it is void, and may be on its way still.
     blocked: Option<(String, Instant)>,
 }
 
@@ -82,26 +85,33 @@ struct Running {
 #[derive(Default)]
 struct Remembered {
     ids: HashSet<String>,
-    order: VecDeque<String>,
+    /// It may name some that are remembered no more.
+    order: VecDeque<(Instant, String)>,
 }
 
 impl Remembered {
-    fn add(&mut self, id: String) {
+    fn add(&mut self, id: String, now: Instant) {
         if self.ids.insert(id.clone()) {
-            self.order.push_back(id);
+            self.order.push_back((now, id));
         }
-        // It may name some that are remembered no more.
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
+        self.forget(now);
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let is_over = |len: usize, since: Instant| len > REMEMBERED || now - since > REMEMBERED_FOR;
+        while let Some((since, _)) = self.order.front()
+            && is_over(self.order.len(), *since)
+            && let Some((_, id)) = self.order.pop_front()
         {
-            self.ids.remove(&oldest);
+            self.ids.remove(&id);
         }
     }
 }
 
 impl Lanes {
     /// A message has come.
-    pub(super) fn deliver(&mut self, message: ConsumedMessage) {
+    pub(super) fn deliver(&mut self, message: ConsumedMessage, now: Instant) {
+        self.done.forget(now);
         if self.done.ids.contains(&message.message_id) {
             self.acknowledgements.push_back(message.delivery_id);
             self.unconfirmed.insert(message.delivery_id, message.message_id);
@@ -167,6 +177,11 @@ impl Lanes {
                 self.ready.push_back(key);
             }
         }
+        if self.blocked.len() > REMEMBERED
+            && let Some(due) = self.blocked_until()
+        {
+            self.unblock(due);
+        }
         match (delivery_id, ended == Ended::Done) {
             (Some(id), true) => {
                 self.acknowledgements.push_back(id);
@@ -175,7 +190,7 @@ impl Lanes {
             }
             (Some(id), false) => Finished::GiveBack(id),
             (None, true) => {
-                self.done.add(message_id);
+                self.done.add(message_id, now);
                 Finished::Settled
             }
             (None, false) => Finished::Settled,
@@ -189,9 +204,9 @@ impl Lanes {
 
     /// Lets lanes go on that have waited long enough for a message to come again.
     pub(super) fn unblock(&mut self, now: Instant) {
-        while let Some((_, key)) = self.blocked.pop_front_if(|(until, _)| *until <= now) {
+        while let Some((due, key)) = self.blocked.pop_front_if(|(until, _)| *until <= now) {
             let Some(lane) = self.lanes.get_mut(&key) else { continue };
-            if lane.blocked.take_if(|(_, until)| *until <= now).is_none() {
+            if lane.blocked.take_if(|(_, until)| *until <= due).is_none() {
                 // The message has come, or another one is waited for since.
                 continue;
             }
@@ -224,12 +239,12 @@ impl Lanes {
     }
 
     /// Acknowledgements came too late: the messages come again, to whomever.
-    pub(super) fn lose(&mut self, first: u64, last: u64) {
+    pub(super) fn lose(&mut self, first: u64, last: u64, now: Instant) {
         let lost: Vec<u64> =
             self.unconfirmed.keys().copied().filter(|id| (first..=last).contains(id)).collect();
         for id in lost {
             if let Some(message_id) = self.unconfirmed.remove(&id) {
-                self.done.add(message_id);
+                self.done.add(message_id, now);
             }
         }
     }
@@ -247,7 +262,7 @@ impl Lanes {
     }
 
     /// The stream is lost, and all its deliveries with it. What runs goes on.
-    pub(super) fn lose_stream(&mut self) {
+    pub(super) fn lose_stream(&mut self, now: Instant) {
         for lane in self.lanes.values_mut() {
             lane.waiting.clear();
             lane.blocked = None;
@@ -260,7 +275,7 @@ impl Lanes {
         }
         self.acknowledgements.clear();
         for (_, message_id) in std::mem::take(&mut self.unconfirmed) {
-            self.done.add(message_id);
+            self.done.add(message_id, now);
         }
     }
 
@@ -301,7 +316,7 @@ mod tests {
     fn messages_of_one_device_never_run_at_the_same_time() {
         let mut lanes = Lanes::default();
         for (id, device) in [(1, "a"), (2, "a"), (3, "b"), (4, "a")] {
-            lanes.deliver(message(id, device));
+            lanes.deliver(message(id, device), Instant::now());
         }
         let first = started(&mut lanes);
         assert_eq!(first.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [1, 3]);
@@ -315,12 +330,12 @@ mod tests {
     #[test]
     fn what_waits_behind_a_message_that_is_given_back_is_not_handled() {
         let mut lanes = Lanes::default();
-        lanes.deliver(message(1, "a"));
-        lanes.deliver(message(2, "a"));
+        lanes.deliver(message(1, "a"), Instant::now());
+        lanes.deliver(message(2, "a"), Instant::now());
         let first = started(&mut lanes);
         assert_eq!(lanes.finish(first[0].0, Ended::Back, Instant::now()), Finished::GiveBack(1));
         assert!(started(&mut lanes).is_empty());
-        lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") });
+        lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") }, Instant::now());
         assert_eq!(started(&mut lanes).len(), 1);
     }
 
@@ -328,14 +343,14 @@ mod tests {
     #[test]
     fn what_comes_late_waits_for_the_message_that_was_given_back() {
         let (mut lanes, now) = (Lanes::default(), Instant::now());
-        lanes.deliver(message(1, "a"));
+        lanes.deliver(message(1, "a"), Instant::now());
         let first = started(&mut lanes);
         assert_eq!(lanes.finish(first[0].0, Ended::Back, now), Finished::GiveBack(1));
-        lanes.deliver(message(2, "a"));
+        lanes.deliver(message(2, "a"), Instant::now());
         assert!(started(&mut lanes).is_empty());
         lanes.revoke(2, 2);
-        lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") });
-        lanes.deliver(ConsumedMessage { delivery_id: 4, ..message(2, "a") });
+        lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") }, Instant::now());
+        lanes.deliver(ConsumedMessage { delivery_id: 4, ..message(2, "a") }, Instant::now());
         let again = started(&mut lanes);
         assert_eq!(again.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [3]);
         lanes.finish(again[0].0, Ended::Done, now);
@@ -347,7 +362,7 @@ mod tests {
     fn what_waits_behind_a_message_that_is_given_up_is_handled() {
         let (mut lanes, now) = (Lanes::default(), Instant::now());
         for id in 1..=3 {
-            lanes.deliver(message(id, "a"));
+            lanes.deliver(message(id, "a"), Instant::now());
         }
         let first = started(&mut lanes);
         lanes.finish(first[0].0, Ended::Up, now);
@@ -364,14 +379,14 @@ mod tests {
     #[test]
     fn what_was_done_and_confirmed_is_handled_when_it_is_replayed() {
         let mut lanes = Lanes::default();
-        lanes.deliver(message(1, "a"));
+        lanes.deliver(message(1, "a"), Instant::now());
         let first = started(&mut lanes);
         lanes.finish(first[0].0, Ended::Done, Instant::now());
-        lanes.lose_stream();
-        lanes.deliver(message(1, "a"));
+        lanes.lose_stream(Instant::now());
+        lanes.deliver(message(1, "a"), Instant::now());
         assert_eq!(lanes.acknowledge(9), [1]);
         assert_eq!(lanes.confirm(1, 1), 1);
-        lanes.deliver(ConsumedMessage { delivery_id: 2, ..message(1, "a") });
+        lanes.deliver(ConsumedMessage { delivery_id: 2, ..message(1, "a") }, Instant::now());
         assert_eq!(started(&mut lanes).len(), 1);
     }
 
@@ -379,16 +394,16 @@ mod tests {
     fn what_was_done_as_the_stream_was_lost_is_not_done_twice() {
         let mut lanes = Lanes::default();
         for (id, device) in [(1, "a"), (2, "b"), (3, "c")] {
-            lanes.deliver(message(id, device));
+            lanes.deliver(message(id, device), Instant::now());
         }
         let first = started(&mut lanes);
         lanes.finish(first[0].0, Ended::Done, Instant::now());
         assert_eq!(lanes.acknowledge(9), [1]);
-        lanes.lose_stream();
+        lanes.lose_stream(Instant::now());
         // Its handler ends on no stream; the third one's goes on while its message comes again.
         lanes.finish(first[1].0, Ended::Done, Instant::now());
         for (id, device) in [(1, "a"), (2, "b"), (3, "c")] {
-            lanes.deliver(message(id, device));
+            lanes.deliver(message(id, device), Instant::now());
         }
         assert!(started(&mut lanes).is_empty());
         assert_eq!(lanes.acknowledge(9), [1, 2]);
@@ -398,11 +413,25 @@ mod tests {
         assert_eq!(lanes.confirm(1, 3), 3);
     }
 
+    /// The failure: as before, where the acknowledgement had arrived although nobody heard so.
+    #[test]
+    fn what_was_done_long_ago_is_handled_when_it_is_replayed() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        lanes.deliver(message(1, "a"), now);
+        let first = started(&mut lanes);
+        lanes.finish(first[0].0, Ended::Done, now);
+        lanes.lose_stream(now);
+        lanes.deliver(message(2, "b"), now + REMEMBERED_FOR);
+        assert_eq!(lanes.done.ids.len(), 1);
+        lanes.deliver(message(1, "a"), now + REMEMBERED_FOR + Duration::from_secs(1));
+        assert_eq!(started(&mut lanes).len(), 2);
+    }
+
     #[test]
     fn a_void_delivery_is_neither_handled_nor_acknowledged() {
         let mut lanes = Lanes::default();
-        lanes.deliver(message(1, "a"));
-        lanes.deliver(message(2, "a"));
+        lanes.deliver(message(1, "a"), Instant::now());
+        lanes.deliver(message(2, "a"), Instant::now());
         let first = started(&mut lanes);
         lanes.revoke(1, 2);
         lanes.finish(first[0].0, Ended::Done, Instant::now());

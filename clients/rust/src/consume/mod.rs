@@ -361,13 +361,13 @@ impl Work {
 
     fn take(&mut self, item: Item) {
         match item {
-            Item::Message(message) => self.lanes.deliver(message),
+            Item::Message(message) => self.lanes.deliver(message, Instant::now()),
             Item::AckResults(results) => {
                 for range in results.ok {
                     self.told.acknowledged += self.lanes.confirm(range.first, range.last);
                 }
                 for range in results.lost {
-                    self.lanes.lose(range.first, range.last);
+                    self.lanes.lose(range.first, range.last, Instant::now());
                 }
             }
             Item::Revoked(revoked) => {
@@ -422,7 +422,7 @@ impl Work {
 
     fn lose_stream(&mut self) {
         self.actions.clear();
-        self.lanes.lose_stream();
+        self.lanes.lose_stream(Instant::now());
     }
 
     /// Without a stream: lets the handlers that run finish. Nothing of it is acknowledged.
