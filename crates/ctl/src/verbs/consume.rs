@@ -94,6 +94,10 @@ impl Consume {
                     *left -= 1;
                 }
                 Item::Gap(gap) => remark(&missing(gap.count, gap.reason().as_str_name())),
+                Item::AckResults(results) if !results.lost.is_empty() => {
+                    let lost: u64 = results.lost.iter().map(|range| range.last - range.first + 1).sum();
+                    remark(&format!("{lost} acknowledged too late: these messages come again"));
+                }
                 Item::Message(_)
                 | Item::Opened(_)
                 | Item::AckResults(_)

@@ -313,6 +313,8 @@ impl Pub {
         }
         let (send, receive) = tokio::sync::mpsc::channel(4);
         let reader = std::thread::Builder::new().name("lines".to_owned());
+        let broken = std::sync::Arc::new(std::sync::OnceLock::new());
+        let breaks = std::sync::Arc::clone(&broken);
         let reading = move || {
             let mut input = BufReader::new(std::io::stdin().lock());
             let mut line = Vec::new();
@@ -322,8 +324,12 @@ impl Pub {
                 let mut requests = Vec::new();
                 loop {
                     match input.read_until(b'\n', &mut line) {
-                        Ok(0) | Err(_) => break,
+                        Ok(0) => break,
                         Ok(_) => {}
+                        Err(error) => {
+                            let _ = breaks.set(error);
+                            break;
+                        }
                     }
                     let payload = line.strip_suffix(b"\n").unwrap_or(&line).to_vec();
                     requests.push(PublishRequest { device_id: device.clone(), ..self.request(payload) });
@@ -363,6 +369,9 @@ impl Pub {
         progress("");
         context.out.line(&format!("{} published, {failed} not", done - failed))?;
         context.out.flush()?;
+        if let Some(error) = broken.get() {
+            return Err(Failure::Local(format!("standard input: {error}")));
+        }
         match failed {
             0 => Ok(()),
             failed => Err(Failure::Local(format!("{failed} of {done} messages did not get through"))),
