@@ -11,7 +11,6 @@ Mosquitto, and a service in Python that takes everything, which may be slower th
 import http.server
 import json
 import os
-import random
 import shutil
 import socket
 import struct
@@ -23,7 +22,7 @@ import time
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from gateway_process import Gateway
+from gateway_process import Gateway, free_ports
 
 MESSAGES, SIZE = int(os.environ.get("MESSAGES", "100000")), int(os.environ.get("SIZE", "200"))
 DEVICES = 10
@@ -31,17 +30,8 @@ WINDOW = 100
 LONGEST = 600  # seconds until all must be carried
 scripts = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-
-def is_free(port):
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-        return True
-    except OSError:
-        return False
-
-
-# Below those that systems give to clients, one of which might keep it while nobody listens.
-port = next(port for port in random.sample(range(12_000, 30_000), 1_000) if is_free(port) and is_free(port + 1))
+# The second is its controller's.
+port, _ = free_ports(2)
 
 
 def kafka(*what):

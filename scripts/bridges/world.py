@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.request
 
-from gateway_process import Gateway
+from gateway_process import Gateway, free_ports
 
 server, work, rounds, seed = sys.argv[1:]
 rounds, rng = int(rounds), random.Random(int(seed))
@@ -26,18 +26,8 @@ BATCH = 100  # messages that the bridge has in hand
 SETTLE = 240.0  # seconds in which all must be in Kafka after a kill
 TOPIC = "crash"
 
-
-
-def is_free(port):
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-        return True
-    except OSError:
-        return False
-
-
-# Below those that systems give to clients: a client that tries a port of these while Kafka is dead may become its own peer and keep it.
-kafka_port = next(port for port in rng.sample(range(12_000, 30_000), 1_000) if is_free(port) and is_free(port + 1))
+# The second is its controller's.
+kafka_port, _ = free_ports(2)
 kafka_script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "kafka.sh")
 
 

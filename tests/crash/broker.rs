@@ -3,14 +3,14 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::TcpStream,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use super::support::{self, local, logged_port};
+use super::support::{self, local, logged_port, ports::free_ports};
 
 /// Longer than a start may take on a loaded machine.
 const START: Duration = Duration::from_secs(60);
@@ -35,12 +35,6 @@ pub(crate) struct Broker {
     child: Option<Child>,
 }
 
-fn free_ports<const N: usize>() -> [u16; N] {
-    let held: Vec<TcpListener> =
-        (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind a free port")).collect();
-    std::array::from_fn(|index| held[index].local_addr().expect("address of a listener").port())
-}
-
 fn mosquitto() -> Option<PathBuf> {
     ["/usr/sbin/mosquitto", "/usr/local/sbin/mosquitto", "/usr/bin/mosquitto"]
         .into_iter()
@@ -51,7 +45,8 @@ fn mosquitto() -> Option<PathBuf> {
 impl Broker {
     /// A broker that is not started, with an empty data directory.
     pub(crate) fn new(kind: MemoryKind) -> Self {
-        let [port, http, grpc] = free_ports();
+        let port = free_ports(3);
+        let (http, grpc) = (port + 1, port + 2);
         let dir = tempfile::tempdir().expect("make a directory for the server");
         fs::create_dir(dir.path().join("data")).expect("make the data directory");
         Self { kind, dir, port, http, grpc, env: Vec::new(), toml: String::new(), child: None }

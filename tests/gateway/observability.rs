@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::client::Client;
-use crate::support::{Server, local, prometheus, root, until};
+use crate::support::{Server, local, ports::free_ports, prometheus, root, until};
 use gateway_core::Protocol;
 use serde_json::Value;
 
@@ -35,11 +35,6 @@ fn encoded(query: &str) -> String {
     query.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
 
-/// A port that was free a moment ago; Prometheus cannot be asked for the one that it takes.
-fn free_port() -> u16 {
-    std::net::TcpListener::bind(local(0)).and_then(|socket| socket.local_addr()).expect("a port").port()
-}
-
 /// The file of deploy/ with a scrape every half second, this gateway, and no token.
 fn configuration(dir: &Path, gateway: u16) {
     let text = fs::read_to_string(root().join("deploy/prometheus/prometheus.yml")).expect("read the file");
@@ -60,7 +55,8 @@ fn a_real_prometheus_evaluates_every_rule_and_panel() {
     let server = Server::start();
     let dir = tempfile::tempdir().expect("a directory");
     configuration(dir.path(), server.ports.http);
-    let port = free_port();
+    // Prometheus cannot be asked for the one that it takes.
+    let port = free_ports(1);
     let log = fs::File::create(dir.path().join("log")).expect("a log");
     let mut command = Command::new(tools.join("prometheus"));
     command.arg("--config.file=prometheus.yml").arg("--storage.tsdb.path=tsdb");

@@ -8,6 +8,8 @@
 #![allow(clippy::print_stderr, reason = "a failing test shows the server's log")]
 #![allow(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 
+pub(crate) mod ports;
+
 use std::{
     ffi::OsStr,
     fs,

@@ -2,12 +2,11 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use crate::support::{local, need, on_path, until};
+use crate::support::{local, need, on_path, ports::free_ports, until};
 
 pub(super) struct Broker {
     child: Child,
@@ -15,11 +14,6 @@ pub(super) struct Broker {
     pub(super) port: u16,
     /// For TLS, if it was asked for.
     pub(super) tls_port: u16,
-}
-
-fn free_port() -> u16 {
-    let free = TcpListener::bind("127.0.0.1:0").expect("bind");
-    free.local_addr().expect("an address").port()
 }
 
 fn program() -> Option<PathBuf> {
@@ -45,7 +39,8 @@ impl Broker {
         let program = program?;
         let dir = tempfile::tempdir().expect("make a directory");
         // It cannot tell which port the system chose.
-        let (port, tls_port) = (free_port(), free_port());
+        let port = free_ports(2);
+        let tls_port = port + 1;
         let mut config = format!(
             "listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\nuser root\n\
              persistence false\n"

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     env,
-    net::TcpListener,
     path::PathBuf,
     process::{Command, Output},
     time::Duration,
@@ -15,7 +14,7 @@ use rdkafka::{
     producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer},
 };
 
-use crate::support::{root, skipped};
+use crate::support::{ports::free_ports, root, skipped};
 
 /// One of its own, on ports that were free.
 pub(super) struct Kafka {
@@ -36,15 +35,8 @@ impl Kafka {
             skipped("Kafka");
             return None;
         }
-        let port = loop {
-            let free = TcpListener::bind("127.0.0.1:0").expect("bind");
-            let port = free.local_addr().expect("an address").port();
-            // The next port is its controller's, and the one behind it for TLS.
-            let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-            if port < u16::MAX - 1 && is_free(port + 1) && is_free(port + 2) {
-                break port;
-            }
-        };
+        // The next port is its controller's, and the one behind it for TLS.
+        let port = free_ports(3);
         let kafka = Self { port, tls };
         let started = kafka.run(&["start"]);
         if started.status.code() == Some(3) {
