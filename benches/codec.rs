@@ -4,7 +4,7 @@ mod support;
 
 use std::hint::black_box;
 
-use codec::{decode_publish, frame};
+use codec::{Publish, decode_publish, frame};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use gateway_core::{Protocol, QoS};
 use support::publish_frame;
@@ -23,11 +23,12 @@ fn decoding(criterion: &mut Criterion) {
     for (protocol, qos, name) in cases() {
         let mut bytes = Vec::new();
         publish_frame(protocol, qos).encode(&mut bytes);
+        let mut publish = Publish::default();
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let found =
                     frame(black_box(&bytes), 1 << 20).expect("a valid header").expect("a whole frame");
-                let publish = decode_publish(found.first, found.body, protocol).expect("a valid packet");
+                decode_publish(found.first, found.body, protocol, &mut publish).expect("a valid packet");
                 black_box(publish.payload.len())
             });
         });

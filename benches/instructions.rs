@@ -9,7 +9,7 @@ mod support;
 use std::{env, hint::black_box, process::ExitCode};
 
 use broker::{Broker, Turn};
-use codec::{decode_publish, frame};
+use codec::{Publish, decode_publish, frame};
 use gateway_core::{Message, Origin, Protocol, QoS, Timestamp};
 use ruled::Ruled;
 use support::{Keeps, publish_frame};
@@ -57,9 +57,10 @@ fn main() -> ExitCode {
 fn decode(repeats: usize, protocol: Protocol, qos: QoS) {
     let mut bytes = Vec::new();
     publish_frame(protocol, qos).encode(&mut bytes);
+    let mut publish = Publish::default();
     for _ in 0..repeats {
         let found = frame(black_box(&bytes), 1 << 20).expect("a valid header").expect("a whole frame");
-        let publish = decode_publish(found.first, found.body, protocol).expect("a valid packet");
+        decode_publish(found.first, found.body, protocol, &mut publish).expect("a valid packet");
         black_box(publish.payload.len());
     }
 }

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use gateway_core::{Protocol, QoS, TopicFilter, parse_shared};
 
 use super::{
-    Ack, AckKind, Auth, ConnAck, DecodeError, Disconnect, Frame, Packet, SubAck, Subscribe, SubscribeFilter,
-    Unsubscribe,
+    Ack, AckKind, Auth, ConnAck, DecodeError, Disconnect, Frame, Packet, Publish, SubAck, Subscribe,
+    SubscribeFilter, Unsubscribe,
     connect::decode_connect,
     primitive::Reader,
     property::{NOT_ALLOWED, Property, PropertyReader},
@@ -18,7 +18,9 @@ use super::{
 pub fn decode<'a>(frame: &Frame<'a>, protocol: Protocol) -> Result<Packet<'a>, DecodeError> {
     if frame.is_publish() {
         frame.check_length(protocol)?;
-        return decode_any_publish(frame.first, frame.body, protocol).map(Packet::Publish);
+        let mut publish = Publish::default();
+        decode_any_publish(frame.first, frame.body, protocol, &mut publish)?;
+        return Ok(Packet::Publish(publish));
     }
     decode_other(frame, protocol)
 }

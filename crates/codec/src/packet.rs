@@ -165,7 +165,7 @@ pub struct ConnAck {
 }
 
 /// PUBLISH.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Publish<'a> {
     /// DUP.
     pub dup: bool,

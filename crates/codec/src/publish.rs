@@ -17,14 +17,23 @@ use super::{
 const DUP: u8 = 0x08;
 const RETAIN: u8 = 0x01;
 
-/// Decodes a PUBLISH that a client sent. `first` is the frame's first byte.
+/// Decodes a PUBLISH that a client sent. `first` is the frame's first byte. It is written in place: to move a packet that has
+/// just been written costs more than to decode it.
+///
+/// # Errors
+/// It is malformed or breaks the protocol; what `publish` holds then means nothing.
 #[inline]
-pub fn decode_publish<'a>(first: u8, body: &'a [u8], protocol: Protocol) -> Result<Publish<'a>, DecodeError> {
-    let publish = decode_any_publish(first, body, protocol)?;
+pub fn decode_publish<'a>(
+    first: u8,
+    body: &'a [u8],
+    protocol: Protocol,
+    publish: &mut Publish<'a>,
+) -> Result<(), DecodeError> {
+    decode_any_publish(first, body, protocol, publish)?;
     if !publish.ids.is_empty() {
         return Err(DecodeError::Protocol("subscription identifier from a client [MQTT-3.3.4-6]"));
     }
-    Ok(publish)
+    Ok(())
 }
 
 /// Decodes a PUBLISH of either direction.
@@ -33,7 +42,8 @@ pub(super) fn decode_any_publish<'a>(
     first: u8,
     body: &'a [u8],
     protocol: Protocol,
-) -> Result<Publish<'a>, DecodeError> {
+    publish: &mut Publish<'a>,
+) -> Result<(), DecodeError> {
     let dup = first & DUP != 0;
     let Some(qos) = QoS::from_bits(first >> 1 & 3) else {
         return Err(DecodeError::Malformed("PUBLISH with QoS 3 [MQTT-3.3.1-4]"));
@@ -46,27 +56,24 @@ pub(super) fn decode_any_publish<'a>(
     let topic = reader.topic()?;
     // [MQTT-2.2.1-2]: there is no packet id at QoS 0.
     let packet_id = if qos == QoS::AtMostOnce { 0 } else { packet_id(&mut reader)? };
-    let mut publish = Publish {
-        dup,
-        qos,
-        retain: first & RETAIN != 0,
-        topic,
-        packet_id,
-        payload: &[],
-        alias: None,
-        expiry: None,
-        ids: Vec::new(),
-        properties: None,
-    };
+    publish.dup = dup;
+    publish.qos = qos;
+    publish.retain = first & RETAIN != 0;
+    publish.topic = topic;
+    publish.packet_id = packet_id;
+    publish.alias = None;
+    publish.expiry = None;
+    publish.ids.clear();
+    publish.properties = None;
     if protocol.is_v5() {
         let properties = PropertyReader::of_publish(&mut reader)?;
-        read_properties(properties, &mut publish)?;
+        read_properties(properties, publish)?;
     }
-    if publish.topic.is_empty() && publish.alias.is_none() {
+    if topic.is_empty() && publish.alias.is_none() {
         return Err(no_topic(protocol));
     }
     publish.payload = reader.rest();
-    Ok(publish)
+    Ok(())
 }
 
 /// A packet id, which is never 0 [MQTT-2.2.1-3] [MQTT-2.2.1-4] [MQTT-2.3.1-1].

@@ -47,6 +47,7 @@ impl Connection {
         let max = self.device.shared.limits.max_packet_size.0;
         let traced = trace_clients().of(self.device.core().client_id().as_str());
         self.go_on(*now, turn, answers)?;
+        let mut incoming = Incoming::default();
         loop {
             if turn.effort.is_spent() {
                 self.unread = true;
@@ -70,16 +71,20 @@ impl Connection {
             handled.used += frame.len;
             handled.messages += u32::from(frame.is_publish());
             let (inbound, effort, mut owner) = self.split(*now, turn);
-            let effect = inbound.handle(&frame, effort, &mut owner);
-            if matches!(effect, Ok(Effect::Later)) {
-                // It is kept, and looked at again when there is an answer.
-                handled.used -= frame.len;
-                handled.messages -= 1;
-                self.unread = true;
-                return Ok(());
-            }
+            let effect = inbound.handle(&frame, &mut incoming, effort, &mut owner);
             let answered = answers.len();
-            let result = effect.and_then(|effect| self.carry_out(effect, *now, turn, answers));
+            let result = match effect {
+                Ok(Effect::Publish) => self.route(&incoming, *now, turn, answers),
+                Ok(Effect::Later) => {
+                    // It is kept, and looked at again when there is an answer.
+                    handled.used -= frame.len;
+                    handled.messages -= 1;
+                    self.unread = true;
+                    return Ok(());
+                }
+                Ok(effect) => self.carry_out(effect, *now, turn, answers),
+                Err(end) => Err(end),
+            };
             if frame.is_publish() && handled.messages.is_multiple_of(MESSAGES_PER_FLUSH) {
                 turn.flush();
             }
@@ -102,18 +107,16 @@ impl Connection {
         (inbound, &mut turn.effort, owned)
     }
 
-    /// Does what the session leaves to us.
-    #[inline]
+    /// Does what the session leaves to us, but for messages.
     fn carry_out(
         &mut self,
-        effect: Effect<'_>,
+        effect: Effect,
         now: Timestamp,
         turn: &mut Turn,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         match effect {
-            Effect::Publish(incoming) => self.route(&incoming, now, turn, answers),
-            Effect::Done | Effect::Later => Ok(()),
+            Effect::Publish | Effect::Done | Effect::Later => Ok(()),
             Effect::Subscribe(filters) => self.handle_subscribe(filters, now, turn, answers),
             Effect::Unsubscribe(filters) => self.handle_unsubscribe(filters, now, turn, answers),
             Effect::Reply(reply) => self.reply(reply, answers),

@@ -12,7 +12,7 @@ use gateway_core::{
 };
 
 use super::budgets::Unlimited;
-use crate::{Effect, Enhanced, Env, Inbound, LinkParams, Outbound, Owner, Permit, Violation};
+use crate::{Effect, Enhanced, Env, Inbound, Incoming, LinkParams, Outbound, Owner, Permit, Violation};
 
 /// Interprets `data` as packets of a client, deliveries to it, losses of its connection and time between them. Each packet
 /// must have exactly the effect that the model expects; what follows from a violation is a new connection.
@@ -32,11 +32,12 @@ pub fn fuzz_inbound(data: &[u8]) {
 fn junk(data: &[u8], protocol: Protocol) {
     let mut world = World::new(protocol as u8);
     let mut rest = data;
+    let mut incoming = Incoming::default();
     while let Ok(Some(frame)) = codec::frame(rest, 1 << 20) {
         rest = &rest[frame.len..];
         let mut effort = Effort::default();
         let (inbound, mut owner) = world.split();
-        if inbound.handle(&frame, &mut effort, &mut owner).is_err() {
+        if inbound.handle(&frame, &mut incoming, &mut effort, &mut owner).is_err() {
             return;
         }
         assert!(effort.spent() > 0, "a packet for nothing");
@@ -211,21 +212,22 @@ impl World {
 
     fn expect_bytes(&mut self, bytes: &[u8], expected: &Expected) {
         let frame = codec::frame(bytes, usize::MAX).expect("a frame of ours").expect("a whole one");
+        let mut incoming = Incoming::default();
         let mut effort = Effort::default();
         let limits = self.limits.clone();
         let (inbound, mut owner) = self.split();
         // Every PUBLISH comes twice to where it is allowed, as it does when somebody has to be asked first.
         owner.undecided = true;
-        let mut handled = inbound.handle(&frame, &mut effort, &mut owner);
+        let mut handled = inbound.handle(&frame, &mut incoming, &mut effort, &mut owner);
         if matches!(handled, Ok(Effect::Later)) {
             owner.undecided = false;
-            handled = inbound.handle(&frame, &mut effort, &mut owner);
+            handled = inbound.handle(&frame, &mut incoming, &mut effort, &mut owner);
         }
         let effect = match handled {
             Err(Violation(code)) => Expected::Violation(code),
             Ok(Effect::Done) => Expected::Done,
             Ok(Effect::Later) => unreachable!("it is known"),
-            Ok(Effect::Publish(incoming)) => Expected::Route(incoming.topic().to_owned()),
+            Ok(Effect::Publish) => Expected::Route(incoming.topic().to_owned()),
             Ok(Effect::Reply(reply)) => {
                 assert!(reply.after.is_none(), "without a disk nothing waits for it");
                 Expected::Reply(reply.kind, reply.packet_id, reply.code)

@@ -80,13 +80,13 @@ impl From<DecodeError> for Violation {
 
 /// What is left to do for a packet, in the order of the packets.
 #[derive(Debug)]
-pub enum Effect<'p> {
+pub enum Effect {
     /// Nothing.
     Done,
     /// Handle the frame again once it is known whether the client may publish it: nothing has changed by it so far.
     Later,
-    /// Route the message, then answer as [`Inbound::routed`] or [`Inbound::refused`] says.
-    Publish(Incoming<'p>),
+    /// Route the [`Incoming`] message, then answer as [`Inbound::routed`] or [`Inbound::refused`] says.
+    Publish,
     /// Subscribe to each of the filters, then send SUBACK.
     Subscribe(Filters<SubscribeFilter>),
     /// End the subscription of each of the filters, then send UNSUBACK.
@@ -144,7 +144,7 @@ impl Inbound {
         self.aliases.as_ref().map_or(0, |aliases| aliases.bytes())
     }
 
-    /// Handles a frame of the client and spends what that costs.
+    /// Handles a frame of the client and spends what that costs. A message that is to be routed is left in `incoming`.
     ///
     /// # Errors
     /// The connection must end: for what the client sent, or for what `owner` says.
@@ -152,13 +152,14 @@ impl Inbound {
     pub fn handle<'p, O: Owner>(
         &mut self,
         frame: &Frame<'p>,
+        incoming: &mut Incoming<'p>,
         effort: &mut Effort,
         owner: &mut O,
-    ) -> Result<Effect<'p>, O::End> {
+    ) -> Result<Effect, O::End> {
         count(|c| c.packets_in.add(1));
         effort.spend(Effort::PACKET);
         if frame.is_publish() {
-            self.handle_publish(frame, owner)
+            self.handle_publish(frame, incoming, owner)
         } else {
             self.handle_other(frame, effort, owner)
         }
@@ -187,12 +188,12 @@ impl Inbound {
         Ok(acks)
     }
 
-    fn handle_other<'p, O: Owner>(
+    fn handle_other<O: Owner>(
         &mut self,
-        frame: &Frame<'p>,
+        frame: &Frame<'_>,
         effort: &mut Effort,
         owner: &mut O,
-    ) -> Result<Effect<'p>, O::End> {
+    ) -> Result<Effect, O::End> {
         if let Some((kind, packet_id)) = codec::plain_ack(frame) {
             return Self::handle_ack(kind, packet_id, reason::SUCCESS, effort, owner);
         }
@@ -228,13 +229,13 @@ impl Inbound {
     }
 
     /// A step of a QoS 1 or 2 handshake.
-    fn handle_ack<'p, O: Owner>(
+    fn handle_ack<O: Owner>(
         kind: AckKind,
         packet_id: u16,
         code: u8,
         effort: &mut Effort,
         owner: &mut O,
-    ) -> Result<Effect<'p>, O::End> {
+    ) -> Result<Effect, O::End> {
         effort.spend(Effort::STEP);
         let step = owner.outbound(|out, env| match kind {
             AckKind::PubAck => out.handle_puback(packet_id, code, env).map(|_| None),
@@ -246,7 +247,7 @@ impl Inbound {
         Ok(reply.map_or(Effect::Done, Effect::Reply))
     }
 
-    fn disconnect<'p>(&self, disconnect: &Disconnect, limits: &Limits) -> Result<Effect<'p>, Violation> {
+    fn disconnect(&self, disconnect: &Disconnect, limits: &Limits) -> Result<Effect, Violation> {
         if self.expiry == 0 && disconnect.session_expiry.is_some_and(|seconds| seconds != 0) {
             return Err(Violation(reason::PROTOCOL_ERROR)); // [MQTT-3.14.2-2]
         }

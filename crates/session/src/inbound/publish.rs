@@ -17,8 +17,8 @@ pub(crate) enum PublishError {
     Refused(u8),
 }
 
-/// A message of the client that is to be routed.
-#[derive(Debug)]
+/// A message of the client that is to be routed. Its owner has the room for it, which is used for one message after the other.
+#[derive(Debug, Default)]
 pub struct Incoming<'p> {
     /// The packet. With a topic alias its topic may be empty: see [`Self::topic`].
     pub publish: Publish<'p>,
@@ -37,12 +37,16 @@ impl Inbound {
     pub(super) fn handle_publish<'p, O: Owner>(
         &mut self,
         frame: &Frame<'p>,
+        incoming: &mut Incoming<'p>,
         owner: &mut O,
-    ) -> Result<Effect<'p>, O::End> {
-        let publish = frame
+    ) -> Result<Effect, O::End> {
+        frame
             .check_length(self.protocol)
-            .and_then(|()| codec::decode_publish(frame.first, frame.body, self.protocol))
+            .and_then(|()| {
+                codec::decode_publish(frame.first, frame.body, self.protocol, &mut incoming.publish)
+            })
             .map_err(Violation::from)?;
+        let publish = &incoming.publish;
         count(|c| {
             let (messages, bytes) = match publish.qos {
                 QoS::AtMostOnce => (&c.messages_in_0, &c.payload_bytes_in_0),
@@ -53,17 +57,16 @@ impl Inbound {
             bytes.add(publish.payload.len() as u64);
         });
         let (qos, packet_id) = (publish.qos, publish.packet_id);
-        let checked = self.check_publish(&publish, owner.limits());
+        let checked = self.check_publish(publish, owner.limits());
         if publish.alias.is_some() {
             // Also that of a message which is refused.
             owner.hold_aliases(self.alias_bytes())?;
         }
-        let alias = match checked {
+        incoming.alias = match checked {
             Ok(alias) => alias,
             Err(PublishError::Fatal(code)) => return Err(Violation(code).into()),
             Err(PublishError::Refused(code)) => return Ok(self.refuse(qos, packet_id, code)?),
         };
-        let incoming = Incoming { publish, alias };
         let permit = owner.may_publish(incoming.topic(), &incoming.publish);
         if permit != Permit::Granted {
             if permit == Permit::Later {
@@ -95,12 +98,12 @@ impl Inbound {
                 Begin::Exceeded => return Err(Violation(reason::RECEIVE_MAXIMUM_EXCEEDED).into()),
             }
         }
-        Ok(Effect::Publish(incoming))
+        Ok(Effect::Publish)
     }
 
     /// It is handled again, and counted then.
     #[cold]
-    fn put_off<'p>(qos: QoS, bytes: usize) -> Effect<'p> {
+    fn put_off(qos: QoS, bytes: usize) -> Effect {
         count(|c| {
             let (messages, payload) = match qos {
                 QoS::AtMostOnce => (&c.messages_in_0, &c.payload_bytes_in_0),
@@ -116,7 +119,7 @@ impl Inbound {
 
     /// What becomes of a PUBLISH that is not allowed, where the connection is to go on.
     #[cold]
-    fn forget<'p>(&self, qos: QoS, packet_id: u16) -> Effect<'p> {
+    fn forget(&self, qos: QoS, packet_id: u16) -> Effect {
         count(|c| c.refused_not_authorized.add(1));
         let code = if self.protocol.is_v5() { reason::NOT_AUTHORIZED } else { reason::SUCCESS };
         let reply = (qos != QoS::AtMostOnce).then(|| Reply { code, ..Reply::to(qos, packet_id, None) });
@@ -125,7 +128,7 @@ impl Inbound {
 
     /// What becomes of a PUBLISH that is not allowed, where only an acknowledgement keeps the connection.
     #[cold]
-    fn deny<'p>(&self, qos: QoS, packet_id: u16) -> Result<Effect<'p>, Violation> {
+    fn deny(&self, qos: QoS, packet_id: u16) -> Result<Effect, Violation> {
         count(|c| c.refused_not_authorized.add(1));
         if !self.protocol.is_v5() || qos == QoS::AtMostOnce {
             return Err(Violation(reason::NOT_AUTHORIZED));
@@ -134,7 +137,7 @@ impl Inbound {
     }
 
     /// What becomes of a PUBLISH that is refused before it is routed.
-    fn refuse<'p>(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Effect<'p>, Violation> {
+    fn refuse(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Effect, Violation> {
         count(|c| c.refused_not_accepted.add(1));
         Ok(self.refused(qos, packet_id, code)?.map_or(Effect::Done, Effect::Reply))
     }
