@@ -79,9 +79,10 @@ impl Guard {
         }
     }
 
-    /// Somebody has logged in, or need not. False if he connects so often that he is banned from now on.
-    pub(crate) fn admitted(&self, client_id: &str, peer: Peer, now: Timestamp) -> bool {
-        if let (Some(failures), Some(_)) = (&self.failures, address(peer)) {
+    /// Somebody is let in, and has `proved` who he is or need not. False if he connects so often that he is banned from now
+    /// on. Only proof ends the wait of his address: whoever guesses passwords would come without one in between.
+    pub(crate) fn admitted(&self, client_id: &str, proved: bool, peer: Peer, now: Timestamp) -> bool {
+        if let (Some(failures), Some(_)) = (self.failures.as_ref().filter(|_| proved), address(peer)) {
             let mut failures = failures.lock();
             if !failures.is_empty() {
                 failures.succeeded(door(peer));
@@ -154,7 +155,12 @@ mod tests {
         assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), None);
         guard.failed(peer("2001:db8::1"), at(1));
         assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), Some(Barred::Waits(Duration::from_secs(2))));
-        assert!(guard.admitted("c", peer("2001:db8::9"), at(1)));
+        assert!(guard.admitted("c", false, peer("2001:db8::9"), at(1)));
+        assert!(
+            guard.at_door(peer("2001:db8::1"), at(1)).is_some(),
+            "an anonymous client has proved nothing"
+        );
+        assert!(guard.admitted("c", true, peer("2001:db8::9"), at(1)));
         assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), None, "somebody there knows his password");
     }
 
@@ -177,7 +183,7 @@ mod tests {
         };
         let guard = guard(config);
         let from = peer("192.0.2.1");
-        let admitted: Vec<bool> = (0..4).map(|second| guard.admitted("c", from, at(second))).collect();
+        let admitted: Vec<bool> = (0..4).map(|second| guard.admitted("c", true, from, at(second))).collect();
         assert_eq!(admitted, [true, true, true, false]);
         let barred =
             |id: &str| guard.at_connect(&Presented { client_id: id, ..Presented::default() }, from, at(9));

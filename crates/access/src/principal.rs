@@ -24,6 +24,13 @@ pub enum Method {
     Hook,
 }
 
+impl Method {
+    /// Whether anything was proved by it.
+    pub fn is_proof(self) -> bool {
+        self != Self::Anonymous
+    }
+}
+
 /// Who a device has proved to be. It does not change while the device is connected, but for re-authentication, which
 /// replaces it as a whole. The client id is not in it: many devices may share one.
 #[derive(Debug, Clone, Default)]

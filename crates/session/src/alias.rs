@@ -14,7 +14,10 @@ impl InboundAliases {
     pub(super) fn set(&mut self, alias: u16, topic: &str) {
         let index = usize::from(alias);
         if self.topics.len() <= index {
-            self.topics.resize(index + 1, None);
+            // Doubled, and no more than is counted.
+            let places = (index + 1).next_power_of_two();
+            self.topics.reserve_exact(places - self.topics.len());
+            self.topics.resize(places, None);
         }
         let known = self.topics[index].as_deref();
         if known != Some(topic) {
@@ -24,9 +27,9 @@ impl InboundAliases {
         }
     }
 
-    /// Bytes that the aliases take.
+    /// Bytes that the aliases take, those of no topic included: a client may begin with the highest.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + self.topics.len() * size_of::<Option<Arc<str>>>()
     }
 
     /// The topic of `alias`, if set.
@@ -86,5 +89,20 @@ impl OutboundAliases {
     pub(super) fn assign(&mut self, topic: &str, alias: u16) {
         self.bytes += topic.len() + OVERHEAD;
         self.topics.insert(topic.into(), alias);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table for 65,535 aliases was counted as the one alias in it.
+    #[test]
+    fn the_highest_alias_costs_the_whole_table() {
+        let mut aliases = InboundAliases::default();
+        aliases.set(u16::MAX, "t");
+        assert!(aliases.bytes() >= 1 << 20);
+        assert_eq!(aliases.get(u16::MAX).as_deref(), Some("t"));
+        assert_eq!(aliases.get(1), None);
     }
 }

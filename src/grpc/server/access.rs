@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use broker::InScope;
 use gateway_core::metrics::count;
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tonic::{
     Code, Status,
     body::Body,
@@ -300,11 +301,29 @@ fn ending(answer: Response<Body>, backends: Arc<Backends>, call: Arc<Call>) -> R
     if answer.body().is_end_stream() {
         return answer;
     }
-    let lost = {
-        let call = Arc::clone(&call);
-        Box::pin(async move { lost(&backends, &call.caller).await })
+    answer.map(|body| {
+        let open = Arc::new(Mutex::new(Open { body: Some(body), lost: None, waker: None }));
+        let watch = tokio::spawn({
+            let (open, call) = (Arc::clone(&open), Arc::clone(&call));
+            async move { close(&open, lost(&backends, &call.caller).await) }
+        });
+        Body::new(Ending { open, watch: watch.abort_handle(), call })
+    })
+}
+
+/// Takes the stream from its caller, with all that the service did for it. Not left to the one who reads the stream: while the
+/// caller takes nothing nobody does, and he would keep what he has.
+fn close(open: &Mutex<Open>, unknown: Unknown) {
+    let (body, waker) = {
+        let mut open = open.lock();
+        open.lost = Some(unknown);
+        (open.body.take(), open.waker.take())
     };
-    answer.map(|body| Body::new(Ending { body: Some(body), lost, call }))
+    // Outside the lock: it leaves what it had joined.
+    drop(body);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
 }
 
 /// Waits until `caller` is no longer who it was, and says why.
@@ -334,32 +353,47 @@ async fn lost(backends: &Backends, caller: &Caller) -> Unknown {
 }
 
 struct Ending {
+    open: Arc<Mutex<Open>>,
+    watch: AbortHandle,
+    call: Arc<Call>,
+}
+
+/// A stream while its caller may have it.
+struct Open {
     /// Gone at the end.
     body: Option<Body>,
-    lost: Pin<Box<dyn Future<Output = Unknown> + Send>>,
-    call: Arc<Call>,
+    /// Why it ends early, until that is told.
+    lost: Option<Unknown>,
+    waker: Option<Waker>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
 }
 
 impl HttpBody for Ending {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let Some(body) = &mut this.body else { return Poll::Ready(None) };
-        let Poll::Ready(unknown) = this.lost.as_mut().poll(cx) else {
-            return Pin::new(body).poll_frame(cx);
-        };
-        this.body = None;
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut open = self.open.lock();
+        if let Some(body) = &mut open.body {
+            let polled = Pin::new(body).poll_frame(cx);
+            if polled.is_pending() && !open.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                open.waker = Some(cx.waker().clone());
+            }
+            return polled;
+        }
+        let Some(unknown) = open.lost.take() else { return Poll::Ready(None) };
+        drop(open);
         count(|c| match unknown {
             Unknown::Expired => c.backend_streams_expired.add(1),
             _ => c.backend_streams_revoked.add(1),
         });
         let error = Error::Unauthenticated(unknown);
-        audit::denied(this.call.line(), &error.reason());
+        audit::denied(self.call.line(), &error.reason());
         let mut trailers = HeaderMap::new();
         match Status::from(error).add_header(&mut trailers) {
             Ok(()) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
@@ -368,7 +402,8 @@ impl HttpBody for Ending {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+        let open = self.open.lock();
+        open.lost.is_none() && open.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {

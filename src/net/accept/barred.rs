@@ -54,7 +54,7 @@ pub(super) fn admitted(
         let username = principal.username.as_deref();
         pass(&Presented { client_id, username, ..Presented::default() }, accepted, peer, shared)?;
     }
-    if shared.guard.admitted(client_id, peer, clock::now()) {
+    if shared.guard.admitted(client_id, principal.method.is_proof(), peer, clock::now()) {
         return Ok(());
     }
     Err(banned(accepted, shared))

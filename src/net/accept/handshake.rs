@@ -18,7 +18,9 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
-use session::{Accepted, ConnectPolicy, ConnectRefused, Enhanced, Inbound, LinkParams, evaluate_connect};
+use session::{
+    Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, LinkParams, evaluate_connect,
+};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
@@ -41,7 +43,7 @@ use crate::net::{
         Connection, ending::finish_alone, frames::grant_held, limiter::Limiter,
         reauthentication::Reauthentication,
     },
-    device::{Device, Link, Writer, flush},
+    device::{Device, Link, Reception, Writer, flush},
     layers::{
         LayerError, Layers,
         layered::Io,
@@ -435,14 +437,14 @@ async fn open(
     };
     claim.keep();
     device.heard(opened.epoch, wheel::second());
-    if let Some(authority) = &shared.authority {
-        let mut gate =
-            permissions.gate(authority, client_id.as_str(), &listener.name, shared.broker.account());
+    let gate = shared.authority.as_ref().map(|authority| {
+        let account = shared.broker.account();
+        let mut gate = permissions.gate(authority, client_id.as_str(), &listener.name, account);
         grant_held(&mut gate, &granted, peer, &client_id, &listener.name);
-        device.lock().out.set_gate(Some(Box::new(gate)));
-    }
-    device.lock().out.set_room(room);
-    let attached = device.attach(Link::new(opened.epoch, waker, writer), link, &hello, now);
+        Box::new(gate) as Box<dyn Gate>
+    });
+    let owner = Link::new(opened.epoch, waker, writer);
+    let attached = device.attach(owner, link, Reception { gate, room }, &hello, now);
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
     let expires = permissions.expires();
     let mut connection = Connection::new(

@@ -13,14 +13,14 @@ use std::{
 
 use broker::{Broker, BrokerConfig, CloseReason, ConnectionInfo, OpenRequest, Session, Target, Turn};
 use gateway_core::{ClientId, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp};
-use session::LinkParams;
+use session::{Gate, LinkParams};
 use tokio::{
     io::AsyncReadExt,
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
     time::timeout,
 };
 
-use super::{Device, Link, Writer, flush};
+use super::{Device, Link, Reception, Writer, flush};
 use crate::net::{Shared, wheel};
 use crate::{auth::AllowAll, config::Limits};
 
@@ -88,6 +88,16 @@ pub(in crate::net) fn open_as(
 }
 
 pub(in crate::net) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
+    attach_with(device, epoch, waker, writer, Reception::default())
+}
+
+fn attach_with(
+    device: &Device,
+    epoch: u32,
+    waker: &Arc<Wakes>,
+    writer: Writer,
+    reception: Reception,
+) -> bool {
     let params = LinkParams {
         protocol: Protocol::V5,
         receive_maximum: 10,
@@ -95,7 +105,7 @@ pub(in crate::net) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, wr
         topic_alias_maximum: 0,
     };
     let link = Link::new(epoch, Waker::from(Arc::clone(waker)), writer);
-    device.attach(link, params, b"connack", NOW).is_ok()
+    device.attach(link, params, reception, b"connack", NOW).is_ok()
 }
 
 const TO_A_MEMBER: Offer<'_> = Offer {
@@ -268,6 +278,31 @@ fn a_connection_asked_to_close_before_it_attaches_is_not_left_open() {
     let (device, epoch) = open(&shared, false);
     assert!(attach(&device, epoch, &wakes, Writer::Owner));
     assert_eq!(close(&device), None);
+}
+
+/// Admits messages on one topic.
+#[derive(Debug)]
+struct Only(&'static str);
+
+impl Gate for Only {
+    fn admits(&mut self, topic: &str) -> bool {
+        topic == self.0
+    }
+}
+
+/// A CONNECT that waited for a disk or a service, and was overtaken, left its user's rights to the one who had come since.
+#[test]
+fn a_connection_that_comes_too_late_leaves_its_rights_to_nobody() {
+    let shared = shared();
+    let wakes = Arc::new(Wakes::default());
+    let (device, first) = open(&shared, false);
+    let (_, second) = open(&shared, false);
+    let only = |topic| Reception { gate: Some(Box::new(Only(topic))), room: None };
+    assert!(attach_with(&device, second, &wakes, Writer::Owner, only("bob")));
+    assert!(!attach_with(&device, first, &wakes, Writer::Owner, only("alice")));
+    let mut slot = device.lock();
+    let gate = slot.out.gate().expect("somebody is asked");
+    assert!(gate.admits("bob") && !gate.admits("alice"));
 }
 
 /// It would be moved to the disk behind the back of the new connection's task, which nobody would tell to read it.

@@ -12,6 +12,7 @@ mod sending;
 
 use std::{
     any::Any,
+    num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -28,7 +29,7 @@ use gateway_core::{
     Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock, metrics::count,
 };
 use parking_lot::{Mutex, MutexGuard};
-use session::{Env, Left, LinkParams, Outbound, recycle};
+use session::{Env, Gate, Left, LinkParams, Outbound, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{Shared, wheel::PAUSED};
@@ -45,6 +46,13 @@ pub(in crate::net) struct Device {
     /// Set when a connection is asked to close before it has attached its link. Written under the lock of `slot`, but kept
     /// outside it, where padding makes it free.
     asked: AtomicU32,
+}
+
+/// What a connection's client may get, and how much of it may wait in the out-buffer.
+#[derive(Debug, Default)]
+pub(in crate::net) struct Reception {
+    pub(in crate::net) gate: Option<Box<dyn Gate>>,
+    pub(in crate::net) room: Option<NonZeroU32>,
 }
 
 /// What the lock guards.
@@ -188,12 +196,14 @@ impl Device {
         slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
     }
 
-    /// Swaps in a new connection. `Err` gives the link back when a later connection owns the session already, or has
-    /// ended it by its Clean Start; `Ok` gives the link that it replaced, for the farewell.
+    /// Swaps in a new connection, and with it what its client may get. `Err` gives the link back when a later connection
+    /// owns the session already, or has ended it by its Clean Start: that one's rights stay. `Ok` gives the link that it
+    /// replaced, for the farewell.
     pub(in crate::net) fn attach(
         &self,
         mut link: Link,
         params: LinkParams,
+        reception: Reception,
         connack: &[u8],
         now: Timestamp,
     ) -> Result<Option<Link>, Link> {
@@ -213,6 +223,8 @@ impl Device {
         slot.out.detach(&env);
         slot.out.note_lost(lost);
         self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
+        slot.out.set_gate(reception.gate);
+        slot.out.set_room(reception.room);
         slot.out.attach(params, connack, &env);
         Ok(old)
     }

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use access::backends::{Role, Scope, Tokens};
 use gateway_core::metrics::totals;
 use mqtt_server::proto::gateway::v1::{
-    self, events_client::EventsClient, publisher_client::PublisherClient, state_client::StateClient,
-    subscriber_client::SubscriberClient,
+    self, consumer_client::ConsumerClient, events_client::EventsClient, groups_client::GroupsClient,
+    publisher_client::PublisherClient, state_client::StateClient, subscriber_client::SubscriberClient,
 };
 use tokio_stream::StreamExt as _;
 use tonic::{Code, Status, metadata::AsciiMetadataValue};
@@ -133,6 +133,65 @@ async fn a_revoked_token_ends_its_streams_and_no_others() {
     let mut publisher = PublisherClient::new(guarded.channel("publisher"));
     publisher.publish(to("a", "still here")).await.unwrap();
     assert!(soon("a message", messages.message()).await.unwrap().is_some());
+}
+
+/// Its rights were looked at with each piece that the stream sent: none, while the caller takes nothing. It kept its partitions
+/// and could settle what it had.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_reads_nothing_leaves_its_group_when_its_token_is_revoked() {
+    let guarded = Guarded::with_roles().await;
+    let mut groups = GroupsClient::new(guarded.channel("admin"));
+    let filter = v1::Filter { topic_filters: vec!["up/#".into()], ..Default::default() };
+    let group = v1::Group { name: "g".into(), filter: Some(filter), ..Default::default() };
+    let request = v1::CreateGroupRequest { group: Some(group), ..Default::default() };
+    groups.create_group(request).await.unwrap();
+    let mut admin = guarded.security("admin");
+    let request = v1::CreateTokenRequest { role: v1::Role::Consumer.into(), ..Default::default() };
+    let made = admin.create_token(request).await.unwrap().into_inner();
+
+    let open = v1::Open { group: "g".into(), ..Default::default() };
+    let open = v1::ConsumeRequest { action: Some(v1::consume_request::Action::Open(open)) };
+    let requests = tokio_stream::iter([open]).chain(tokio_stream::pending());
+    let mut consumer = ConsumerClient::new(guarded.channel_of(&made.secret));
+    let unread = soon("a stream", consumer.consume(requests)).await.unwrap();
+    // More than the client's windows take.
+    let mut device = guarded.setup.raw("d", |_| {});
+    for _ in 0..64 {
+        device.publish_acked("up/d", &vec![b'x'; 200 << 10], false);
+    }
+    let mut members = async || {
+        let request = v1::GetGroupRequest { name: "g".into() };
+        let group = groups.get_group(request).await.unwrap().into_inner().group.unwrap();
+        let status = group.status.unwrap();
+        (status.members, status.outstanding)
+    };
+    // It has been sent what its windows take, and no more leaves.
+    let mut before = members().await;
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        let now = members().await;
+        if now.0 == 1 && now.1 > 0 && now == before {
+            break;
+        }
+        before = now;
+    }
+    let token_id = made.token.unwrap().token_id;
+    admin.revoke_token(v1::RevokeTokenRequest { token_id }).await.unwrap();
+    soon("the member's leave", async {
+        while members().await.0 > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let mut stream = unread.into_inner();
+    let status = loop {
+        match soon("the end", stream.next()).await {
+            Some(Ok(_)) => {}
+            Some(Err(status)) => break status,
+            None => panic!("the stream ends without a reason"),
+        }
+    };
+    assert_eq!(refusal(&status), (Code::Unauthenticated, "CREDENTIALS_REVOKED".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

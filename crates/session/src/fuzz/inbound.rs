@@ -49,7 +49,9 @@ const IDS: u8 = 5;
 const TOPICS: [&str; 7] = ["", "a", "b/c", "$SYS/no", "forbidden/x", "forgotten/x", "too/many/levels/for/us"];
 const ALIASES: u16 = 2;
 /// Bytes that aliases may have, each with the overhead: not enough for two long topics.
-const ALIAS_BYTES: usize = 2 * ALIAS_OVERHEAD + 20;
+const ALIAS_BYTES: usize = 4 * ALIAS_PLACE + 2 * ALIAS_OVERHEAD + 20;
+/// One in the table, which has places for alias 0 to the highest that was set, rounded up to a power of two.
+const ALIAS_PLACE: usize = 16;
 const ALIAS_OVERHEAD: usize = 64;
 const RECEIVE_MAXIMUM: u16 = 3;
 
@@ -304,8 +306,12 @@ impl World {
                 Some(known) if topic.is_empty() => topic = known,
                 _ => drop(self.aliases.insert(alias, topic)),
             }
-            let bytes: usize = self.aliases.values().map(|topic| topic.len() + ALIAS_OVERHEAD).sum();
-            if bytes > ALIAS_BYTES {
+            let topics: usize = self.aliases.values().map(|topic| topic.len() + ALIAS_OVERHEAD).sum();
+            let places = self
+                .aliases
+                .last_key_value()
+                .map_or(0, |(highest, _)| (usize::from(*highest) + 1).next_power_of_two());
+            if topics + places * ALIAS_PLACE > ALIAS_BYTES {
                 return Expected::Violation(reason::QUOTA_EXCEEDED);
             }
         }
