@@ -37,6 +37,8 @@ impl Connection {
         if std::mem::replace(&mut self.finished, true) {
             return;
         }
+        // A packet whose handling has panicked is not finished by anybody.
+        self.device.core().set_handling(false);
         self.leave_unfinished();
         flush_turn();
         self.forget_partial();

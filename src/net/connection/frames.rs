@@ -37,7 +37,9 @@ impl Connection {
     pub(in crate::net) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
         let mut handled = Handled { used: 0, messages: 0, end: None };
         if !bytes.is_empty() || self.is_unfinished() {
+            self.device.core().set_handling(true);
             handled.end = self.handle_each(bytes, &mut handled, work).err();
+            self.device.core().set_handling(false);
         }
         handled
     }

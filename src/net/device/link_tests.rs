@@ -280,6 +280,21 @@ fn a_connection_asked_to_close_before_it_attaches_is_not_left_open() {
     assert_eq!(close(&device), None);
 }
 
+/// A QoS 2 message that was sent again on the next connection was acknowledged while the connection before routed it: before it
+/// was on disk, and even if it was refused then.
+#[test]
+fn a_connection_waits_for_what_the_one_before_is_handling() {
+    let shared = shared();
+    let (device, _) = open(&shared, false);
+    device.core().set_handling(true);
+    let mut written = pin!(device.is_written(None));
+    let mut poll = || written.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(poll(), Poll::Pending);
+    assert_eq!(poll(), Poll::Pending);
+    device.core().set_handling(false);
+    assert_eq!(poll(), Poll::Ready(true));
+}
+
 /// Admits messages on one topic.
 #[derive(Debug)]
 struct Only(&'static str);

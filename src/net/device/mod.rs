@@ -167,7 +167,14 @@ impl Device {
 
     /// Waits for what must be on disk before a new connection is answered: `commit`, and steps of QoS 2 handshakes that go
     /// again at once. False if the store refuses the commit; the steps are not refused.
+    ///
+    /// The connection before may be in the middle of a message on another thread. Only when that is routed does the session
+    /// know what the answer to the same PUBLISH, sent again, must wait for, or that it was refused. It begins no other: it has
+    /// been asked to close.
     pub(in crate::net) async fn is_written(&self, commit: Option<Arc<Commit>>) -> bool {
+        while self.core.is_handling() {
+            tokio::task::yield_now().await;
+        }
         if let Some(commit) = commit
             && commit.wait().await.is_err()
         {

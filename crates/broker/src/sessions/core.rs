@@ -1,6 +1,15 @@
 //! The broker's part of one session. Small: there is one per connection, busy or idle.
 
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
+    },
+};
 
 use gateway_core::{ClientId, Commit, Peer, Protocol, QueueId, Timestamp};
 use parking_lot::Mutex;
@@ -18,6 +27,8 @@ pub struct SessionCore {
     /// Where its durable state is; [`QueueId::NONE`] if it has none.
     queue: QueueId,
     slot: u32,
+    /// A connection handles what it has read. It is the connection layer's, and here, where padding makes it free.
+    handling: AtomicBool,
     /// Locked after a registry shard and before the index; never while a target is called.
     pub(crate) state: Mutex<SessionState>,
 }
@@ -74,7 +85,18 @@ impl SessionCore {
             online: true,
             ended: false,
         };
-        Self { client_id: request.client_id, queue, slot, state: Mutex::new(state) }
+        let handling = AtomicBool::new(false);
+        Self { client_id: request.client_id, queue, slot, handling, state: Mutex::new(state) }
+    }
+
+    /// Notes that a connection of the session begins to handle what it has read, or has done so.
+    pub fn set_handling(&self, handling: bool) {
+        self.handling.store(handling, Release);
+    }
+
+    /// Whether a connection of the session handles what it has read. What it did before is seen by whoever is told no.
+    pub fn is_handling(&self) -> bool {
+        self.handling.load(Acquire)
     }
 
     /// A session of an earlier process. Its deadlines count from `now` if it was connected when that process ended.
@@ -105,7 +127,7 @@ impl SessionCore {
             online: false,
             ended: false,
         };
-        Self { client_id, queue, slot, state: Mutex::new(state) }
+        Self { client_id, queue, slot, handling: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// The durable queue of the session's messages, [`QueueId::NONE`] if the session does not outlive the process.
