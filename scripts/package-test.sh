@@ -15,7 +15,9 @@ set -euo pipefail
 
 profile=${1:-dev}
 target=${2:-}
-suite=${SUITE:-bookworm}
+# The package depends on libraries of the Debian that it was built on.
+suite=${SUITE:-$(. /etc/os-release; [ "${ID:-}" = debian ] && echo "${VERSION_CODENAME:-}")}
+suite=${suite:-bookworm}
 work=$root/target/package-test
 debian=$work/root
 pid=

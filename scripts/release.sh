@@ -87,11 +87,17 @@ COMPILER
 chmod +x "$tools/musl-cc-$machine"
 export PATH=$tools:$PATH CC=musl-cc-$machine HOST_CC=${HOST_CC:-cc} SOURCE_DATE_EPOCH RUSTFLAGS
 
+for tool in "$wrapped" "$HOST_CC" c++ make perl readelf "${STRIP:-strip}"; do
+  if ! command -v "$tool" >/dev/null; then
+    echo "scripts/release.sh: $tool is missing; on Debian: apt install musl-tools g++ make perl binutils" >&2
+    exit 1
+  fi
+done
 say "building $name ($profile)"
 cargo build --locked --profile "$profile" --target "$target" --features "$features" --bin mqtt-server
 built=$root/target/$target/$([ "$profile" = dev ] && echo debug || echo "$profile")/mqtt-server
-if ! file "$built" | grep -q 'static'; then
-  echo "scripts/release.sh: $built is not static: $(file "$built")" >&2
+if readelf -lW "$built" | grep INTERP; then
+  echo "scripts/release.sh: $built is not static" >&2
   exit 1
 fi
 

@@ -63,14 +63,18 @@ install_packages() {
   have make || missing+=(make)
   have pkg-config || missing+=(pkg-config)
   pkg-config --exists openssl 2>/dev/null || missing+=(libssl-dev)
-  # The web page is tested in a real browser.
-  have chromium && have chromedriver || missing+=(chromium chromium-driver)
-  [ ${#missing[@]} -eq 0 ] && return
-  have apt-get || { skip "installing ${missing[*]}" "there is no apt-get here"; return; }
-  say "installing ${missing[*]}"
+  apt_install "${missing[@]}"
+  # The web page is tested in a real browser. By itself, as not every distribution has it under these names.
+  have chromium && have chromedriver || apt_install chromium chromium-driver
+}
+
+apt_install() { # PACKAGE...
+  [ $# -eq 0 ] && return
+  have apt-get || { skip "installing $*" "there is no apt-get here"; return; }
+  say "installing $*"
   as_root env DEBIAN_FRONTEND=noninteractive sh -c \
-    'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' sh "${missing[@]}" >/dev/null ||
-    skip "installing ${missing[*]}" "apt-get failed or there is neither root nor sudo"
+    'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"' sh "$@" >/dev/null ||
+    skip "installing $*" "apt-get failed or there is neither root nor sudo"
 }
 
 # Prometheus, for the rules and the board in deploy/: its Debian package, unpacked and not installed, so that nothing is started.

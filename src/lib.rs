@@ -52,6 +52,7 @@ mod http;
 mod net;
 pub mod reload;
 mod remote;
+mod replace;
 mod shadow;
 mod shutdown;
 mod telemetry;

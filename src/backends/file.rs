@@ -1,9 +1,8 @@
 //! The file of tokens on disk: read whole, changed by replacing it.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -11,6 +10,8 @@ use std::{
 
 use access::backends::Tokens;
 use thiserror::Error;
+
+use crate::replace::replace;
 
 /// Largest file.
 const MOST_BYTES: u64 = 16 << 20;
@@ -99,21 +100,7 @@ pub(crate) fn edit<E: From<FileError>>(
     parse(path, &old).map_err(FileError::Lines)?;
     let new = edit(&old)?;
     let tokens = parse(path, &new).map_err(FileError::Lines)?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = path.with_file_name(name);
-    let write = || -> io::Result<()> {
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        if let Ok(meta) = fs::metadata(path) {
-            file.set_permissions(meta.permissions())?;
-        }
-        file.write_all(new.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        folder.sync_all()
-    };
-    write().map_err(failed("write"))?;
+    replace(path, &new).map_err(failed("write"))?;
     Ok(tokens)
 }
 

@@ -4,8 +4,7 @@ use std::{
     error::Error,
     fs,
     io::{self, BufRead as _, IsTerminal as _, Write as _, stdin, stdout},
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
 };
 
@@ -14,7 +13,7 @@ use access::{
     scram,
 };
 
-use crate::config::PasswdCommand;
+use crate::{config::PasswdCommand, replace::replace};
 
 /// Runs a command and shows what came of it.
 pub(crate) fn run(command: &PasswdCommand) -> Result<ExitCode, Box<dyn Error>> {
@@ -92,16 +91,4 @@ fn password(new: bool) -> Result<String, Box<dyn Error>> {
         return Err("no password; type one, or write it to standard input".into());
     }
     Ok(password)
-}
-
-/// Writes the file so that a gateway that reads it meanwhile sees all of it or none. A new one is for its owner only.
-fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let mode = fs::metadata(file).map_or(0o600, |meta| meta.permissions().mode() & 0o777);
-    let mut name = file.as_os_str().to_owned();
-    name.push(".new");
-    let new = PathBuf::from(name);
-    let mut out = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&new)?;
-    out.write_all(text.as_bytes())?;
-    out.sync_all()?;
-    fs::rename(&new, file)
 }

@@ -1,8 +1,11 @@
 //! Kinds of requests, and the seats that each has of its own.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
-use hyper::StatusCode;
+use hyper::http::Extensions;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::server::HttpLimits;
@@ -39,10 +42,28 @@ impl Kind {
         }
     }
 
-    /// Whether the connection ends with an answer of this status, so that nobody keeps a seat by asking now and then:
-    /// supervisors come with a new one each time, and who is not known needs none.
-    pub(super) fn leaves(self, status: StatusCode) -> bool {
-        self == Self::Health || status == StatusCode::UNAUTHORIZED
+    /// Whether the connection ends with the answer, so that nobody keeps a seat by asking now and then: supervisors come with a
+    /// new one each time, and who is not known needs none, whatever the answer is: a login form, a description, an error.
+    pub(super) fn leaves(self, known: &Known) -> bool {
+        match self {
+            Self::Health => true,
+            // Nobody else gets this far.
+            Self::Page => false,
+            Self::Api | Self::Stream | Self::Screen | Self::Live => !known.0.load(Relaxed),
+        }
+    }
+}
+
+/// Goes with a request, for whoever answers it to say that its caller may call: is known, or nobody is asked who he is.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known(Arc<AtomicBool>);
+
+impl Known {
+    /// Notes that the caller of the request with these extensions may call.
+    pub(super) fn note(extensions: &Extensions) {
+        if let Some(known) = extensions.get::<Self>() {
+            known.0.store(true, Relaxed);
+        }
     }
 }
 

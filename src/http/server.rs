@@ -43,7 +43,7 @@ use tracing::debug;
 use super::{
     Site, json,
     pages::{Authorize, Denied},
-    seats::{Kind, Seats},
+    seats::{Kind, Known, Seats},
     write_timeout::WriteTimeout,
 };
 use crate::{
@@ -215,9 +215,11 @@ async fn run(
                 if encrypted {
                     request.extensions_mut().insert(Encrypted);
                 }
+                let known = Known::default();
+                request.extensions_mut().insert(known.clone());
                 let mut response = server.router.call(request).await;
                 if let Ok(response) = &mut response
-                    && kind.is_some_and(|kind| kind.leaves(response.status()))
+                    && kind.is_some_and(|kind| kind.leaves(&known))
                 {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }

@@ -255,6 +255,37 @@ fn roles_and_scopes_are_those_of_the_api_and_denials_say_why() {
     assert_eq!(log.lines().filter(is_first).count(), 1, "the audit log has it once");
 }
 
+/// One client without a token asked now and then for what everybody gets, on as many connections as there are seats.
+#[test]
+fn only_who_may_call_keeps_a_seat() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("tokens");
+    let reader = add_token(&file, "reader", &json!({"role": "reader"}));
+    let server = Server::start_with(&[], &format!("[backends]\ntokens = {file:?}"));
+    let head = |line: &str, header: &str| {
+        let mut stream = open(&server);
+        write!(stream, "{line} HTTP/1.1\r\nhost: localhost\r\n{header}\r\n").expect("ask");
+        let mut lines = BufReader::new(stream).lines().map(|line| line.expect("a line").to_ascii_lowercase());
+        lines.by_ref().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
+    };
+    for line in [
+        "GET /openapi.json",
+        "PATCH /v1/devices",
+        "GET /v1/devices",
+        "GET /v1/nothing",
+        "GET /",
+        "GET /page/",
+        "GET /page/login",
+        "GET /page/assets/style.css",
+        "GET /page/live/overview",
+    ] {
+        let head = head(line, "");
+        assert!(head.contains("connection: close"), "{line}: {head}");
+    }
+    let known = head("GET /v1/devices", &format!("authorization: Bearer {reader}\r\n"));
+    assert!(known.starts_with("http/1.1 200") && !known.contains("connection: close"), "{known}");
+}
+
 #[test]
 fn pages_of_other_origins_are_refused_unless_they_are_named() {
     let server = Server::start_with(&[], "[http]\ncors_origins = [\"https://app.example\"]");

@@ -13,6 +13,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// Something on this machine, or an outcome that is none: dropped, rejected, denied.
     Local(String),
+    /// Something that was asked for is not there.
+    Absent(String),
     /// The answer is no, and was printed.
     No,
     /// Nobody reads the output any more, which ends it without a fault; or it cannot be written.
@@ -40,6 +42,7 @@ impl Failure {
             Self::Call(error) => (exit_code(error), in_words(error)),
             Self::Usage(text) => (2, text.clone()),
             Self::Local(text) => (1, text.clone()),
+            Self::Absent(text) => (4, text.clone()),
             Self::No => return ExitCode::from(1),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Self::Output(error) => (1, format!("write the output: {error}")),

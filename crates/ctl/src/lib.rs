@@ -38,10 +38,15 @@ pub struct Args {
     )]
     output: Format,
     /// Ask again every so many seconds and show the answer anew, until interrupted
-    #[arg(short, long, global = true, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", require_equals = true, help_heading = "Output")]
+    #[arg(short, long, global = true, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", require_equals = true, value_parser = seconds, help_heading = "Output")]
     watch: Option<f64>,
     #[command(subcommand)]
     verb: verbs::Verb,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite());
+    seconds.ok_or_else(|| "it is not a number of seconds".to_owned())
 }
 
 /// Which gateway, and who asks.

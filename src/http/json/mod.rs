@@ -55,6 +55,7 @@ use self::{
 };
 use super::{
     held::{Held, paced},
+    seats::Known,
     server::Peer,
 };
 use crate::grpc::Local;
@@ -145,10 +146,9 @@ impl Json {
         let credentials = parts.headers.get_all(AUTHORIZATION).into_iter().cloned().collect();
         let call =
             call::Call { api: &shared.api, peer, credentials, timeout: asked.timeout, method: &method };
-        if route.body != Body::None {
-            // Nobody who may not call makes us hold what it sends.
-            call.check()?;
-        }
+        // Nobody who may not call makes us hold what it sends, or keeps its seat.
+        call.check()?;
+        Known::note(&parts.extensions);
         let mut held = Held::new(&shared.account);
         let body = match route.body {
             Body::None => Bytes::new(),

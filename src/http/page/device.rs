@@ -407,7 +407,7 @@ pub(super) async fn live(
     visitor: Visitor,
     Query(Named { id, .. }): Query<Named>,
 ) -> Response {
-    live::stream(&house, |events| async move {
+    live::stream(&house, visitor, |visitor, events| async move {
         let mut subscriber = visitor.api.subscriber();
         let messages = match subscriber.subscribe(tail::request(Vec::new(), vec![id.clone()])).await {
             Ok(stream) => stream.into_inner(),

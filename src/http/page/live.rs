@@ -1,6 +1,6 @@
 //! Server-sent events: HTML that the script puts into the page.
 
-use std::{convert::Infallible, fmt::Write as _, time::Duration};
+use std::{convert::Infallible, fmt::Write as _, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -12,7 +12,7 @@ use maud::Markup;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{House, short};
+use super::{House, short, visit::Visitor};
 use crate::http::held::Held;
 
 /// A comment so often, by which a browser that is gone is found out.
@@ -82,10 +82,15 @@ fn event(kind: &str, data: &str) -> Bytes {
     text.into()
 }
 
-/// An answer of the events that `make` sends, until it returns, the browser is gone, or the gateway shuts down.
+/// An answer of the events that `make` sends to a visitor, until it returns, the browser is gone, the visitor's login ends, or
+/// the gateway shuts down.
 ///
 /// What may wait of it is on the memory account as long.
-pub(super) fn stream<F>(house: &House, make: impl FnOnce(Events) -> F) -> Response
+pub(super) fn stream<F>(
+    house: &Arc<House>,
+    visitor: Visitor,
+    make: impl FnOnce(Visitor, Events) -> F,
+) -> Response
 where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
@@ -97,12 +102,16 @@ where
     let mut drain = house.drain.clone();
     let (sender, receiver) = mpsc::channel(WAITING);
     let gone = sender.clone();
-    let making = make(Events(sender.clone()));
+    let (house, csrf) = (Arc::clone(house), Arc::clone(&visitor.csrf));
+    let making = make(visitor, Events(sender.clone()));
     tokio::spawn(async move {
         let _open = open;
         tokio::select! {
             _ = making => {}
             () = gone.closed() => {}
+            () = house.logins.ended(&csrf) => {
+                let _ = sender.try_send(Ok(event("end", "your login has ended")));
+            }
             () = async { drop(drain.wait_for(|drains| *drains).await) } => {
                 let _ = sender.try_send(Ok(event("end", "the gateway shuts down")));
             }

@@ -17,6 +17,7 @@ use gateway_core::{Timestamp, clock, metrics::count};
 use maud::html;
 use parking_lot::Mutex;
 use serde::Deserialize;
+use tokio::sync::watch;
 use tonic::Code;
 use zeroize::Zeroizing;
 
@@ -40,6 +41,8 @@ const LONGEST: usize = 8 << 10;
 /// How long a login lasts that is not used, and how long at most.
 const IDLE: Duration = Duration::from_hours(1);
 const LONGEST_LOGIN: Duration = Duration::from_hours(12);
+/// How often a live part looks whether its login lasts.
+const LOOK: Duration = Duration::from_secs(15);
 /// The cookie. It is for the pages alone.
 const NAME: &str = "gateway_page";
 
@@ -74,6 +77,8 @@ pub(super) struct Known {
 /// All logins.
 pub(super) struct Logins {
     table: Mutex<HashMap<String, Login>>,
+    /// Changes when a login is ended.
+    left: watch::Sender<()>,
     account: Arc<Account>,
     tries: Tries,
     /// For forms of those who need no login. Others cannot read it: it is in pages of this origin only.
@@ -91,7 +96,8 @@ impl Logins {
     pub(super) fn new(account: &Arc<Account>) -> Self {
         // Without randomness no form is taken, since nothing compares equal to the empty text.
         let open = random().unwrap_or_default().into();
-        Self { table: Mutex::default(), account: Arc::clone(account), tries: Tries::default(), open }
+        let (table, left) = (Mutex::default(), watch::Sender::default());
+        Self { table, left, account: Arc::clone(account), tries: Tries::default(), open }
     }
 
     pub(super) fn open(&self) -> Known {
@@ -130,7 +136,30 @@ impl Logins {
     pub(super) fn remove(&self, headers: &HeaderMap) {
         if let Some(id) = id(headers) {
             self.table.lock().remove(id);
+            self.left.send_replace(());
         }
+    }
+
+    /// Waits until the login of this form's secret has ended, and has it used as long: somebody looks. One for which nobody has
+    /// logged in does not end.
+    pub(super) async fn ended(&self, csrf: &str) {
+        let mut left = self.left.subscribe();
+        while self.is_used(csrf, clock::now()) {
+            tokio::select! {
+                _ = left.changed() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    fn is_used(&self, csrf: &str, now: Timestamp) -> bool {
+        let mut table = self.table.lock();
+        let login = table.values_mut().find(|login| *login.csrf == *csrf && login.lasts(now));
+        match login {
+            Some(login) => login.used = now,
+            None => return *self.open == *csrf,
+        }
+        true
     }
 }
 
@@ -286,6 +315,8 @@ pub(super) async fn leave(
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use broker::MemoryKind;
 
     use super::*;
@@ -342,6 +373,26 @@ mod tests {
         let id = logins.add(token("other"), start).unwrap();
         logins.remove(&with(&id));
         assert!(logins.find(&with(&id), start).is_none(), "left");
+    }
+
+    /// Live parts went on with the token of a login that had ended.
+    #[tokio::test(start_paused = true)]
+    async fn a_live_part_ends_with_its_login_and_keeps_it_in_use() {
+        let logins = Logins::new(&account());
+        let open = logins.open();
+        let start = clock::now();
+        let id = logins.add(token("secret"), start).unwrap();
+        let csrf = logins.find(&with(&id), start).unwrap().csrf;
+        let (mut ended, mut never) = (pin!(logins.ended(&csrf)), pin!(logins.ended(&open.csrf)));
+        let soon = Duration::from_millis(1);
+        assert!(tokio::time::timeout(soon, &mut ended).await.is_err(), "it lasts");
+        let idle = start.plus_millis(IDLE.as_millis() as u64 - 1);
+        assert!(logins.is_used(&csrf, idle));
+        assert!(logins.find(&with(&id), idle.plus_millis(1_000)).is_some(), "somebody looks");
+        assert!(!logins.is_used(&csrf, start.plus_millis(LONGEST_LOGIN.as_millis() as u64)));
+        logins.remove(&with(&id));
+        tokio::time::timeout(soon, &mut ended).await.expect("at once");
+        assert!(tokio::time::timeout(soon, &mut never).await.is_err(), "nobody has logged in");
     }
 
     #[test]

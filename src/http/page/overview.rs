@@ -83,7 +83,7 @@ fn scope(scope: Option<&v1::Scope>) -> Markup {
 /// Looks again and again for as long as somebody does.
 pub(super) async fn live(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
     let own = Arc::clone(&house);
-    live::stream(&own, |events| async move {
+    live::stream(&own, visitor, |visitor, events| async move {
         let mut ticks = tokio::time::interval(Duration::from_millis(STEP));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -68,7 +68,7 @@ pub(super) async fn live(
     visitor: Visitor,
     Query(Wanted { id, payloads }): Query<Wanted>,
 ) -> Response {
-    live::stream(&house, |events| async move {
+    live::stream(&house, visitor, |visitor, events| async move {
         let payload_bytes = if payloads.is_empty() { 0 } else { SHOWN };
         let request = v1::TracePacketsRequest { device_id: id, payload_bytes };
         let mut stream = match visitor.api.devices().trace_packets(request).await {

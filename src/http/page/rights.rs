@@ -15,6 +15,8 @@ use super::{
 };
 
 const PAGE: i32 = 100;
+/// How long a token may last, if it has an end.
+const MOST_DAYS: u64 = 36_500;
 const TO: &str = "/page/access";
 
 #[derive(Deserialize, Default)]
@@ -78,7 +80,14 @@ async fn perform(visitor: &Visitor, fields: &Fields) -> Result<Markup, Status> {
                 |name: &str| fields.get(name).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
             let (topic_filters, device_patterns) = (list("topics"), list("devices"));
             let limited = !topic_filters.is_empty() || !device_patterns.is_empty();
-            let days = fields.get("days").parse().unwrap_or(0);
+            let days = match fields.get("days").parse::<u64>() {
+                Ok(days) if days <= MOST_DAYS => days,
+                _ => {
+                    return Err(Status::invalid_argument(
+                        "days is not a number up to 36500; 0 is without end",
+                    ));
+                }
+            };
             let request = v1::CreateTokenRequest {
                 role: role.into(),
                 scope: limited.then_some(v1::Scope { topic_filters, device_patterns }),
@@ -306,7 +315,7 @@ async fn tokens(visitor: &Visitor, wanted: &Wanted) -> Markup {
                 label { "Role" select name="role" { @for role in ["reader", "publisher", "consumer", "operator", "admin"] { option { (role) } } } }
                 label { "Topic filters, with spaces between them; none is all" input name="topics"; }
                 label { "Client ids, with * for any characters; none is all" input name="devices"; }
-                label { "Days, 0 is without end" input type="number" name="days" min="0" max="36500" value="0"; }
+                label { "Days, 0 is without end" input type="number" name="days" min="0" max=(MOST_DAYS) value="0" required; }
                 label { "Who has it" input name="note" maxlength="200"; }
                 (button(visitor, "Security/CreateToken", "", ("do", "create"), "Make it"))
             }

@@ -343,7 +343,7 @@ pub(super) async fn live(
     visitor: Visitor,
     Query(named): Query<Named>,
 ) -> Response {
-    live::stream(&house, |events| async move {
+    live::stream(&house, visitor, |visitor, events| async move {
         let request = tail::request(vec![named.name.clone()], Vec::new());
         match visitor.api.subscriber().subscribe(request).await {
             Ok(stream) => numbers(stream.into_inner(), &named.field, &events).await,

@@ -108,7 +108,7 @@ pub(super) async fn live(
     visitor: Visitor,
     Query(Followed { filter }): Query<Followed>,
 ) -> Response {
-    live::stream(&house, |events| async move {
+    live::stream(&house, visitor, |visitor, events| async move {
         match visitor.api.subscriber().subscribe(tail::request(vec![filter], Vec::new())).await {
             Ok(stream) => tail::follow(stream.into_inner(), "messages", &events).await,
             Err(status) => tail::refused(&events, &status).await,

@@ -19,7 +19,7 @@ use super::{
     form, layout,
     login::{Known, is_own_form},
 };
-use crate::http::server::Peer;
+use crate::http::{seats, server::Peer};
 
 /// Who looks, and what they may do.
 pub(super) struct Visitor {
@@ -61,7 +61,10 @@ impl Visitor {
         let Some(Known { token, csrf }) = known else { return Err(to_login(parts)) };
         let api = Api::new(&house.local, token.as_ref().map(|token| token.as_str()), peer);
         match api.operations().get_caller(v1::GetCallerRequest {}).await {
-            Ok(caller) => Ok(Self { api, caller: caller.into_inner(), csrf }),
+            Ok(caller) => {
+                seats::Known::note(&parts.extensions);
+                Ok(Self { api, caller: caller.into_inner(), csrf })
+            }
             Err(status) if status.code() == Code::Unauthenticated => {
                 house.logins.remove(&parts.headers);
                 Err(to_login(parts))

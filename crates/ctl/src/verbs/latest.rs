@@ -148,7 +148,7 @@ impl Latest {
                 context.out.flush()?;
                 match absent {
                     0 => Ok(()),
-                    absent => Err(Failure::Local(format!("{absent} of the topics have no value"))),
+                    absent => Err(Failure::Absent(format!("{absent} of the topics have no value"))),
                 }
             }
             Self::List { filter, device, limit } => {
