@@ -15,9 +15,10 @@ use mqtt_gateway_client::{
     consume::{Consumed, Options},
     v1::{
         CommandSpec, CommandState, CreateGroupRequest, CreateTokenRequest, Filter, Group,
-        ListCommandsRequest, ListDevicesRequest, ListLatestRequest, ListPendingRequest, PublishRequest,
-        RevokeTokenRequest, Role, StartCommandRequest, SubscribeRequest, Wait, WatchLatestRequest,
-        consumed_message::Content, subscribe_item, watch_latest_item,
+        ListCommandsRequest, ListDevicesRequest, ListLatestRequest, ListMembersRequest, ListPendingRequest,
+        PublishRequest, RevokeTokenRequest, Role, StartCommandRequest, SubscribeRequest, Wait,
+        WatchLatestRequest, consumed_message::Content, groups_client::GroupsClient, subscribe_item,
+        watch_latest_item,
     },
 };
 use parking_lot::Mutex;
@@ -303,6 +304,185 @@ async fn what_is_kept_has_its_deadline_moved_until_its_handler_is_done() {
     let (told, ()) = soon("the end", async { tokio::join!(consuming, meanwhile) }).await;
     assert_eq!(told.unwrap(), Consumed { acknowledged: 1, ..Consumed::default() });
     assert_eq!(calls.load(SeqCst), 1, "nobody else got it");
+}
+
+/// The failures: a member has another name after a lost connection, or no lease, and others get what its handlers work on.
+#[tokio::test]
+async fn a_member_comes_back_within_its_lease_under_the_same_name() {
+    let setup = Setup::new().await;
+    let (client, door) = client(&setup).await;
+    group(&client, "g", "t/#").await;
+    client.publish(to("t/1", "x")).await.unwrap();
+    let (calls, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handle = {
+        let (calls, begun, go) = (Arc::clone(&calls), Arc::clone(&begun), Arc::clone(&go));
+        move |_| {
+            calls.fetch_add(1, SeqCst);
+            let (begun, go) = (Arc::clone(&begun), Arc::clone(&go));
+            async move {
+                begun.notify_one();
+                go.notified().await;
+                Ok(())
+            }
+        }
+    };
+    let consuming = client.consume(Options::of("g"), handle, async { stop.notified().await });
+    // Not through the door.
+    let groups = GroupsClient::new(setup.channel.clone());
+    let members = async || {
+        let request = ListMembersRequest { name: "g".to_owned() };
+        groups.clone().list_members(request).await.unwrap().into_inner().members
+    };
+    let meanwhile = async {
+        begun.notified().await;
+        let before = members().await;
+        assert_eq!(before.len(), 1, "{before:?}");
+        assert!(before[0].member_id.starts_with("member-"), "{before:?}");
+        let delivered = before[0].oldest_delivery_time.unwrap().seconds;
+        let inside = door.to.swap(0, SeqCst);
+        door.slam();
+        let away = soon("the loss", async {
+            loop {
+                match members().await {
+                    members if members.iter().any(|member| member.connected) => {}
+                    members => return members,
+                }
+            }
+        })
+        .await;
+        assert_eq!(away.len(), 1, "it has its place for its lease");
+        let lease = away[0].lease_time.unwrap().seconds;
+        // By the clock of the gateway: 15 s after it has heard of the loss.
+        assert!(lease >= delivered + 15, "{delivered} {lease}");
+        door.to.store(inside, SeqCst);
+        let again = soon("the next stream", async {
+            loop {
+                let members = members().await;
+                // What it had has come again, too.
+                if members.iter().any(|member| member.connected && member.outstanding == 1) {
+                    return members;
+                }
+            }
+        })
+        .await;
+        assert_eq!(again.len(), 1, "{again:?}");
+        assert_eq!(again[0].member_id, before[0].member_id);
+        go.notify_one();
+        let settled = async { while members().await.iter().any(|member| member.outstanding > 0) {} };
+        soon("the acknowledgement", settled).await;
+        stop.notify_one();
+    };
+    let (told, ()) = soon("the end", async { tokio::join!(consuming, meanwhile) }).await;
+    assert_eq!(told.unwrap(), Consumed { acknowledged: 1, ..Consumed::default() });
+    assert_eq!(calls.load(SeqCst), 1);
+    // Another call is another member, and the one that has left keeps nothing.
+    client.publish(to("t/1", "y")).await.unwrap();
+    let name = Mutex::new(String::new());
+    let handle = |_| async { Ok(()) };
+    let stopping = async {
+        let one = async { while members().await.len() != 1 {} };
+        soon("its place", one).await;
+        *name.lock() = members().await[0].member_id.clone();
+    };
+    soon("the second", client.consume(Options::of("g"), handle, stopping)).await.unwrap();
+    assert!(name.lock().starts_with("member-"));
+    assert!(
+        members().await.is_empty(),
+        "who has left keeps no place, even if it had not heard yet that it has joined"
+    );
+}
+
+/// The failure: a handler that needs longer than the group's deadline has its message handled a second time meanwhile, and so has what
+/// waits behind it.
+#[tokio::test]
+async fn what_a_slow_handler_has_and_what_waits_behind_it_stay_with_it() {
+    let setup = Setup::new().await;
+    let (client, _door) = client(&setup).await;
+    let filter =
+        Filter { topic_filters: vec!["t/#".to_owned()], include_backends: true, ..Filter::default() };
+    // The shortest there is.
+    let ack_deadline = Duration::from_secs(1).try_into().ok();
+    let group = Group { name: "g".to_owned(), filter: Some(filter), ack_deadline, ..Group::default() };
+    let request = CreateGroupRequest { group: Some(group), ..CreateGroupRequest::default() };
+    client.groups().create_group(request).await.unwrap();
+    for text in ["1", "2"] {
+        client.publish(to("t/1", text)).await.unwrap();
+    }
+    let (seen, stop, go) =
+        (Arc::new(Mutex::new(Vec::new())), Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handle = {
+        let (seen, stop, go) = (Arc::clone(&seen), Arc::clone(&stop), Arc::clone(&go));
+        move |delivery: Delivery| {
+            let (seen, stop, go) = (Arc::clone(&seen), Arc::clone(&stop), Arc::clone(&go));
+            async move {
+                seen.lock().push((text(&delivery).1, delivery.attempt));
+                go.notified().await;
+                go.notify_one();
+                if seen.lock().len() >= 2 {
+                    stop.notify_one();
+                }
+                Ok(())
+            }
+        }
+    };
+    let consuming = client.consume(Options::of("g"), handle, async { stop.notified().await });
+    let meanwhile = async {
+        let mut deadlines: HashMap<String, HashSet<i64>> = HashMap::new();
+        while deadlines.len() < 2 || deadlines.values().any(|seen| seen.len() < 4) {
+            let request = ListPendingRequest { name: "g".to_owned(), ..ListPendingRequest::default() };
+            for message in client.groups().list_pending(request).await.unwrap().into_inner().messages {
+                let deadline = message.ack_deadline_time.map(|time| time.seconds);
+                deadlines.entry(message.message_id).or_default().extend(deadline);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        go.notify_one();
+    };
+    let (told, ()) = soon("the end", async { tokio::join!(consuming, meanwhile) }).await;
+    assert_eq!(*seen.lock(), [("1".to_owned(), 1), ("2".to_owned(), 1)]);
+    assert_eq!(told.unwrap(), Consumed { acknowledged: 2, ..Consumed::default() });
+}
+
+/// The failure: what a member that stops could not finish waits for its lease, since its name has one.
+#[tokio::test]
+async fn what_is_left_after_the_time_to_drain_goes_to_others_at_once() {
+    let setup = Setup::new().await;
+    let (client, _door) = client(&setup).await;
+    group(&client, "g", "t/#").await;
+    for text in ["1", "2"] {
+        client.publish(to("t/1", text)).await.unwrap();
+    }
+    let options = Options::of("g").lease(Duration::from_secs(3600)).drain(Duration::ZERO);
+    let pending = async || {
+        let request = ListPendingRequest { name: "g".to_owned(), ..ListPendingRequest::default() };
+        client.groups().list_pending(request).await.unwrap().into_inner().messages.len()
+    };
+    let begun = Notify::new();
+    let handle = |_| {
+        begun.notify_one();
+        std::future::pending()
+    };
+    let both = async {
+        begun.notified().await;
+        while pending().await < 2 {}
+    };
+    let told = soon("the end", client.consume(options, handle, both)).await.unwrap();
+    assert_eq!(told, Consumed { unsettled: 1, ..Consumed::default() });
+    let (seen, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Notify::new()));
+    let handle = {
+        let (seen, stop) = (Arc::clone(&seen), Arc::clone(&stop));
+        move |delivery: Delivery| {
+            seen.lock().push(text(&delivery).1);
+            if seen.lock().len() == 2 {
+                stop.notify_one();
+            }
+            async { Ok(()) }
+        }
+    };
+    let told = soon("the rest", client.consume(Options::of("g"), handle, async { stop.notified().await }));
+    assert_eq!(told.await.unwrap(), Consumed { acknowledged: 2, ..Consumed::default() });
+    assert_eq!(*seen.lock(), ["1", "2"]);
 }
 
 /// The failure: a command is there twice because the answer to the first try was lost.

@@ -20,6 +20,10 @@ const REMEMBERED: usize = 10_000;
 /// How long they are remembered: what comes later was asked for, and is handled again.
 const REMEMBERED_FOR: Duration = Duration::from_secs(120);
 
+/// Longest that work on one message may take before its deadline is no longer moved: a handler that hangs does not keep its message
+/// from everybody for ever.
+const LONGEST_WORK: Duration = Duration::from_secs(3600);
+
 /// What to tell the gateway of a handler that has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Finished {
@@ -38,6 +42,8 @@ pub(super) struct Lanes {
     blocked: VecDeque<(Instant, String)>,
     running: HashMap<u64, Running>,
     names: u64,
+    /// How long after a delivery, and after each time that its deadline was moved, it is moved again.
+    extend_every: Duration,
     /// Done and not said yet, by delivery id.
     acknowledgements: VecDeque<u64>,
     /// Done, said perhaps, and not confirmed: delivery id and message id.
@@ -47,7 +53,7 @@ pub(super) struct Lanes {
 
 #[derive(Default)]
 struct Lane {
-    waiting: VecDeque<ConsumedMessage>,
+    waiting: VecDeque<Waiting>,
     busy: bool,
     /// The message that was given back last, until it comes again, and how long that is waited for: what the gateway had sent
     /// after it is void, and may be on its way still.
@@ -75,11 +81,30 @@ pub(super) enum Ended {
     Up,
 }
 
+struct Waiting {
+    message: ConsumedMessage,
+    held: Held,
+}
+
 struct Running {
     lane: String,
     message_id: String,
     /// Its delivery on the stream of now; none once that is void.
     delivery_id: Option<u64>,
+    held: Held,
+}
+
+/// Since when a message is here, and when its deadline is to be moved next.
+#[derive(Clone, Copy)]
+struct Held {
+    since: Instant,
+    extend_at: Instant,
+}
+
+impl Held {
+    fn is_due(&self, now: Instant) -> bool {
+        self.extend_at <= now && now - self.since < LONGEST_WORK
+    }
 }
 
 #[derive(Default)]
@@ -109,6 +134,11 @@ impl Remembered {
 }
 
 impl Lanes {
+    /// From now on.
+    pub(super) fn set_extend_every(&mut self, time: Duration) {
+        self.extend_every = time;
+    }
+
     /// A message has come.
     pub(super) fn deliver(&mut self, message: ConsumedMessage, now: Instant) {
         self.done.forget(now);
@@ -124,13 +154,18 @@ impl Lanes {
             Some(Content::Event(event)) => event.device_id.clone(),
             None => String::new(),
         };
+        // The hour of a message whose handler still runs, on a delivery that is void, does not begin again.
+        let since = self.running.values().find(|running| running.message_id == message.message_id);
+        let since = since.map_or(now, |running| running.held.since);
+        let waiting = Waiting { held: Held { since, extend_at: now + self.extend_every }, message };
+        let message = &waiting.message;
         let lane = self.lanes.entry(key.clone()).or_default();
         let is_back = lane.blocked.take_if(|(id, _)| *id == message.message_id).is_some();
         let is_next = is_back || lane.waiting.is_empty();
         if is_back {
-            lane.waiting.push_front(message);
+            lane.waiting.push_front(waiting);
         } else {
-            lane.waiting.push_back(message);
+            lane.waiting.push_back(waiting);
         }
         if is_next && lane.may_start() {
             self.ready.push_back(key);
@@ -142,7 +177,7 @@ impl Lanes {
         loop {
             let key = self.ready.pop_front()?;
             let Some(lane) = self.lanes.get_mut(&key).filter(|lane| lane.may_start()) else { continue };
-            let Some(message) = lane.waiting.pop_front() else {
+            let Some(Waiting { message, held }) = lane.waiting.pop_front() else {
                 self.lanes.remove(&key);
                 continue;
             };
@@ -156,7 +191,7 @@ impl Lanes {
             lane.busy = true;
             self.names += 1;
             let (delivery_id, message_id) = (Some(message.delivery_id), message.message_id.clone());
-            self.running.insert(self.names, Running { lane: key, message_id, delivery_id });
+            self.running.insert(self.names, Running { lane: key, message_id, delivery_id, held });
             return Some((self.names, message));
         }
     }
@@ -164,7 +199,7 @@ impl Lanes {
     /// A handler has ended.
     pub(super) fn finish(&mut self, name: u64, ended: Ended, now: Instant) -> Finished {
         let Some(running) = self.running.remove(&name) else { return Finished::Settled };
-        let Running { lane: key, message_id, delivery_id } = running;
+        let Running { lane: key, message_id, delivery_id, .. } = running;
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.busy = false;
             if ended == Ended::Back && delivery_id.is_some() {
@@ -253,7 +288,7 @@ impl Lanes {
     pub(super) fn revoke(&mut self, first: u64, last: u64) {
         let void = |id: u64| (first..=last).contains(&id);
         for lane in self.lanes.values_mut() {
-            lane.waiting.retain(|message| !void(message.delivery_id));
+            lane.waiting.retain(|waiting| !void(waiting.message.delivery_id));
         }
         self.lanes.retain(|_, lane| !lane.is_over());
         for running in self.running.values_mut() {
@@ -279,11 +314,23 @@ impl Lanes {
         }
     }
 
-    /// Deliveries that run or wait, at most `most`.
-    pub(super) fn unfinished(&self, most: usize) -> Vec<u64> {
-        let waiting =
-            self.lanes.values().flat_map(|lane| lane.waiting.iter().map(|message| message.delivery_id));
-        self.running.values().filter_map(|running| running.delivery_id).chain(waiting).take(most).collect()
+    /// Whether something runs or waits.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.lanes.is_empty()
+    }
+
+    /// Deliveries that run or wait and whose deadline is to be moved now, at most `most`; the rest is due still.
+    pub(super) fn extend(&mut self, now: Instant, most: usize) -> Vec<u64> {
+        let running =
+            self.running.values_mut().filter_map(|running| Some((running.delivery_id?, &mut running.held)));
+        let waiting = self.lanes.values_mut().flat_map(|lane| &mut lane.waiting);
+        let waiting = waiting.map(|waiting| (waiting.message.delivery_id, &mut waiting.held));
+        let due = running.chain(waiting).filter(|(_, held)| held.is_due(now)).take(most);
+        let moved = due.map(|(id, held)| {
+            held.extend_at = now + self.extend_every;
+            id
+        });
+        moved.collect()
     }
 
     /// Messages whose handler has begun and whose acknowledgement is not confirmed.
@@ -438,5 +485,47 @@ mod tests {
         assert!(started(&mut lanes).is_empty());
         assert!(lanes.acknowledge(9).is_empty());
         assert_eq!(lanes.unsettled(), 0);
+    }
+
+    /// The failure: what waits behind a slow handler runs into its deadline, and is given to another member.
+    #[test]
+    fn deadlines_of_what_runs_and_what_waits_are_moved_in_time() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        lanes.set_extend_every(15 * second);
+        let extended = |lanes: &mut Lanes, after: u32, most| {
+            let mut ids = lanes.extend(now + after * second, most);
+            ids.sort_unstable();
+            ids
+        };
+        lanes.deliver(message(1, "a"), now);
+        lanes.deliver(message(2, "a"), now);
+        lanes.deliver(message(3, "b"), now + 10 * second);
+        let first = started(&mut lanes);
+        assert!(extended(&mut lanes, 14, 9).is_empty());
+        assert_eq!(extended(&mut lanes, 16, 9), [1, 2], "one runs, one waits");
+        assert_eq!(extended(&mut lanes, 26, 9), [3]);
+        lanes.finish(first[0].0, Ended::Done, now);
+        assert_eq!(extended(&mut lanes, 45, 1).len(), 1);
+        assert_eq!(extended(&mut lanes, 45, 9).len(), 1, "what one request did not take is in the next");
+        assert!(extended(&mut lanes, 45, 9).is_empty(), "it is done, or not due");
+        lanes.revoke(3, 3);
+        assert_eq!(extended(&mut lanes, 100, 9), [2], "what is void has no deadline");
+    }
+
+    /// The failure: a handler that hangs keeps its message for ever, or for another hour with each stream.
+    #[test]
+    fn the_deadline_of_a_message_is_moved_for_an_hour_at_most() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        lanes.deliver(message(1, "a"), now);
+        started(&mut lanes);
+        let almost = now + LONGEST_WORK - Duration::from_secs(1);
+        assert_eq!(lanes.extend(almost, 9), [1]);
+        lanes.lose_stream(almost);
+        lanes.deliver(message(1, "a"), almost);
+        assert_eq!(lanes.extend(almost, 9), [1], "it waits for its handler, which still runs");
+        assert!(lanes.extend(now + LONGEST_WORK, 9).is_empty());
+        lanes.deliver(ConsumedMessage { delivery_id: 2, ..message(2, "b") }, almost);
+        assert_eq!(lanes.extend(now + LONGEST_WORK, 9), [2], "each has an hour of its own");
     }
 }

@@ -8,19 +8,19 @@ mod lanes;
 use std::{any::Any, collections::VecDeque, fmt, future::Future, pin::pin, time::Duration};
 
 use gateway_api::gateway::v1::{
-    Ack, ConsumeRequest, ConsumeResponse, ConsumedMessage, Drain, Extend, Flow, Gap, Nack, Open,
-    consume_item::Item, consume_request::Action,
+    Ack, ConsumeRequest, ConsumeResponse, ConsumedMessage, Drain, Extend, Flow, Gap, GetGroupRequest, Nack,
+    Open, consume_item::Item, consume_request::Action,
 };
 use tokio::{
     sync::mpsc,
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use self::lanes::{Ended, Finished, Lanes};
-use crate::{Client, Error, backoff::Backoff};
+use crate::{Client, Error, backoff::Backoff, new_key};
 
 /// A message or event that a member got.
 pub type Delivery = ConsumedMessage;
@@ -29,6 +29,16 @@ pub type Delivery = ConsumedMessage;
 const REQUESTS: usize = 16;
 /// Most ids in one request.
 const IDS: usize = 10_000;
+/// How often it is looked for deadlines that are to be moved. The shortest `ack_deadline` is 1 s, and half of it is waited.
+const LOOK: Duration = Duration::from_millis(250);
+/// The longest deadline that the gateway takes.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(3600);
+/// How long it is asked for the group anew after a stream was lost.
+const LEARN: Duration = Duration::from_secs(5);
+/// How long somebody waits who is told to stop while a stream opens.
+const JOIN: Duration = Duration::from_secs(5);
+/// How long the gateway has at least to hear that a member leaves: otherwise what it had stays with it for its lease.
+const HEAR: Duration = Duration::from_millis(100);
 
 /// Why a handler gives a message back. Made from any error by `?`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,24 +64,27 @@ pub struct Options {
     member_id: String,
     concurrency: usize,
     outstanding: u32,
+    lease: Duration,
     keep: Option<Duration>,
     drain: Duration,
 }
 
 impl Options {
-    /// Of this group, by a member that has its name from the gateway, 16 messages at a time.
+    /// Of this group, by a member whose name is drawn for each call of [`Client::consume`], 16 messages at a time.
     pub fn of(group: impl Into<String>) -> Self {
         Self {
             group: group.into(),
             member_id: String::new(),
             concurrency: 16,
             outstanding: 256,
+            lease: Duration::from_secs(15),
             keep: None,
             drain: Duration::from_secs(30),
         }
     }
 
-    /// A name over reconnects and restarts: what was with this member comes back to it first, for its lease.
+    /// A name that holds over restarts of this process too: what was with this member comes back to it first, for its lease. At
+    /// most 64 bytes. Only one stream has a name: where two use it, one fails with [`Reason::Fenced`](crate::Reason::Fenced).
     #[must_use]
     pub fn member(mut self, id: impl Into<String>) -> Self {
         self.member_id = id.into();
@@ -92,15 +105,24 @@ impl Options {
         self
     }
 
-    /// For handlers that need longer than the group's `ack_deadline`: what this member has stays with it for so long, again and
-    /// again, until its handler is done. At least 3 s.
+    /// How long what this member has stays with it after its stream was lost, or its process ended: then others get it. 15 s
+    /// otherwise; at most 1 h.
     #[must_use]
-    pub fn keep(mut self, time: Duration) -> Self {
-        self.keep = Some(time.max(Duration::from_secs(3)));
+    pub fn lease(mut self, time: Duration) -> Self {
+        self.lease = time;
         self
     }
 
-    /// How long, once it is told to stop, [`Client::consume`] lets handlers finish; 30 s otherwise.
+    /// The deadline that a message gets, again and again, while its handler runs or it waits behind others; the group's
+    /// `ack_deadline` otherwise. From 3 s to 1 h. After an hour with one message its deadline is not moved again.
+    #[must_use]
+    pub fn keep(mut self, time: Duration) -> Self {
+        self.keep = Some(time.clamp(Duration::from_secs(3), LONGEST_DEADLINE));
+        self
+    }
+
+    /// How long, once it is told to stop, [`Client::consume`] lets handlers finish; 30 s otherwise. What they have not finished then
+    /// is given back.
     #[must_use]
     pub fn drain(mut self, time: Duration) -> Self {
         self.drain = time;
@@ -183,13 +205,15 @@ impl Client {
     /// message, [`GiveBack`] gives it back, and so does a panic. Tasks of different devices run at the same time, those of one device
     /// one after the other in the order of its messages.
     ///
-    /// A lost connection is made again, with growing pauses and without an end: what was outstanding comes again, and
-    /// what this member has done already is acknowledged without a second call of the handler as far as it remembers (the last
-    /// 10,000 messages). At least once holds: a message comes twice if this process ends between the work and the
+    /// A lost connection is made again, with growing pauses and without an end, under the same member id: what was outstanding
+    /// comes again first, and what this member has done already is acknowledged without a second call of the handler as far as it
+    /// remembers (the last 10,000 messages). While a handler runs, and for what waits behind it, deadlines are moved, up to an hour
+    /// for a message. At least once holds: a message comes twice if this process ends between the work and the
     /// acknowledgement.
     ///
     /// Once told to stop it takes no more, lets what it has be done, and returns when all is acknowledged, or after the time of
-    /// [`Options::drain`], which stops handlers where they wait. Dropping the future stops them at once.
+    /// [`Options::drain`], which stops handlers where they wait and gives back what is left. Dropping the future stops them at once;
+    /// others get what they had after the lease.
     ///
     /// # Errors
     /// What a repetition does not mend, such as a group that is not there, and no connection at the first try.
@@ -208,27 +232,42 @@ impl Client {
         let mut backoff = Backoff::default();
         let mut joined_before = false;
         loop {
-            let joining = self.join(work.open(&options));
-            let lost = tokio::select! {
-                joined = joining => match joined {
-                    Ok(member) => {
-                        joined_before = true;
-                        let mut reached = false;
-                        let ended = work.over(member, &options, &handle, stop.as_mut(), &mut reached).await;
-                        if reached {
-                            backoff.reset();
-                        }
-                        match ended {
-                            Ok(()) => return Ok(work.told),
-                            Err(error) => error,
-                        }
-                    }
-                    Err(error) => error,
-                },
+            let (first, open) = (!joined_before, work.open(&options));
+            let joining = async {
+                // What cannot be learned anew stays as it was.
+                let learned = self.ack_deadline(&options.group, first).await;
+                let deadline = if first { Some(learned?) } else { learned.ok() };
+                Ok::<_, Error>((deadline, self.join(open).await?))
+            };
+            let mut joining = pin!(joining);
+            let joined = tokio::select! {
+                joined = &mut joining => joined,
                 () = stop.as_mut() => {
-                    work.stop_at.get_or_insert_with(|| Instant::now() + options.drain);
-                    return Ok(work.finish().await);
+                    work.stop_at = Some(Instant::now() + options.drain);
+                    // The gateway may have let it in already: who does not say that it leaves keeps its place for its lease.
+                    match timeout(JOIN, joining).await {
+                        Ok(joined) => joined,
+                        Err(_) => return Ok(work.finish().await),
+                    }
                 }
+            };
+            let lost = match joined {
+                Ok((deadline, member)) => {
+                    joined_before = true;
+                    if let Some(deadline) = deadline {
+                        work.learn(deadline, &options);
+                    }
+                    let mut reached = false;
+                    let ended = work.over(member, &options, &handle, stop.as_mut(), &mut reached).await;
+                    if reached {
+                        backoff.reset();
+                    }
+                    match ended {
+                        Ok(()) => return Ok(work.told),
+                        Err(error) => error,
+                    }
+                }
+                Err(error) => error,
             };
             work.lose_stream();
             if work.stop_at.is_some() {
@@ -253,6 +292,19 @@ impl Client {
     }
 }
 
+impl Client {
+    /// After how long a message of this group comes again that nobody has acknowledged. The time in the message would tell, too,
+    /// but by the clock of the gateway.
+    async fn ack_deadline(&self, group: &str, first: bool) -> Result<Duration, Error> {
+        let within = if first { self.patience } else { self.patience.min(LEARN) };
+        let mut groups = self.groups();
+        let asked = groups.get_group(GetGroupRequest { name: group.to_owned() });
+        let told = timeout(within, asked).await.map_err(|_| Error::no_answer(within))??.into_inner();
+        let deadline = told.group.unwrap_or_default().ack_deadline.unwrap_or_default();
+        Ok(Duration::try_from(deadline).unwrap_or_default().max(Duration::from_secs(1)))
+    }
+}
+
 /// What outlives a stream: handlers that run, and what is known of their messages.
 struct Work {
     tasks: JoinSet<(u64, Result<(), GiveBack>)>,
@@ -261,6 +313,9 @@ struct Work {
     names: std::collections::HashMap<tokio::task::Id, u64>,
     concurrency: usize,
     told: Consumed,
+    member_id: String,
+    /// The deadline that messages get while they are worked on.
+    keep: Duration,
     stop_at: Option<Instant>,
     /// Waits for the connection.
     actions: VecDeque<Action>,
@@ -274,6 +329,12 @@ impl Work {
             names: std::collections::HashMap::new(),
             concurrency: options.concurrency,
             told: Consumed::default(),
+            member_id: match options.member_id.as_str() {
+                // The same one over reconnects, or what it had would not come back to it.
+                "" => format!("member-{}", new_key()),
+                given => given.to_owned(),
+            },
+            keep: Duration::ZERO,
             stop_at: None,
             actions: VecDeque::new(),
         }
@@ -283,10 +344,18 @@ impl Work {
         let flow = Flow { max_outstanding_messages: options.outstanding, ..Flow::default() };
         Open {
             group: options.group.clone(),
-            member_id: options.member_id.clone(),
+            member_id: self.member_id.clone(),
+            lease: options.lease.try_into().ok(),
             flow: Some(flow),
             ..Open::default()
         }
+    }
+
+    /// The group's deadline may have changed while there was no stream.
+    fn learn(&mut self, ack_deadline: Duration, options: &Options) {
+        self.keep = options.keep.unwrap_or(ack_deadline);
+        // Half of it is left for a connection that is slow.
+        self.lanes.set_extend_every(self.keep.min(ack_deadline) / 2);
     }
 
     /// Works on one stream until it ends. `Ok` is an orderly end.
@@ -302,7 +371,11 @@ impl Work {
         H: Fn(Delivery) -> F,
         F: Future<Output = Result<(), GiveBack>> + Send + 'static,
     {
-        let mut keeping = interval(options.keep.unwrap_or(Duration::from_secs(3600)) / 3);
+        if let Some(stop_at) = self.stop_at {
+            self.stop_at = Some(stop_at.max(Instant::now() + HEAR));
+            self.actions.push_back(Action::Drain(Drain {}));
+        }
+        let mut keeping = interval(LOOK);
         keeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             while self.tasks.len() < self.concurrency
@@ -316,6 +389,8 @@ impl Work {
             let say = member.say.clone();
             let (stop_at, waiting) = (self.stop_at, !self.actions.is_empty());
             let blocked_until = self.lanes.blocked_until();
+            // Not while the connection takes nothing: what is to be said would pile up.
+            let may_extend = self.lanes.is_holding() && self.actions.len() < REQUESTS;
             tokio::select! {
                 biased;
                 permit = say.reserve(), if waiting => {
@@ -335,11 +410,11 @@ impl Work {
                     None if self.stop_at.is_some() => return Ok(()),
                     None => return Err(Error::stream_ended()),
                 },
-                _ = keeping.tick(), if options.keep.is_some() => {
-                    let (delivery_ids, deadline) = (self.lanes.unfinished(IDS), options.keep);
+                _ = keeping.tick(), if may_extend => {
+                    let delivery_ids = self.lanes.extend(Instant::now(), IDS);
                     if !delivery_ids.is_empty() {
                         let which = Some(Ack { delivery_ids, ..Ack::default() });
-                        let deadline = deadline.and_then(|time| time.try_into().ok());
+                        let deadline = self.keep.try_into().ok();
                         self.actions.push_back(Action::Extend(Extend { which, deadline }));
                     }
                 }
@@ -347,10 +422,11 @@ impl Work {
                     self.lanes.unblock(Instant::now());
                 }
                 () = stop.as_mut(), if stop_at.is_none() => {
-                    self.stop_at = Some(Instant::now() + options.drain);
+                    self.stop_at = Some(Instant::now() + options.drain.max(HEAR));
                     self.actions.push_back(Action::Drain(Drain {}));
                 }
                 () = sleep_until(stop_at.unwrap_or_else(Instant::now)), if stop_at.is_some() => {
+                    // A member that has said that it leaves gives back what it has with the end of its stream.
                     self.told.unsettled += self.lanes.unsettled() as u64;
                     self.tasks.abort_all();
                     return Ok(());
