@@ -1,4 +1,6 @@
 //! `clients/rust` against a real gateway: what is promised over lost connections and kill -9.
+//!
+//! Above 800 lines, since all of it shares the door that is slammed and one reader looks here for what the library promises.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use codec::Packet;
 use gateway_core::Protocol;
 use mqtt_gateway_client::{
     Client, Code, Delivery, GiveBack, Reason, Update,
@@ -30,8 +33,9 @@ use tokio::{
 
 use crate::{
     access::Guarded,
+    client::decoded,
     commands::Responder,
-    harness::{Setup, soon, to},
+    harness::{Setup, puback, soon, to, to_device},
     support::Server,
 };
 
@@ -132,6 +136,50 @@ async fn a_publish_that_is_sent_again_is_published_once() {
     client.publish(to("a", "2")).await.unwrap();
     assert_eq!(stream.next().await.payload, "1");
     assert_eq!(stream.next().await.payload, "2");
+}
+
+/// The failures: whoever waits in vain is not told how far the message came, and has no key to go on with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_over_tells_how_far_it_came_and_goes_on_with_its_key() {
+    let setup = Setup::new().await;
+    let mut device = setup.raw("dev", |_| {});
+    let address = format!("http://{}", setup.gateway.address("grpc").unwrap());
+    let client = Client::at(address).patience(Duration::from_secs(3)).connect().await.unwrap();
+    let request = to_device("dev", "x");
+    let late = soon("the end", client.publish_and_wait(request.clone())).await.unwrap_err();
+    assert_eq!((late.code(), late.reason()), (Code::DeadlineExceeded, &Reason::WaitIncomplete), "{late}");
+    assert_eq!(late.level(), Some("SENT"));
+    let idempotency_key = late.idempotency_key().unwrap().to_owned();
+    let bytes = device.next_bytes().unwrap();
+    let Packet::Publish(publish) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:?}") };
+    puback(&mut device, publish.packet_id, 0);
+    let again = client.publish_and_wait(PublishRequest { idempotency_key, ..request }).await.unwrap();
+    assert_eq!((again.sent, again.reason_code), (1, Some(0)), "{again:?}");
+    // It was published once: what comes next is another message.
+    client.publish(to_device("dev", "y")).await.unwrap();
+    let bytes = device.next_bytes().unwrap();
+    let Packet::Publish(publish) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:?}") };
+    assert_eq!(publish.payload, &b"y"[..]);
+}
+
+/// The failure: nobody can repeat a call whose key was made for it and is not told.
+#[tokio::test]
+async fn a_publish_that_nobody_answers_tells_its_key() {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = format!("http://{}", silent.local_addr().unwrap());
+    let client = Client::at(address).patience(Duration::from_millis(300)).connect_lazily().unwrap();
+    let late = client.publish(to("a", "1")).await.unwrap_err();
+    assert_eq!((late.code(), late.reason()), (Code::DeadlineExceeded, &Reason::NoAnswerInTime), "{late}");
+    assert!(late.idempotency_key().is_some_and(|key| !key.is_empty()));
+    assert_eq!(late.level(), None);
+    let request = PublishRequest { idempotency_key: "mine".to_owned(), ..to("a", "1") };
+    let late = client.publish(request.clone()).await.unwrap_err();
+    assert_eq!(late.idempotency_key(), Some("mine"));
+    drop(silent);
+    let lost = client.publish(request).await.unwrap_err();
+    assert_eq!(lost.idempotency_key(), Some("mine"), "{lost}");
+    let reading = client.latest(None, "a").await.unwrap_err();
+    assert_eq!(reading.idempotency_key(), None);
 }
 
 #[tokio::test]

@@ -14,6 +14,9 @@ use crate::{
     backoff::{Backoff, random},
 };
 
+/// Kept back of a call's time at most, so that the gateway's word that it is over comes before this client's own.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// The longest id of a command, and the longest idempotency key.
 pub const COMMAND_ID_BYTES: usize = 128;
 
@@ -27,22 +30,26 @@ impl Client {
     /// cannot be reached, at most for the client's patience: however often it is sent, it is published once.
     ///
     /// # Errors
-    /// What the gateway refuses, and the last failure when the patience is over; the message may be published then or not.
+    /// What the gateway refuses, and the last failure when the patience is over; the message may be published then or not. The error
+    /// has the key ([`Error::idempotency_key`]): the same request with it goes on where this one has stopped, for as long as the
+    /// gateway remembers the key.
     pub async fn publish(&self, mut request: PublishRequest) -> Result<PublishResponse, Error> {
         if request.idempotency_key.is_empty() {
             request.idempotency_key = new_key();
         }
-        self.again(|| {
-            let (mut publisher, request) = (self.publisher(), request.clone());
-            async move { Ok(publisher.publish(request).await?.into_inner()) }
-        })
-        .await
+        let published = self.again_within(|left| {
+            let (mut publisher, mut call) = (self.publisher(), tonic::Request::new(request.clone()));
+            call.set_timeout(left - GRACE.min(left / 10));
+            async move { Ok(publisher.publish(call).await?.into_inner()) }
+        });
+        published.await.map_err(|error| error.of_key(&request.idempotency_key))
     }
 
     /// The same, until every receiver that is online has acknowledged the message.
     ///
     /// # Errors
-    /// As [`Self::publish`]; the level that was reached is in the metadata.
+    /// As [`Self::publish`]. [`Reason::WaitIncomplete`] when the patience is over before all have: [`Error::level`] tells what was
+    /// reached.
     pub async fn publish_and_wait(&self, request: PublishRequest) -> Result<PublishResponse, Error> {
         self.publish(PublishRequest { wait: Wait::Acked.into(), ..request }).await
     }
@@ -163,11 +170,19 @@ impl Client {
     where
         F: Future<Output = Result<T, Error>>,
     {
+        self.again_within(|_| call()).await
+    }
+
+    /// The same, where each call is told the time that is left.
+    async fn again_within<T, F>(&self, call: impl Fn(Duration) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let end = Instant::now() + self.patience;
         let mut backoff = Backoff::default();
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let error = match timeout(left, call()).await {
+            let error = match timeout(left, call(left)).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => error,
                 Err(_) => return Err(Error::no_answer(self.patience)),

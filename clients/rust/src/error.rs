@@ -127,6 +127,7 @@ struct Told {
     message: String,
     metadata: HashMap<String, String>,
     retry_after: Option<Duration>,
+    idempotency_key: Option<String>,
 }
 
 impl Error {
@@ -153,6 +154,17 @@ impl Error {
     /// How long the gateway asks to wait before the call is repeated.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
+    }
+
+    /// The key of a publish that failed, given or made: with it the same request can be made again, to go on waiting, and is not
+    /// published twice. Not after [`Reason::OutcomeLost`], which stays the answer for this key.
+    pub fn idempotency_key(&self) -> Option<&str> {
+        self.0.idempotency_key.as_deref()
+    }
+
+    /// How far a publish had come when its time was over, where the gateway has said so: `ACCEPTED`, `DURABLE`, `SENT` or `ACKED`.
+    pub fn level(&self) -> Option<&str> {
+        self.metadata("level")
     }
 
     /// Whether the same call may succeed a moment later: the gateway could not be reached, shuts down, or is short of something.
@@ -186,18 +198,33 @@ impl Error {
     }
 
     fn made(code: Code, reason: Reason, message: String) -> Self {
-        Self(Box::new(Told { code, reason, message, metadata: HashMap::new(), retry_after: None }))
+        Self(Box::new(Told {
+            code,
+            reason,
+            message,
+            metadata: HashMap::new(),
+            retry_after: None,
+            idempotency_key: None,
+        }))
+    }
+
+    /// Of a publish with this key.
+    pub(crate) fn of_key(mut self, key: &str) -> Self {
+        self.0.idempotency_key = Some(key.to_owned());
+        self
     }
 }
 
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
         let details = status.get_error_details();
+        // The transport minds the deadline of a call itself, and tells of it as of a call that was cancelled.
+        let code = if is_timeout(&status) { Code::DeadlineExceeded } else { status.code() };
         let (reason, metadata) = match details.error_info() {
             Some(info) => (Reason::from_text(&info.reason), info.metadata.clone()),
             // The gateway's own services give a reason with everything they say: without one it is the connection that
             // failed, the time that was up, or the health service.
-            None => match status.code() {
+            None => match code {
                 Code::DeadlineExceeded => (Reason::NoAnswerInTime, HashMap::new()),
                 Code::Unimplemented => (Reason::Unimplemented, HashMap::new()),
                 Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
@@ -216,7 +243,7 @@ impl From<Status> for Error {
             message = format!("{message}: {}", in_words(cause));
         }
         let retry_after = details.retry_info().and_then(|info| info.retry_delay);
-        Self(Box::new(Told { code: status.code(), reason, message, metadata, retry_after }))
+        Self(Box::new(Told { code, reason, message, metadata, retry_after, idempotency_key: None }))
     }
 }
 
@@ -227,6 +254,17 @@ impl fmt::Display for Error {
 }
 
 impl StdError for Error {}
+
+fn is_timeout(status: &Status) -> bool {
+    let mut cause = StdError::source(status);
+    while let Some(error) = cause {
+        if error.is::<tonic::TimeoutExpired>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
 
 /// An error with its causes, each once.
 pub(crate) fn in_words(error: &dyn StdError) -> String {
