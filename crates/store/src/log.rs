@@ -30,6 +30,13 @@ pub trait PartitionedLog: Send + Sync {
     /// try it: asked last, and by who then really appends.
     fn accepts(&self) -> bool;
 
+    /// How many messages [`Self::append`] has taken. They wait for the disk until [`Self::ended`] is as much, and only then
+    /// all that is durable of them is within [`Self::bounds`].
+    fn submitted(&self) -> u64;
+
+    /// How many of the first of these have ended: each can be read, or was refused and never will be.
+    fn ended(&self) -> u64;
+
     /// Reads records of a partition from `from` on, in order: what is in memory at once, the rest from the disk.
     fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading;
 

@@ -48,6 +48,7 @@ type Counts = BTreeMap<GroupId, (u64, u64)>;
 struct State {
     waiting: Vec<Waiting>,
     waiting_bytes: usize,
+    submitted: u64,
     partitions: Vec<Part>,
     counts: Counts,
     marks: Vec<(u64, Timestamp, Counts)>,
@@ -68,6 +69,8 @@ struct Part {
 }
 
 struct Waiting {
+    /// How many were submitted before it.
+    number: u64,
     partition: Partition,
     groups: Arc<[GroupId]>,
     message: Arc<SharedMessage>,
@@ -141,7 +144,7 @@ impl MemoryLog {
     fn write(&self, mut state: parking_lot::MutexGuard<'_, State>, settled: Vec<Waiting>) -> usize {
         let count = settled.len();
         let (mut records, mut commits) = (Vec::with_capacity(count), Vec::new());
-        for Waiting { partition, groups, message, commit } in settled {
+        for Waiting { partition, groups, message, commit, .. } in settled {
             let cost = message.cost();
             state.waiting_bytes -= cost;
             state.failing = false;
@@ -226,7 +229,9 @@ impl PartitionedLog for MemoryLog {
         }
         state.waiting_bytes += message.cost();
         let (groups, message) = (Arc::clone(groups), message.without_receipt());
-        state.waiting.push(Waiting { partition, groups, message, commit });
+        let number = state.submitted;
+        state.submitted += 1;
+        state.waiting.push(Waiting { number, partition, groups, message, commit });
         if !self.options.held {
             let all = std::mem::take(&mut state.waiting);
             self.write(state, all);
@@ -236,6 +241,15 @@ impl PartitionedLog for MemoryLog {
 
     fn accepts(&self) -> bool {
         self.state.lock().waiting_bytes <= self.options.max_waiting_bytes
+    }
+
+    fn submitted(&self) -> u64 {
+        self.state.lock().submitted
+    }
+
+    fn ended(&self) -> u64 {
+        let state = self.state.lock();
+        state.waiting.first().map_or(state.submitted, |first| first.number)
     }
 
     fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {

@@ -115,6 +115,7 @@ pub(super) fn run(log: &dyn PartitionedLog, push: Push<'_>) {
     a_record_comes_back_as_it_went(log, push);
     each_partition_is_in_order_and_read_in_parts(log, push);
     the_watcher_hears_of_each_once_and_in_order(log, &seen);
+    what_has_ended_can_be_read(log, push);
     a_time_is_found(log, push);
     marks_count_what_a_group_got(log, push);
     marks_do_not_go_back_in_time(log, push);
@@ -210,6 +211,29 @@ fn the_watcher_hears_of_each_once_and_in_order(log: &dyn PartitionedLog, seen: &
             // It is told after the commit has ended.
             seen.changed.wait(&mut records);
         }
+    }
+}
+
+/// Who waits until all has ended that was submitted before would otherwise miss a message in the bounds.
+fn what_has_ended_can_be_read(log: &dyn PartitionedLog, push: Push<'_>) {
+    let partitions = [Partition(70), Partition(71), Partition(72)];
+    let there =
+        || partitions.iter().map(|&partition| all(log, partition, 0, EVERYTHING).0.len()).sum::<usize>();
+    let (before, count) = (log.submitted(), there());
+    for n in 0..30 {
+        let message = message("counted", 4_000);
+        log.append(partitions[n % 3], &groups(&[1]), &message, None).unwrap();
+    }
+    assert_eq!(log.submitted(), before + 30);
+    loop {
+        let ended = log.ended();
+        assert!(ended <= before + 30, "{ended}");
+        assert!((there() - count) as u64 >= ended.saturating_sub(before), "{ended}");
+        if ended == before + 30 {
+            return;
+        }
+        push();
+        std::thread::yield_now();
     }
 }
 
@@ -338,6 +362,7 @@ pub(super) fn what_is_refused_is_never_read(log: &dyn PartitionedLog, fail: &dyn
     commit.done();
     assert!(!done(&commit, push));
     assert_eq!(log.health(), super::StoreHealth::Failing);
+    assert_eq!(log.ended(), log.submitted());
     assert_eq!(all(log, Partition(9), 0, EVERYTHING).0.len(), 1, "what was there can be read all the while");
     fail(false);
     assert!(append(log, Partition(9), &[1], &message("again", 3), push));

@@ -28,6 +28,12 @@ impl PartitionedLog for Slow {
     fn accepts(&self) -> bool {
         self.log.accepts()
     }
+    fn submitted(&self) -> u64 {
+        self.log.submitted()
+    }
+    fn ended(&self) -> u64 {
+        self.log.ended()
+    }
     fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {
         let Reading::Now(slice) = self.log.read(partition, from, limit) else {
             unreachable!("it is in memory")

@@ -9,7 +9,7 @@ use tokio::sync::{
     broadcast::{Receiver, error::RecvError},
 };
 
-use super::{GroupFilter, LogTarget};
+use super::{GroupFilter, LogTarget, Table};
 use crate::{Broker, Event, EventKind};
 
 /// What events are appended under: the rest of the topic is the kind.
@@ -116,15 +116,16 @@ impl LogTarget {
     fn wants_events(&self) -> bool {
         self.table.read().groups.values().any(|kept| !kept.filter.events.is_empty())
     }
+}
 
+impl Table {
     /// The groups that want an event.
     fn wanting_event(&self, event: &Event) -> Vec<GroupId> {
-        let table = self.table.read();
         let wants = |filter: &GroupFilter| {
             filter.events.has(event.kind.name())
                 && filter.selector.wants_device(Some(event.client_id.as_str()))
         };
-        table.groups.iter().filter(|(_, kept)| wants(&kept.filter)).map(|(id, _)| *id).collect()
+        self.groups.iter().filter(|(_, kept)| wants(&kept.filter)).map(|(id, _)| *id).collect()
     }
 }
 
@@ -165,7 +166,9 @@ impl Broker {
 
 impl LogTarget {
     fn append_event(&self, event: Event, encode: &impl Fn(Event) -> Vec<u8>) {
-        let groups = self.wanting_event(&event);
+        // Until it is submitted, as for messages.
+        let table = self.table.read();
+        let groups = table.wanting_event(&event);
         if groups.is_empty() {
             return;
         }

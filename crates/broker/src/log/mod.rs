@@ -6,7 +6,8 @@
 //! nothing matches.
 //!
 //! Invariants: a message is appended once, however many groups want it; a number of a filter is never used for another, so
-//! that an old match cannot give a group what it does not want; the table's lock is held while no other lock is taken.
+//! that an old match cannot give a group what it does not want; under the table's lock only that of the sets is taken, and
+//! those of the log.
 
 mod events;
 mod selector;
@@ -213,8 +214,7 @@ impl LogTarget {
     }
 
     /// The groups that want a message which matched the filters of these numbers.
-    fn wanted(&self, message: &Message<'_>, numbers: &[u32]) -> Wanted {
-        let table = self.table.read();
+    fn wanted(&self, table: &Table, message: &Message<'_>, numbers: &[u32]) -> Wanted {
         let mut first: Option<&Arc<Kept>> = None;
         let mut more = None;
         let mut full = false;
@@ -240,10 +240,7 @@ impl LogTarget {
             (None, _) if full => Wanted::Full,
             (None, _) => Wanted::Nobody,
             (Some(first), None) => Wanted::By(Arc::clone(&first.alone)),
-            (Some(_), Some(mut groups)) => {
-                drop(table);
-                Wanted::By(self.set(groups.sorted()))
-            }
+            (Some(_), Some(mut groups)) => Wanted::By(self.set(groups.sorted())),
         }
     }
 
@@ -282,7 +279,9 @@ impl LogTarget {
 
     /// Appends the message for all groups that want it.
     fn append(&self, message: &Message<'_>, numbers: &[u32]) -> Outcome {
-        let groups = match self.wanted(message, numbers) {
+        // Until it is submitted: what an old filter has let in must not be behind a change of it, see [`Broker::keep_for`].
+        let table = self.table.read();
+        let groups = match self.wanted(&table, message, numbers) {
             Wanted::Nobody => return Outcome::Ignored,
             Wanted::Full => {
                 count(|c| c.groups_dropped_full.add(1));
@@ -294,7 +293,9 @@ impl LogTarget {
         let partition = Partition::of(device, message.topic);
         let shared = message.share().without_receipt();
         let commit = message.plain_part();
-        match self.log.append(partition, &groups, &shared, commit.clone()) {
+        let appended = self.log.append(partition, &groups, &shared, commit.clone());
+        drop(table);
+        match appended {
             Ok(()) => {
                 count(|c| c.groups_appended.add(1));
                 Outcome::Queued
@@ -354,7 +355,8 @@ impl Broker {
     }
 
     /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
-    /// that is published after this has returned is judged by the new filter.
+    /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
+    /// submitted to the log.
     ///
     /// # Panics
     /// Without a log.

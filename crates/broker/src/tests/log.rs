@@ -1,6 +1,6 @@
 //! Which messages are appended for which consumer groups, and who waits for that.
 
-use std::sync::atomic::AtomicU64;
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
 use store::{
@@ -16,6 +16,9 @@ struct TestLog {
     parts: Mutex<Vec<Arc<Commit>>>,
     full: AtomicBool,
     asked: AtomicUsize,
+    /// Appends that have begun, each of which goes on once this can be locked.
+    begun: AtomicUsize,
+    hold: Mutex<()>,
     next: AtomicU64,
 }
 
@@ -48,6 +51,8 @@ impl PartitionedLog for TestLog {
         if self.full.load(SeqCst) {
             return Err(LogFull);
         }
+        self.begun.fetch_add(1, SeqCst);
+        drop(self.hold.lock());
         assert!(message.receipt.is_none(), "nobody waits for a receipt of what is in the log");
         let offset = self.next.fetch_add(1, SeqCst);
         let record = LogRecord { offset, groups: Arc::clone(groups), message: Arc::clone(message) };
@@ -58,6 +63,12 @@ impl PartitionedLog for TestLog {
     fn accepts(&self) -> bool {
         self.asked.fetch_add(1, SeqCst);
         !self.full.load(SeqCst)
+    }
+    fn submitted(&self) -> u64 {
+        self.next.load(SeqCst)
+    }
+    fn ended(&self) -> u64 {
+        self.next.load(SeqCst)
     }
     fn read(&self, _: Partition, _: u64, _: ReadLimit) -> Reading {
         unreachable!("the broker never reads")
@@ -312,6 +323,42 @@ fn a_match_made_before_a_filter_changed_still_finds_the_group() {
         target.deliver(&Message::new(topic, topic.as_bytes(), bench.now, origin), offer);
     }
     assert_eq!(log.taken(), [("a/b".to_owned(), vec![1])]);
+}
+
+/// The failure: a message that the old filter had let in came into the log behind all that was there when the change returned, and
+/// counted for one of the new filter.
+#[test]
+fn what_an_old_filter_let_in_is_submitted_when_the_change_returns() {
+    let (mut bench, log) = bench(false);
+    bench.keep_for(1, filter(&["a"]));
+    let device = bench.device("d");
+    let broker = bench.broker.clone();
+    let (changed, early) = (AtomicBool::new(false), AtomicBool::new(false));
+    let begins = || {
+        while log.begun.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+    };
+    let is_held = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let hold = log.hold.lock();
+            is_held.wait();
+            begins();
+            std::thread::sleep(Duration::from_millis(200));
+            early.store(changed.load(SeqCst), SeqCst);
+            drop(hold);
+        });
+        is_held.wait();
+        scope.spawn(|| {
+            begins();
+            broker.keep_for(GroupId(1), Arc::new(filter(&["b"])));
+            changed.store(true, SeqCst);
+        });
+        bench.publish_from(&device, "a", "one", false);
+    });
+    assert!(!early.load(SeqCst), "it returned before");
+    assert_eq!(log.taken(), [("one".to_owned(), vec![1])]);
 }
 
 #[test]

@@ -145,6 +145,8 @@ struct Shared {
     wake: Condvar,
     /// Bytes that the writer has taken and not yet written.
     in_hand: AtomicUsize,
+    /// Messages that were written or refused.
+    ended: AtomicU64,
     failing: AtomicBool,
     started: Instant,
     /// Milliseconds after `started` when the last try was let through.
@@ -175,6 +177,8 @@ struct Counts {
 #[derive(Default)]
 struct Inbox {
     submitted: VecDeque<Submitted>,
+    /// How many there were since the log was opened, those that were taken included.
+    count: u64,
     bytes: usize,
     /// Somebody waits for one of them.
     urgent: bool,
@@ -211,6 +215,7 @@ impl EmbeddedLog {
             inbox: Mutex::default(),
             wake: Condvar::new(),
             in_hand: AtomicUsize::new(0),
+            ended: AtomicU64::new(0),
             failing: AtomicBool::new(false),
             started: now(),
             probed: AtomicU64::new(0),
@@ -289,6 +294,7 @@ impl PartitionedLog for EmbeddedLog {
         let wake = first || (urgent && !inbox.urgent);
         inbox.urgent |= urgent;
         inbox.bytes += cost;
+        inbox.count += 1;
         inbox.submitted.push_back(Submitted {
             partition,
             groups: Arc::clone(groups),
@@ -308,6 +314,14 @@ impl PartitionedLog for EmbeddedLog {
             self.shared.waiting(&inbox) <= self.shared.options.max_waiting_bytes && !inbox.closing
         };
         room && self.shared.admits()
+    }
+
+    fn submitted(&self) -> u64 {
+        self.shared.inbox.lock().count
+    }
+
+    fn ended(&self) -> u64 {
+        self.shared.ended.load(Acquire)
     }
 
     fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {

@@ -97,6 +97,7 @@ impl Writer {
                     chunk.extend(taken.pop_front());
                 }
                 self.commit(&chunk);
+                self.shared.ended.fetch_add(chunk.len() as u64, Release);
                 self.shared.in_hand.fetch_sub(bytes, Relaxed);
                 self.tell(&mut chunk);
             }
