@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
 
+use access::backends::Scope;
 use aws_lc_rs::rand;
 use gateway_core::clock;
 use groups::{Credit, Nack, Room};
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     config::{Bridge, WhenFull},
-    groups::{Definition, Filter, GroupError, Groups, Member, Order, Start},
+    groups::{Definition, Filter, GroupError, Groups, Joining, Member, Order, Start},
 };
 
 /// The other side of a bridge that leads out.
@@ -128,7 +129,8 @@ impl<O: Out> Outward<O> {
         let credit = Credit { messages: self.config.batch_messages, bytes: self.config.batch_bytes.0 };
         let _held = self.groups.set_aside(credit.bytes)?;
         let group = group_of(self.status.name());
-        let mut member = self.groups.open(&group, "bridge", Duration::ZERO, credit)?;
+        let joining = Joining { name: "bridge", lease: Duration::ZERO, credit, scope: Scope::ALL };
+        let mut member = self.groups.open(&group, joining)?;
         while let Some(mut work) = self.take(&mut member).await? {
             self.status.set_in_flight(work.len());
             let done = self.carry(&mut member, &mut work).await;

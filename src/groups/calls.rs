@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use groups::{AckId, AckResult, Credit, MemberOptions, Nack, Room};
+use groups::{AckId, AckResult, Nack, Room};
 
 use super::{
-    Batch, Ended, GroupError, Groups, Member,
+    Batch, Ended, GroupError, Groups, Joining, Member,
     live::{Inner, Live},
     member::Held,
 };
@@ -21,21 +21,17 @@ impl Groups {
     /// each call on. Cancel safe, but what was taken in a call that is cancelled comes again after its deadline.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Memory`], [`GroupError::Fenced`],
-    /// [`GroupError::Gone`].
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::TooManyMembers`], [`GroupError::Memory`],
+    /// [`GroupError::Fenced`], [`GroupError::Gone`].
     pub async fn fetch(
         &self,
         group: &str,
-        name: &str,
-        lease: Duration,
-        credit: Credit,
+        joining: Joining<'_>,
         room: Room,
         wait: Duration,
     ) -> Result<Batch, GroupError> {
-        let options = MemberOptions { name, lease, credit, fetches: true };
         let held = Held::take(&self.marker)?;
-        let joined = Member::join(&self.find(group)?, &options, held);
-        let mut member = joined.map_err(|_| GroupError::TooManyMembers)?;
+        let mut member = Member::join(&self.find(group)?, joining, true, held)?;
         // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.
         if let Ok(filled) = tokio::time::timeout(GATHER, member.fill(room)).await {
             filled?;

@@ -6,6 +6,8 @@ use gateway_core::{QoS, Timestamp};
 use groups::{GroupConfig, OrderKey};
 use serde::{Deserialize, Serialize};
 
+use super::reach::Formers;
+
 /// Which messages a group gets. A message must pass every kind of filter that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -123,6 +125,9 @@ pub(super) struct Kept {
     pub(super) start: Vec<u64>,
     /// In each partition, where messages are marked for the group; before it the filter says which are its.
     pub(super) born: Vec<u64>,
+    /// Filters that it had before; not in records of versions that did not keep them.
+    #[serde(default, skip_serializing_if = "Formers::is_empty")]
+    pub(super) former: Formers,
 }
 
 impl Kept {

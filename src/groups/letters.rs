@@ -71,6 +71,11 @@ impl Letters {
         self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok() && self.claimed.insert(id)
     }
 
+    /// Whether a letter is being put back.
+    pub(super) fn is_claimed(&self) -> bool {
+        !self.claimed.is_empty()
+    }
+
     pub(super) fn unclaim(&mut self, id: u64) {
         self.claimed.remove(&id);
     }

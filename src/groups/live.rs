@@ -25,10 +25,11 @@ use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use super::{
-    GroupError,
+    Filter, GroupError, Marker,
     definition::{Definition, Kept},
     letters::Letters,
     member::Held,
+    reach::Reach,
     waypoints::Waypoints,
 };
 
@@ -41,6 +42,7 @@ pub(super) struct Live {
     owner: Owner,
     pub(super) log: Arc<dyn PartitionedLog>,
     pub(super) state: Arc<dyn GroupState>,
+    marker: Arc<dyn Marker>,
     pub(super) clock: fn() -> Timestamp,
     inner: Mutex<Inner>,
     /// There is something to be written.
@@ -90,6 +92,11 @@ pub(super) struct Inner {
     pub(super) logic: Group,
     pub(super) kept: Kept,
     pub(super) wants: Arc<Wants>,
+    pub(super) reach: Arc<Reach>,
+    /// The filter by which messages are to be marked once this write is done, if it is another than now.
+    pub(super) unmarked: Option<(u64, Filter)>,
+    /// How many messages had been submitted to the log when the last filter was replaced: some of these it has let in.
+    pub(super) former_submitted: u64,
     pub(super) letters: Letters,
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
     /// Memory of members without a stream, for what was read for them and not fetched yet.
@@ -130,8 +137,7 @@ impl Live {
     pub(super) fn new(
         id: GroupId,
         owner: Owner,
-        log: Arc<dyn PartitionedLog>,
-        state: Arc<dyn GroupState>,
+        (log, state, marker): (Arc<dyn PartitionedLog>, Arc<dyn GroupState>, Arc<dyn Marker>),
         clock: fn() -> Timestamp,
         kept: Kept,
         wants: Arc<Wants>,
@@ -141,10 +147,13 @@ impl Live {
     ) -> Self {
         let floors = Partition::all().map(|partition| logic.floor(partition)).collect();
         let last = log.marks(id).last().map_or((0, 0), |mark| (mark.messages, mark.bytes));
-        let inner = Inner {
+        let mut inner = Inner {
             logic,
             kept,
             wants,
+            reach: Arc::default(),
+            unmarked: None,
+            former_submitted: 0,
             letters,
             wakers: HashMap::default(),
             ahead: HashMap::default(),
@@ -159,11 +168,13 @@ impl Live {
             lost: counts.lost,
             waypoints: Waypoints::default(),
         };
+        inner.find_reach(&*log);
         Self {
             id,
             owner,
             log,
             state,
+            marker,
             clock,
             inner: Mutex::new(inner),
             dirty: Notify::new(),
@@ -310,6 +321,7 @@ impl Live {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(5));
             }
+            self.mark(write.number);
             self.written.send_replace(Written { done: write.number, stuck: false });
             let wakers: Vec<Waker> = {
                 let mut inner = self.inner.lock();
@@ -320,6 +332,21 @@ impl Live {
             };
             wakers.into_iter().for_each(Waker::wake);
         }
+    }
+
+    /// From now on messages are marked by the filter that is on disk with this write, if it is another than before. Not earlier:
+    /// the log must not have anything after a crash that came under a filter which nobody remembers.
+    fn mark(&self, written: u64) {
+        let unmarked = self.with(|inner| inner.unmarked.take_if(|(number, _)| *number <= written));
+        let Some((_, filter)) = unmarked else { return };
+        self.marker.keep_for(self.id, &filter);
+        let submitted = self.log.submitted();
+        self.with(|inner| {
+            // Otherwise it was replaced again meanwhile.
+            if inner.unmarked.is_none() {
+                inner.former_submitted = submitted;
+            }
+        });
     }
 
     /// Copies what is given up, so that the next write has it, until the group ends. Beside the writer: acknowledgements do not
@@ -415,16 +442,21 @@ impl Live {
         if nothing_new { inner.write - 1 } else { inner.write }
     }
 
-    /// Changes the definition.
+    /// Changes the definition. What is published is judged by its filter once the write of the returned number is done.
     pub(super) fn redefine(&self, definition: Definition, wants: Arc<Wants>) -> u64 {
         self.with(|inner| {
             inner.logic.set_config(definition.config());
+            let is_other = inner.replace_filter(&definition.filter);
             inner.kept.definition = definition;
             inner.kept.etag += 1;
             inner.waypoints.hasten();
             inner.wants = wants;
             inner.keep();
-            Self::wait_number(inner)
+            let number = Self::wait_number(inner);
+            if is_other {
+                inner.unmarked = Some((number, inner.kept.definition.filter.clone()));
+            }
+            number
         })
     }
 }

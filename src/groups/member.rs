@@ -8,8 +8,10 @@ use std::{
     time::Duration,
 };
 
+use access::backends::Scope;
 use groups::{
     Answer, Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read, Room,
+    Taken,
 };
 use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
 use thiserror::Error;
@@ -19,6 +21,7 @@ use super::{
     GroupError, Marker,
     calls::STEP,
     live::{Inner, Live},
+    reach::Reach,
 };
 
 /// Reads of a member under way at most.
@@ -70,6 +73,22 @@ pub enum Ended {
     /// The group was deleted, or is no longer this gateway's.
     #[error("the group is not served any more")]
     GroupGone,
+    /// The group's filter was changed, or the group was moved, and not all that it has now is in the member's scope.
+    #[error("messages of the group are out of scope")]
+    OutOfScope,
+}
+
+/// Who wants to be a member.
+#[derive(Debug, Clone)]
+pub struct Joining<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// How long it keeps what it has when its stream has ended, or no call is made.
+    pub lease: Duration,
+    /// What it may have unacknowledged.
+    pub credit: Credit,
+    /// What it may have at all: nothing is delivered while the group has anything else.
+    pub scope: Scope,
 }
 
 /// Memory set aside: for a member, as long as it has a stream or a call, or something was read for its next call.
@@ -101,12 +120,23 @@ impl Drop for Held {
     }
 }
 
+/// What a look at the group finds.
+enum Looked {
+    /// This, which the member has not been held against yet.
+    Judge(Arc<Reach>),
+    /// What the member got, and what is to be read for it.
+    Taken(Taken, Vec<Read>),
+}
+
 /// A member with a stream, or one call of Fetch. Dropped, its stream has ended: what it has is given back, at once or after
 /// its lease.
 pub struct Member {
     live: Arc<Live>,
     key: MemberKey,
     name: String,
+    scope: Scope,
+    /// What the group had when all of it was in `scope`.
+    reach: Option<Arc<Reach>>,
     resumed: bool,
     /// Lives from call to call.
     fetches: bool,
@@ -122,24 +152,31 @@ pub struct Member {
 }
 
 impl Member {
+    /// # Errors
+    /// [`GroupError::TooManyMembers`].
     pub(super) fn join(
         live: &Arc<Live>,
-        options: &MemberOptions<'_>,
+        Joining { name, lease, credit, scope }: Joining<'_>,
+        fetches: bool,
         held: Held,
-    ) -> Result<Self, groups::TooManyMembers> {
+    ) -> Result<Self, GroupError> {
         let now = (live.clock)();
+        let options = MemberOptions { name, lease, credit, fetches };
         let joined = live.with(|inner| {
-            let joined = inner.logic.join(options, now)?;
+            let joined = inner.logic.join(&options, now)?;
             inner.ahead.remove(&joined.member.number);
             Ok(joined)
-        })?;
+        });
+        let joined = joined.map_err(|groups::TooManyMembers| GroupError::TooManyMembers)?;
         live.timer.notify_one();
         Ok(Self {
             live: Arc::clone(live),
             key: joined.member,
-            name: options.name.to_owned(),
+            name: name.to_owned(),
+            scope,
+            reach: None,
             resumed: joined.resumed,
-            fetches: options.fetches,
+            fetches,
             reads: Vec::new(),
             answers: VecDeque::new(),
             unanswered: 0,
@@ -224,13 +261,25 @@ impl Member {
         let now = (self.live.clock)();
         let limit = MOST_READS - self.reads.len();
         let key = self.key;
+        let (scope, judged) = (&self.scope, self.reach.as_ref());
         let looked = self.live.with(|inner| {
+            // Under the same lock as it is taken.
+            if !scope.is_all() && judged.is_none_or(|judged| !Arc::ptr_eq(judged, &inner.reach)) {
+                return Ok(Looked::Judge(Arc::clone(&inner.reach)));
+            }
             inner.wait(key.number, waker);
             let taken = inner.logic.take(key, now, room)?;
             let reads = if taken.deliveries.is_empty() { inner.logic.wants(key, limit)? } else { Vec::new() };
-            Ok::<_, groups::Gone>((taken, reads))
+            Ok::<_, groups::Gone>(Looked::Taken(taken, reads))
         });
-        let (taken, reads) = looked.map_err(|groups::Gone| Ended::Fenced)?;
+        let (taken, reads) = match looked.map_err(|groups::Gone| Ended::Fenced)? {
+            Looked::Taken(taken, reads) => (taken, reads),
+            Looked::Judge(reach) if reach.is_within(&self.scope) => {
+                self.reach = Some(reach);
+                return Ok(true);
+            }
+            Looked::Judge(_) => return Err(Ended::OutOfScope),
+        };
         if !taken.deliveries.is_empty() {
             // The first deadline may be nearer than any before.
             self.live.timer.notify_one();

@@ -6,6 +6,7 @@
 //! member       one that reads: polled by its stream, or by a call
 //! calls        members without a stream
 //! letters      what was given up
+//! reach        who may have what there is
 //! requeue      and what is done with it
 //! watching     what becomes durable goes to the groups that want it
 //! upkeep       retention, and the trimming of the log
@@ -19,6 +20,7 @@ mod definition;
 mod letters;
 mod live;
 mod member;
+mod reach;
 mod requeue;
 #[cfg(test)]
 mod tests;
@@ -28,10 +30,11 @@ mod waypoints;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use access::backends::Scope;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
-use groups::{Credit, Group, Identity, MemberOptions, MemberStatus, Pending, Progress, Totals};
+use groups::{Group, Identity, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
 use store::{
     Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateChange, StateError,
@@ -43,12 +46,14 @@ use tokio::{sync::oneshot, task::JoinSet};
 pub use definition::{Definition, Filter, Order, WhenFull};
 pub use letters::DeadLetter;
 pub use live::Wants;
-pub use member::{Batch, Ended, Held, Member};
+pub use member::{Batch, Ended, Held, Joining, Member};
+pub use reach::{Reach, in_scope, message_in_scope};
 
 use self::{
     definition::Kept,
     letters::Letters,
-    live::{Counts, DEFINITION, Live, Owner, definition_change, load_counts, load_progress, put},
+    live::{Counts, DEFINITION, Inner, Live, Owner, definition_change, load_counts, load_progress, put},
+    reach::Formers,
     watching::Table,
 };
 
@@ -121,6 +126,9 @@ pub enum GroupError {
     /// The member's name was taken by another stream meanwhile.
     #[error("the member is not in the group any more")]
     Fenced,
+    /// Not all that is there is in the caller's scope.
+    #[error("messages of the group are out of scope")]
+    OutOfScope,
     /// The store cannot be reached.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -140,6 +148,7 @@ impl From<Ended> for GroupError {
         match ended {
             Ended::Fenced => Self::Fenced,
             Ended::GroupGone => Self::Gone,
+            Ended::OutOfScope => Self::OutOfScope,
         }
     }
 }
@@ -164,6 +173,8 @@ pub struct Info {
     pub id: GroupId,
     /// What was asked for.
     pub definition: Definition,
+    /// What the scope of a caller must cover that may have what the group has.
+    pub reach: Arc<Reach>,
     /// Changes with each change of it.
     pub etag: String,
     /// When it was made.
@@ -298,6 +309,7 @@ impl Groups {
             let starts: Vec<u64> =
                 Partition::all().map(|partition| self.log.bounds(partition).start).collect();
             (kept.log, kept.born, kept.start) = (self.log.id(), starts.clone(), starts);
+            kept.former = Formers::default();
             progress.clear();
         }
         let GroupsOptions { max_dead_letters, max_dead_letter_bytes, .. } = self.options;
@@ -346,8 +358,8 @@ impl Groups {
             logic.set_end(partition, self.log.bounds(partition).end);
         }
         let wants = self.marker.matcher(&kept.definition.filter);
-        let (log, state) = (Arc::clone(&self.log), Arc::clone(&self.state));
-        let live = Live::new(id, owner, log, state, self.options.clock, kept, wants, logic, letters, counts);
+        let engines = (Arc::clone(&self.log), Arc::clone(&self.state), Arc::clone(&self.marker));
+        let live = Live::new(id, owner, engines, self.options.clock, kept, wants, logic, letters, counts);
         let live = Arc::new(live);
         self.table.insert(id, Arc::clone(&live));
         self.spawn(Arc::clone(&live).write_all());
@@ -421,6 +433,7 @@ impl Groups {
             log: self.log.id(),
             start: start.clone(),
             born: ends,
+            former: Formers::default(),
         };
         let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
         let owner = Owner::now(epoch);
@@ -454,7 +467,7 @@ impl Groups {
         let (live, number) = {
             let _changing = self.changing.lock().await;
             let live = self.find(&definition.name)?;
-            let filter = definition.filter.clone();
+            let wants = self.marker.matcher(&definition.filter);
             let definition = live.with(|inner| {
                 if etag.is_some_and(|etag| etag != inner.kept.etag.to_string()) {
                     return Err(GroupError::EtagMismatch);
@@ -462,8 +475,7 @@ impl Groups {
                 let order = inner.kept.definition.order;
                 Ok(Definition { order, ..definition })
             });
-            let number = live.redefine(definition?, self.marker.matcher(&filter));
-            self.marker.keep_for(live.id, &filter);
+            let number = live.redefine(definition?, wants);
             (live, number)
         };
         live.written(number).await?;
@@ -549,11 +561,11 @@ impl Groups {
         page.iter().map(|live| info(live)).collect()
     }
 
-    /// Moves a group. Returns a token of where it was. Cancelled, it is moved or not.
+    /// Moves a group for a caller of this scope. Returns a token of where it was. Cancelled, it is moved or not.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], those of [`Start`], or of the store.
-    pub async fn seek(&self, name: &str, to: &Start) -> Result<String, GroupError> {
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], those of [`Start`], or of the store.
+    pub async fn seek(&self, name: &str, to: &Start, scope: &Scope) -> Result<String, GroupError> {
         self.find(name)?;
         let places = self.places(to).await?;
         let changing = self.changing.lock().await;
@@ -562,18 +574,23 @@ impl Groups {
         let least = places.iter().copied().min().unwrap_or_default();
         let mark = marks.iter().rfind(|mark| mark.offset <= least).or_else(|| marks.first());
         let (messages, bytes) = mark.map_or((0, 0), |mark| (mark.messages, mark.bytes));
-        let (before, number) = live.with(|inner| {
+        let moved = live.with(|inner| {
+            if !inner.may_move(&*self.log, scope, &places) {
+                return Err(GroupError::OutOfScope);
+            }
             let before: Vec<u64> = Partition::all().map(|partition| inner.logic.floor(partition)).collect();
             inner.logic.seek(|partition| places[usize::from(partition.0)]);
+            inner.find_reach(&*self.log);
             inner.kept.generation = inner.logic.identity().generation;
             let totals = inner.logic.totals();
             let since = totals.settled + totals.given_up + totals.lost;
             inner.base = messages.saturating_sub(since);
             inner.base_bytes = bytes.saturating_sub(totals.settled_bytes);
             inner.keep();
-            (before, Live::wait_number(inner))
+            Ok((before, Live::wait_number(inner)))
         });
         drop(changing);
+        let (before, number) = moved?;
         live.written(number).await?;
         Ok(token(self.log.id(), &before))
     }
@@ -610,16 +627,9 @@ impl Groups {
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Memory`].
-    pub fn open(
-        &self,
-        group: &str,
-        name: &str,
-        lease: Duration,
-        credit: Credit,
-    ) -> Result<Member, GroupError> {
-        let options = MemberOptions { name, lease, credit, fetches: false };
+    pub fn open(&self, group: &str, joining: Joining<'_>) -> Result<Member, GroupError> {
         let held = Held::take(&self.marker)?;
-        Member::join(&self.find(group)?, &options, held).map_err(|_| GroupError::TooManyMembers)
+        Member::join(&self.find(group)?, joining, false, held)
     }
 
     /// Sets memory aside for a consumer in this process that keeps what it was delivered.
@@ -643,14 +653,15 @@ impl Groups {
         Ok(self.find(group)?.with(|inner| inner.logic.members()))
     }
 
-    /// Messages that wait (outstanding, delayed) behind `after`: at most `limit` are looked at, and those that are `wanted`
-    /// returned until they have so many bytes, which are set aside meanwhile.
+    /// Messages that wait (outstanding, delayed) behind `after`, for a caller of this scope: at most `limit` are looked at, and
+    /// those that are `wanted` returned until they have so many bytes, which are set aside meanwhile.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Memory`], [`GroupError::Store`].
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::Memory`], [`GroupError::Store`].
     pub async fn pending(
         &self,
         group: &str,
+        scope: &Scope,
         after: Option<(Partition, u64)>,
         limit: usize,
         bytes: usize,
@@ -658,7 +669,11 @@ impl Groups {
     ) -> Result<PendingPage, GroupError> {
         let live = self.find(group)?;
         let held = self.set_aside(bytes)?;
-        let found = live.with(|inner| inner.logic.pending(after, limit + 1));
+        let look = |inner: &mut Inner| (Arc::clone(&inner.reach), inner.logic.pending(after, limit + 1));
+        let (reach, found) = live.with(look);
+        if !reach.is_within(scope) {
+            return Err(GroupError::OutOfScope);
+        }
         let mut page = PendingPage { messages: Vec::new(), last: None, _held: held };
         let (mut last, mut room) = (after, bytes);
         for (at, pending) in found.into_iter().enumerate() {
@@ -697,6 +712,7 @@ fn info(live: &Live) -> Info {
         let info = Info {
             id: live.id,
             definition: inner.kept.definition.clone(),
+            reach: Arc::clone(&inner.reach),
             etag: inner.kept.etag.to_string(),
             created: inner.kept.created(),
             status: GroupStatus {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use access::backends::Scope;
 use bytes::Bytes;
 use gateway_core::{Commit, GroupId, Partition};
 use store::{PartitionedLog, StoreError};
 
-use super::{DeadLetter, GroupError, Groups, letters, live::Live};
+use super::{DeadLetter, GroupError, Groups, letters, live::Live, message_in_scope};
 
 impl Groups {
     /// Messages that were given up: at most `limit` behind `after`.
@@ -34,31 +35,44 @@ impl Groups {
     }
 
     /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back just
-    /// now, are passed over. None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all
-    /// the same, and those behind it stay.
+    /// now, are passed over, and so is what the caller's scope does not have, or what the group's filter no longer matches. None
+    /// is all. Returns how many. Cancelled, the letter that is under way is put back and removed all the same, and those behind
+    /// it stay.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
-    pub async fn requeue(&self, group: &str, ids: &[u64]) -> Result<u64, GroupError> {
+    pub async fn requeue(&self, group: &str, ids: &[u64], scope: &Scope) -> Result<u64, GroupError> {
         let live = self.find(group)?;
         let ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
         let mut count = 0;
         for id in ids {
             // In a task of its own: a call that is given up between the two writes would leave both.
-            let one = tokio::spawn(put_back(Arc::clone(&self.log), Arc::clone(&live), id));
+            let one = tokio::spawn(put_back(Arc::clone(&self.log), Arc::clone(&live), id, scope.clone()));
             count += u64::from(one.await.map_err(|_| GroupError::Gone)??);
         }
         Ok(count)
     }
 
-    /// Removes letters; `ids` that are not there are passed over. None is all. Returns how many.
+    /// Removes letters; `ids` that are not there, or that the caller's scope does not have, are passed over. None is all. Returns
+    /// how many.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Gone`].
-    pub async fn purge(&self, group: &str, ids: &[u64]) -> Result<u64, GroupError> {
+    /// [`GroupError::NotFound`], [`GroupError::Gone`], and for a caller of limited scope [`GroupError::Damaged`] and
+    /// [`GroupError::Store`].
+    pub async fn purge(&self, group: &str, ids: &[u64], scope: &Scope) -> Result<u64, GroupError> {
         let live = self.find(group)?;
+        let mut ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
+        if !scope.is_all() {
+            let mut seen = Vec::new();
+            for id in ids {
+                let letter = read(&live, id).await?;
+                if letter.is_some_and(|letter| message_in_scope(scope, &letter.message)) {
+                    seen.push(id);
+                }
+            }
+            ids = seen;
+        }
         let (count, number) = live.with(|inner| {
-            let ids = if ids.is_empty() { inner.letters.ids() } else { ids.to_vec() };
             let removed: Vec<_> = ids.into_iter().filter_map(|id| inner.letters.remove(id)).collect();
             let count = removed.len() as u64;
             inner.changes.extend(removed);
@@ -81,14 +95,36 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Appends a letter again, and removes it once that is on disk; false if it is not there, or another call does it.
-async fn put_back(log: Arc<dyn PartitionedLog>, live: Arc<Live>, id: u64) -> Result<bool, GroupError> {
+async fn read(live: &Live, id: u64) -> Result<Option<DeadLetter>, GroupError> {
+    let records = live.state.read(live.id, letters::key(id), None, 1).await?;
+    records.first().map(letters::decode).transpose()
+}
+
+/// Appends a letter again, and removes it once that is on disk; false if it is not there, another call does it, or it is not for
+/// the caller or for the group.
+async fn put_back(
+    log: Arc<dyn PartitionedLog>,
+    live: Arc<Live>,
+    id: u64,
+    scope: Scope,
+) -> Result<bool, GroupError> {
     if !live.with(|inner| inner.letters.claim(id)) {
         return Ok(false);
     }
     let _claim = Claim { live: &live, id };
-    let records = live.state.read(live.id, letters::key(id), None, 1).await?;
-    let Some(letter) = records.first().map(letters::decode).transpose()? else { return Ok(false) };
+    let Some(letter) = read(&live, id).await? else { return Ok(false) };
+    // It becomes one of those of the filter that the group has now: others may have that in their scope, and not this.
+    let (is_wanted, unmarked) = live.with(|inner| {
+        let number = inner.unmarked.as_ref().map(|(number, _)| *number);
+        ((inner.wants)(&letter.message.borrow()), number)
+    });
+    if !is_wanted || !message_in_scope(&scope, &letter.message) {
+        return Ok(false);
+    }
+    if let Some(number) = unmarked {
+        // As for what is published: not before the filter is on disk.
+        live.written(number).await?;
+    }
     let device = letter.message.client_id.as_ref().map(gateway_core::ClientId::as_str);
     let partition = Partition::of(device, &letter.message.topic);
     let commit = Commit::new();

@@ -3,6 +3,7 @@
 mod changing;
 mod fetching;
 mod letters;
+mod reach;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use gateway_core::{ClientId, Message, Origin, OriginKind};
-use groups::{AckResult, IdRange, Nack, Ranges, Room};
+use groups::{AckResult, Credit, IdRange, Nack, Ranges, Room};
 use store::{MemoryGroupState, MemoryLog, MemoryLogOptions};
 use tokio::time::{Instant, timeout};
 
@@ -35,10 +36,14 @@ thread_local! {
 #[derive(Default)]
 struct Everything {
     full: Mutex<BTreeSet<GroupId>>,
+    /// The filters by which it was told to mark.
+    filters: Mutex<Vec<Filter>>,
 }
 
 impl Marker for Everything {
-    fn keep_for(&self, _group: GroupId, _filter: &Filter) {}
+    fn keep_for(&self, _group: GroupId, filter: &Filter) {
+        self.filters.lock().push(filter.clone());
+    }
     fn keep_no_more_for(&self, _group: GroupId) {}
     fn set_full(&self, group: GroupId, full: bool) {
         let mut groups = self.full.lock();
@@ -94,7 +99,7 @@ impl Fixture {
     }
 
     fn open(&self, group: &str, name: &str, lease: Duration) -> Member {
-        self.groups.open(group, name, lease, Credit::default()).expect("a member")
+        self.groups.open(group, joining(name, lease)).expect("a member")
     }
 }
 
@@ -145,6 +150,10 @@ fn definition(name: &str) -> Definition {
         paused: false,
         labels: BTreeMap::new(),
     }
+}
+
+fn joining(name: &str, lease: Duration) -> Joining<'_> {
+    Joining { name, lease, credit: Credit::default(), scope: Scope::ALL }
 }
 
 /// The next messages, at least one.
@@ -307,10 +316,10 @@ async fn what_is_not_settled_in_time_comes_again_then_is_given_up() {
     };
     let letter = timeout(LONG, letters).await.expect("in time");
     assert_eq!((&*letter.message.payload, letter.attempts, &*letter.reason), (&b"1"[..], 2, "bad"));
-    assert_eq!(fixture.groups.requeue("g", &[letter.id, 99]).await.expect("requeued"), 1);
+    assert_eq!(fixture.groups.requeue("g", &[letter.id, 99], &Scope::ALL).await.expect("requeued"), 1);
     let again = messages(&mut member).await;
     assert_eq!((texts(&again), again[0].attempt), (vec!["1".to_owned()], 1));
-    assert_eq!(fixture.groups.requeue("g", &[letter.id]).await.expect("idempotent"), 0);
+    assert_eq!(fixture.groups.requeue("g", &[letter.id], &Scope::ALL).await.expect("idempotent"), 0);
 }
 
 /// Rules out that backends which ask twice, or give up, make two messages of one letter.
@@ -329,10 +338,14 @@ async fn a_letter_is_put_back_once_by_two_calls_and_by_one_that_is_given_up() {
         }
     };
     timeout(LONG, there).await.expect("a letter");
-    let given_up = timeout(Duration::from_secs(5), fixture.groups.requeue("g", &[]));
+    let given_up = timeout(Duration::from_secs(5), fixture.groups.requeue("g", &[], &Scope::ALL));
     assert!(given_up.await.is_err(), "the log has not written it");
     assert_eq!(fixture.log.waiting(), 1);
-    assert_eq!(fixture.groups.requeue("g", &[]).await.expect("a group"), 0, "the other call does it");
+    assert_eq!(
+        fixture.groups.requeue("g", &[], &Scope::ALL).await.expect("a group"),
+        0,
+        "the other call does it"
+    );
     assert_eq!(fixture.log.settle_all(), 1);
     assert_eq!(texts(&messages(&mut member).await), ["1"]);
     let gone = async {
@@ -358,7 +371,7 @@ async fn after_a_restart_only_what_was_not_answered_comes() {
     fixture.groups.stop().await;
     drop(member);
     let groups = load(&fixture.log, &fixture.state).await;
-    let mut member = groups.open("g", "a", Duration::ZERO, Credit::default()).expect("a member");
+    let mut member = groups.open("g", joining("a", Duration::ZERO)).expect("a member");
     assert_eq!(texts(&some(&mut member, 2).await), ["1", "4"]);
     let other = groups.create(definition("h"), &Start::Latest).await.expect("a group").0;
     assert!(other.id > group, "a number is used once");
@@ -373,10 +386,10 @@ async fn a_group_that_begins_in_the_past_gets_what_its_filter_wants() {
     fixture.append(info.id, 1, "after");
     let mut member = fixture.open("g", "a", Duration::ZERO);
     assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
-    let before = fixture.groups.seek("g", &Start::Latest).await.expect("moved");
-    fixture.groups.seek("g", &Start::Token(before)).await.expect("moved back");
+    let before = fixture.groups.seek("g", &Start::Latest, &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &Start::Token(before), &Scope::ALL).await.expect("moved back");
     assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
-    let bad = fixture.groups.seek("g", &Start::Token("zz".to_owned())).await;
+    let bad = fixture.groups.seek("g", &Start::Token("zz".to_owned()), &Scope::ALL).await;
     assert!(matches!(bad, Err(GroupError::BadToken)));
 }
 
@@ -405,7 +418,7 @@ async fn a_call_fetches_waits_and_acknowledges_by_name() {
     let fixture = Fixture::new(MemoryLogOptions::default()).await;
     let group = fixture.create("g").await;
     let lease = Duration::from_secs(10);
-    let fetch = |wait| fixture.groups.fetch("g", "a", lease, Credit::default(), ROOM, wait);
+    let fetch = |wait| fixture.groups.fetch("g", joining("a", lease), ROOM, wait);
     let nothing = fetch(Duration::from_secs(3)).await.expect("a batch");
     assert!(nothing.is_empty());
     fixture.append(group, 1, "1");
@@ -477,7 +490,7 @@ async fn on_a_full_disk_groups_start_and_refuse_acks_until_there_is_room() {
     fixture.groups.stop().await;
     fixture.state.fail(true);
     let groups = load(&fixture.log, &fixture.state).await;
-    let mut member = groups.open("g", "a", Duration::ZERO, Credit::default()).expect("a member");
+    let mut member = groups.open("g", joining("a", Duration::ZERO)).expect("a member");
     let again = messages(&mut member).await;
     assert_eq!(texts(&again), ["2"]);
     let names = [again[0].ack_id];
@@ -501,7 +514,7 @@ async fn who_was_overtaken_since_its_start_settles_nothing() {
         let fixture = Fixture::new(MemoryLogOptions::default()).await;
         let (mut member, _) = half_settled(&fixture).await;
         let late = load(&fixture.log, &fixture.state).await;
-        let mut of_late = late.open("g", "b", Duration::ZERO, Credit::default()).expect("a member");
+        let mut of_late = late.open("g", joining("b", Duration::ZERO)).expect("a member");
         let taken = messages(&mut of_late).await;
         assert_eq!(texts(&taken), ["2"]);
         if same_epoch {
@@ -510,7 +523,7 @@ async fn who_was_overtaken_since_its_start_settles_nothing() {
             answer(&mut member).await;
         } else {
             let next = load(&fixture.log, &fixture.state).await;
-            let mut of_next = next.open("g", "c", Duration::ZERO, Credit::default()).expect("a member");
+            let mut of_next = next.open("g", joining("c", Duration::ZERO)).expect("a member");
             messages(&mut of_next).await;
             of_next.acknowledge(&ids(1, 1)).expect("a member");
             answer(&mut of_next).await;
@@ -572,7 +585,8 @@ async fn a_member_is_told_of_the_gap_that_retention_makes() {
     let group =
         keeping(&fixture, |wanted| (wanted.retention_age, wanted.ack_deadline) = (60_000, 3_600_000)).await;
     let few = Credit { messages: 2, ..Credit::default() };
-    let mut member = fixture.groups.open("g", "a", Duration::ZERO, few).expect("a member");
+    let mut member =
+        fixture.groups.open("g", Joining { credit: few, ..joining("a", Duration::ZERO) }).expect("a member");
     for number in 0..10 {
         fixture.append(group, 1, &number.to_string());
         if number == 1 {
@@ -606,14 +620,14 @@ async fn what_is_settled_stays_for_its_replay_and_no_longer() {
     member.acknowledge(&ids(1, 2)).expect("a member");
     answer(&mut member).await;
     fixture.groups.keep_up().await;
-    fixture.groups.seek("g", &Start::Earliest).await.expect("moved");
+    fixture.groups.seek("g", &Start::Earliest, &Scope::ALL).await.expect("moved");
     assert_eq!(texts(&some(&mut member, 2).await), ["1", "2"], "they come again");
     member.acknowledge(&ids(3, 4)).expect("a member");
     answer(&mut member).await;
     tokio::time::sleep(Duration::from_secs(70)).await;
     fixture.groups.keep_up().await;
     assert!(fixture.log.bounds(taken[0].partition).start > taken[1].record.offset, "nothing needs them");
-    fixture.groups.seek("g", &Start::Earliest).await.expect("moved");
+    fixture.groups.seek("g", &Start::Earliest, &Scope::ALL).await.expect("moved");
     assert_eq!(all(&mut member).await.1.len(), 0);
 }
 
@@ -627,7 +641,10 @@ async fn what_one_member_loses_counts_whatever_others_have_settled() {
     })
     .await;
     let few = Credit { messages: 1, ..Credit::default() };
-    let mut slow = fixture.groups.open("g", "slow", Duration::ZERO, few).expect("a member");
+    let mut slow = fixture
+        .groups
+        .open("g", Joining { credit: few, ..joining("slow", Duration::ZERO) })
+        .expect("a member");
     let mut fast = fixture.open("g", "fast", Duration::ZERO);
     let text = "x".repeat(cost as usize - 200);
     let (mut settled, mut of_slow) = (0, 0);
@@ -691,7 +708,7 @@ async fn members_beyond_the_memory_are_refused_until_others_have_gone() {
     fixture.create("g").await;
     let mut members = Vec::new();
     let refused = loop {
-        match fixture.groups.open("g", &members.len().to_string(), Duration::ZERO, Credit::default()) {
+        match fixture.groups.open("g", joining(&members.len().to_string(), Duration::ZERO)) {
             Ok(member) => members.push(member),
             Err(error) => break error,
         }
@@ -701,10 +718,10 @@ async fn members_beyond_the_memory_are_refused_until_others_have_gone() {
         "{refused:?} after {}",
         members.len()
     );
-    let fetch = fixture.groups.fetch("g", "f", LONG, Credit::default(), ROOM, Duration::ZERO);
+    let fetch = fixture.groups.fetch("g", joining("f", LONG), ROOM, Duration::ZERO);
     assert!(matches!(fetch.await, Err(GroupError::Memory)));
     members.pop();
-    fixture.groups.open("g", "another", Duration::ZERO, Credit::default()).expect("there is room again");
+    fixture.groups.open("g", joining("another", Duration::ZERO)).expect("there is room again");
     drop(members);
     assert_eq!(HOLDS.get(), 0, "all of it is given back");
 }
@@ -719,7 +736,7 @@ async fn what_is_read_ahead_of_the_next_fetch_is_on_the_account() {
     }
     let fetch = async |messages: usize| {
         let room = Room { messages, ..ROOM };
-        let batch = fixture.groups.fetch("g", "f", LONG, Credit::default(), room, Duration::ZERO).await;
+        let batch = fixture.groups.fetch("g", joining("f", LONG), room, Duration::ZERO).await;
         (batch.expect("a batch").deliveries.len(), HOLDS.get() > 0)
     };
     assert_eq!(fetch(1).await, (1, true), "two are read");
@@ -740,7 +757,7 @@ async fn a_token_beyond_the_end_of_a_partition_leads_to_its_end() {
     let group = fixture.create("g").await;
     let beyond: Vec<u64> = Partition::all().map(|partition| fixture.log.bounds(partition).end + 5).collect();
     let place = token(fixture.log.id(), &beyond);
-    fixture.groups.seek("g", &Start::Token(place)).await.expect("moved");
+    fixture.groups.seek("g", &Start::Token(place), &Scope::ALL).await.expect("moved");
     let mut member = fixture.open("g", "a", Duration::ZERO);
     fixture.append(group, 1, "next");
     assert_eq!(texts(&messages(&mut member).await), ["next"]);

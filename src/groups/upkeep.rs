@@ -63,6 +63,7 @@ impl Groups {
         for live in &all {
             self.retain(live, now, room).await;
             self.move_on(live).await;
+            live.look_back();
             live.with(|inner| inner.logic.touch());
         }
         self.trim(&all, now);

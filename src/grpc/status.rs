@@ -419,6 +419,7 @@ impl From<GroupError> for Error {
             GroupError::BadToken => Self::invalid("token", "is not one of this gateway's tokens"),
             GroupError::Gone => Self::GroupDeleted,
             GroupError::Fenced => Self::Fenced,
+            GroupError::OutOfScope => Self::OutOfScope { field: "group".to_owned() },
             GroupError::Damaged => {
                 gateway_core::error_limited!("records of a group are damaged");
                 Self::StoreDamaged

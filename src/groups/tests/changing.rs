@@ -81,7 +81,7 @@ async fn a_seek_does_not_bring_a_deleted_group_back() {
         let delete = fixture.groups.delete("g");
         let seek = async {
             fixture.asked().await;
-            fixture.groups.seek("g", &Start::Earliest).await
+            fixture.groups.seek("g", &Start::Earliest, &Scope::ALL).await
         };
         let write = async {
             fixture.asked().await;
@@ -104,7 +104,8 @@ async fn what_is_still_to_be_written_of_a_group_does_not_bring_it_back() {
     let fixture = Fixture::new(MemoryLogOptions::default()).await;
     fixture.create("g").await;
     fixture.state.fail(true);
-    let refused = timeout(LONG, fixture.groups.seek("g", &Start::Earliest)).await.expect("in time");
+    let refused =
+        timeout(LONG, fixture.groups.seek("g", &Start::Earliest, &Scope::ALL)).await.expect("in time");
     assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");
     let refused = timeout(LONG, fixture.groups.delete("g")).await.expect("in time");
     assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");

@@ -95,7 +95,7 @@ async fn a_fetch_has_all_that_it_asks_for_although_it_is_read_in_pieces() {
     }
     let room = Room { messages: 500, ..ROOM };
     // Who does not wait gets it too.
-    let fetch = || groups.fetch("g", "m", LONG, Credit::default(), room, Duration::ZERO);
+    let fetch = || groups.fetch("g", joining("m", LONG), room, Duration::ZERO);
     assert_eq!(fetch().await.expect("a batch").deliveries.len(), 500);
     assert_eq!(fetch().await.expect("the rest").deliveries.len(), 100);
     assert_eq!(fetch().await.expect("nothing").deliveries.len(), 0);

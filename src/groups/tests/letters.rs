@@ -49,7 +49,7 @@ async fn an_old_letter_put_back_takes_nothing_with_it() {
             fixture.groups.stop().await;
             fixture.groups = load(&fixture.log, &fixture.state).await;
         }
-        assert_eq!(fixture.groups.requeue("g", &[]).await.expect("requeued"), 1);
+        assert_eq!(fixture.groups.requeue("g", &[], &Scope::ALL).await.expect("requeued"), 1);
         fixture.groups.keep_up().await;
         let status = fixture.groups.get("g").expect("a group").status;
         assert_eq!((status.lost, status.lag_messages), (0, messages + 1), "{messages} {bytes}");
@@ -75,11 +75,11 @@ async fn the_number_of_a_letter_is_not_used_again_after_a_restart() {
         some(&mut member, 1).await;
         member.nack(&ids(1, 1), &dead()).expect("a member");
         assert_eq!(fixture.letters(1).await[0].id, expected);
-        assert_eq!(fixture.groups.purge("g", &[expected]).await.expect("purged"), 1);
+        assert_eq!(fixture.groups.purge("g", &[expected], &Scope::ALL).await.expect("purged"), 1);
         drop(member);
         fixture.groups.stop().await;
         fixture.groups = load(&fixture.log, &fixture.state).await;
-        assert_eq!(fixture.groups.purge("g", &[expected]).await.expect("made again"), 0);
+        assert_eq!(fixture.groups.purge("g", &[expected], &Scope::ALL).await.expect("made again"), 0);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use access::backends::Scope;
 use broker::{is_event, is_event_message};
 use gateway_core::{SharedMessage, Timestamp, clock};
 use groups::{AckResult, Delivery, Gap, GapReason, MemberStatus, PendingState};
@@ -306,24 +305,6 @@ pub(in crate::grpc) fn position(field: &str, position: Option<v1::Position>) -> 
     }))
 }
 
-/// Whether a group with this filter lies within a scope: each topic filter in one of the scope's, and devices named where the
-/// scope limits them.
-pub(in crate::grpc) fn in_scope(scope: &Scope, filter: &Filter) -> bool {
-    if scope.is_all() {
-        return true;
-    }
-    // These tell of filters that devices have, whatever they are.
-    let tells = |name: &String| matches!(name.as_str(), "subscribed" | "unsubscribed");
-    if scope.topics().is_some() && filter.events.iter().any(tells) {
-        return false;
-    }
-    let devices = filter.devices.iter().cloned();
-    let devices: Vec<String> =
-        devices.chain(filter.device_prefixes.iter().map(|prefix| format!("{prefix}*"))).collect();
-    let devices = (!devices.is_empty()).then_some(devices);
-    Scope::new(Some(filter.topics.clone()), devices).is_ok_and(|wanted| scope.covers(&wanted))
-}
-
 /// The proto form of a group.
 pub(in crate::grpc) fn group(info: &Info) -> v1::Group {
     let definition = &info.definition;
@@ -545,6 +526,7 @@ mod tests {
             let info = Info {
                 id: gateway_core::GroupId(1),
                 definition: definition.clone(),
+                reach: std::sync::Arc::default(),
                 etag: String::new(),
                 created: Timestamp(0),
                 status: GroupStatus::default(),
@@ -599,33 +581,5 @@ mod tests {
         for paths in [&[][..], &["order_key"], &["name"], &["filter.topic_filters"]] {
             assert!(update(v1::Group::default(), paths).is_err(), "{paths:?}");
         }
-    }
-
-    /// Otherwise a caller would get by a group what it may not have by a stream.
-    #[test]
-    fn a_group_is_in_scope_only_if_all_that_it_gets_is() {
-        let list = |entries: &[&str]| Some(entries.iter().map(|&entry| entry.to_owned()).collect::<Vec<_>>());
-        let topics = Scope::new(list(&["a/#", "b"]), None).unwrap();
-        let devices = Scope::new(None, list(&["lamp-*"])).unwrap();
-        let filter = |topics: &[&str], ids: &[&str], prefixes: &[&str]| Filter {
-            topics: list(topics).unwrap(),
-            devices: list(ids).unwrap(),
-            device_prefixes: list(prefixes).unwrap(),
-            ..Filter::default()
-        };
-        for (scope, wanted, expected) in [
-            (&Scope::ALL, filter(&["#"], &[], &[]), true),
-            (&topics, filter(&["a/+", "b"], &[], &[]), true),
-            (&topics, filter(&["#"], &[], &[]), false),
-            (&topics, filter(&["a/1", "c"], &[], &[]), false),
-            (&devices, filter(&["#"], &[], &[]), false),
-            (&devices, filter(&["#"], &["lamp-1"], &["lamp-2"]), true),
-            (&devices, filter(&["#"], &["lamp-1", "door"], &[]), false),
-            (&devices, filter(&["#"], &[], &["la"]), false),
-        ] {
-            assert_eq!(in_scope(scope, &wanted), expected, "{wanted:?}");
-        }
-        let events = |name: &str| Filter { events: vec![name.to_owned()], ..filter(&["b"], &[], &[]) };
-        assert!(in_scope(&topics, &events("connected")) && !in_scope(&topics, &events("subscribed")));
     }
 }

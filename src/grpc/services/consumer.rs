@@ -22,9 +22,9 @@ use tokio::{
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::groups::{log_id, name, offered};
+use super::groups::{failed, log_id, name, offered};
 use crate::{
-    groups::{Batch, Groups, Member},
+    groups::{Batch, Groups, Joining, Member},
     grpc::{
         Context,
         messages::{
@@ -196,6 +196,7 @@ struct Open {
     group: Arc<Groups>,
     /// Its name.
     name: String,
+    call: Arc<Call>,
     member_id: String,
     /// For ids of messages.
     log: u64,
@@ -236,7 +237,9 @@ impl Open {
                     return Some(Ok(()));
                 }
             }
-            Poll::Ready(Err(ended)) => return Some(Err(Error::from(ended).into())),
+            Poll::Ready(Err(ended)) => {
+                return Some(Err(failed(&self.call, "open.group", &self.name, ended.into()).into()));
+            }
             Poll::Pending => {}
         }
         let mut said = self.said.lock();
@@ -360,7 +363,8 @@ async fn open(
         true => (format!("stream-{:032x}", random()), Duration::ZERO),
         false => (first.member_id, lease),
     };
-    let member = all.open(&name, &member_id, lease, credit).map_err(Error::from)?;
+    let joining = Joining { name: &member_id, lease, credit, scope: call.scope().clone() };
+    let member = all.open(&name, joining).map_err(Error::from)?;
     let opened = v1::Opened {
         member_id: member_id.clone(),
         partitions: PARTITIONS as u32,
@@ -376,6 +380,7 @@ async fn open(
         hearing,
         group: all,
         name,
+        call,
         member_id,
         log: log_id(&context),
         heartbeat: heartbeat.map(|span| (span, Box::pin(sleep_until(Instant::now() + span)))),
@@ -438,11 +443,14 @@ impl Consumer for ConsumerService {
         let wait = wait.min(until.saturating_duration_since(Instant::now()));
         let mut shutdown = self.context.shutdown.clone();
         let room = Room { messages, bytes };
+        let credit = bounds(&self.context);
+        let joining = Joining { name: &member, lease, credit, scope: call.scope().clone() };
         let batch = tokio::select! {
-            batch = all.fetch(&name, &member, lease, bounds(&self.context), room, wait) => batch,
+            batch = all.fetch(&name, joining, room, wait) => batch,
             _ = shutdown.wait_for(|stop| *stop) => return Err(Error::ShuttingDown.into()),
         };
-        let Batch { deliveries, gaps, .. } = batch.map_err(Error::from)?;
+        let batch = batch.map_err(|error| failed(&call, "group", &name, error))?;
+        let Batch { deliveries, gaps, .. } = batch;
         count(|c| c.grpc_delivered.add(deliveries.len() as u64));
         let log = log_id(&self.context);
         Ok(Response::new(v1::FetchResponse {

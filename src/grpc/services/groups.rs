@@ -6,7 +6,7 @@ use gateway_core::{LogRecord, Partition};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    groups::{GroupError, Groups as All, Info, PendingMessage, Start},
+    groups::{GroupError, Groups as All, Info, PendingMessage, Start, in_scope, message_in_scope},
     grpc::{
         Context,
         messages::{
@@ -48,9 +48,18 @@ pub(super) fn name(context: &Context, call: &Call, field: &str, name: String) ->
         return Ok(name);
     }
     match all.get(&name) {
-        Ok(info) if groups::in_scope(call.scope(), &info.definition.filter) => Ok(name),
+        Ok(info) if info.reach.is_within(call.scope()) => Ok(name),
         // Nobody learns by it which groups others have.
         _ => Err(call.out_of_scope(field, &name)),
+    }
+}
+
+/// The error of a call about a group that `field` names.
+pub(super) fn failed(call: &Call, field: &str, name: &str, error: GroupError) -> Error {
+    match error {
+        // It may have changed since the call began.
+        GroupError::OutOfScope => call.out_of_scope(field, name),
+        error => error.into(),
     }
 }
 
@@ -92,7 +101,7 @@ impl Groups for GroupsService {
         let start = groups::position("start", start)?.unwrap_or(Start::Latest);
         let context = &self.context;
         let definition = groups::definition(group, &context.config.groups, context.broker.limits())?;
-        if !groups::in_scope(call.scope(), &definition.filter) {
+        if !in_scope(call.scope(), &definition.filter) {
             return Err(call.out_of_scope("group.filter", &definition.name).into());
         }
         if validate_only {
@@ -101,6 +110,10 @@ impl Groups for GroupsService {
         }
         let create = async { all.create(definition, &start).await.map_err(|error| at("start.token", error)) };
         let (info, token) = within(&metadata, context.config.wait_timeout, create).await?;
+        // It was there, and had another filter before.
+        if !info.reach.is_within(call.scope()) {
+            return Err(call.out_of_scope("group.filter", &info.definition.name).into());
+        }
         Ok(Response::new(v1::CreateGroupResponse { group: Some(groups::group(&info)), token }))
     }
 
@@ -127,7 +140,7 @@ impl Groups for GroupsService {
         let found = all.list(after.as_deref(), limit + 1);
         let more = found.len() > limit;
         let seen: &[Info] = &found[..found.len().min(limit)];
-        let in_scope = seen.iter().filter(|info| groups::in_scope(call.scope(), &info.definition.filter));
+        let in_scope = seen.iter().filter(|info| info.reach.is_within(call.scope()));
         let (groups, cut) = fit(in_scope.map(groups::group), PAGE_BYTES);
         let last = if cut { groups.last().map(|group| group.name.clone()) } else { None };
         let last = last.or_else(|| seen.last().filter(|_| more).map(|info| info.definition.name.clone()));
@@ -148,7 +161,7 @@ impl Groups for GroupsService {
         let update =
             Update::new(group, request.update_mask, &context.config.groups, context.broker.limits())?;
         let name = name(context, &call, "group.name", named)?;
-        if update.filter().is_some_and(|filter| !groups::in_scope(call.scope(), filter)) {
+        if update.filter().is_some_and(|filter| !in_scope(call.scope(), filter)) {
             return Err(call.out_of_scope("group.filter", &name).into());
         }
         let info = all.get(&name).map_err(Error::from)?;
@@ -186,7 +199,12 @@ impl Groups for GroupsService {
         let v1::SeekGroupRequest { name, to } = request;
         let to = groups::position("to", to)?.ok_or_else(|| Error::invalid("to", "is missing"))?;
         let (all, name) = (self.all()?, self.name(&call, name)?);
-        let seek = async { all.seek(&name, &to).await.map_err(|error| at("to.token", error)) };
+        let seek = async {
+            all.seek(&name, &to, call.scope()).await.map_err(|error| match error {
+                GroupError::BadToken => at("to.token", error),
+                error => failed(&call, "to", &name, error),
+            })
+        };
         let previous_token = within(&metadata, self.context.config.wait_timeout, seek).await?;
         Ok(Response::new(v1::SeekGroupResponse { previous_token }))
     }
@@ -218,7 +236,10 @@ impl Groups for GroupsService {
             let client_id = record.and_then(|record| record.message.client_id.as_ref());
             request.device_id.is_empty() || client_id.is_some_and(|id| id.as_str() == request.device_id)
         };
-        let found = async { Ok(all.pending(&name, after, limit, PAGE_BYTES, of_device).await?) };
+        let found = async {
+            let found = all.pending(&name, call.scope(), after, limit, PAGE_BYTES, of_device).await;
+            found.map_err(|error| failed(&call, "name", &name, error))
+        };
         let found = within(&metadata, self.context.config.wait_timeout, found).await?;
         let log = log_id(&self.context);
         let pending = found.messages.iter().map(|message| groups::pending(message, log));
@@ -247,11 +268,14 @@ impl Groups for GroupsService {
         // A read ends early where letters are large, so the number of letters says nothing about the rest.
         let newest = all.newest_dead_letter(&name).map_err(Error::from)?;
         let seen = &found[..found.len().min(limit)];
-        let (dead_letters, _) = fit(seen.iter().map(groups::dead_letter), PAGE_BYTES);
-        let last = dead_letters.last().map(|letter| letter.id.as_str());
+        // Some may have come under a filter that the group no longer has.
+        let in_scope = seen.iter().filter(|letter| message_in_scope(call.scope(), &letter.message));
+        let (dead_letters, cut) = fit(in_scope.map(groups::dead_letter), PAGE_BYTES);
+        let shown = dead_letters.last().filter(|_| cut).map(|letter| letter.id.clone());
+        let last = shown.or_else(|| seen.last().map(|letter| letter.id.to_string()));
         let has_more =
-            |last: &&str| last.parse().is_ok_and(|last: u64| newest.is_some_and(|newest| newest > last));
-        let next_page_token = pages.token(last.filter(has_more));
+            |last: &String| last.parse().is_ok_and(|last: u64| newest.is_some_and(|newest| newest > last));
+        let next_page_token = pages.token(last.filter(has_more).as_deref());
         Ok(Response::new(v1::ListDeadLettersResponse { dead_letters, next_page_token }))
     }
 
@@ -264,7 +288,7 @@ impl Groups for GroupsService {
         let v1::RequeueDeadLettersRequest { name, ids } = request;
         let ids = groups::letter_ids(&ids)?;
         let (all, name) = (self.all()?, self.name(&call, name)?);
-        let requeue = async { Ok(all.requeue(&name, &ids).await?) };
+        let requeue = async { Ok(all.requeue(&name, &ids, call.scope()).await?) };
         let count = within(&metadata, self.context.config.wait_timeout, requeue).await?;
         Ok(Response::new(v1::RequeueDeadLettersResponse { count }))
     }
@@ -278,7 +302,7 @@ impl Groups for GroupsService {
         let v1::PurgeDeadLettersRequest { name, ids } = request;
         let ids = groups::letter_ids(&ids)?;
         let (all, name) = (self.all()?, self.name(&call, name)?);
-        let purge = async { Ok(all.purge(&name, &ids).await?) };
+        let purge = async { Ok(all.purge(&name, &ids, call.scope()).await?) };
         let count = within(&metadata, self.context.config.wait_timeout, purge).await?;
         Ok(Response::new(v1::PurgeDeadLettersResponse { count }))
     }

@@ -1,5 +1,7 @@
 //! Consumer groups and callers of limited scope.
 
+mod narrowed;
+
 use access::backends::Role;
 use mqtt_server::proto::gateway::v1::{
     self, consume_item::Item, consume_request::Action, consumer_client::ConsumerClient,

@@ -1,0 +1,331 @@
+//! Who may have what a group has: callers whose scope covers its filter, and each filter that it had before as long as something
+//! that came under that one is not settled.
+//!
+//! A filter that is replaced is remembered with the place in the log at which what it let in ends. That place is known once all that
+//! was submitted before the change has ended; until then the filter counts. From then on it counts while the group has anything
+//! unsettled before that place, so also after a seek that goes back there. It is forgotten when the log has nothing from before it
+//! any more. Dead letters are another thing: they are copies, and each is held against a scope by itself.
+
+use std::sync::Arc;
+
+use access::backends::Scope;
+use broker::is_event_message;
+use gateway_core::{ClientId, Partition, SharedMessage};
+use serde::{Deserialize, Serialize};
+use store::{Bounds, PartitionedLog};
+
+use super::{
+    Filter,
+    live::{Inner, Live},
+};
+
+/// Filters that are remembered one by one.
+const MOST: usize = 16;
+/// The place of a filter whose end is not known yet.
+const OPEN: u64 = u64::MAX;
+
+/// Whether all that a group with this filter gets lies within a scope: each topic filter in one of the scope's, and devices named
+/// where the scope limits them.
+pub fn in_scope(scope: &Scope, filter: &Filter) -> bool {
+    if scope.is_all() {
+        return true;
+    }
+    if scope.topics().is_some() && filter.events.iter().any(|name| tells_filters(name)) {
+        return false;
+    }
+    let devices = filter.devices.iter().cloned();
+    let devices: Vec<String> =
+        devices.chain(filter.device_prefixes.iter().map(|prefix| format!("{prefix}*"))).collect();
+    let devices = (!devices.is_empty()).then_some(devices);
+    Scope::new(Some(filter.topics.clone()), devices).is_ok_and(|wanted| scope.covers(&wanted))
+}
+
+/// Whether a message, or an event, of a group lies within a scope: of one that is [`in_scope`] all do that its filter lets in.
+pub fn message_in_scope(scope: &Scope, message: &SharedMessage) -> bool {
+    if scope.is_all() {
+        return true;
+    }
+    let device = message.client_id.as_ref().map(ClientId::as_str);
+    if is_event_message(message) {
+        // The topic that it has is the gateway's own.
+        let name = message.topic.rsplit('/').next().unwrap_or_default();
+        let tells = scope.topics().is_some() && tells_filters(name);
+        return !tells && device.is_some_and(|device| scope.has_device(device));
+    }
+    scope.has_message(device, &message.topic)
+}
+
+/// Whether events of this kind tell of filters that devices have, whatever they are.
+fn tells_filters(name: &str) -> bool {
+    matches!(name, "subscribed" | "unsubscribed")
+}
+
+/// The filters that have let in what a group has.
+#[derive(Debug, Default)]
+pub struct Reach {
+    filters: Vec<Filter>,
+    /// And others.
+    more: bool,
+}
+
+impl Reach {
+    fn new(filter: &Filter, former: &Formers) -> Self {
+        let counts = || former.0.iter().filter(|former| former.counts);
+        let filters = counts().filter_map(|former| former.filter.clone());
+        Self {
+            filters: std::iter::once(filter.clone()).chain(filters).collect(),
+            more: counts().any(|former| former.filter.is_none()),
+        }
+    }
+
+    /// Whether a caller of this scope may have all of it.
+    pub fn is_within(&self, scope: &Scope) -> bool {
+        scope.is_all() || !self.more && self.filters.iter().all(|filter| in_scope(scope, filter))
+    }
+}
+
+/// A filter that a group no longer has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Former {
+    /// `None` for several, of which no limited scope is known to cover all.
+    filter: Option<Filter>,
+    /// Nothing in the log from here on was let in by it.
+    until: u64,
+    /// Something before that place is not settled. Found again at each start.
+    #[serde(skip)]
+    counts: bool,
+}
+
+/// Filters that a group no longer has, that which was replaced first at the front.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Formers(Vec<Former>);
+
+impl Formers {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The group had the filter `old`, and has `new`.
+    fn add(&mut self, old: &Filter, new: &Filter) {
+        // Who changes it to and fro has two of them and not more.
+        self.0.retain(|former| former.filter.as_ref().is_none_or(|filter| filter != old && filter != new));
+        self.0.push(Former { filter: Some(old.clone()), until: OPEN, counts: true });
+        if self.0.len() > MOST {
+            let second = self.0.remove(1);
+            let first = &mut self.0[0];
+            first.filter = None;
+            first.until = first.until.max(second.until);
+            first.counts |= second.counts;
+        }
+    }
+
+    /// All that was let in by a filter that was replaced until now is before this place. True if one was open.
+    fn close(&mut self, until: u64) -> bool {
+        let open = self.0.iter_mut().filter(|former| former.until == OPEN);
+        open.map(|former| former.until = until).count() > 0
+    }
+
+    /// Looks again at those that are `chosen`. True if one counts now that did not, or no longer.
+    fn judge(&mut self, chosen: impl Fn(bool) -> bool, is_unsettled: impl Fn(u64) -> bool) -> bool {
+        let mut changed = false;
+        for former in self.0.iter_mut().filter(|former| chosen(former.counts)) {
+            let counts = former.until == OPEN || is_unsettled(former.until);
+            changed |= counts != former.counts;
+            former.counts = counts;
+        }
+        changed
+    }
+
+    /// Forgets those that cannot count again. True if there were any.
+    fn forget(&mut self, is_gone: impl Fn(u64) -> bool) -> bool {
+        let before = self.0.len();
+        self.0.retain(|former| former.counts || !is_gone(former.until));
+        self.0.len() < before
+    }
+
+    /// Whether a caller of this scope may have what is there where the group would be unsettled so far.
+    fn is_within(&self, scope: &Scope, is_unsettled: impl Fn(u64) -> bool) -> bool {
+        let covers = |former: &Former| former.filter.as_ref().is_some_and(|filter| in_scope(scope, filter));
+        let counts = |former: &&Former| former.until == OPEN || is_unsettled(former.until);
+        scope.is_all() || self.0.iter().filter(counts).all(covers)
+    }
+}
+
+fn bounds(log: &dyn PartitionedLog) -> Vec<Bounds> {
+    Partition::all().map(|partition| log.bounds(partition)).collect()
+}
+
+/// Whether there is anything between a place in each partition and `until`.
+fn is_between(place: impl Fn(Partition) -> u64, bounds: &[Bounds], until: u64) -> bool {
+    Partition::all().zip(bounds).any(|(partition, bounds)| place(partition) < bounds.end.min(until))
+}
+
+impl Inner {
+    /// The filter will be this one. True if it is another than before.
+    pub(super) fn replace_filter(&mut self, new: &Filter) -> bool {
+        let old = &self.kept.definition.filter;
+        if old == new {
+            return false;
+        }
+        self.kept.former.add(old, new);
+        // Nothing that comes from now on has ended.
+        self.former_submitted = u64::MAX;
+        self.reach = Arc::new(Reach::new(new, &self.kept.former));
+        true
+    }
+
+    /// Whether a caller of this scope may have what the group has if it is moved to these places.
+    pub(super) fn may_move(&self, log: &dyn PartitionedLog, scope: &Scope, places: &[u64]) -> bool {
+        if scope.is_all() || self.kept.former.is_empty() {
+            return true;
+        }
+        let bounds = bounds(log);
+        let place = |partition: Partition| places[usize::from(partition.0)];
+        self.kept.former.is_within(scope, |until| is_between(place, &bounds, until))
+    }
+
+    /// The group is elsewhere, or was just read.
+    pub(super) fn find_reach(&mut self, log: &dyn PartitionedLog) {
+        if !self.kept.former.is_empty() {
+            let bounds = bounds(log);
+            let place = |partition| self.logic.floor(partition);
+            self.kept.former.judge(|_| true, |until| is_between(place, &bounds, until));
+        }
+        self.reach = Arc::new(Reach::new(&self.kept.definition.filter, &self.kept.former));
+    }
+}
+
+impl Live {
+    /// One round: filters that the group no longer has are let go, as far as what came under them is settled.
+    pub(super) fn look_back(&self) {
+        if self.with(|inner| inner.kept.former.is_empty()) {
+            return;
+        }
+        // In this order: what has ended is within the bounds.
+        let ended = self.log.ended();
+        let bounds = bounds(&*self.log);
+        self.with(|inner| {
+            let Inner { kept, logic, letters, .. } = inner;
+            // A letter that is being put back may still be found to match a filter that was replaced.
+            let is_over = inner.former_submitted <= ended && !letters.is_claimed();
+            let end = bounds.iter().map(|bounds| bounds.end).max().unwrap_or_default();
+            let closed = is_over && kept.former.close(end);
+            let place = |partition| logic.floor(partition);
+            // Only a seek makes one count again.
+            if kept.former.judge(|counts| counts, |until| is_between(place, &bounds, until)) {
+                inner.reach = Arc::new(Reach::new(&kept.definition.filter, &kept.former));
+            }
+            let is_gone = |until: u64| bounds.iter().all(|bounds| bounds.start >= bounds.end.min(until));
+            let forgot = kept.former.forget(is_gone);
+            if closed || forgot {
+                inner.keep();
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use gateway_core::{Message, Origin, OriginKind, Timestamp};
+
+    use super::*;
+
+    fn list(entries: &[&str]) -> Vec<String> {
+        entries.iter().map(|&entry| entry.to_owned()).collect()
+    }
+
+    fn of(topics: &[&str]) -> Filter {
+        Filter { topics: list(topics), ..Filter::default() }
+    }
+
+    /// Otherwise a caller would get by a group what it may not have by a stream.
+    #[test]
+    fn a_group_is_in_scope_only_if_all_that_it_gets_is() {
+        let topics = Scope::new(Some(list(&["a/#", "b"])), None).unwrap();
+        let devices = Scope::new(None, Some(list(&["lamp-*"]))).unwrap();
+        let filter = |topics: &[&str], ids: &[&str], prefixes: &[&str]| Filter {
+            devices: list(ids),
+            device_prefixes: list(prefixes),
+            ..of(topics)
+        };
+        for (scope, wanted, expected) in [
+            (&Scope::ALL, filter(&["#"], &[], &[]), true),
+            (&topics, filter(&["a/+", "b"], &[], &[]), true),
+            (&topics, filter(&["#"], &[], &[]), false),
+            (&topics, filter(&["a/1", "c"], &[], &[]), false),
+            (&devices, filter(&["#"], &[], &[]), false),
+            (&devices, filter(&["#"], &["lamp-1"], &["lamp-2"]), true),
+            (&devices, filter(&["#"], &["lamp-1", "door"], &[]), false),
+            (&devices, filter(&["#"], &[], &["la"]), false),
+        ] {
+            assert_eq!(in_scope(scope, &wanted), expected, "{wanted:?}");
+        }
+        let events = |name: &str| Filter { events: list(&[name]), ..of(&["b"]) };
+        assert!(in_scope(&topics, &events("connected")) && !in_scope(&topics, &events("subscribed")));
+    }
+
+    #[test]
+    fn a_letter_is_in_scope_as_the_filter_that_let_it_in() {
+        let both = Scope::new(Some(list(&["a/#"])), Some(list(&["lamp-*"]))).unwrap();
+        let devices = Scope::new(None, Some(list(&["lamp-*"]))).unwrap();
+        let lamp = ClientId::new("lamp-1");
+        let door = ClientId::new("door");
+        let message = |kind, device: Option<&ClientId>, topic: &str| {
+            let origin = Origin { kind, client_id: device, slot: 0 };
+            Arc::clone(Message::new(topic, b"x", Timestamp(1), origin).share())
+        };
+        for (scope, kind, device, topic, expected) in [
+            (&both, OriginKind::Device, Some(&lamp), "a/1", true),
+            (&both, OriginKind::Device, Some(&lamp), "b", false),
+            (&both, OriginKind::Device, Some(&door), "a/1", false),
+            (&both, OriginKind::Backend, None, "a/1", false),
+            (&both, OriginKind::Server, Some(&lamp), "$events/connected", true),
+            (&both, OriginKind::Server, Some(&lamp), "$events/subscribed", false),
+            (&both, OriginKind::Server, Some(&door), "$events/connected", false),
+            (&devices, OriginKind::Server, Some(&lamp), "$events/subscribed", true),
+            // Not an event, whatever it is called.
+            (&both, OriginKind::Device, Some(&lamp), "$events/connected", false),
+            (&Scope::ALL, OriginKind::Backend, None, "b", true),
+        ] {
+            let message = message(kind, device, topic);
+            assert_eq!(message_in_scope(scope, &message), expected, "{message:?}");
+        }
+    }
+
+    #[test]
+    fn filters_that_are_remembered_are_bounded_and_none_is_lost() {
+        let scope = Scope::new(Some(list(&["a/#"])), None).unwrap();
+        let mut former = Formers::default();
+        let covers = |former: &Formers, current: &str| Reach::new(&of(&[current]), former).is_within(&scope);
+        for round in 0..20 {
+            former.add(&of(&["a/1"]), &of(&["a/2"]));
+            former.add(&of(&["a/2"]), &of(&["a/1"]));
+            assert!(former.0.len() <= 2 && covers(&former, "a/1"), "{round}");
+        }
+        // One of another, then many that the caller may have.
+        former.add(&of(&["a/1"]), &of(&["b"]));
+        former.add(&of(&["b"]), &of(&["a/3"]));
+        assert!(former.close(10));
+        for n in 3..50 {
+            let (old, new) = (format!("a/{n}"), format!("a/{}", n + 1));
+            former.add(&of(&[&old]), &of(&[&new]));
+            assert!(former.0.len() <= MOST && !covers(&former, &new), "{n}");
+        }
+        let settled = Cell::new(10);
+        former.judge(|_| true, |until| until > settled.get());
+        assert!(!covers(&former, "a/50"), "those that are open are among those that are not known");
+        assert!(former.close(20) && !former.close(30), "once");
+        settled.set(20);
+        former.judge(|counts| counts, |until| until > settled.get());
+        assert!(covers(&former, "a/50"));
+        settled.set(15);
+        former.judge(|_| true, |until| until > settled.get());
+        assert!(!covers(&former, "a/50"), "moved back");
+        assert!(!former.forget(|_| true), "what counts stays");
+        former.judge(|_| true, |_| false);
+        assert!(former.forget(|until| until <= 20) && former.is_empty());
+    }
+}
