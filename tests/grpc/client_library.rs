@@ -1,6 +1,6 @@
 //! `clients/rust` against a real gateway: what is promised over lost connections and kill -9.
 //!
-//! Above 800 lines, since all of it shares the door that is slammed and one reader looks here for what the library promises.
+//! Long because all of it shares the door that is slammed, and whoever asks what the library promises reads one file.
 
 use std::{
     collections::{HashMap, HashSet},

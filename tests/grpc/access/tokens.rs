@@ -138,7 +138,7 @@ async fn a_revoked_token_ends_its_streams_and_no_others() {
 /// Its rights were looked at with each piece that the stream sent: none, while the caller takes nothing. It kept its partitions
 /// and could settle what it had.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_that_reads_nothing_leaves_its_group_when_its_token_is_revoked() {
+async fn a_consumer_that_reads_nothing_leaves_when_its_token_is_revoked() {
     let guarded = Guarded::with_roles().await;
     let mut groups = GroupsClient::new(guarded.channel("admin"));
     let filter = v1::Filter { topic_filters: vec!["up/#".into()], ..Default::default() };
