@@ -59,10 +59,11 @@ impl Reload for AuditFile {
     }
 
     fn reload(&self) -> Result<String, Vec<String>> {
-        let opened = append_to(&self.path).map_err(|error| {
+        // Whoever sees the new file finds in it, and not in the one before, what is told from now on.
+        let mut file = self.file.lock();
+        *file = append_to(&self.path).map_err(|error| {
             vec![format!("open {}: {error}; check the path and its permissions", self.path.display())]
         })?;
-        *self.file.lock() = opened;
         Ok(self.path.display().to_string())
     }
 }
