@@ -162,8 +162,15 @@ impl Bridges {
             match side {
                 #[cfg(feature = "kafka")]
                 Side::Kafka(kafka) => {
-                    let out =
-                        kafka::KafkaOut::new(*kafka, &config, Arc::clone(&status), number, mark.clone());
+                    let most = broker.limits().max_packet_size.0;
+                    let out = kafka::KafkaOut::new(
+                        *kafka,
+                        &config,
+                        Arc::clone(&status),
+                        number,
+                        mark.clone(),
+                        most,
+                    );
                     run(&mut tasks, Outward { config, status, groups, out, drain });
                 }
                 Side::Mqtt(dial) => {

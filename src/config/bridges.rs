@@ -217,7 +217,15 @@ impl MqttBridge {
                 "mqtts needs the CA of the broker's certificate",
                 "name its file, or /etc/ssl/certs/ca-certificates.crt for those that the system trusts",
             ),
-            Ok(_) => {}
+            Ok((_, _, true)) => {}
+            Ok((_, _, false)) => {
+                for (name, file) in [("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)] {
+                    if let Some(file) = file {
+                        let fix = "write mqtts:// in url, or remove it";
+                        check.fail(key(name), file.display(), "is for TLS, which is off", fix);
+                    }
+                }
+            }
             Err(problem) => {
                 let shown = if self.url.contains('@') { HIDDEN } else { &self.url };
                 check.fail(key("url"), shown, problem, "write it like mqtts://broker.example.com:8883");
@@ -590,12 +598,14 @@ impl Bridge {
             let problem = format!("longer than retry_max ({})", self.retry_max);
             check.fail(key("retry_min"), self.retry_min, problem, "make it shorter");
         }
-        let longest = Duration::from_mins(10);
-        for (name, time) in
-            [("deadline", self.deadline), ("linger", self.linger), ("retry_max", self.retry_max)]
-        {
-            if time.0 > longest {
-                check.fail(key(name), time, "longer than 10m", "make it shorter");
+        // What lingers is held by a lease of a minute, after which it would come again.
+        for (name, time, longest) in [
+            ("deadline", self.deadline, Span(Duration::from_mins(10))),
+            ("linger", self.linger, Span(Duration::from_secs(30))),
+            ("retry_max", self.retry_max, Span(Duration::from_mins(10))),
+        ] {
+            if time.0 > longest.0 {
+                check.fail(key(name), time, format!("longer than {longest}"), "make it shorter");
             }
         }
         if self.direction == Direction::In {

@@ -129,6 +129,25 @@ fn the_page_on_bridges_has_every_key_with_its_default() {
     check(known["kafka"].as_table().unwrap());
 }
 
+/// A password went out in clear where somebody had named the authority to check the other side by, and what lingered for longer than
+/// its lease came again and again.
+#[test]
+fn a_bridge_that_would_not_do_what_is_meant_is_refused() {
+    let mqtt = |key: &str| {
+        format!("[bridges.b.mqtt]\nurl = \"mqtt://127.0.0.1:1\"\ncert = \"c\"\nkey = \"k\"\n{key}")
+    };
+    for (file, key, fix) in [
+        (mqtt("ca = \"a\""), "bridges.b.mqtt.ca", "mqtts://"),
+        (mqtt(""), "bridges.b.mqtt.cert", "mqtts://"),
+        (mqtt(""), "bridges.b.mqtt.key", "mqtts://"),
+        (format!("[bridges.b]\nlinger = \"31s\"\n{}", mqtt("")), "bridges.b.linger", "shorter"),
+    ] {
+        let ConfigError(problems) = load("", &file, &[]).unwrap_err();
+        let found = problems.iter().find(|problem| problem.key == key);
+        assert!(found.is_some_and(|problem| problem.fix.contains(fix)), "{key}: {problems:?}");
+    }
+}
+
 #[test]
 fn wrong_keys_are_refused_with_the_nearest_right_one() {
     for (file, key, fix) in [

@@ -176,10 +176,12 @@ impl KafkaIn {
         let denied = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
         let mut settings = settings(status.name(), kafka).map_err(denied)?;
         let group = kafka.group.clone().unwrap_or_else(|| format!("mqtt-server-{}", status.name()));
+        // The same in each run, and another for each bridge: two of one group would put each other out.
+        let instance = format!("{}-{}", door.mark, status.name());
         for (key, value) in [
             ("group.id", group.as_str()),
             // A gateway that comes back has its partitions at once, and not when the cluster has given up its predecessor.
-            ("group.instance.id", door.mark.as_str()),
+            ("group.instance.id", instance.as_str()),
             ("enable.auto.commit", "false"),
             ("enable.auto.offset.store", "false"),
             // A partition that was made later, or whose offset was forgotten, is read whole rather than not at all.

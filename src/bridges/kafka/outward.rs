@@ -28,6 +28,8 @@ pub(in crate::bridges) struct KafkaOut {
     config: KafkaBridge,
     batch_messages: usize,
     deadline: Duration,
+    /// Bytes of the largest packet of a device.
+    most: usize,
     log: u64,
     /// The number of this gateway.
     mark: String,
@@ -38,23 +40,28 @@ pub(in crate::bridges) struct KafkaOut {
     is_known: bool,
 }
 
+/// What a record may have beside a packet: its key, and what headers are called.
+const ENVELOPE: usize = 64 << 10;
 /// The longest name of a topic.
 const MOST_TOPIC: usize = 249;
 
 impl KafkaOut {
-    /// `log` names the gateway in the ids of messages, and `mark` in what shows that a message was here.
+    /// `log` names the gateway in the ids of messages, and `mark` in what shows that a message was here. Packets of devices have at
+    /// most `most` bytes.
     pub(in crate::bridges) fn new(
         config: KafkaBridge,
         bridge: &Bridge,
         status: Arc<Status>,
         log: u64,
         mark: String,
+        most: usize,
     ) -> Self {
         Self {
             name: status.name().to_owned(),
             config,
             batch_messages: bridge.batch_messages,
             deadline: bridge.deadline.0,
+            most,
             log,
             mark,
             status,
@@ -75,6 +82,9 @@ impl KafkaOut {
         set("linger.ms", "2");
         set("message.timeout.ms", &(self.deadline * 9 / 10).as_millis().max(1).to_string());
         set("queue.buffering.max.messages", &(self.batch_messages + 1).to_string());
+        // Whatever a device may send: what is too large for the topic its brokers say, who know.
+        let largest = self.most.saturating_add(ENVELOPE).clamp(1_000_000, 1_000_000_000);
+        set("message.max.bytes", &largest.to_string());
         set(
             "compression.type",
             match self.config.compression {
@@ -240,5 +250,24 @@ fn judge(error: &KafkaError) -> Result<String, Failure> {
             | Code::PolicyViolation,
         ) => Ok(error.to_string()),
         _ => Err(why(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// librdkafka's own bound of 1,000,000 bytes made dead letters of messages that the topic would have taken.
+    #[test]
+    fn whatever_a_device_may_send_fits_into_a_record() {
+        for (packet, record) in
+            [(1_000, 1_000_000), (1 << 20, (1 << 20) + ENVELOPE), (10 << 20, (10 << 20) + ENVELOPE)]
+        {
+            let status = Arc::new(Status::new("b", "kafka", "out"));
+            let out =
+                KafkaOut::new(KafkaBridge::default(), &Bridge::default(), status, 1, String::new(), packet);
+            let settings = out.settings().expect("settings");
+            assert_eq!(settings.get("message.max.bytes"), Some(record.to_string().as_str()));
+        }
     }
 }

@@ -42,7 +42,10 @@ const NEEDLESS: &[(&str, &str)] = &[
 const MISSING: &[(&str, &str)] = &[
     ("bridge_alpn", "no ALPN is sent"),
     ("bridge_bind_address", "the system chooses the address"),
-    ("bridge_capath", "put the certificates of the directory into one file, and name it as ca"),
+    (
+        "bridge_capath",
+        "put the certificates of the directory into one file, and name it as ca; unless there is bridge_cafile, ca is the system's",
+    ),
     ("bridge_ciphers", "those of TLS 1.2 and 1.3 that are secure"),
     ("bridge_ciphers_tls1.3", "those of TLS 1.3 that are secure"),
     ("bridge_require_ocsp", "there is no OCSP"),
@@ -252,8 +255,9 @@ impl Connection {
         rows.push(format!("topics = [{}]", filters.join(", ")));
         rows.push(String::new());
         rows.push(format!("[bridges.{name}.mqtt]"));
-        let ca =
-            self.last(&["bridge_cafile"]).or_else(|| self.is("bridge_tls_use_os_certs").then_some(SYSTEM_CA));
+        // Each of these switches TLS on, and without it the password would be seen on the way.
+        let others = self.is("bridge_tls_use_os_certs") || self.last(&["bridge_capath"]).is_some();
+        let ca = self.last(&["bridge_cafile"]).or_else(|| others.then_some(SYSTEM_CA));
         let scheme = if ca.is_some() { "mqtts" } else { "mqtt" };
         let port = if host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
             ""

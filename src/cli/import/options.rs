@@ -893,6 +893,13 @@ mod tests {
             assert!(config.contains(row), "{row}: {config}");
         }
         assert!(told.iter().any(|told| told.contains("a bridge has one address")), "{told:?}");
+        // It switches TLS on, too: without it the password would go out in clear.
+        let capath =
+            connection.map(|line| if line.starts_with("bridge_ca") { "bridge_capath certs" } else { line });
+        let (config, told) = imported(&capath);
+        assert!(config.contains("mqtts://broker") && !config.contains("mqtt://"), "{config}");
+        assert!(config.contains("ca = \"/etc/ssl/certs/ca-certificates.crt\""), "{config}");
+        assert!(told.iter().any(|told| told.contains("bridge_capath")), "{told:?}");
         let (config, told) = imported(&[&connection[..], &["bridge_insecure true"]].concat());
         assert!(!config.contains("[bridges."), "the other side is not checked: {config}");
         assert!(told.iter().any(|told| told.contains("bridge_insecure")), "{told:?}");
